@@ -1,6 +1,9 @@
 """Sentences of the documentation are short, and phrases that read as puzzles stay away."""
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import doc_pages
@@ -57,5 +60,55 @@ def test_no_puzzles():
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in files
         for match in PUZZLES.finditer(Path(path).read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+#: A clause for a noun at a sentence's start: "What a file holds." A question may begin so.
+HEADLESS = re.compile(r"(?:What|Who|Whoever|Whose)\b(?!-if)(?!.*\?)", re.DOTALL)
+#: Beside questions, docs may announce a list or a section so: "What you must change:".
+_ANNOUNCES = re.compile(r"[^.;]*:?\Z")
+
+
+def prose(source):
+    """Docstrings and comments of a Python source; comment lines that follow each other are one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    block, last = "", None
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            if last != (row - 1, column):
+                yield block
+                block = ""
+            block += token.string.lstrip("#: ") + "\n"
+            last = row, column
+    yield block
+
+
+def test_prose_of_a_source():
+    source = '"""One."""\n#: Two\n#: three.\nx = 1  # four\ndef f():\n    """Five."""\n'
+    assert [text.strip() for text in prose(source) if text] == [
+        "One.",
+        "Five.",
+        "Two\nthree.",
+        "four",
+    ]
+
+
+def test_no_headless_sentences():
+    found = [
+        f"{path.relative_to(ROOT)}: {sentence[:80]}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for text in prose(path.read_text(encoding="utf-8"))
+        for sentence in sentences(text)
+        if HEADLESS.match(sentence)
+    ]
+    found += [
+        f"{page.relative_to(ROOT)}: {sentence[:80]}"
+        for page in PAGES
+        for sentence in sentences(page.read_text(encoding="utf-8"))
+        if HEADLESS.match(sentence) and not _ANNOUNCES.match(sentence)
     ]
     assert found == []

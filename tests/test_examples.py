@@ -5,20 +5,49 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path, monkeypatch):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a notebook; returns the names that it leaves."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    names: dict = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []  # no output of another machine is kept
-            exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), names)
+
+    def run_notebook(name: str) -> dict:
+        path = EXAMPLES / f"{name}.ipynb"
+        names: dict = {}
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == []  # no output of another machine is kept
+                exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), names)
+        return names
+
+    return run_notebook
+
+
+def test_a_fleet(run):
+    names = run("fleet")
     study = names["study"]
     assert study.summary["straggling"]["jobs"] == 3
     assert names["curve"].values[-1] >= 1
     assert (Path(study.address) / "report.html").is_file()
+
+
+def test_a_slow_job(run):
+    names = run("slow-job")
+    assert (names["dp"], names["pp"]) == (2, 1)
+    assert names["diagnosis"].findings[0].cause == "worker"
+    assert names["advice"].remedies[0].remedy == "replace-worker"
+
+
+def test_which_plan(run):
+    names = run("which-plan")
+    found = names["found"]
+    assert found.step_time_s[0] <= names["prediction"].step_time_s
+    assert all(found.plan(i).gpus == 64 for i in range(3))
+
+
+def test_every_notebook_has_a_test():
+    tests = Path(__file__).read_text(encoding="utf-8")
+    assert [p.stem for p in EXAMPLES.glob("*.ipynb") if f'run("{p.stem}")' not in tests] == []

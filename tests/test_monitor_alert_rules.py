@@ -18,6 +18,7 @@ RULES = {rule.name: rule for rule in DEFAULTS}
 
 def facts(sessions=(), onset=None, now=1000.0, **job):
     usual = {"gpus": 64, "status": "running", "seen_at": now, "last_step": 7, "slow_since_step": 1}
+    usual |= {"healthy_s": None}
     return Facts({**usual, **job}, list(sessions), onset, now)
 
 
@@ -68,13 +69,25 @@ def test_what_an_event_costs():
 
 def test_what_goes_on_has_cost_more_since():
     job = {"status": "running", "slow_since_step": 7, "gpus": 64, "seen_at": 7380.0}
+    job |= {"healthy_s": None, "last_step": 1000}
     event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0}
-    event |= {"ranks": [0], "text": ""}
+    event |= {"ranks": [0], "text": "", "step": 10}
     now = "9.33 GPU-hours lost by 1970-01-01 02:03 UTC"  # 225 s and a third of 900 s
     assert lost_by_now(job, [event]) == now
     assert lost_by_now({**job, "gpus": None}, [event]) == ""
     assert lost_by_now({**job, "slow_since_step": None}, [event]) == ""
     assert lost_by_now(job, []) == ""
+
+
+def test_steps_that_come_late_have_cost_what_they_took():
+    job = {"status": "running", "slow_since_step": 7, "gpus": 64, "seen_at": 6490.0}
+    job |= {"healthy_s": 2.0, "last_step": 685}
+    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0}
+    event |= {"ranks": [0], "text": "", "step": 10}
+    now = "16 GPU-hours lost by 1970-01-01 01:48 UTC"  # 225 s and a second of 675 steps
+    assert lost_by_now(job, [event]) == now
+    again = {**job, "last_step": 5}  # the job runs steps again: by the clock
+    assert lost_by_now(again, [event]).startswith("4.06 GPU-hours")
 
 
 def test_silence_of_a_job_begins_and_is_forgotten():

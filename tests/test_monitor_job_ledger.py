@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.monitor.job_ledger import job_ledger
+from paceline.monitor.job_ledger import healthy_slowdown, job_ledger
 from paceline.monitor.step_series import ROW
 
 
@@ -101,3 +101,20 @@ def test_no_step_is_no_ledger():
     rows = np.zeros(3, ROW)
     rows["max_s"] = np.nan
     assert job_ledger(rows, []) is None
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "step_s", "healthy_s", "expected"),
+    [
+        (1.5, 3.0, 2.0, 1.0),  # the session is of the fail-slow, without which nothing straggles
+        (1.5, 3.0, 2.2, 1.1),
+        (1.5, 3.0, 3.0, 1.5),  # the session is of the healthy level
+        (1.5, 3.0, 9.0, 1.5),  # another step than the traced one: no more than the session says
+        (1.5, 3.0, None, 1.5),
+        (0.99, 3.0, 3.2, 1.0),
+        (None, None, 2.0, None),
+    ],
+)
+def test_a_fail_slow_is_not_counted_among_the_stragglers_too(slowdown, step_s, healthy_s, expected):
+    session = {"slowdown": slowdown, "step_s": step_s}
+    assert healthy_slowdown(session, healthy_s) == pytest.approx(expected)

@@ -1,4 +1,13 @@
-// What the theme leaves out: levels of the headings in the sidebar, and code that scrolls by the keyboard.
+// What the theme leaves out: levels of the headings in the sidebar, code and tables that scroll by the keyboard,
+// names of the two sidebars, and of columns without a head.
 for (const heading of document.querySelectorAll('[role="heading"]:not([aria-level])'))
   heading.setAttribute("aria-level", "2");
-for (const block of document.querySelectorAll("pre")) block.tabIndex = 0;
+for (const block of document.querySelectorAll("pre, .table-wrapper")) block.tabIndex = 0;
+for (const table of document.querySelectorAll(".table-wrapper")) {
+  table.setAttribute("role", "region");
+  table.setAttribute("aria-label", `table ${[...document.querySelectorAll(".table-wrapper")].indexOf(table) + 1}`);
+}
+document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "pages of the site");
+document.querySelector(".toc-drawer")?.setAttribute("aria-label", "sections of this page");
+for (const head of document.querySelectorAll("th"))
+  if (!head.textContent.trim()) head.setAttribute("aria-label", "row");

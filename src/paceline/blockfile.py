@@ -89,7 +89,7 @@ class TornHeaderError(BlockFileError):
 
 @dataclass(frozen=True)
 class BlockFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         meta: what its process said about itself.
@@ -120,7 +120,7 @@ def _crc(kind: int, payload: bytes) -> int:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What a file's process said about itself.
+    """The process's description of itself in a file's header.
 
     Raises:
         BlockFileError: no recording, or one of another version, or (``TornHeaderError``) cut.

@@ -6,7 +6,7 @@
     session = client.push_trace("job-17", "trace.parquet", {"job": {"dp_size": 8, "pp_size": 4}})
     print(client.wait(session)["headline"])
 
-What is pushed is on the service's disk when a call returns; a call that was cut off may be made
+Pushed data is on the service's disk when a call returns; a call that was cut off may be made
 again and counts once. ``docs/api.md`` describes the API.
 """
 
@@ -212,7 +212,7 @@ class Client:
         return self._pages("/api/v1/jobs", "jobs")
 
     def job(self, name: str) -> dict[str, Any]:
-        """What is known of a job."""
+        """The service's record of a job."""
         return self._json("GET", f"/api/v1/jobs/{_quote(name)}")
 
     def sessions(self, name: str) -> Iterator[dict[str, Any]]:
@@ -232,7 +232,7 @@ class Client:
         return self._json("GET", f"/api/v1/sessions/{session}")
 
     def result(self, session: int) -> dict[str, Any]:
-        """What ``paceline analyze --json`` says of a session's trace."""
+        """The result of ``paceline analyze --json`` for a session's trace."""
         return self._json("GET", f"/api/v1/sessions/{session}/result")
 
     def analyse_again(self, session: int) -> None:

@@ -1,4 +1,4 @@
-"""What this machine has, what of Paceline works on it, and what to install for the rest.
+"""This machine, the features of Paceline that work on it, and packages for the others.
 
 Nothing heavy is imported: packages are looked up in their metadata, GPUs in /proc and /sys.
 PyTorch, which alone can say whether a GPU can be used, is asked only on request.
@@ -56,9 +56,9 @@ class Feature:
     """A part of Paceline.
 
     Attributes:
-        name: what it does.
+        name: its purpose.
         works: whether all it needs is here.
-        missing: what is absent.
+        missing: absent parts.
         install: how to bring that.
     """
 
@@ -70,7 +70,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Checkup:
-    """What was found.
+    """The findings.
 
     Attributes:
         versions: of Paceline, Python and the operating system.
@@ -132,7 +132,7 @@ def python_fits() -> bool:
 
 
 def packages() -> tuple[tuple[Package, ...], dict[str, tuple[Package, ...]]]:
-    """What Paceline's metadata requires: always, and by extra."""
+    """Requirements in Paceline's metadata: always, and by extra."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:

@@ -112,7 +112,7 @@ class DetectError(PacelineError):
 class StateError(PacelineError):
     """A saved state is of another schema or version, lacks fields, or holds values that cannot be.
 
-    Whoever loads a state can make it anew from what it was made of.
+    A caller that loads a state can make it anew from its source.
     """
 
 

@@ -14,7 +14,7 @@ Writer = Callable[[BinaryIO], None]
 
 
 def text_writer(text: str) -> Writer:
-    """What writes a text, as UTF-8."""
+    """A writer of a text, as UTF-8."""
 
     def write(file: BinaryIO) -> None:
         file.write(text.encode())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What reading or writing a broken cache raises; the loops themselves raise none of these.
+#: Exceptions of reading or writing a broken cache; the loops themselves raise none of these.
 _CACHE_FAULTS = (OSError, EOFError, UnpicklingError, ValueError, AttributeError, ImportError)
 
 

@@ -121,7 +121,7 @@ def waterfall(fall: Waterfall, ax: Axes | None = None) -> Axes:
 
 
 def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) -> Axes:
-    """A stage's memory over the predicted step, by what it is made of; its peak is named.
+    """A stage's memory over the predicted step, by its parts; its peak is named.
 
     Raises:
         PacelineError: Matplotlib is not installed.
@@ -145,7 +145,7 @@ def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) ->
 
 
 def figure_writer(ax: Axes, path: Path) -> Writer:
-    """What writes the figure of ``ax`` in the format that the file's name says.
+    """A writer of the figure of ``ax`` in the format of the file's name.
 
     Raises:
         PacelineError: Matplotlib does not know the format.

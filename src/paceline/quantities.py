@@ -17,7 +17,7 @@ def _prefixed(*units: str, factor: float = 1.0, binary: bool = False) -> dict[st
     return {prefix + unit: scale * factor for unit in units for prefix, scale in prefixes.items()}
 
 
-#: What is measured -> unit as written -> how many base units one of it is; a bare number is
+#: Quantity -> unit as written -> base units of one; a bare number is
 #: in base units.
 UNITS: dict[str, dict[str, float]] = {
     "bytes": _prefixed("B", "byte", "bytes", binary=True),

@@ -352,7 +352,7 @@ def _prepare(
         slot[order],
         dep_ptr,
         slot[graph.dep[edge]],
-        # A negative launch delay (clock error) may let an op end before what it waits for.
+        # A negative launch delay (clock error) may let an op end before its inputs.
         np.ones(graph.n_ops, dtype=bool) if replay else graph.tracked[order],
         durations.row_ptr[order],
         durations.values,

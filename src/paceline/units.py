@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-#: Stands for what is no number.
+#: Stands for a missing number.
 NONE = "–"
 
 
@@ -25,7 +25,7 @@ def seconds(value: float) -> str:
     size = abs(value)
     if size >= 999.5:
         text = f"{size:,.0f} s"
-    elif size >= 0.9995:  # what is less never rounds to 1,000 ms
+    elif size >= 0.9995:  # a smaller one never rounds to 1,000 ms
         text = f"{size:#.4g} s"
     else:
         text = _small(size)

@@ -60,19 +60,32 @@ def test_a_page_fits_the_window(open_page, name, width) -> None:
     assert page.locator("h1").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index.html", "tutorial.html", "reference/commands/predict.html"])
-def test_a_page_has_no_serious_fault_of_accessibility(open_page, name, scheme) -> None:
+def serious_faults(page) -> list:
     from axe_playwright_python.sync_playwright import Axe
 
-    page = open_page(SITE / name, color_scheme=scheme)
     found = Axe().run(page).response["violations"]
-    serious = [
+    return [
         (fault["id"], [node["html"][:100] for node in fault["nodes"]][:3])
         for fault in found
         if fault["impact"] in ("serious", "critical")
     ]
-    assert serious == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index.html", "tutorial.html", "reference/commands/predict.html"])
+def test_a_page_has_no_serious_fault_of_accessibility(open_page, name, scheme) -> None:
+    assert serious_faults(open_page(SITE / name, color_scheme=scheme)) == []
+
+
+def test_no_page_has_one_on_a_phone(open_page) -> None:
+    page = open_page(SITE / "index.html", viewport={"width": 390, "height": 800})
+    found = {}
+    for path in sorted(SITE.rglob("*.html")):
+        page.goto(path.as_uri())
+        too_wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if faults := serious_faults(page) + [f"{too_wide} px too wide"] * (too_wide > 0):
+            found[path.relative_to(SITE).as_posix()] = faults
+    assert found == {}
 
 
 def test_search_finds_a_command(open_page) -> None:

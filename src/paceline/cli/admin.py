@@ -41,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "admin",
         help="tokens, backups and clearing up of a monitor",
-        description="What only those who run the monitor do.",
+        description="Commands for the operators of the monitor.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

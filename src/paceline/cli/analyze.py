@@ -40,7 +40,7 @@ job.yaml: what `paceline predict` reads (docs/predict.md, A job file), such as
 """
 
 
-#: What a folder of recordings becomes: one file, which every command reads.
+#: A folder of recordings becomes one file, which every command reads.
 COMPACTED = "trace.parquet"
 
 
@@ -91,7 +91,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse, print, and write what is asked for."""
+    """Analyse, print, and write the requested parts."""
     from paceline.whatif import analyze
 
     inputs = CaseInput.of(args, args.steps)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         trace = inputs.trace.load()
         extra_files[COMPACTED] = parquet.writer(trace)
         measured = from_trace(trace, keep_clocks=args.keep_clocks)
-        del trace  # before the analysis: it is as large as what is made of it
+        del trace  # before the analysis: it is as large as the result
     else:
         measured = inputs.trace.measured()
     with ProgressBar("simulating") as progress:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CaseInput(NamedTuple):
-    """What a diagnosis is made of: a trace, and what is known beside it.
+    """The parts of a diagnosis: a trace, and the facts beside it.
 
     Attributes:
         trace: the trace.
@@ -36,7 +36,7 @@ class CaseInput(NamedTuple):
 
     @classmethod
     def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> CaseInput:
-        """What the arguments of ``trace_input`` and of this module say."""
+        """Checked arguments of ``trace_input`` and of this module."""
         return cls(TraceInput.of(args, steps), args.layers, args.seqlens, args.hosts)
 
     def places(self, measured: Measured) -> dict[tuple[int, int], tuple[str, str]]:
@@ -116,7 +116,7 @@ def add_steps(parser: argparse._ActionsContainer) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a diagnosis may know beside the trace."""
+    """Input of a diagnosis beside the trace."""
     group = parser.add_argument_group("what is known beside the trace")
     group.add_argument(
         "--layers",

@@ -73,7 +73,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:
-    """What is known beside the traces, for both or for one of them."""
+    """Options that describe the jobs beside the traces, both or one of them."""
     case_input.add_steps(parser)
     group = parser.add_argument_group("what is known beside the traces")
     group.add_argument(
@@ -213,7 +213,7 @@ class Bars:
 
 
 def _side(args: argparse.Namespace, side: str) -> CaseInput:
-    """One trace and what is known beside it: its own, else what is said of both."""
+    """One trace and the facts beside it: its own options, else those for both."""
     trace = TraceInput(
         path=getattr(args, side),
         job=(args.job_after if side == "after" else None) or args.job,

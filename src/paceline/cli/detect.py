@@ -420,7 +420,7 @@ def _locate(
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """Who is slow in a log that is too short to say since when."""
+    """The slow ranks in a log that is too short to say since when."""
     from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:
@@ -444,7 +444,7 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
 
 
 def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; what is sure is printed at once."""
+    """JSON lines from standard input; sure events are printed at once."""
     from dataclasses import replace
 
     from paceline.detect.accept import Accepted

@@ -30,7 +30,7 @@ def add_engine(container: argparse._ActionsContainer, local: str = "this process
 
 @contextmanager
 def mapper_of(args: argparse.Namespace) -> Iterator[Mapper]:
-    """Who maps a function over items."""
+    """Choose the engine that maps a function over items."""
     from paceline.errors import FleetError
 
     if args.engine == "local":

@@ -175,7 +175,7 @@ def _report_again(args: argparse.Namespace) -> int:
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
-    """What the study found, in a sentence."""
+    """The study's result, in a sentence."""
     from paceline.results.words.names import cause_name
     from paceline.units import percent
 

@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add(subparsers)
     for command_parser in (parser, *subparsers.choices.values()):
-        # Before and after the command alike; what is not given must not undo the other place.
+        # Before and after the command alike; a missing option must not undo the other place.
         command_parser.add_argument(
             "--version",
             action="version",

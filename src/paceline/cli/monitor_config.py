@@ -94,7 +94,7 @@ def check_installed() -> None:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """What users push is not for everybody on this machine."""
+    """Users' data is not for everybody on this machine."""
     before = os.umask(0o077)
     try:
         yield

@@ -29,7 +29,7 @@ longer than --arrive. The job goes on when the time is over, the command or vali
 this command ends, however it ends. A line is added to events.jsonl in the folder.
 """
 
-#: What a job's shell exports for the plugin; processes beside the job must not load it.
+#: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
 
 #: Left for the processes of a validation to end before the job goes on.
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _accept(args: argparse.Namespace) -> Callable[[Sequence[Slot]], None]:
-    """What is checked before anyone stops."""
+    """The checks before anyone stops."""
     import socket
 
     from paceline.errors import PauseError
@@ -127,7 +127,7 @@ def _accept(args: argparse.Namespace) -> Callable[[Sequence[Slot]], None]:
 
 
 def _work(args: argparse.Namespace, hold_s: float, found: dict[str, Any]) -> Work | None:
-    """What runs while all stand, and leaves in ``found`` what it finds."""
+    """Work for the time of the pause; its results go to ``found``."""
     if args.validate:
         return lambda slots, standing: _validate(args, len(slots), hold_s, found)
     if args.during:

@@ -306,7 +306,7 @@ def _precision(args: argparse.Namespace, fields: Mapping[str, Any], cluster: Clu
 
 
 def _common(args: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What all strategies have, from the job's fields and the options."""
+    """Settings that all strategies share, from the job's fields and the options."""
     values = {name: fields[name] for name in _COMMON if name in fields}
     options = {name: getattr(args, name, None) for name in _COMMON}
     return values | {name: value for name, value in options.items() if value is not None}

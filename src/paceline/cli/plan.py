@@ -34,7 +34,7 @@ recomputation and ZeRO of its plan are searched; the rest (precision, flash, sch
 global batch) holds for all plans.
 """
 
-#: Fields of a plan that a search keeps; the others are what it searches.
+#: Fields of a plan that a search keeps; it searches the others.
 PLAN_FIELDS = (
     *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("overlap_factor", "grad_bytes", "bucket_bytes"),
@@ -43,7 +43,7 @@ PLAN_FIELDS = (
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "fp8")
 
-#: Whole-numbered limits: option, what it bounds.
+#: Whole-numbered limits: option, the bounded quantity.
 LIMITS = (
     ("--max-tp", "tensor-parallel ranks (default: the GPUs of a node)"),
     ("--max-pp", "stages (default: the layers)"),
@@ -127,7 +127,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = ()) -> None:
-    """What plans are tried, for all commands that search."""
+    """The plans to try, for all commands that search."""
     space = parser.add_argument_group("what is tried")
     for option, text in LIMITS:
         space.add_argument(option, metavar="N", type=int, help=text)
@@ -260,7 +260,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:
-    """What of a search a framework can express."""
+    """The plans of a search that a framework can express."""
     if framework is None:
         return {}
     from paceline.plan.launch.files import SPACES

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.model.cluster import Cluster
     from paceline.model.llm import LLM
 
-#: Slider -> what it is; each doubles or halves what the command said, this many times.
+#: Slider -> its name; each doubles or halves what the command said, this many times.
 DOUBLINGS = {"gpus": "GPUs", "seq_len": "tokens of a sample", "global_batch": "samples of a step"}
 SPAN = 4
 #: Dollars per GPU and hour, at most.
@@ -28,7 +28,7 @@ _HOSTS = ["127.0.0.1", "localhost"]
 
 @dataclass(frozen=True)
 class PlanPage:
-    """What is searched when nothing is moved.
+    """The search before any slider is moved.
 
     Attributes:
         llm: the model.

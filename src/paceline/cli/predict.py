@@ -31,7 +31,7 @@ job.yaml: model, cluster, gpus, plan, training; see docs/predict.md. runs.csv: a
 for `paceline calibrate`; with step_time_s in it, the errors are shown.
 """
 
-#: Option -> what it is; whole numbers, fields of the plan.
+#: Option -> its meaning; whole numbers, fields of the plan.
 DEGREES = (
     ("--tp", "tensor-parallel ranks"),
     ("--pp", "pipeline stages"),

@@ -27,7 +27,7 @@ examples:
   paceline profile -o cpu.profile.json --device cpu --precision fp32 --hidden 256,512 --seq-len 128
 """
 
-#: Device -> what is profiled unless the user says otherwise: (hidden, tp, micro batch, sequence,
+#: Device -> the default profile unless the user says otherwise: (hidden, tp, micro batch, sequence,
 #: precision). A CPU's are those of models that it can train in the first place.
 DEFAULTS: dict[str, _Shapes] = {
     "cuda": ([1024, 2048, 4096, 8192, 12288], [1, 2, 4, 8], [1, 2, 4], [2048], "bf16"),
@@ -188,7 +188,7 @@ def _check_folder(path: Path) -> None:
 
 
 def shapes_of(args: argparse.Namespace, device: str) -> Shapes:
-    """What the arguments ask for.
+    """Options as :mod:`paceline.model.profiler` takes them.
 
     Raises:
         ModelError: a model or a width that cannot be profiled, or contradicting arguments.

@@ -308,7 +308,7 @@ def _policy(args: argparse.Namespace, name: str) -> Any:
 
 
 def _choices(args: argparse.Namespace, tables: Tables | None) -> tuple[dict[str, Any], list[str]]:
-    """What was assumed, for machines and for people."""
+    """The assumptions, for machines and for people."""
     rescale, slot = args.rescale_s or 0.0, args.slot_s or 0.0
     choices = {
         "rescale_s": rescale,

@@ -37,7 +37,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "record",
         help="what a running job has recorded; switch its recorder on and off",
-        description="What the recorder of a running job has written, and its switch.",
+        description="Files of a running job's recorder, and its switch.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -123,7 +123,7 @@ def _status(folder: Path, *, as_json: bool) -> int:
 
 
 def _notes(status: dict[str, Any]) -> Iterator[str]:
-    """What is recorded, and what is not: how it can be."""
+    """The recorded parts of a job; for the others, how to record them."""
     for note in status["recorded"]:
         yield f"recorded: {_printable(note['recorded'])}{_ranks(note, status)}"
     for note in status["not_recorded"]:

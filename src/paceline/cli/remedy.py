@@ -20,7 +20,7 @@ examples:
   paceline remedy trace.parquet sequence-balance --max-tokens 32768
 """
 
-#: Options of remedies: flag, what it takes, what it means.
+#: Options of remedies: flag, value, meaning.
 OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--min-layers", int, "N", "stage-layout: layers that every stage keeps at least"),
     ("--max-layers", int, "N", "stage-layout: layers that a stage's memory holds at most"),

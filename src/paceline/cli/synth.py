@@ -29,7 +29,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "synth",
         help="make a trace with known causes of slowness",
         description="Simulate a training job with chosen causes of slowness and write its trace. "
-        "What was injected is kept in the file's metadata.",
+        "The file's metadata keeps the injected causes.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def layers_of(args: argparse.Namespace) -> Layers | None:
-    """What happens within passes; None where no option asks for it."""
+    """Options for operations within passes; None where no option asks for it."""
     from paceline.synth import Layers
 
     given = {name: getattr(args, name) for name, *_ in _NUMBERS}

@@ -36,7 +36,7 @@ class TraceInput(NamedTuple):
 
     @classmethod
     def of(cls, args: argparse.Namespace, steps: Sequence[int] | None = None) -> TraceInput:
-        """What the arguments of ``add_arguments`` say."""
+        """Checked arguments of ``add_arguments``."""
         return cls(args.trace, args.job, steps, args.ignore_kinds, args.keep_clocks)
 
     def load(self) -> Trace:
@@ -48,7 +48,7 @@ class TraceInput(NamedTuple):
     def measured(self) -> Measured:
         """Its graph and durations.
 
-        The trace itself is let go, before any analysis: it is as large as what is made of it.
+        The trace itself is let go, before any analysis: it is as large as the result.
         """
         from paceline.graph import from_trace, measure
 

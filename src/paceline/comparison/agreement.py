@@ -1,4 +1,4 @@
-"""What two jobs must have in common before their steps can be compared."""
+"""Properties that two jobs must share before their steps can be compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS_AGREE = 0.01
 
 _DEGREES = tuple((name, f"{name}_size") for name in ("dp", "pp", "tp", "dsp", "vpp"))
 
-#: What makes two graphs the same.
+#: Two graphs are the same if these are equal.
 _ARRAYS = (
     *("kind", "pp", "seq", "chunk", "microbatch", "dep_ptr", "dep", "group", "spans_dp", "noop"),
     *("part", "families", "family", "variant_ptr", "replica_variant"),
@@ -40,7 +40,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Load:
-    """What is known of a job's work beside its trace; None = unknown.
+    """A job's work, as far as it is known beside its trace; None = unknown.
 
     Attributes:
         layers: transformer layers of the model.
@@ -77,7 +77,7 @@ def check_alike(
 def disagreements(
     before: Measured, after: Measured, load_before: Load, load_after: Load
 ) -> tuple[Disagreement, ...]:
-    """What differs, the most general first; empty where a step is a step."""
+    """The differences, the most general first; empty where a step is a step."""
     return (
         *_degrees(before, after),
         *_microbatches(before, after),

@@ -65,7 +65,7 @@ def compare(
     names: tuple[str, str] = ("", ""),
     progress: Callable[[str], Progress] | None = None,
 ) -> Comparison:
-    """What changed from one trace of a job to another: did the fix work?
+    """The change from one trace of a job to another: did the fix work?
 
     Seconds are per step, or, where unlike jobs are compared ``anyway``, per token if both sides'
     tokens are known, else per microbatch of all replicas. Intervals are of 90% and speak of these

@@ -2,8 +2,8 @@
 
 A step of the one trace and a step of the other are joined: part after part (all forward computes,
 all operations of stage 2, ...) takes its durations and launch delays from the other trace, and the
-simulator says what the step then takes. What a part changes depends on which parts changed before
-it, so the mean over orders is taken, the Shapley value (Strumbelj & Kononenko, "Explaining
+simulator says what the step then takes. A part's effect depends on the parts that changed before
+it. So the mean over orders is taken: the Shapley value (Strumbelj & Kononenko, "Explaining
 prediction models and individual predictions with feature contributions", 2014, for sampling
 orders). Over the parts it adds up to the difference of the two steps, whatever the orders.
 """
@@ -35,7 +35,7 @@ class Part:
     """Operations whose durations, or launch delays, change together.
 
     Attributes:
-        name: what it is.
+        name: its name.
         durations: [op] whose durations belong to it.
         delays: [op] whose launch delays belong to it.
     """

@@ -1,4 +1,4 @@
-"""What each cause costs a job, with how sure that is: the waterfall and its variances."""
+"""The cost of each cause for a job, with how sure that is: the waterfall and its variances."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
 
 
 def absent_cause(result: WhatIf) -> Means:
-    """What a cause that a job does not have costs it: nothing, but it may have gone unnoticed.
+    """The cost of a cause that a job does not have: nothing, but it may have gone unnoticed.
 
     Causes under half a percent of the step are not reported, and none are of a healthy job.
     """
@@ -75,7 +75,7 @@ def _one_sigma() -> float:
 
 
 def _of_finding(finding: Finding, gap: Means) -> Means:
-    """The variance of a finding's seconds, from what it costs in each step."""
+    """The variance of a finding's seconds, from its cost in each step."""
     return gap if finding.cost_s is None else means_of(finding.cost_s[:, None]).row(0)
 
 

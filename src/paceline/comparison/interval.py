@@ -80,7 +80,7 @@ def means_of(values: Array) -> Means:
     squares = (deviation**2).sum(axis=0)
     if n < MIN_STEPS:
         return Means(mean, np.full_like(mean, np.nan), np.full_like(mean, float(n)), n)
-    # What is left of equal values is rounding, and has no autocorrelation.
+    # The spread of equal values is rounding, and has no autocorrelation.
     flat = squares <= n * (1e-12 * np.abs(mean)) ** 2
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)
     rho = _unbiased(products / np.where(flat, 1.0, squares), n)
@@ -158,7 +158,7 @@ def _freedom(before: Means, after: Means, n_before: Array, n_after: Array) -> Ar
 
 
 def t_quantile(misses: float, freedom: Array) -> Array:
-    """What Student's t exceeds in size with probability ``misses`` (two-sided).
+    """The size that Student's t exceeds with probability ``misses`` (two-sided).
 
     Hill, "Algorithm 396: Student's t-quantiles", 1970: to 4 digits from 2 degrees of freedom on.
     """

@@ -1,4 +1,4 @@
-"""What workers and hosts cost beside their peers.
+"""Cost of workers and hosts beside their peers.
 
 The step with only a worker as measured and all else ideal, minus the same of the typical worker.
 Not minus T_ideal: a slow worker is part of the means that the ideal is made of, and once it is gone
@@ -26,7 +26,7 @@ Hosts = Mapping[tuple[int, int], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Lost:
-    """What the tables of workers and hosts are made of, of one job.
+    """Data of one job for the tables of workers and hosts.
 
     Attributes:
         measured, result: the job.
@@ -108,7 +108,7 @@ def host_changes(before: Lost, after: Lost) -> tuple[HostChange, ...]:
 
 
 def _of_host(side: Mapping[str, tuple[Means, int]], name: str) -> tuple[Means, int]:
-    """What a host costs; nothing, for sure, where the job does not use it."""
+    """Cost of a host; nothing, for sure, where the job does not use it."""
     return side.get(name, (certain(np.array(0.0)), 0))
 
 

@@ -1,4 +1,4 @@
-"""The median step: a few odd steps decide the mean, which is what is paid, but not the median."""
+"""The median step: a few odd steps decide the mean, and so the price, but not the median."""
 
 from __future__ import annotations
 

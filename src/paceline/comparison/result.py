@@ -49,7 +49,7 @@ class TimeChange:
 
     @property
     def verdict(self) -> Verdict:
-        """What these steps can show."""
+        """The steps' evidence."""
         if self.interval is None:
             return "unknown"
         low, high = self.interval
@@ -170,13 +170,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed from one trace to another.
+    """The change from one trace to another.
 
     Attributes:
         before, after: the two jobs.
         unit: what seconds are counted per.
         disagreements: what makes the jobs unlike; empty unless asked to compare them anyway.
-        time: the mean time of a unit: what is paid.
+        time: the mean time of a unit: the price.
         median: its median, for when a few odd steps decide the mean.
         gpu_time: GPU-seconds of a unit; None where both jobs have as many GPUs.
         causes: drops of the waterfall, by size of the change.

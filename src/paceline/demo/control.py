@@ -1,4 +1,4 @@
-"""What the demo tells its training job, through a file that rank 0 reads before each step."""
+"""Messages from the demo to its training job, through a file that rank 0 reads before each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = ("stop", "factor", "validate")
 
 @dataclass(frozen=True)
 class Control:
-    """What is wanted from the next step on.
+    """The settings to use from the next step on.
 
     Attributes:
         counts: [dp] microbatches of each replica.

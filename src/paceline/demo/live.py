@@ -85,7 +85,7 @@ class Level:
 
 @dataclass
 class LiveResult:
-    """What happened.
+    """The outcome.
 
     Attributes:
         healthy_s: median step time before the fail-slow to be mitigated, seconds.
@@ -183,7 +183,7 @@ class _Story:
         self.job, self.result, self.say = job, result, say
         ranks = job.shape.dp * job.shape.pp
         self.steps = _Feed(Detector(ranks), _step_times)
-        # What ranks compute with shows who is slow, also where microbatches hide it.
+        # The time of the ranks' computes shows who is slow, also where microbatches hide it.
         self.computes = _Feed(Detector(ranks, warm_up=30), _compute_times)
 
     def healthy(self) -> None:
@@ -229,7 +229,7 @@ class _Story:
         return first, first + RUN_STEPS
 
     def _analyse(self, first: int, end: int) -> tuple[float, float, list[tuple[int, int]]]:
-        """What the recording of some steps says: estimated slowdown, S, slow workers."""
+        """Result of the recording of some steps: estimated slowdown, S, slow workers."""
         measured = from_trace(load(self.job.folder, steps=range(first, end)))
         analysis = analyze(measured)
         diagnosis = diagnose(measured, analysis)
@@ -288,7 +288,7 @@ class _Story:
         )
 
     def _name(self, watch: Watch) -> None:
-        """What ``paceline watch`` says of the same: the ranks that a trace of slow steps names."""
+        """Ranks that ``paceline watch`` names from a trace of slow steps."""
         deadline = time.monotonic() + MAX_WATCH_S
         while time.monotonic() < deadline:
             for news in watch.look():

@@ -98,7 +98,7 @@ class Training:
             worker.wait()
 
     def say(self, **wishes: Any) -> int:
-        """Change what is wanted; the first step that surely begins after it."""
+        """Change the settings; the first step that surely begins after it."""
         self.control = replace(self.control, **wishes)
         self.control.write(self.folder / CONTROL)
         return self.steps_done() + 2  # the step that runs now, and one that may have begun

@@ -1,4 +1,4 @@
-"""The monitor beside the demo: its own one unless one is named, and what it made of the job."""
+"""The monitor beside the demo: its own one unless one is named, and its view of the job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Shown:
 
 @dataclass
 class MonitorResult:
-    """What the monitor made of the demo's job.
+    """The monitor's view of the demo's job.
 
     Attributes:
         url: of the job's page.
@@ -118,7 +118,7 @@ class Watched:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes the job's recorder push by itself."""
+        """Environment that makes the job's recorder push by itself."""
         return {
             "PACELINE_MONITOR": self._url,
             "PACELINE_TOKEN": self._token,
@@ -141,7 +141,7 @@ class Watched:
         return len(messages)
 
     def result(self, recording: Path) -> MonitorResult:
-        """What it made of the job, once the job is over and all of it has arrived.
+        """The monitor's view of the job, once the job is over and all of it has arrived.
 
         Raises:
             DemoError: it does not arrive.
@@ -254,7 +254,7 @@ def _step_ends(recording: Path) -> dict[int, float]:
 
 
 class _Hook:
-    """A webhook on the loopback that remembers what it is told."""
+    """A webhook on the loopback that remembers its messages."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []

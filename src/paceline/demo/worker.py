@@ -33,7 +33,7 @@ _EXTRA = 96
 
 
 class Worker:
-    """A rank: its stage, its peers, and what it was told."""
+    """A rank: its stage, its peers, and its settings."""
 
     def __init__(self, task: dict[str, Any], rank: int) -> None:
         self.rank, self.dp, self.pp = rank, task["dp"], task["pp"]
@@ -70,7 +70,7 @@ class Worker:
             number += 1
 
     def _control(self) -> Control:
-        """Rank 0 reads what is wanted; all hear it before the step, at the same step."""
+        """Rank 0 reads the settings; all hear it before the step, at the same step."""
         values = torch.zeros(len(FIELDS) + self.dp, dtype=torch.float64)
         if self.rank == 0:
             control = Control.read(self.folder / CONTROL)

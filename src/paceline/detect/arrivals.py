@@ -18,8 +18,8 @@ RESTART_STEPS = 3
 class Arrivals:
     """Puts the samples of ranks together to steps.
 
-    A step is over when all ranks have given a sample, or when the next one begins. What comes
-    afterwards is left out and counted, unless the job went back to an earlier step.
+    A step is over when all ranks have given a sample, or when the next one begins. Later samples of
+    it are left out and counted, unless the job went back to an earlier step.
 
     Args:
         ranks: how many there are.

@@ -189,7 +189,7 @@ class Bocd:
         return None if event is None else self._event(event, rank, step, since, was, now, after)
 
     def _change(self, rank: int, was: float, now: float) -> Kind | None:
-        """What a change of the mean is, beside the healthy level."""
+        """Kind of a change of the mean, beside the healthy level."""
         if not self._slow[rank]:
             return "onset" if now > was else "faster" if self.verify else None
         if now > was:

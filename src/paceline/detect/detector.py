@@ -39,7 +39,7 @@ Array = npt.NDArray[np.float64]
 THRESHOLD = 0.09
 _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
 
-#: What :meth:`Detector.state_dict` says of itself. Other fields, another meaning of one, or other
+#: Name of the format of :meth:`Detector.state_dict`. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-detector", 2
 _STATE = {
@@ -192,7 +192,7 @@ class Detector:
         durations_s: npt.ArrayLike,
         workload: Mapping[str, float] | None = None,
     ) -> list[Event]:
-        """Take the step times of one step; returns what is sure now.
+        """Take the step times of one step; returns the events that are sure now.
 
         Args:
             step: its number; it must grow from call to call.

@@ -1,4 +1,4 @@
-"""What a detector says."""
+"""Events of a detector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is slow and who is late, from times that hosts measured: for files too poor for a trace."""
+"""Slow and late ranks, from times that hosts measured: for files too poor for a trace."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST = 0.5
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank's host measured; NaN where nothing did.
+    """Times that one rank's host measured; NaN where nothing did.
 
     Attributes:
         rank: its number.
-        group: what it is compared with, such as ``stage 0``; "" = all ranks.
+        group: ranks to compare with, such as ``stage 0``; "" = all ranks.
         median_s: measure -> median over the steps, in seconds.
         factor: how many times as long its computes took as the median of the others of its group.
         late_s: how much later than the first of its group it comes to synchronise gradients: how
@@ -47,7 +47,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class TimesReport:
-    """Step times, and what is known of the ranks.
+    """Step times, and facts of the ranks.
 
     Attributes:
         format: what the files are.

@@ -1,7 +1,7 @@
 """From events of ranks to events of the job.
 
 In synchronous training all ranks slow down together: onsets close in time are one event of the job.
-Who caused it step times alone cannot say; that takes a call log with durations or a trace
+Step times alone cannot say who caused it; that takes a call log with durations or a trace
 (:mod:`paceline.detect.who`).
 """
 
@@ -37,7 +37,7 @@ class JobEvent:
         planned: whether plan explains the change; False, as such changes are no events.
         suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
             stands out.
-        advice: what to do and what it would gain, in words.
+        advice: the action and its gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
     """
 
@@ -100,12 +100,12 @@ class JobEvent:
         return (self.factor - 1) * self.healthy_s * steps
 
     def gpu_hours(self, seconds: float | None) -> float | None:
-        """What the GPUs lose in these seconds; None where the log of one rank says no number."""
+        """GPU-hours lost in these seconds; None where the log of one rank says no number."""
         gpus = self.gpus or (self.of if self.of > 1 else None)
         return None if seconds is None or gpus is None else seconds * gpus / 3600
 
     def stake(self, steps: int = 1000) -> str | None:
-        """What more steps at this level lose, in words; None where none are lost."""
+        """The loss of more steps at this level, in words; None where none are lost."""
         seconds = self.at_stake_s(steps)
         if seconds is None:
             return None
@@ -120,7 +120,7 @@ class JobEvent:
 
     @property
     def who(self) -> str:
-        """Who is slow, and at what, in words."""
+        """The slow ranks and their slow operations, in words."""
         if self.suspects is None:
             question = "why" if len(self.ranks) < self.of else "who"
             return f"{question}: unknown, run paceline validate"

@@ -97,7 +97,7 @@ def validate_local(
 
 
 class _Worker:
-    """A process and what it says."""
+    """A process and its output."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ LEVEL_EVERY, DRIFT = 16, 1e-5
 AFTER_PAUSE = 5
 #: Of the last 9 samples, how many must lie below before a level is left downwards.
 LOW_OF, LOW = 9, 7
-#: What lies this share above the healthy level is healthy again.
+#: A level at most this share above the healthy level is healthy again.
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
@@ -59,7 +59,7 @@ RAMP, RISE, RAMP_OVER = 24, 0.04, 20
 YOUNG = 128
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
-#: What INITIAL says of a level that goes up a ramp; MIDDLE_S is then the level last told.
+#: INITIAL's answer for a level that goes up a ramp; MIDDLE_S is then the level last told.
 ON_RAMP = 2
 
 # Columns of ``floats``: seconds, and shares.
@@ -94,9 +94,9 @@ def advance(
 
     Args:
         step: its number.
-        x: [rank] seconds over what is expected of the step.
+        x: [rank] seconds over the expected ones of the step.
         missing: [rank] whether there is no sample.
-        scale: what is expected of the step, over what is expected of the first.
+        scale: expected time of the step, over that of the first.
         threshold: share that counts as a change.
         warm_up: samples before anything is said.
         ring: [rank, RING] samples.
@@ -399,7 +399,7 @@ def change(
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
-    """Samples since the change: where the sum of what is beyond the middle is largest.
+    """Samples since the change: where the sum beyond the middle is largest.
 
     Each sample's share is bounded, so that a spike cannot move it.
     """

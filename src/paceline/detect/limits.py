@@ -1,4 +1,4 @@
-"""What a detector takes: durations within bounds, and the samples that it counts."""
+"""Input of a detector: durations within bounds, and the samples that it counts."""
 
 from __future__ import annotations
 

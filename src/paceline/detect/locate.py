@@ -1,4 +1,4 @@
-"""Attach who is slow to the events of a job, from what is at hand: a call log or a trace."""
+"""Attach who is slow to the events of a job, from a source at hand: a call log or a trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.whatif import WhatIf, analyze
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
-    """Who is slow in each fail-slow, from the call log in which its steps were found.
+    """The slow ranks of each fail-slow, from the call log in which its steps were found.
 
     A log of one rank leaves that unknown.
     """
@@ -41,7 +41,7 @@ def locate_in_trace(
     keep_clocks: bool = False,
     advise: Callable[[Measured, WhatIf], str | None] | None = None,
 ) -> list[JobEvent]:
-    """Who is slow in those fail-slows of which the trace has steps.
+    """The slow ranks of those fail-slows of which the trace has steps.
 
     Args:
         events: of the job; step numbers are those of the trace.

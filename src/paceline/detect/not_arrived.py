@@ -1,4 +1,4 @@
-"""Who has not arrived: ranks that launched fewer collectives than others, from NCCL's RAS.
+"""Ranks that have not arrived: ranks that launched fewer collectives than others, from NCCL's RAS.
 
 Within a communicator all ranks launch the same collectives in one order, so a rank with fewer
 launches has not arrived where the others wait. A rank that leads there, but for whose communicator
@@ -72,7 +72,7 @@ class Standing:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """What its ranks do: one, where they agree."""
+        """The state of its ranks: one, where they agree."""
         return tuple(sorted({rank.state for rank in self.communicator.ranks}))
 
     @property
@@ -167,7 +167,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class NotArrived:
-    """What one or more statuses say of a job.
+    """Findings of one or more statuses of a job.
 
     Attributes:
         statuses: by time.

@@ -1,4 +1,4 @@
-"""What a step is expected to take by plan: from earlier runs, and from its workload."""
+"""Expected time of a step, by plan: from earlier runs, and from its workload."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Likeness:
         self.level = _common(rows)
 
     def expected(self, step: int, ordinal: int) -> float:
-        """What the step takes over the typical one, by the earlier runs; 1 where they end."""
+        """Time of the step over the typical one, by the earlier runs; 1 where they end."""
         if not len(self.level):
             return 1.0
         if self.first is None:
@@ -68,7 +68,7 @@ class Likeness:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Likeness:
-        """What :meth:`state` gave."""
+        """Take back the result of :meth:`state`."""
         likeness = cls()
         likeness.first, likeness._stride = state["first"], int(state["stride"])
         likeness.level = np.array(state["level"], dtype=np.float64)
@@ -216,7 +216,7 @@ class Workloads:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Workloads:
-        """What :meth:`state` gave."""
+        """Take back the result of :meth:`state`."""
         loads = cls()
         loads._table = {_named(s): [float(a), float(b)] for s, a, b in state["table"]}
         loads._stage, loads._before = _named(state["stage"]), _named(state["before"])

@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class ArrayField:
-    """What an array of a state is like.
+    """Type and shape of an array of a state.
 
     Attributes:
         dtype: as NumPy writes it, little-endian: "<f8".

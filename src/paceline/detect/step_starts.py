@@ -16,8 +16,8 @@ _COMPARED, _FADE = 32, 0.85
 _MIN_AGREEMENT = 0.6
 #: Share of what agrees that must lie behind the start, unless that is the right call itself.
 _FOLLOWS = 0.2
-#: What a pause of at least half the usual length before a call adds to that share, and what being
-#: the call that steps begin with.
+#: Share added by a pause of at least half the usual length before a call, and by being the call
+#: that steps begin with.
 _PAUSE_COUNTS, _FIRST_COUNTS = 0.25, 0.1
 
 

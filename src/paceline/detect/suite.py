@@ -28,7 +28,7 @@ TESTS = ("gemm", "hbm", "host-to-device", "device-to-host", *_COLLECTIVES)
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         seconds: test -> [rank of the group] seconds; a GEMM's name has its shape.

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a validation measured.
+    """Times that a validation measured.
 
     Attributes:
         gemm_s: rank -> seconds of one matrix product, round by round.
@@ -87,7 +87,7 @@ class Slow:
 
     Attributes:
         ranks: the rank, or the link's source and destination.
-        seconds, median_s, bound_s: what it took, its peers' median, and the bound it exceeds.
+        seconds, median_s, bound_s: its time, its peers' median, and the bound it exceeds.
     """
 
     ranks: tuple[int, ...]
@@ -111,7 +111,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is slow, the slowest first.
+    """The slow ranks and links, the slowest first.
 
     Attributes:
         slow_ranks: ranks whose matrix products are slow.
@@ -230,7 +230,7 @@ class _Peers:
         return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
 
     def notes_on(self, test: str, noun: str) -> list[str]:
-        """What cannot be told from these times."""
+        """Questions that these times cannot answer."""
         fastest, slowest = (f(self.times, key=self.times.__getitem__) for f in (min, max))
         least, most = self.times[fastest], self.times[slowest]
         if len(self.times) == 1:

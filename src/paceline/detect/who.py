@@ -1,4 +1,4 @@
-"""Who makes a job slow: from the calls of one window, apart those who wait from those waited for.
+"""Culprits and victims in a slow job, told apart by the calls of one window.
 
 A call's transfer begins when its last member arrives, so it takes as long as the call of the member
 that waited least: no clocks are compared. A group whose transfers take more than 1.1 times the
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 #: Times the median of its like above which a group or a rank is suspicious (Falcon, 4.3).
 SUSPICIOUS_RATIO = 1.1
-#: What costs less than this share of a step is not worth a name.
+#: A loss below this share of a step is not worth a name.
 MIN_SHARE = 0.01
 #: A member that waits less than half as long as the median of a call's members is waited for; a
 #: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
@@ -32,7 +32,7 @@ _APART, _APART_LEAST = 0.25, 0.05
 
 @dataclass(frozen=True)
 class Suspect:
-    """Who is slow.
+    """A slow worker, group or link.
 
     Attributes:
         kind: "compute" or "communication".
@@ -53,11 +53,11 @@ class Suspect:
 
     @property
     def name(self) -> str:
-        """Who and what: "ranks 24-31; compute"."""
+        """Place and operation: "ranks 24-31; compute"."""
         return f"{self.place}; {self.kind}"
 
     def explain(self) -> str:
-        """Who, what, and the evidence."""
+        """Place, operation and evidence."""
         return f"{self.name}: {self.text}"
 
     def to_mapping(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Transfers:
 
     Attributes:
         group: [call] index into ``names`` and ``members``.
-        op: [call] what is called; sends and the recvs they meet are one.
+        op: [call] its operation; sends and the recvs they meet are one.
         size: [call] bytes.
         seconds: [call] transfer time: end minus the latest start among the members.
         names: name of each group.
@@ -95,7 +95,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What ranks did between their calls in the same window.
+    """Time of ranks between their calls in the same window.
 
     Attributes:
         rank: [rank] ascending.
@@ -114,7 +114,7 @@ class Work:
 def find_suspects(
     transfers: Transfers, work: Work, step_s: float, steps: int
 ) -> tuple[Suspect, ...]:
-    """Who is slow in a window, the costliest first; empty where nobody stands out.
+    """The slow ones of a window, the costliest first; empty where nobody stands out.
 
     Args:
         transfers: calls of the window.

@@ -1,4 +1,4 @@
-"""Who is slow, from a log of collective calls; without durations by the order of arrivals."""
+"""Slow ranks from a log of collective calls; without durations by the order of arrivals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW_STEPS = 50
 def who_from_calls(
     log: CallLog, steps: StepTimes, first: int | None = None, end: int | None = None
 ) -> tuple[Suspect, ...]:
-    """Who is slow in a window of a call log, the costliest first; empty: nobody stands out.
+    """The slow ranks in a window of a call log, the costliest first; empty: nobody stands out.
 
     Calls of one communicator belong together by operation, size, and their number in the step;
     communicators must have different names where they are different groups. Sends and recvs are
@@ -138,7 +138,7 @@ def _steps_of_calls(log: CallLog, steps: StepTimes) -> Ints:
 def _idle_s(log: CallLog) -> Floats:
     """[call] seconds from the last begin or end of a call of the rank to the call's begin.
 
-    What lies there is no waiting for a rank: that ends with the end of a call.
+    A rank does not wait for others in this time: such a wait ends with the end of a call.
     """
     assert log.duration_s is not None
     idle_s = np.zeros(len(log))
@@ -186,7 +186,7 @@ def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:
 
 
 def _work(w: _Window, late: dict[int, float], n_steps: int) -> Work:
-    """What each rank did between its calls.
+    """Time of each rank between its calls.
 
     Other calls begin and end while a rank computes, so what lies before a call is at most the
     compute that leads to it, and all of it at some place of the step: that counts for all of them.

@@ -1,4 +1,4 @@
-"""Who is late, from a log of collective calls without durations: from the order of arrivals.
+"""Late ranks from a log of collective calls without durations: from the order of arrivals.
 
 A rank that is slow calls a collective later than its peers, and they wait for it; behind the call
 all go on together, so at the next call the rank is late by less. A clock that is off shifts a rank

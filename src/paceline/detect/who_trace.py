@@ -1,4 +1,4 @@
-"""Who is slow, from a trace: each worker's exact slowdown, by its computes or by its transfers."""
+"""Slow workers from a trace: each worker's exact slowdown, by its computes or by its transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_WORST = 0.25
 
 
 def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
-    """Who is slow in a trace, the costliest first; empty where nobody stands out.
+    """Slow workers of a trace, the costliest first; empty where nobody stands out.
 
     S_w says exactly how much longer a step takes if only worker w is as measured; once more with
     only its computes, and with only its transfers, says which of them it is.

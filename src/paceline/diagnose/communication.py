@@ -66,10 +66,10 @@ class Communication:
 
     Attributes:
         step_s: simulated step, mean over the steps looked at.
-        exposed_s: what it would shrink by if no collective took any time.
+        exposed_s: the seconds it would shrink by if no collective took any time.
         by_kind: of each kind and stage.
         by_part: of each unit and bucket.
-        findings: how the job's communication is arranged, by what it costs; no stragglers.
+        findings: the arrangement of the job's communication, by cost; no stragglers.
     """
 
     step_s: float
@@ -207,7 +207,7 @@ class Waits:
 def _stood(ops: ReplicaOps, stage: int, end: Array) -> Mapping[int, Array]:
     """Op -> [step, dp] seconds for which the program stands waiting for it.
 
-    It waits from the end of its last compute, or of what it waited for before, to the op's end.
+    It waits from the end of its last compute, or of its wait before, to the op's end.
     """
     free = np.zeros(end.shape[1:])
     stood: dict[int, Array] = {}

@@ -164,7 +164,7 @@ def _fit(measured: Durations) -> Fit:
 
 @dataclass(frozen=True)
 class _Table:
-    """What is taken apart: per variant, logarithms of seconds less what is typical of the place."""
+    """Per variant: logarithms of seconds, less those of the typical op at the place."""
 
     graph: StepGraph
     logs: list[Array]
@@ -263,7 +263,7 @@ def _slopes(logs: list[Array], micro: list[Array]) -> Array:
         return slope
     for k, p in np.ndindex(*slope.shape):
         values = np.concatenate([log[k, p].ravel() for log in logs])
-        # The slow and the paused stand outside; what is left is symmetric about the line.
+        # The slow and the paused stand outside; the rest is symmetric about the line.
         far = np.abs(values - cost)
         inside = (far <= 3 * np.median(far)) & (np.abs(cost) <= 3 * spread)
         slope[k, p] = (values[inside] @ cost[inside]) / max(cost[inside] @ cost[inside], 1e-12)

@@ -246,7 +246,7 @@ def _ambiguity(worst: SlowGroup) -> str:
 
 
 def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
-    """What the collectives of a slow group's members would take, were it like the others."""
+    """Time of the collectives of a slow group's members, were it like the others."""
     graph, level = durations.graph, entry.group.level
     over = np.full(len(level), entry.factor) if entry.lasting else level
     by_step = np.where(entry.steps, 1 / np.maximum(over, 1e-9), 1.0)

@@ -10,8 +10,9 @@ Array = npt.NDArray[np.float64]
 #: Rounds of taking medians over replicas and over places in turn (Tukey's median polish).
 ROUNDS = 4
 
-#: Where most workers of a stage are slow, the fast ones show what is usual: if they are this share
-#: of the replicas at least, are faster by this much (logarithm), and by this many standard errors.
+#: Where most workers of a stage are slow, the fast ones show the usual level: if they are this
+#: share of the replicas at least, and faster by this much (logarithm), and by this many standard
+#: errors.
 FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
 
 #: Fast workers of a stage are the healthy ones if they agree with the other stages: to this share
@@ -40,7 +41,7 @@ def inner_median(values: Array) -> Array:
 def places_and_levels(
     by_replica: Array, stage_of_place: npt.NDArray[np.int64]
 ) -> tuple[Array, Array]:
-    """[kind, place] what is typical of a place, and [dp] how much longer whole replicas take.
+    """[kind, place] the typical level of a place, and [dp] how much longer whole replicas take.
 
     In turn: a place is its typical replica, a replica its typical stage. Of two replicas the faster
     one is typical, or one slow worker of two would look like a stage that is half as slow.
@@ -82,7 +83,7 @@ def use_fast_workers(
     They are the healthy ones if they agree with what the other stages take. Returns the stages.
 
     Args:
-        place: [kind, place] what is typical; changed.
+        place: [kind, place] the typical level; changed.
         by_replica: [kind, place, dp] logarithms of median seconds, less the replicas' levels.
         stage_of_place: [place].
     """

@@ -132,7 +132,7 @@ def _text(graph: StepGraph, links: _Links, worst: int, n: int, slow: bool, relat
 
 
 def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:
-    """What else it may be where no other replica has a healthy link between these stages."""
+    """Other explanations where no other replica has a healthy link between these stages."""
     is_blamed = np.zeros(len(links.dp), dtype=bool)
     is_blamed[blamed] = True
     without_peers = [
@@ -216,7 +216,7 @@ def _flapping(links: _Links) -> npt.NDArray[np.bool_]:
 
 
 def _effects(links: _Links, link: int, factor: float, usual: float) -> list[Scaled]:
-    """What a link's transfers would take: a share of their time, and none of them late."""
+    """Changed times of a link's transfers: a share of their time, and none of them late."""
     variant, index, table = (int(x) for x in links.source[link])
     ops, over = links.tables[table]
     scaled = over[:, :, index] * factor  # [pair, step]

@@ -122,7 +122,7 @@ def forward_backward_correlation(durations: Durations) -> float:
 
 
 def _few(fit: Fit, n_pp: int) -> str:
-    """What else it may be where nothing tells a microbatch from its step."""
+    """Other explanations where nothing tells a microbatch from its step."""
     n = max(len(variant.micro) for variant in fit.variants)
     return _FEW.format(n=n) if n_pp == 1 and n < MIN_MICROBATCHES else ""
 
@@ -175,7 +175,7 @@ class _Ranked:
 
 
 def _rank_correlations(fit: Fit, n_pp: int) -> _Ranked:
-    """Of all computes, paused ones too: what is seldom does not decide."""
+    """Of all computes, paused ones too: rare values do not decide."""
     places = _second_stage(fit, n_pp)
     correlations, freedom, orders = [], 0, 0.0
     for variant in fit.variants:

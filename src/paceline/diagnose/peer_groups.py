@@ -46,7 +46,7 @@ UNEVEN_ERRORS = 2.0
 #: Computes that are this short, as a share of the longest of their sort, are left out.
 SHORT = 0.01
 
-#: What is uneven where members exchange tokens, and where they exchange keys and values.
+#: Word for the uneven load where members exchange tokens, and where they exchange keys and values.
 _UNEVEN_CAUSES = {
     OpKind.EXPERT_COMM: ("expert-imbalance", "experts get unlike numbers of tokens"),
     OpKind.CONTEXT_COMM: ("context-imbalance", "context-parallel ranks get unlike work"),

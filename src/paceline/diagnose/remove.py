@@ -24,7 +24,7 @@ class Scaled:
     """Transfers that take another share of their time once their cause is gone.
 
     They are scaled, not capped at the usual time: healthy transfers jitter, too, and to cut off
-    what is above the middle would promise more than a repair can give.
+    the part above the middle would promise more than a repair can give.
 
     Attributes:
         variant: replica structure.
@@ -41,7 +41,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a cause does to durations.
+    """Effect of a cause on durations.
 
     Attributes:
         factor: per variant, logarithms that broadcast to [kind, place, microbatch, step, dp].

@@ -1,7 +1,7 @@
-"""What a microbatch costs, from the lengths of its sequences (what-if paper, 5.3 and Figure 9).
+"""Cost of a microbatch, from the lengths of its sequences (what-if paper, 5.3 and Figure 9).
 
 A layer takes ``a * sum(s^2) + b * sum(s) + c`` seconds for a microbatch with sequences of ``s``
-tokens: attention, everything that goes token by token, and what is launched in any case.
+tokens: attention, everything that goes token by token, and kernels launched in any case.
 """
 
 from __future__ import annotations

@@ -76,14 +76,14 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
 
 
 def _place(stage: int, n_stages: int, forward: float, backward: float) -> str:
-    """What lengthens the stage, in words. Layers lengthen forwards; recomputation does not."""
+    """Why the stage is long, in words: layers lengthen forwards, recomputation does not."""
     if forward < 1 + MIN_OVERLOAD <= backward:
         return " (only its backwards: recomputed activations?)"
     return {0: " (the first: embedding)", n_stages - 1: " (the last: loss layer)"}.get(stage, "")
 
 
 def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:
-    """What else it may be: with few replicas, slow workers."""
+    """Other explanations: with few replicas, slow workers."""
     if n_dp == 1:
         return "with one replica a slow worker and an overfull stage look alike"
     if n_dp == 2:

@@ -27,7 +27,7 @@ class Drop:
     Attributes:
         name: "launch-delay", the cause of a finding, "passing-variation", "unexplained", "p2p",
             "collectives", "bubble".
-        text: what it is, for people.
+        text: its description.
         seconds: mean seconds per step; negative where the step would become longer.
     """
 
@@ -42,7 +42,7 @@ class Waterfall:
 
     Attributes:
         actual_s: the traced mean step.
-        drops: what is lost, in order; ``actual_s`` minus their sum is ``compute_s``.
+        drops: the losses, in order; ``actual_s`` minus their sum is ``compute_s``.
         compute_s: mean seconds of forward and backward compute of a worker.
     """
 

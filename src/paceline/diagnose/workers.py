@@ -145,7 +145,7 @@ def _text(
 
 
 def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """What else it may be where most workers are slow, and the cause that this would be."""
+    """Another explanation where most workers are slow, and the cause that this would be."""
     stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
     if stages:
         listed = ", ".join(map(str, stages))

@@ -28,7 +28,7 @@ _OF_MACHINES = ("worker", "link", "dp-network", "peer-network")
 
 @dataclass(frozen=True)
 class Analysis:
-    """What became of a trace.
+    """The outcome for a trace.
 
     Attributes:
         row: columns of ``jobs`` that the trace itself tells.

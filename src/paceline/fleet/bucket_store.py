@@ -13,7 +13,7 @@ from paceline.fleet.store_types import FileInfo, whole_folder
 
 
 class BucketStore:
-    """What an fsspec address names, such as ``s3://bucket/2026-10``."""
+    """Address of a bucket for fsspec, such as ``s3://bucket/2026-10``."""
 
     remote = True
 

@@ -19,9 +19,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         type: one of :func:`arrow_types`.
-        about: what it means.
+        about: its meaning.
         unit: of its numbers; "" where they have none.
         varies: whether it says how the analysis ran, which differs from run to run.
     """

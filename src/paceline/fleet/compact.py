@@ -35,7 +35,7 @@ Pair = tuple[TraceEntry, Outcome | None]
 
 
 def dataset_digest(pairs: Iterable[Pair], rules: RuleOptions) -> str:
-    """What the tables are made of: equal digests, equal tables."""
+    """Digest of the tables' sources: equal digests, equal tables."""
     digest = hashlib.sha256(json.dumps([SCHEMA, asdict(rules)]).encode())
     for entry, outcome in pairs:
         values = asdict(entry) | {"stamp": "", "outcome": outcome and asdict(outcome)}

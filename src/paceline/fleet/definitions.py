@@ -1,4 +1,4 @@
-"""What the figures of a fleet show: one definition for studies of files and for the monitor."""
+"""Figures of a fleet: one definition for studies of files and for the monitor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 COMPUTE_KINDS = ("forward-compute", "backward-compute")
 
 
-#: What ByteDance's jobs have in the tables beside the figures: part of the summary -> words.
+#: Figures of ByteDance's jobs for the tables beside the charts: part of the summary -> words.
 PAPER_TABLES: Mapping[str, str] = MappingProxyType(
     {
         "coverage": "3,079 jobs of at least 128 GPUs; 31.7% have 256 or more, 18.3% 512 or more, "
@@ -50,7 +50,7 @@ class Definition:
     Attributes:
         name: by which it is asked for.
         title: a question or a noun.
-        text: what it shows, of which jobs, and where the paper has it.
+        text: its content, of which jobs, and where the paper has it.
         x_label: of its axis; "" for tables.
         percent: values are shares.
         paper: what ByteDance's jobs have, from the paper and its review.

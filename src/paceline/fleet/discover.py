@@ -1,4 +1,4 @@
-"""The traces in a folder or bucket: every file that ``paceline.load`` reads, and what is beside it.
+"""The traces in a folder or bucket: every file that ``paceline.load`` reads, with its neighbours.
 
 A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace
 where they lie in one folder below the top (a file per rank or host), else each of them is one.
@@ -17,7 +17,7 @@ from paceline.fleet.trace_entry import TraceEntry
 PARQUET = (".parquet", ".pq")
 OF_OTHER_TOOLS = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log")
 
-#: What makes a folder a study, which is no place of traces.
+#: Files that make a folder a study, which is no place of traces.
 STUDY_FILE = "study.json"
 
 

@@ -24,7 +24,7 @@ _supervisors: dict[str, Supervisor] = {}
 
 
 def do_batch(settings_json: str, tasks: list[Task]) -> list[Outcome]:
-    """What runs in a process of Ray.
+    """The function that runs in a process of Ray.
 
     Raises:
         RuntimeError: the node has another version of Paceline, or the study cannot be written.
@@ -87,7 +87,7 @@ class RayEngine:
         return self._outcomes(self._cluster.next_done(self._under_way))
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Stop running work."""
         self._cluster.close(self._under_way)
 
     def _begin(self) -> None:

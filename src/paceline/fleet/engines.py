@@ -1,4 +1,4 @@
-"""What does the tasks of a study: this machine here, a Ray cluster in ``engine_ray``."""
+"""Engines that run the tasks of a study: this machine here, a Ray cluster in ``engine_ray``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMORY_SHARE = 0.8
 
 
 class Engine(Protocol):
-    """Does tasks somewhere; the driver submits while there is room, and takes what is finished."""
+    """Does tasks somewhere; the driver submits while there is room, and takes the finished ones."""
 
     name: str
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """End what is under way."""
+        """End running work."""
 
 
 class InProcessEngine:
@@ -95,7 +95,7 @@ class LocalEngine:
         future.add_done_callback(self._finished.put)
 
     def next_finished(self) -> list[Outcome]:
-        """What is finished by now, at least one."""
+        """The finished tasks by now, at least one."""
         futures = [self._finished.get()]
         while not self._finished.empty():
             futures.append(self._finished.get())

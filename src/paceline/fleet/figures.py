@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure shows.
+    """Content of a figure.
 
     Attributes:
         definition: title, axis, and the paper's numbers.
@@ -115,7 +115,7 @@ class Jobs:
         return self._of_kind[name, kind]
 
     def name(self, row: int) -> str:
-        """What a job is called."""
+        """Name of a job."""
         if row == LEFT_OUT:
             return "a job that is left out"
         return str(self.table["name"][row].as_py())

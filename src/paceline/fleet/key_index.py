@@ -49,7 +49,7 @@ class KeyIndex:
             self.save()
 
     def save(self) -> None:
-        """Write what is new."""
+        """Write the new entries."""
         self._written = time.monotonic()
         if self._new:
             name = f"{FOLDER}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"

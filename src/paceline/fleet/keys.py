@@ -23,7 +23,7 @@ _LENGTH = 32
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """What changes the numbers of an analysis.
+    """Settings that change the numbers of an analysis.
 
     Attributes:
         steps: numbers of the steps that are analysed; None: all.
@@ -81,7 +81,7 @@ def result_key(files: Mapping[str, str], options: AnalysisOptions, version: str)
 
 
 def stamp_key(path: str, stamp: str, options: AnalysisOptions, version: str) -> str:
-    """What stands for a trace whose content nobody has read: its address and its stamp."""
+    """Key of a trace whose content nobody has read: its address and its stamp."""
     return _digest({"path": path, "stamp": stamp, "options": asdict(options), "version": version})
 
 

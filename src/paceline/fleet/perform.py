@@ -68,7 +68,7 @@ class Performer:
         return self.stores.setdefault(self.settings.study, open_store(self.settings.study))
 
     def _rule_of(self, key: str) -> str | None:
-        """What a result says that is there and that nothing could improve; None: analyse it."""
+        """The note of a result that exists and that nothing could improve; None: analyse it."""
         store, settings = self._study(), self.settings
         if store.exists(results.name_of(key)):
             return ""

@@ -107,7 +107,7 @@ class RayCluster:
         return done[0]
 
     def result(self, call: Any) -> Any:
-        """What a call returned.
+        """Result of a call.
 
         Raises:
             FleetError: it raised an error.
@@ -129,7 +129,7 @@ class RayCluster:
             self._ray.shutdown()
 
     def map(self, function: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
-        """What ``map`` gives, in its order; items travel in batches.
+        """Results of ``map``, in its order; items travel in batches.
 
         Raises:
             FleetError: the function raised an error, or a node died too often.
@@ -167,7 +167,7 @@ class RayCluster:
 
 
 def _map_batch(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """What runs in a process of Ray."""
+    """The function that runs in a process of Ray."""
     return [function(item) for item in items]
 
 

@@ -84,7 +84,7 @@ def exceeds_still(document: Document, timeout_s: float | None, memory_bytes: int
 
 
 def _plain(value: Any) -> Any:
-    """The value with null for what is no number."""
+    """The value with null for nan and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

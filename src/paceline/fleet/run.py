@@ -1,4 +1,4 @@
-"""A fleet from its traces to its dataset: what is to do, who does it, and what came of it."""
+"""A fleet from its traces to its dataset: the tasks, their engine, and their results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunOptions:
         address: of the Ray cluster; "" starts one here.
         processes: of the local engine; None: one per processor; 0: this process.
         timeout_s: seconds for one trace; None: any number.
-        memory_bytes: that analyses on one machine may take; None: 80% of what is free.
+        memory_bytes: that analyses on one machine may take; None: 80% of the free memory.
         again: analyse anew what exceeded a limit before.
     """
 
@@ -82,7 +82,7 @@ def fleet(
     by: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Study:
-    """Analyse every trace of a folder or bucket into one dataset; what is done already stays done.
+    """Analyse every trace of a folder or bucket into one dataset; finished traces stay finished.
 
     Args:
         traces: folder, or an address that fsspec knows.

@@ -1,4 +1,4 @@
-"""What a store is: a folder, or a bucket with a prefix, and the files in it."""
+"""A store: a folder, or a bucket with a prefix, and the files in it."""
 
 from __future__ import annotations
 

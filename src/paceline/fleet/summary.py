@@ -171,7 +171,7 @@ def _diagnosed(jobs: Jobs, slow: npt.NDArray[np.int64]) -> dict[str, Array]:
 
 
 def remedies(jobs: Jobs) -> list[dict[str, Any]]:
-    """What the best remedy of each job would save, predicted, by kind of remedy."""
+    """Predicted saving of each job's best remedy, by kind of remedy."""
     gain = np.nan_to_num(jobs.numbers("remedy_gain")) * jobs.hours
     found: list[dict[str, Any]] = [
         {"remedy": name, "jobs": len(rows), "gpu_hours": float(gain[rows].sum())}
@@ -181,7 +181,7 @@ def remedies(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def saved(jobs: Jobs) -> dict[str, Any]:
-    """What the best remedy of every job would save together, and of all GPU-hours what share."""
+    """Saving of every job's best remedy together, and its share of all GPU-hours."""
     gain = np.nan_to_num(jobs.numbers("remedy_gain"))
     return {
         "gpu_hours": float((gain * jobs.hours).sum()),

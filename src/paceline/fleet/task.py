@@ -1,4 +1,4 @@
-"""What an engine is given and what it gives back; both travel as JSON."""
+"""Input and output of an engine; both travel as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def memory_bytes(self) -> int:
-        """What the analysis will take, judged by the size of the file."""
+        """Memory or time of the analysis, judged by the size of the file."""
         return BASE_BYTES + self.size // _FILE_BYTES_PER_OPERATION * BYTES_PER_OPERATION
 
 
@@ -63,7 +63,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """What :meth:`to_json` wrote."""
+        """Read the output of :meth:`to_json`."""
         values = json.loads(text)
         options = values.pop("options")
         steps = options["steps"]
@@ -77,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a task.
+    """The outcome of a task.
 
     Attributes:
         name: of the task.

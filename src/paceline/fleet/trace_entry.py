@@ -1,4 +1,4 @@
-"""A trace of a fleet, and what is known of its job beside it."""
+"""A trace of a fleet, and facts of its job beside it."""
 
 from __future__ import annotations
 

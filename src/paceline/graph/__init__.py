@@ -1,4 +1,4 @@
-"""What depends on what, in one step of one model replica."""
+"""Dependencies in one step of one model replica."""
 
 from paceline.graph.build import build_graph
 from paceline.graph.clocks import ClockOffsets

@@ -155,7 +155,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Dependencies:
-    """What depends on what in one replica.
+    """The dependencies in one replica.
 
     Attributes:
         edges: [edge, 2] (before, after).

@@ -49,8 +49,8 @@ def from_plan(plan: Plan, costs: PlanCosts, name: str = "") -> Planned:
 
     Args:
         plan: a legal plan.
-        costs: what it costs (``model.costs.plan_costs``).
-        name: what the job is called.
+        costs: its costs (``model.costs.plan_costs``).
+        name: the job's name.
 
     Raises:
         GraphError: the schedule cannot run this number of microbatches.

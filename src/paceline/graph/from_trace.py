@@ -252,7 +252,7 @@ def _tables(
 def _start_behind_queue(graph: StepGraph, start: Durations, end: Durations) -> None:
     """A collective starts when the one before it in its stream has ended, in place.
 
-    What is recorded is its launch: streams run one collective at a time.
+    The recorded time is its launch: streams run one collective at a time.
     """
     for op in np.flatnonzero(graph.queued_behind >= 0).tolist():
         row = start.row(op)
@@ -331,7 +331,7 @@ def _subtract_latest_start(graph: StepGraph, start: Durations, end: Durations) -
 
 
 def _clamp(times: Durations) -> Mapping[str, int]:
-    """Set what is below -10 ms to 0, in place, and count it by kind."""
+    """Set times below -10 ms to 0, in place, and count them by kind."""
     counts: dict[str, int] = {}
     if times.values.min(initial=0.0) < CLOCK_ERROR_S:
         low = times.values < CLOCK_ERROR_S

@@ -105,7 +105,7 @@ class StepGraph:
     paired: npt.NDArray[np.bool_] | None = None
 
     def worker_name(self, replica: int, pp: int) -> str:
-        """What messages call a worker: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
+        """Names of a worker in messages: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
         return place_name(place_of(replica, pp, self.peers))
 
     @property
@@ -424,7 +424,7 @@ def with_edges(graph: StepGraph, edges: npt.NDArray[np.int64]) -> StepGraph:
 
 
 class Rows(Protocol):
-    """What the kernel reads of durations: where in ``values`` each op's row lies."""
+    """Rows of durations for the kernel: where in ``values`` each op's row lies."""
 
     @property
     def graph(self) -> StepGraph:

@@ -1,4 +1,4 @@
-"""Lanes: what is simulated side by side, and the blocks in which the kernel walks over them."""
+"""Lanes: jobs simulated side by side, and the blocks in which the kernel walks over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.graph.graph import StepGraph
 
 @dataclass(frozen=True)
 class Lanes:
-    """What to simulate: lanes, and which of them form one job in one step.
+    """The lanes of a simulation, and which of them form one job in one step.
 
     Attributes:
         set: [lane] the set it belongs to, 0..n_sets-1, ascending.

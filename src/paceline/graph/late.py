@@ -24,7 +24,7 @@ HALVINGS = 40
 
 
 def settle_late_ends(graph: StepGraph, start: Durations, end: Durations, late: Durations) -> int:
-    """Replace ends that are upper bounds by what is known or estimated, in place.
+    """Replace ends that are upper bounds by known or estimated ones, in place.
 
     Args:
         graph: the ops.

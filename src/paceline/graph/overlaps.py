@@ -3,8 +3,8 @@
 DualPipe runs the forward of one microbatch and the backward of another as one block (DeepSeek-AI
 2024, 3.2.1). Recorded as two passes, both last as long as the block. In the graph its parts follow
 each other, so that the two add up to the block: each has the share that it has when it runs alone.
-What one of them waits for holds up the block, and what follows one of them waits for the block,
-where both begin, and both end, together.
+Where both begin and both end together, dependencies of one hold up the block, and successors of one
+wait for the block.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _at_once(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) ->
 def _in_two_steps(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) -> Mask:
     """[pair] whether any replica overlaps them in the first step or the one in the middle.
 
-    What overlaps in most steps does so in these; looking at all of each pair takes long.
+    Ops that overlap in most steps overlap in these; looking at all of each pair takes long.
     """
     seen = np.zeros(len(pairs), dtype=bool)
     steps = sorted({0, start.n_steps // 2})
@@ -146,7 +146,7 @@ def join_overlaps(graph: StepGraph, overlaps: Overlaps) -> StepGraph:
             edges += [(second, op) for op in followers if op != second]
         if begin:
             needed = graph.dep[graph.dep_ptr[second] : graph.dep_ptr[second + 1]].tolist()
-            # What a program launches behind the first one stays between the two.
+            # Ops that a program launches behind the first one stay between the two.
             edges += [(op, first) for op in needed if op != first and (first, op) not in there]
     paired = np.zeros(graph.n_ops, dtype=bool)
     paired[overlaps.pairs] = True

@@ -126,7 +126,7 @@ def _by_launch(ops: ReplicaOps, stage: int) -> Ops:
 def _first_difference(
     own: ReplicaOps, usual: ReplicaOps, one: Ops, two: Ops
 ) -> tuple[str, str] | None:
-    """What one stage has, and what it has in the other replica, at the first op that differs."""
+    """The ops of one stage in both replicas at the first place where they differ."""
     n = min(len(one), len(two))
     differs = np.zeros(n, dtype=bool)
     for name in ("kind", "rank", "awaited", "part"):

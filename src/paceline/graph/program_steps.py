@@ -1,4 +1,4 @@
-"""A worker's program as a list: what it launches and waits for, and which pass each is for."""
+"""A worker's program as a list: its launches and waits, and which pass each is for."""
 
 from __future__ import annotations
 

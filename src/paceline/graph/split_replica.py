@@ -19,7 +19,7 @@ from paceline.trace.kinds import OpKind
 K = OpKind
 Ints = npt.NDArray[np.int64]
 
-#: Within the slot of a compute: waits in front of it, itself, then what it gives.
+#: Within the slot of a compute: waits in front of it, itself, then its messages.
 _WAIT, _COMPUTE, _SEND, _RECV, _SCATTER, _SLOT = 3, 4, 5, 6, 7, 8
 #: In front of all computes: gathers, then receives.
 _GATHER, _FIRST_RECV = -6, -4
@@ -73,7 +73,7 @@ def split_replica_ops(
 
 
 def arriving(name: str, pp: int, n_pp: int) -> npt.NDArray[np.bool_]:
-    """[forward or backward, chunk] whether a stage receives what it needs from another one.
+    """[forward or backward, chunk] whether a stage receives its input from another one.
 
     At a turn of the V, one chunk hands over to the other in memory.
     """
@@ -82,9 +82,9 @@ def arriving(name: str, pp: int, n_pp: int) -> npt.NDArray[np.bool_]:
 
 
 def leaving(name: str, pp: int, n_pp: int) -> npt.NDArray[np.bool_]:
-    """[forward or backward, chunk] whether a stage sends what it gives to another one.
+    """[forward or backward, chunk] whether a stage sends its result to another one.
 
-    What one direction brings from a neighbour, the other brings back to it.
+    A message from a neighbour in one direction goes back to it in the other.
     """
     return arriving(name, pp, n_pp)[::-1]
 

@@ -1,4 +1,4 @@
-"""What lies between the steps of a trace: pauses that belong to no step, and steps that overlap."""
+"""Time between the steps of a trace: pauses that belong to no step, and steps that overlap."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepGaps:
         return np.where(known, overlap, np.median(overlap[known]))
 
     def notes(self) -> list[Warning]:
-        """What to know of the time beside the steps."""
+        """Notes on the time beside the steps."""
         known = np.isfinite(self.gap_s)
         if not known.any():
             return []

@@ -45,7 +45,7 @@ class Structure:
 def find_structure(trace: Trace) -> Structure:
     """Vote on the structure of each replica; steps where some replica deviates are left out.
 
-    What a replica consists of (ops, chunks, microbatches) is decided by most of its steps; replicas
+    Most steps decide which parts a replica has (ops, chunks, microbatches); replicas
     may differ in their numbers of microbatches only. The order within a stream is decided by most
     steps and replicas of equal content.
 

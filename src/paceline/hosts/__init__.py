@@ -1,4 +1,4 @@
-"""What validations measured on each host, over months, and which hosts to take out of service."""
+"""Results of validations on each host, over months, and the hosts to take out of service."""
 
 from paceline.hosts.periodic import PeriodicValidation
 from paceline.hosts.store import HostStore

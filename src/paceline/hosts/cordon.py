@@ -9,7 +9,7 @@ from paceline.hosts.verdict import UnitVerdict
 
 
 def slow_hosts(verdicts: Iterable[UnitVerdict]) -> dict[str, list[UnitVerdict]]:
-    """Host -> what is slow on it; hosts without are left out."""
+    """Host -> its slow parts; hosts without are left out."""
     hosts: dict[str, list[UnitVerdict]] = {}
     for verdict in verdicts:
         if verdict.slow:

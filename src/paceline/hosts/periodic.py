@@ -27,7 +27,7 @@ from paceline.errors import DetectError
 from paceline.hosts.result import results_of, results_of_suite
 from paceline.hosts.store import HostStore
 
-#: What the first validation is taken to cost; then the last one's time counts.
+#: Assumed time of the first validation; then the last one's time counts.
 _FIRST_COST_S = 1.0
 
 
@@ -133,7 +133,7 @@ class PeriodicValidation:
         return 0 if distributed is None else int(distributed.get_rank(self._group))
 
     def _agreed(self, wish: int) -> int:
-        """What rank 0 wishes, on all ranks."""
+        """Broadcast rank 0's request to all ranks."""
         distributed = _distributed()
         if distributed is None:
             return wish

@@ -16,7 +16,7 @@ _MIN_PEERS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What one test took on one GPU.
+    """Result of one test on one GPU.
 
     Attributes:
         at_s: when, seconds since the epoch.
@@ -26,7 +26,7 @@ class Result:
         device: its type.
         test: "gemm", "link" (the best of the links that the rank was measured at), or one of
             :func:`paceline.detect.suite.run_suite`.
-        seconds: what it took.
+        seconds: its time.
         ratio: that over the low median of its peers in the same validation.
         peers: how many they were, itself included.
     """
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def unit(self) -> tuple[str, int, str, str]:
-        """What is judged: (host, gpu, device, test)."""
+        """The judged value: (host, gpu, device, test)."""
         return self.host, self.gpu, self.device, self.test
 
 

@@ -35,7 +35,7 @@ class UnitVerdict:
         host, gpu, device, test: which.
         results: how many there are.
         first_s, last_s: when the first and the last of them were measured.
-        ratio: median of the newest, over peers; ``bound``: what it may be.
+        ratio: median of the newest, over peers; ``bound``: its limit.
         own_ratio: the same over its own baseline; None where that is too short.
         own_bound: what that may be.
         slow: whether one of both is exceeded.
@@ -120,7 +120,7 @@ def _verdict(
 
 
 def _bound(values: Sequence[float], test: str) -> float:
-    """What healthy ones stay below."""
+    """Bound that healthy hosts stay below."""
     floor = FLOORS.get(test.partition(" ")[0], _OTHER_FLOOR)
     usual = statistics.median_low(values)
     if len(values) < _MIN_PEERS:

@@ -43,5 +43,5 @@ class Recorder(Callback):
         self._training.advance()
 
     def fit_end(self, state: Any, logger: Any) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._training.end()

@@ -11,7 +11,7 @@ from paceline.record.patching import wrap
 
 log = logging.getLogger("paceline.record")
 
-#: The entry of DeepSpeed's configuration; DeepSpeed itself passes over what it does not know.
+#: The entry of DeepSpeed's configuration; DeepSpeed itself passes over unknown entries.
 ENTRY = "paceline"
 
 

@@ -63,5 +63,5 @@ class Recorder(_Callback):
         self._saved = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._training.end()

@@ -43,5 +43,5 @@ class Recorder:
     on_test_end = on_checkpoint_save = on_eval_end
 
     def on_train_end(self, context: Any) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._training.end()

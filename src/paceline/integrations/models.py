@@ -1,4 +1,4 @@
-"""What a training loop calls: found among the live objects of the process, and hooked."""
+"""Objects that a training loop calls: found among the live objects of the process, and hooked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TENSOR = "tp"
 def hook(recorder: Recorder, core: Any = None, optimizers: Iterable[Any] = ()) -> None:
     """Record what wraps a model: DeepSpeed's engine, DDP, FSDP2, a pipeline's schedule, Megatron.
 
-    What is found and cannot be recorded becomes a note of the recording.
+    An object that is found and cannot be recorded becomes a note of the recording.
 
     Args:
         recorder: the recorder.

@@ -83,7 +83,7 @@ class Training:
 
     @harmless
     def interrupt(self, *, midway: bool = False) -> None:
-        """What was since the last step is no training: an evaluation, a checkpoint.
+        """The time since the last step is no training: an evaluation, a checkpoint.
 
         Args:
             midway: a part of the step was done before, so its time cannot be told.

@@ -45,5 +45,5 @@ class Recorder(TrainerCallback):
     on_save = on_predict = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._training.end()

@@ -1,4 +1,4 @@
-"""What wall time is spent on, and how public goodput tools call that.
+"""Uses of wall time, and their names in public goodput tools.
 
 Google's are ``BadputType`` of ml-goodput-measurement 0.2.3 (``src/goodput_utils.py``); NVIDIA's the
 application metrics that one logger's v1 tracker writes, as Megatron-LM (core 0.20.0,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Category -> what it holds, in the order in which ledgers have them.
+#: Category -> its meaning, in the order in which ledgers have them.
 CATEGORIES: Mapping[str, str] = {
     "productive": "steps that count, as fast as the job could be",
     "stragglers": "what slow workers, links and uneven work cost in these steps (1 - 1/S)",
@@ -26,7 +26,7 @@ CATEGORIES: Mapping[str, str] = {
     "unknown": "time that no line explains",
 }
 
-#: Google's ``BadputType`` -> category. What a restart costs is told apart there by its parts.
+#: Google's ``BadputType`` -> category. There the cost of a restart is split into its parts.
 GOOGLE: Mapping[str, str] = {
     "TPU_INITIALIZATION": "startup",
     "TRAINING_PREP": "startup",

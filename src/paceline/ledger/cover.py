@@ -17,7 +17,7 @@ _KINDS: tuple[PauseKind, ...] = ("setup", "other", "data", "evaluation", "restor
 
 @dataclass(frozen=True)
 class Cover:
-    """What a start's time went to.
+    """Use of a start's time.
 
     Attributes:
         before_s: kind -> seconds of pauses before the first step; "" is what no line names.

@@ -12,7 +12,7 @@ from paceline.ledger.ledger import Ledger
 def fleet_ledger(ledgers: Sequence[Ledger]) -> Ledger:
     """The sum of several jobs' wall times, weighted by GPUs where all of them are known.
 
-    A category is the sum over the jobs whose logs tell it. What other jobs spent on it is in
+    A category is the sum over the jobs whose logs tell it. Time that other jobs spent on it is in
     their rows "unknown" and "productive", which is a note.
 
     Raises:

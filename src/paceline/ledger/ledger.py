@@ -32,7 +32,7 @@ _ROW_OF_PAUSE = {
     "restore": "restarts",
     "": "unknown",
 }
-#: What a log of this kind would tell.
+#: Fields that a log of this kind would tell.
 _RECORDED_BY = {
     "checkpoints": "checkpoint",
     "evaluation": "evaluation",

@@ -14,7 +14,7 @@ from paceline.sources.run_logs.timeline import Start
 
 Array = npt.NDArray[np.float64]
 
-#: Steps that say what is typical after a start.
+#: Steps that show the typical time after a start.
 _TYPICAL_STEPS = 20
 _MIN_TYPICAL_STEPS = 3
 #: A step this many times as long as the typical one hides something that the log does not name.

@@ -1,4 +1,4 @@
-"""What to do about the fail-slows that a trace shows, in a clause."""
+"""Advice about the fail-slows that a trace shows, in a clause."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MIN_FACTOR = 1.1
 def faults_of(case: Case) -> tuple[Fault, ...]:
     """The slow workers and links that the diagnosis found, and by how much they are slow."""
     if case.measured.graph.n_dp == 1:
-        return ()  # nothing shows what is usual
+        return ()  # nothing shows the usual level
     suspects = list[tuple[str, Worker, float, Worker | None]]()
     if finding_of(case, "worker") is not None:
         measured = case.measured

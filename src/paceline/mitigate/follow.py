@@ -35,7 +35,7 @@ class Follower:
             planner: whom to feed.
             measured: the job's trace, which says what worker a rank is.
             steps_left: steps until the job ends, the first one that is read included.
-            note: told what is passed over although it might matter.
+            note: told each line that is passed over although it might matter.
         """
         self.planner, self.measured, self.note = planner, measured, note
         self.steps_left = steps_left
@@ -46,7 +46,7 @@ class Follower:
         self._blamed: set[str] = set()  # fail-slows that follow from it
 
     def take(self, line: Mapping[str, Any]) -> Action | None:
-        """What to do after a line, if anything.
+        """The action after a line, if any.
 
         Raises:
             MitigateError: it says nothing that can be understood.
@@ -143,7 +143,7 @@ class Follower:
                 self._blamed.discard(fault.name)
 
     def _worker(self, rank: int) -> Worker:
-        """Who has a rank: as the trace recorded it, else in Megatron's order (tp, cp, dp, pp)."""
+        """A rank's worker: as recorded in the trace, else in Megatron's order (tp, cp, dp, pp)."""
         job = self.measured.job
         if not 0 <= rank < job.ranks:
             raise MitigateError(f"there is no rank {rank}; the job has {job.ranks}")

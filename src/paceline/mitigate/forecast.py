@@ -1,4 +1,4 @@
-"""What a planner will do if the fail-slows stay as they are."""
+"""The planner's next actions if the fail-slows stay as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Due:
     Attributes:
         after_steps: steps from the onset.
         after_s: seconds from the onset, overheads of earlier actions included.
-        action: what it will be.
+        action: the strategy.
     """
 
     after_steps: int
@@ -68,7 +68,7 @@ def forecast(
     rule: str,
     steps_left: int | None = None,
 ) -> Forecast:
-    """What can be done about fail-slows, and when the planner will do it.
+    """Remedies for fail-slows, and the time when the planner will use each.
 
     Args:
         strategies: the job, and what actions cost.

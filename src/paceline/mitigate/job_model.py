@@ -51,7 +51,7 @@ OF_GROUPS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What mitigation has changed in a job.
+    """The changes that mitigation has made to a job.
 
     Attributes:
         counts: [replica] microbatches of each.
@@ -261,7 +261,7 @@ class JobModel:
     def factor_of(self, fault: Fault, slowdown: float) -> float:
         """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
 
-        Step times tell the slowdown of the job; this is what it means for one machine.
+        Step times tell the slowdown of the job; this is its meaning for one machine.
 
         Raises:
             MitigateError: however slow it is, the step does not become as long.

@@ -1,4 +1,4 @@
-"""The life of a job: fail-slows come and go, and a planner does about them what it can.
+"""The life of a job: fail-slows come and go, and a planner answers them.
 
 Every step takes what the simulator says for the machines as they are at its start, times noise. A
 planner learns of a fail-slow some steps after its onset, as a detector would tell it, and after a

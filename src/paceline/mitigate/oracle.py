@@ -29,7 +29,7 @@ class Visit:
 
     Attributes:
         at_s: seconds after the job's start.
-        overhead_s: what it takes.
+        overhead_s: its time.
         setting: the job from then on.
     """
 

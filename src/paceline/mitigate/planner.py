@@ -1,13 +1,13 @@
 """When to act: the falcon paper's Algorithm 1 as a state machine that survives a restart.
 
-A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until what it has cost
+A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until its cost so far
 equals what the cheapest strategy costs, then apply that; go on so with the dearer ones. No player
 without foresight can promise better than this rule does.
 
 Beyond the paper: the simulator is asked first, and what does not help is skipped. Losses are
 counted for each strategy and fail-slow, so that several at once, and one that comes back, count as
-they should. What is no longer needed is taken back by the same rule: sharing the microbatches out
-evenly again is what S2 says for a job without fail-slows.
+they should. An action that is no longer needed is taken back by the same rule: sharing the
+microbatches out evenly again is what S2 says for a job without fail-slows.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class State:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do now.
+    """The action for now.
 
     Attributes:
         step: after this step.
-        option: the strategy, its setting and what it gains.
+        option: the strategy, its setting and its gain.
         lost_s: seconds lost until now.
         since_step: the step in which the loss began.
         faults: the fail-slows it is meant for, in words.
@@ -251,7 +251,7 @@ class Planner:
         }
 
     def _most(self, strategy: str) -> float:
-        """What counts towards a strategy: as much as towards the fail-slow it counts most for."""
+        """The loss that counts towards a strategy: the largest of all fail-slows' losses."""
         return max(self.state.accrued_s.get((strategy, name), 0.0) for name in self._names())
 
     def _accrued(

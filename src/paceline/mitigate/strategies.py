@@ -1,4 +1,4 @@
-"""What can be done about fail-slows (falcon paper, 5.1), each with its step time by simulation.
+"""Strategies against fail-slows (falcon paper, 5.1), each with its step time by simulation.
 
 S1 ignores them; S2 shares microbatches out by speed; S3 moves machines; S4 restarts from a
 checkpoint on healthy machines. A strategy that changes nothing for the better does not apply: the
@@ -26,7 +26,7 @@ ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
 #: One-off overheads, seconds: the solver and the next step; parameters swapped through memory,
 #: "within one minute"; a checkpoint written and read, "tens of minutes" (falcon paper, 5.3, 7.5).
 OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1800.0}
-#: What takes longer is never done.
+#: A strategy that takes longer is never used.
 LARGEST_OVERHEAD_S = 1e9
 
 #: A step that is shorter by less than this share is not worth an action.
@@ -44,7 +44,7 @@ WEIGHT = (
     "(falcon paper, 5.3)"
 )
 
-#: What a placement away from a slow link cannot promise.
+#: Limits of the promise of a placement away from a slow link.
 OF_LINKS = (
     "the high end takes rings in the order of replicas and no other traffic over the slow link; at "
     "the low end all that its ends send stays slow. Measured on 16 GPUs: 25 and 54% (falcon "
@@ -65,7 +65,7 @@ class Option:
         step_s: predicted seconds of a step then.
         now_s: seconds of a step as things are.
         healthy_s: seconds of a step without fail-slows and changes.
-        overhead_s: what it costs once; None = it must not be used.
+        overhead_s: its cost, once; None = it must not be used.
         text: what to do.
         why_not: why it does not apply; "" = it does.
         change: what to change, as JSON can hold it.
@@ -142,7 +142,7 @@ class Option:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What :func:`best_counts` asks of a job: how long replicas take for their microbatches."""
+    """Input of :func:`best_counts`: how long replicas take for their microbatches."""
 
     model: JobModel
     setting: Setting
@@ -180,7 +180,7 @@ class Strategies:
     def __init__(
         self, model: JobModel, overhead_s: Mapping[str, float | None] = OVERHEAD_S
     ) -> None:
-        """What can be done, and what it costs.
+        """The possible strategies with their costs.
 
         Args:
             model: the job.
@@ -208,7 +208,7 @@ class Strategies:
         self._options_of.clear()
 
     def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
-        """S1 to S4, as things are: also what takes back what is no longer needed."""
+        """S1 to S4, as things are: also those that take back earlier ones."""
         key = (setting, faults)
         if key not in self._options_of:
             now_s = self.model.step_s(setting, faults)

@@ -1,4 +1,4 @@
-"""What to do about a fail-slow of which only step times are known: ignore it, or restart (S1, S4).
+"""Advice about a fail-slow of which only step times are known: ignore it, or restart (S1, S4).
 
 Nothing says whose microbatches or place to change, so S2 and S3 are out. A ski rental as the
 planner's (falcon paper, Algorithm 1): a restart pays when the loss since the onset equals its cost.
@@ -85,7 +85,7 @@ class TimesOnly:
         self._is_told = False
 
     def take(self, line: Mapping[str, Any]) -> Restart | None:
-        """What to do after a line, where that is new.
+        """The action after a line, where it is new.
 
         Raises:
             MitigateError: it is neither an event nor a step.

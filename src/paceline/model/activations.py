@@ -1,4 +1,4 @@
-"""What one layer, and the model's ends, keep of a microbatch, and need while they are at work.
+"""Memory that one layer, and the model's ends, keep of a microbatch, and need while they work.
 
 Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", tensor by
 tensor, so that models it does not cover (gated MLPs, grouped-query attention, experts, fused
@@ -94,7 +94,7 @@ def _whole_layer(
 
 
 def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
-    """What the scan saves, its result and what the gated norm makes of it.
+    """Tensors that the scan saves, its result, and the gated norm's tensors.
 
     The scan saves its input and its output before the gate (mamba_ssm,
     ``MambaSplitConv1dScanCombinedFn``).
@@ -107,7 +107,7 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
 
 
 def _delta_net(delta: DeltaNet, s: _Sizes, plan: Plan) -> float:
-    """What a gated DeltaNet saves.
+    """Tensors that a gated DeltaNet saves.
 
     The projection (with the gate), the convolution's result, queries and keys behind their norms,
     the inverse of each chunk's triangle, the rule's result and what the gated norm makes of it.
@@ -134,7 +134,7 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
 
 
 def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads: float) -> float:
-    """What sparse attention keeps, as ``operators`` runs it.
+    """Tensors that sparse attention keeps, as ``operators`` runs it.
 
     Queries before and behind their up-projection, the shared key, the result before and behind its
     own; of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
@@ -175,7 +175,7 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
     into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
     # Tokens in the experts' order (an input of products), and what the experts give.
     tokens = s.element * routed * moe.width(llm.hidden) * (result + 1.0)
-    # What is dispatched, and the experts' sum as an input of the projection out of the latent.
+    # The dispatched tokens, and the experts' sum as an input of the projection out of the latent.
     tokens += s.element * s.tokens / plan.tp * moe.latent * (1.0 + result)
     router = 4 * s.tokens / plan.tp * moe.experts
     return tokens + into + given + router, given
@@ -208,7 +208,7 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
 
 
 def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
-    """Bytes beside what is kept while the backward of one layer's MLP is at work.
+    """Bytes beside the kept ones while the backward of one layer's MLP is at work.
 
     The residual stream's gradient; then the larger of two moments: the activation's backward (the
     gradients of its result and of its input), and the first product's (the gradients of its output,

@@ -1,4 +1,4 @@
-"""What a calibration was fitted to, kept in the cluster file beside the constants."""
+"""Runs behind a calibration, kept in the cluster file beside the constants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Calibration:
     words: Mapping[str, tuple[str, ...]] = field(hash=False)
 
     def outside(self, llm: LLM, plan: Plan) -> list[str]:
-        """What of a job lies beyond the runs, in words; empty where nothing does."""
+        """Properties of a job beyond the runs, in words; empty where there are none."""
         beyond = []
         for name, value in features(llm, plan).items():
             if isinstance(value, str):
@@ -93,7 +93,7 @@ class Calibration:
 
 
 def features(llm: LLM, plan: Plan) -> dict[str, float | str]:
-    """What of a job decides how far its prediction can be trusted."""
+    """Properties of a job that decide how far its prediction can be trusted."""
     return {
         "gpus": plan.gpus,
         "hidden": llm.hidden,

@@ -27,7 +27,7 @@ class Gpu:
     """One GPU (or one accelerator package), by its datasheet.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         peak_flops: dense FLOP/s (no sparsity) per precision of the matrix multiplications; "fp32"
             is plain fp32, not TF32; a precision that is missing is not supported.
         memory_bytes: size of its memory.
@@ -118,7 +118,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What joins the nodes.
+    """The network between the nodes.
 
     Attributes:
         nics: network adapters per node.
@@ -157,7 +157,7 @@ class Cluster:
     """Equal nodes of equal GPUs, with the network between them.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         gpu: one of its GPUs.
         node: what joins the GPUs of a node.
         network: what joins the nodes.

@@ -20,7 +20,7 @@ from paceline.quantities import format_quantity
 #: change it, a field that means something else does.
 VERSION = 1
 
-#: Field -> what it measures, for the fields that are no text and no whole number.
+#: Field -> its quantity, for the fields that are no text and no whole number.
 _MEASURES = {
     "memory_bytes": "bytes",
     "memory_bandwidth": "byte/s",

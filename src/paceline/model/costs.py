@@ -1,4 +1,4 @@
-"""What one step of a plan costs, stage by stage: the durations that ``graph.from_plan`` lays out.
+"""Cost of one step of a plan, stage by stage: the durations that ``graph.from_plan`` lays out.
 
 Seconds of one microbatch on one GPU of each place; a *place* is a chunk's position in the model,
 ``chunk * pp + stage`` (so with vpp = 1, the stage).
@@ -39,7 +39,7 @@ from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
 
-#: What the duration of a compute is made of.
+#: Parts of the duration of a compute.
 PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
 _DP = PARTS.index("dp")
 _LAUNCH = PARTS.index("launch")
@@ -50,7 +50,7 @@ EXCHANGE = PARTS.index("ep")
 #: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
 #: Gradients travel in buckets of this many elements where they overlap with the backward pass:
-#: what is left when it ends is the last bucket (Megatron-Core's default, 40 million).
+#: the rest when it ends is the last bucket (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
 #: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
 #: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
@@ -60,7 +60,7 @@ TP_OVERLAP_TOKENS = 4096
 #: Express 4.0 (NVIDIA/nvbandwidth 66746a3, README, ``host_to_device_memcpy_ce``, on GPUs with the
 #: NVLink of an A100).
 HOST_SHARE = 0.82
-#: What names the kernels that wait for the host: how many tokens an expert gets is known late.
+#: Operators whose kernels wait for the host: how many tokens an expert gets is known late.
 _OF_EXPERTS = ("expert-", "router", "permute", "unpermute")
 
 
@@ -173,7 +173,7 @@ class CostModel:
     # Compute.
 
     def stage_work(self, plan: Plan) -> StageWork:
-        """What does not depend on the number of replicas."""
+        """The costs that do not depend on the number of replicas."""
         key = (
             *_layer_key(plan),
             *(plan.pp, plan.vpp, plan.layers_per_stage),
@@ -326,7 +326,7 @@ class CostModel:
         call = getattr(self.fabric, collective.op)
         return float(call(collective.bytes, Group(size, stride)))
 
-    # What depends on the number of replicas.
+    # The costs that depend on the number of replicas.
 
     def costs(self, plan: Plan) -> PlanCosts:
         """The durations of one step."""
@@ -365,7 +365,7 @@ class CostModel:
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
 
-        What ZeRO-2 and ZeRO-3 do with every microbatch is in :meth:`repeated_s`.
+        :meth:`repeated_s` has the traffic of ZeRO-2 and ZeRO-3 with every microbatch.
         """
         weight = plan.element_bytes
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
@@ -396,7 +396,7 @@ class CostModel:
     def _overlap(
         self, plan: Plan, work: StageWork, gather: Array, reduce: Array
     ) -> tuple[Array, Array, Array]:
-        """Exposed gathers, exposed reductions and what is hidden, [place] seconds.
+        """Exposed gathers, exposed reductions and hidden traffic, [place] seconds.
 
         Gathers hide behind the first forward of a chunk, reductions behind its last backward; at
         least one bucket stays exposed at each end, and hidden traffic slows the compute.
@@ -415,7 +415,7 @@ class CostModel:
         return exposed[0], exposed[1], hidden
 
     def overlapped(self, total: Array, most: Array, room: Array) -> tuple[Array, Array]:
-        """What of data-parallel traffic hides, at most ``most``, and what shows; seconds."""
+        """Hidden (at most ``most``) and exposed parts of data-parallel traffic; seconds."""
         under = np.minimum(np.minimum(most, self.efficiency.hidden_dp * total), room)
         return under, total - under + self.efficiency.overlap * under
 
@@ -442,7 +442,7 @@ class CostModel:
         return repeated
 
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
-        """What of data-parallel traffic shows beside the compute (``room``) it may hide behind."""
+        """Exposed data-parallel traffic beside the compute (``room``) it may hide behind."""
         return self.overlapped(seconds, seconds, room)[1] if plan.overlap_dp else seconds
 
     def _sharded(self, plan: Plan, work: StageWork) -> Array:
@@ -519,7 +519,7 @@ class CostModel:
 
 
 def _layer_key(plan: Plan) -> tuple[object, ...]:
-    """What the work of a layer depends on."""
+    """The key of a layer's work."""
     return (
         plan.tp,
         plan.cp,

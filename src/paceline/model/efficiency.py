@@ -1,7 +1,7 @@
 """How much of the datasheet real kernels and collectives reach.
 
 The defaults are those of well-kept software on NVIDIA A100s, from the sources named beside each;
-``cluster_presets`` replaces what is known to differ on other GPUs. None of them was chosen by
+``cluster_presets`` replaces those known to differ on other GPUs. None of them was chosen by
 looking at measured training steps; ``calibrate`` does that, into a cluster file of the user's own.
 """
 
@@ -116,12 +116,12 @@ class Efficiency:
         return self.gemm_fp8 if precision == "fp8" else self.gemm
 
 
-#: What large GEMMs reach in practice over the best that any shape does: on the A100, 0.80 (above)
+#: Rate of large GEMMs in practice over the best of any shape: on the A100, 0.80 (above)
 #: over 0.859 (Bekman, below).
 _TYPICAL = 0.93
 
 
-#: What training in fp8 loses beside the kernels of the presets. Fitted to the 22 shared MLPerf rows
+#: Losses of fp8 training beside the kernels of the presets. Fitted to the 22 shared MLPerf rows
 #: of v3.1 to v5.1 (each submitter's rows of one GPU and model weigh as one): the share of the fp8
 #: product's rate on Hopper and Blackwell, of overlapped data-parallel traffic that hides, and
 #: seconds of a layer and pass (``benchmarks/fit_mlperf.py``). The fit makes racks (GB200, GB300)

@@ -36,7 +36,7 @@ def from_hf(
 
     Raises:
         ModelError: the file is missing or is no JSON object, the architecture is not modelled, or
-            a field is missing, of the wrong type, or asks for what is not modelled.
+            a field is missing, of the wrong type, or asks for an unmodelled feature.
     """
     if isinstance(source, Mapping):
         where, folder, content = "the config", "", source

@@ -41,7 +41,7 @@ _Record = TypeVar("_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """What is to be trained, on what, and how.
+    """Model, cluster and plan of a training job.
 
     Attributes:
         llm: the model.

@@ -46,7 +46,7 @@ class LLM:
     number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
 
     Attributes:
-        name: what the model is called.
+        name: the model's name.
         layers: transformer layers (multi-token-prediction layers not among them).
         hidden: width of the residual stream.
         heads: query heads.

@@ -122,7 +122,7 @@ def _opt() -> Iterator[LLM]:
     return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
 
 
-# What Llama and all later models here share.
+# Fields that Llama and all later models here share.
 _MODERN: dict[str, Any] = {
     "gated": True,
     "norm": "rmsnorm",
@@ -452,7 +452,7 @@ LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
     {llm.name: llm for family in _FAMILIES for llm in family()}
 )
 
-# What people and published tables call them besides.
+# Other names in use by people and published tables.
 _ALIASES = {
     "gpt2": "gpt2-124m",
     "gpt2-small": "gpt2-124m",

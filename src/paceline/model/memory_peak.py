@@ -1,4 +1,4 @@
-"""What a plan needs of each GPU's memory, stage by stage, and when in the step.
+"""A plan's need of each GPU's memory, stage by stage, and when in the step.
 
 A step has three moments at which memory may peak (:data:`MOMENTS`): the loss of the newest
 microbatch, the backward of the layer behind it, and the end of the last backward.
@@ -92,7 +92,7 @@ class StageMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What PyTorch's allocator gives out: ``torch.cuda.max_memory_allocated``."""
+        """Blocks of PyTorch's allocator: ``torch.cuda.max_memory_allocated``."""
         return self.total_bytes - self.framework
 
     @property
@@ -104,7 +104,7 @@ class StageMemory:
 def stage_memory(
     llm: LLM, plan: Plan, cluster: Cluster | None = None, rules: MemoryRules = DEFAULT_RULES
 ) -> list[StageMemory]:
-    """What each stage needs on each of its GPUs; ``cluster`` changes nothing today."""
+    """Need of each stage on each of its GPUs; ``cluster`` changes nothing today."""
     moments = memory_moments(llm, plan, rules)
     peaks = moments.sum(axis=1).argmax(axis=0)
     return [
@@ -210,7 +210,7 @@ def place_activations(
 ) -> tuple[Array, Array]:
     """[place] bytes that its layers keep of a microbatch, and of a layer at work.
 
-    What the model's ends keep beside that is :func:`end_activations`.
+    :func:`end_activations` has the tensors that the model's ends keep beside that.
     """
     kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind: dict[LayerKind, tuple[float, float]] = {}
@@ -263,7 +263,7 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
 def pipelining_bytes(llm: LLM, plan: Plan) -> Array:
     """[stage] bytes that ``torch.distributed.pipelining`` holds over the whole step.
 
-    A buffer per chunk and microbatch for what is received of each direction, and on the last stage
+    A buffer per chunk and microbatch for received tensors of each direction, and on the last stage
     the logits of all microbatches (torch 2.13, ``stage.py``).
     """
     split = plan.tp if plan.sequence_parallel else 1

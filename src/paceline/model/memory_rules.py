@@ -1,4 +1,4 @@
-"""What training software keeps in memory beyond what a plan says.
+"""Memory that training software keeps beyond the plan's own.
 
 The defaults are Megatron-Core's up to ZeRO-2 and FSDP2's at ZeRO-3. Read in their sources:
 Megatron-Core d98e8a64 (2026-08), Transformer Engine d0067d0d (2026-08), torchtitan ba246978
@@ -83,7 +83,7 @@ class MemoryRules:
         return LOSS_BYTES[self.loss or ("unfused" if is_fsdp(plan) else "in-place")]
 
     def selective_of(self, plan: Plan) -> Selective:
-        """What selective recomputation recomputes."""
+        """Operators that selective recomputation repeats."""
         return self.selective or ("per-op" if is_fsdp(plan) else "norms")
 
     def room(self, memory_bytes: float) -> float:

@@ -49,7 +49,7 @@ def places_visited(places: int, visits: int) -> float:
 
 
 class _Path(NamedTuple):
-    """What a group's traffic meets: byte/s and seconds per hop, inside a node and between."""
+    """Path of a group's traffic: byte/s and seconds per hop, inside a node and between."""
 
     per_node: int
     nodes: int

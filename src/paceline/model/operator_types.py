@@ -72,7 +72,7 @@ class LayerWork:
     recompute: list[Work] = field(default_factory=list)
 
     def directions(self) -> tuple[list[Work], list[Work]]:
-        """What runs in the forward and in the backward pass."""
+        """Operators of the forward and of the backward pass."""
         return self.forward, [*self.recompute, *self.backward]
 
     def flops(self) -> tuple[float, float]:
@@ -84,7 +84,7 @@ class LayerWork:
 
 
 class LayerKind(NamedTuple):
-    """What tells layers of one model apart.
+    """Properties that tell layers of one model apart.
 
     Attributes:
         blocks: letters of its blocks, in order (:meth:`LLM.layer_blocks`).

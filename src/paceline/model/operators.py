@@ -1,4 +1,4 @@
-"""What one GPU computes and sends for one microbatch, operator by operator.
+"""Computes and messages of one GPU for one microbatch, operator by operator.
 
 Counts only: shapes, FLOPs, bytes; ``compute`` and ``network`` turn them into seconds. Tensors are
 named as in Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
@@ -254,7 +254,7 @@ class _Maker:
         )
 
     def _cast_fused(self, name: str, x: int, y: int) -> None:
-        """What enters fused experts is cast at once; in between, products write what is cast.
+        """Inputs of fused experts are cast at once; in between, products write cast values.
 
         Block scales need no maximum of the whole: one read, two writes.
         """

@@ -462,7 +462,7 @@ def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
 
 
 def _offload_problems(plan: Plan, llm: LLM) -> list[str]:
-    """What offloading needs in Megatron-Core (d98e8a6, ``transformer_config.py``)."""
+    """Conditions of offloading in Megatron-Core (d98e8a6, ``transformer_config.py``)."""
     if not plan.offload_layers:
         return []
     reasons = []
@@ -492,7 +492,7 @@ def _shard_problems(plan: Plan, llm: LLM) -> list[str]:
 
 
 def _split_problems(plan: Plan) -> list[str]:
-    """What schedules with split backwards need (torch 2.13; deepseek-ai/DualPipe)."""
+    """Conditions of schedules with split backwards (torch 2.13; deepseek-ai/DualPipe)."""
     name, m = plan.schedule, plan.microbatches
     reasons = []
     if name in OVERLAPPING and m < 2 * plan.pp:

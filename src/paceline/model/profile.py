@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
-    """What ``paceline profile`` measured on one device.
+    """Measurements of ``paceline profile`` on one device.
 
     Attributes:
         device: name of the GPU, or of the processor.
@@ -238,7 +238,7 @@ _KINDS: dict[type[Any], str] = {list: "a list", dict: "a mapping", str: "a text"
 
 
 class _Fields:
-    """Typed reading of a mapping; says what is wrong with which field."""
+    """Typed reading of a mapping; names the bad field and its fault."""
 
     def __init__(self, mapping: Mapping[str, Any], prefix: str) -> None:
         self.mapping, self.prefix = mapping, prefix
@@ -283,7 +283,7 @@ class _Fields:
         return ModelError(f"{self.prefix}{name} must be {expected}, not {text}")
 
 
-# Whose profile it is.
+# The device of the profile.
 
 
 def _same_device(profile: OperatorProfile, gpu: Gpu) -> bool:

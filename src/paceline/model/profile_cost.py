@@ -61,7 +61,7 @@ def one_of_batch(op: Operator) -> Operator:
 
 
 def shape_of(op: Operator) -> dict[str, float]:
-    """What the rate of an operator depends on within its class."""
+    """Properties that the rate of an operator depends on within its class."""
     if op.part == "gemm":
         return {"m": op.m, "n": op.n, "k": op.k}
     if op.part == "attention" and op.n:
@@ -73,7 +73,7 @@ def shape_of(op: Operator) -> dict[str, float]:
 
 
 def _amount(op: Operator) -> float:
-    """What the rate counts."""
+    """Unit of the rate."""
     return op.bytes if op.part == "memory" else op.flops
 
 
@@ -154,7 +154,7 @@ class ProfileCost:
 
     @property
     def outside(self) -> list[str]:
-        """What has been asked for that the profile does not cover, in words."""
+        """Requested properties that the profile does not cover, in words."""
         return [self._say(*key, *span) for key, span in sorted(self._notes.items())]
 
     def with_launches(self, cluster: Cluster) -> Cluster:

@@ -2,7 +2,7 @@
 
 Which operators: those that a prediction of the asked-for shapes asks the cost of (vTrain, III-C:
 "necessary operators", once per hidden size, tensor parallelism, microbatch and sequence). Each runs
-alone, over copies of its inputs that together exceed the last-level cache: what it reads is cold,
+alone, over copies of its inputs that together exceed the last-level cache: its inputs are cold,
 as weights and saved activations are in a training step.
 
 torch is imported when a profile is taken, never with this module.
@@ -43,7 +43,7 @@ _VOCAB = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What to profile.
+    """The shapes to profile.
 
     Attributes:
         models: models whose operators are timed, each with every ``tp`` and ``micro_batch``.
@@ -140,7 +140,7 @@ def necessary(shapes: Shapes) -> list[Case]:
 
 
 def _cases_of(llm: LLM, plan: Plan) -> Iterator[Case]:
-    """What predictions of one plan, and of its pipeline of single layers, ask the cost of."""
+    """Operators that predictions of a plan, and of its pipeline of single layers, need."""
     for variant in (plan, replace(plan, pp=llm.layers)):
         operators: list[Operator] = []
 

@@ -1,1 +1,1 @@
-"""What watches jobs while they run: servers that take in what the jobs say of themselves."""
+"""The monitor of running jobs: servers that take in what the jobs say of themselves."""

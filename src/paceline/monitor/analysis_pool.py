@@ -206,7 +206,7 @@ class Analyses:
                     raise _Stopping from None
 
     def _analyse(self, row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Run the process; what it summarises."""
+        """Run the process; returns its summary."""
         settings = {
             "memory_bytes": self._config.analysis_memory_mib * MIB,
             "meta": row["meta"],
@@ -277,7 +277,7 @@ class Analyses:
         return float(summary["waste"] * gpus * stands_s / 3600)
 
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """What the trace says of the job and its pusher did not."""
+        """Fields that the trace has and the job's pusher did not send."""
         if not job["gpus"] or not job["degrees"]:
             jobs.register(
                 self._engine,

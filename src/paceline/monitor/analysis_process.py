@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What `paceline analyze --out` does, and what the store keeps of it."""
+    """Run `paceline analyze --out`, and keep the parts that the store needs."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.graph import from_trace
     from paceline.monitor.rank_groups import hosts_of

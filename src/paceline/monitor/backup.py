@@ -32,7 +32,7 @@ from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.tables import stores
 
 FORMAT = 1
-#: What of the data folder is in a backup: traces and results, step times, spans of no session yet.
+#: Parts of the data folder in a backup: traces and results, step times, spans of no session yet.
 _FOLDERS = ("blobs", "steps", "otlp")
 _FILES = ("cookie.key",)
 _MANIFEST = "manifest.json"
@@ -88,7 +88,7 @@ def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[st
 
 
 def _files_of(data: Path) -> Iterator[Path]:
-    """What is copied.
+    """The files to copy.
 
     Of a job's step times the detector first, for it may be behind the others; of its spans the plan
     of their next session last, for it is of use with the spans that it was made for only.

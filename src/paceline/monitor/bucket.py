@@ -54,7 +54,7 @@ class Gate:
         self.problem = ""
 
     def call(self, work: Callable[[], T], *, is_long: bool = False) -> T:
-        """What ``work`` returns.
+        """Result of ``work``.
 
         Raises:
             BlobsAway: it failed, took too long, or others do so at present.
@@ -258,7 +258,7 @@ class SpooledBlobs:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is not moved yet waits for the next start."""
+        """A blob that is not moved yet waits for the next start."""
         self._stop.set()
         self._news.set()
 
@@ -313,7 +313,7 @@ class SpooledBlobs:
         return self._bucket
 
     def _spooled(self) -> Iterator[tuple[str, int, float]]:
-        """Without what is half written, or lent out."""
+        """Without half written files, or lent ones."""
         rows = self._spool.listed()
         return (row for row in rows if not any(part[0] == "." for part in row[0].split("/")))
 

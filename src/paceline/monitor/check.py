@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 
 
 def problems(config: Config, engine: Engine) -> Iterator[str]:
-    """What is damaged or missing, a line each: database, step times, traces.
+    """Damaged or missing parts, a line each: database, step times, traces.
 
     Reads all of it, beside a running service, too.
     """

@@ -16,7 +16,7 @@ MIB = 1 << 20
 DAY_S = 86_400.0
 #: With less address space the libraries of an analysis do not always load.
 LEAST_ANALYSIS_MIB = 512
-#: What Prometheus takes as a label.
+#: Pattern of Prometheus' label names.
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,60}")
 #: Names of instances.
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,40}")

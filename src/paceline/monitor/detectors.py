@@ -212,7 +212,7 @@ class Detectors:
                 if live.unsaved >= _SAVE_SAMPLES:
                     self._save(live)
         except Exception as error:
-            self._live.pop(job.id, None)  # to be taken up again from what is on disk
+            self._live.pop(job.id, None)  # to be taken up again from the disk
             _say("step times", error)
         finally:
             if isinstance(batch, Batch):
@@ -281,7 +281,7 @@ class Detectors:
         self._live[job.id] = live
 
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
-        """What came since the stream was saved; where that does not fit, what makes another."""
+        """Samples since the stream was saved; if they do not fit, all those behind a new one."""
         if not is_unfit:
             return file.read_behind(live.stream.seen_at)
         return replay(file, live.stream, lambda: self._look_for_ongoing(live))

@@ -34,7 +34,7 @@ BEAT_S = 60.0
 
 @dataclass(frozen=True)
 class Half:
-    """What the database, or the folder, knows of the store.
+    """The store's identity in the database, or in the folder.
 
     Attributes:
         name: of the store.

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from paceline.ledger.ledger import Ledger, ledger_of
 from paceline.monitor.step_files import StepFiles
-from paceline.monitor.store import jobs
+from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.events import level_events
 from paceline.sources.run_logs.timeline import Start, Steps, Timeline
 
@@ -30,13 +30,30 @@ def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | Non
     row = jobs.by_id(engine, job_id)
     if row is None:
         return None
+    session = sessions.latest_done(engine, job_id)
     return job_ledger(
         files.rows(job_id),
         level_events(engine, job_id),
         gpus=row["gpus"],
-        slowdown=row["slowdown"],
+        slowdown=None if session is None else healthy_slowdown(session, row["healthy_s"]),
         has_ended=row["status"] == "ended",
     )
+
+
+def healthy_slowdown(session: Mapping[str, Any], healthy_s: float | None) -> float | None:
+    """S of the steps at the detector's healthy level, 1 or more; None where no session has one.
+
+    A session of a fail-slow has the fail-slow in its S, which the ledger counts by itself. So the
+    healthy step is compared with the session's ideal one.
+    """
+    slowdown = session["slowdown"]
+    if slowdown is None:
+        return None
+    highest = max(float(slowdown), 1.0)
+    if healthy_s is None or not session["step_s"]:
+        return highest
+    ideal_s = session["step_s"] / slowdown
+    return float(min(max(healthy_s / ideal_s, 1.0), highest))
 
 
 def job_ledger(
@@ -53,7 +70,7 @@ def job_ledger(
         rows: [step] of its series, ``step_series.ROW`` each.
         events: of its detector, in their order, with kind, start, since_step, factor and ranks.
         gpus: of the job, for GPU-hours.
-        slowdown: S of its latest analysis; None leaves stragglers unknown.
+        slowdown: S of its healthy steps, 1 or more; None leaves stragglers unknown.
         has_ended: whether the job ended of its own accord.
 
     Returns:
@@ -69,13 +86,7 @@ def job_ledger(
         for event in events
         if (start := event["start"] or 0) in numbers and _has_level(event)
     ]
-    # A session of S below 1 says that nothing straggles.
-    return ledger_of(
-        timeline,
-        events=placed,
-        slowdown=None if slowdown is None else max(slowdown, 1.0),
-        gpus=gpus,
-    )
+    return ledger_of(timeline, events=placed, slowdown=slowdown, gpus=gpus)
 
 
 def _has_level(event: Mapping[str, Any]) -> bool:

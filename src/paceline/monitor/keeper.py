@@ -1,4 +1,4 @@
-"""Whose a job's detector is, and where it is kept: here, where one process has the store."""
+"""The owner of a job's detector, and its place: here, where one process has the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose step times come in: its stream of steps, and what is to be told of them."""
+"""A job whose step times come in: its stream of steps, and the news of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATEST = 15
 
 @dataclass(eq=False)
 class LiveJob:
-    """A job's stream and what is to be told of it."""
+    """A job's stream and the news of it."""
 
     job: JobKey
     stream: Stream
@@ -117,7 +117,7 @@ class LiveJob:
             self.changed = True
 
     def row(self) -> dict[str, Any]:
-        """What the job's row in the store says of its steps."""
+        """Step times in the job's row of the store."""
         return {
             "job_id": self.job.id,
             "seen_at": self.stream.seen_at,

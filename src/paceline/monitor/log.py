@@ -28,7 +28,7 @@ _SECRETS = (
         r"\1\2***",
     ),
 )
-#: Longest text of a field; a client chooses what it asks for.
+#: Longest text of a field; a client chooses its request.
 _MAX_CHARACTERS = 2000
 
 

@@ -2,8 +2,8 @@
 
 As the OTLP specification has it (section OTLP/HTTP): 200 with an ExportTraceServiceResponse in the
 encoding of the request; 400 for a body that cannot be decoded, which the sender then drops; 503,
-with Retry-After, for one that it should send again; errors carry a google.rpc.Status. What was
-acknowledged is on disk.
+with Retry-After, for one that it should send again; errors carry a google.rpc.Status. Acknowledged
+requests are on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CODES = {404: 5, 405: 12, 408: 4, 413: 8, 503: 14}
 
 @dataclass
 class Counts:
-    """What a receiver has done so far.
+    """Counts of a receiver so far.
 
     Attributes:
         requests: accepted.
@@ -63,8 +63,8 @@ class Receiver(ThreadingHTTPServer):
     """The server; it listens once it is made.
 
     Attributes:
-        counts: what it has done so far.
-        file: what it writes to.
+        counts: its work so far.
+        file: its output.
     """
 
     daemon_threads = True  # a silent connection does not hold up the end
@@ -109,7 +109,7 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What an exporter's OTEL_EXPORTER_OTLP_TRACES_ENDPOINT should be."""
+        """Value for an exporter's OTEL_EXPORTER_OTLP_TRACES_ENDPOINT."""
         host = str(self.server_name)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/v1/traces"
 
@@ -133,7 +133,7 @@ class Receiver(ThreadingHTTPServer):
             self.count_refused(500)
 
     def stop(self) -> None:
-        """Take no more, finish what is being worked on, close the file. Not in serving's thread."""
+        """Take no more, finish the present work, close the file. Not in serving's thread."""
         self._stopping = True
         self.shutdown()
         self.server_close()

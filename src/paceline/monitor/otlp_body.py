@@ -96,7 +96,7 @@ def _receive(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
 
 
 def _unpack(body: bytes) -> bytes:
-    """What a gzip body holds; never more than the limit is unpacked."""
+    """Size of a gzip body's content; never more than the limit is unpacked."""
     packed = zlib.decompressobj(wbits=31)
     try:
         content = packed.decompress(body, MAX_BODY_BYTES + 1)

@@ -203,7 +203,7 @@ class SpanFiles:
         self._carry_out(spans, plan)
 
     def _carry_out(self, spans: _Spans, plan: Mapping[str, Any]) -> None:
-        """Make the session, and let the file go on with what is not in it."""
+        """Make the session, and let the file go on with the rest."""
         with spans.file.path.open("rb") as file:
             data = file.read(int(plan["size"]))
         if hashlib.sha256(data).hexdigest() == plan["sha256"]:  # else all was done before

@@ -1,4 +1,4 @@
-"""What the spans of Megatron-LM say of its steps: their times, and which of them are whole."""
+"""Steps from the spans of Megatron-LM: their times, and which of them are whole."""
 
 from __future__ import annotations
 

@@ -41,5 +41,5 @@ class Pulse:
         return waited_s if is_overdue(waited_s, usual_s, step_s) else None
 
     def tell(self) -> None:
-        """What is overdue was told; it is not told again until a batch comes."""
+        """An overdue job was reported; it is not told again until a batch comes."""
         self._told = True

@@ -1,4 +1,4 @@
-"""What ``paceline push`` sends: a trace, a recording, or one that still grows."""
+"""The parts that ``paceline push`` sends: a trace, a recording, or one that still grows."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Target:
     hosts: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def meta(self, degrees: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What goes with a trace."""
+        """The data that goes with a trace."""
         hosts = {str(rank): list(place) for rank, place in self.hosts.items()}
         return {**({"job": degrees} if degrees else {}), **({"hosts": hosts} if hosts else {})}
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What has arrived.
+    """The received parts.
 
     Attributes:
         name: of the job.
@@ -175,7 +175,7 @@ class _Push:
         self._waiting: list[_Batch] = []
 
     def look(self) -> bool:
-        """Read what is new, and make the job known once it has a name; whether more was read."""
+        """Read the new part, and make the job known once it has a name; whether more was read."""
         has_more = len(self._waiting) < _MAX_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:
@@ -243,7 +243,7 @@ class _Push:
             self.target.client.end(self._name)
 
     def done(self) -> Pushed:
-        """What has arrived so far."""
+        """The parts received so far."""
         if not self._name:
             raise MonitorError(f"{self.tail.folder} holds no recording yet; nothing was pushed")
         return Pushed(self._name, tuple(self._sessions), self._samples)

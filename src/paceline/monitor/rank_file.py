@@ -66,7 +66,7 @@ def restore_rank_map(
 
     Args:
         file: of the job's step times.
-        saved_to: up to where the detector's snapshot has seen the job, what is behind comes again;
+        saved_to: up to where the detector's snapshot has seen the job, later ones come again;
             None where the detector is made anew itself.
         is_over: whether to pause.
     """
@@ -95,7 +95,7 @@ def _last_place(rows: npt.NDArray[Any], most: Place | None) -> Place:
 
 
 def ratios_of_batches(file: StepFile, behind: Place) -> Iterator[Ratios | None]:
-    """What the batches that are kept say of the series' steps behind a place; None are pauses."""
+    """Steps of the series behind a place, by the batches that are kept; None are pauses."""
     rows = read_rows(file.folder)
     rows = np.array(rows[_is_behind(rows, behind) & (rows["median_s"] > 0)])
     if not len(rows):

@@ -44,7 +44,7 @@ _NOTHING: Place = (-1, -1)
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """What a rank map says of some of its steps.
+    """The rank map of some of its steps.
 
     Attributes:
         ranks: [rank] ascending.

@@ -39,7 +39,7 @@ class _File:
         return str(self.meta.get("session") or f"start {self.attempt}")
 
     def read(self) -> None:
-        """Take the whole blocks that are new; what is damaged is skipped."""
+        """Take the whole blocks that are new; damaged ones are skipped."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             data = file.read(_READ_BYTES)
@@ -91,7 +91,7 @@ class RecordingTail:
         return newest.session if newest is not None else ""
 
     def look(self) -> bool:
-        """Read what is new, up to some MiB of each file; whether there was anything.
+        """Read the new part, up to some MiB of each file; whether there was anything.
 
         Raises:
             TraceError: a file cannot be read.

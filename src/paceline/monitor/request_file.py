@@ -107,7 +107,7 @@ class RequestFile:
         os.ftruncate(self._file, size - len(tail))
 
     def _tail(self, size: int) -> bytes:
-        """What follows the last newline."""
+        """The text behind the last newline."""
         tail = b""
         while b"\n" not in tail and len(tail) < size:
             start = max(0, size - len(tail) - _BLOCK_BYTES)

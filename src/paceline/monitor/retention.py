@@ -1,4 +1,4 @@
-"""What is too old, too much, or nobody's is removed."""
+"""Removes data that is too old, too much, or nobody's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_A_TIME = 500
 
 @dataclass
 class Removed:
-    """What was removed.
+    """The removed data.
 
     Attributes:
         sessions: too old, with their results.
@@ -60,7 +60,7 @@ class Retention:
         self._steps, self._uploads, self._spans = steps, pending, spans
 
     def run(self, now: float) -> Removed:
-        """Remove what is too old or too much."""
+        """Remove data that is too old or too much."""
         removed = Removed()
         for upload_id in uploads.abandoned(self._engine, now - ABANDONED_S):
             self._uploads.abandon(upload_id)

@@ -36,7 +36,7 @@ from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
 from paceline.monitor.uploads import SPARE_BYTES, SPARE_SHARE, Uploads
 
-#: How often the service looks at silent jobs and alerts, and how often at what is too old.
+#: How often the service looks at silent jobs and alerts, and how often at old data.
 TICK_S, RETENTION_S = 5.0, 600.0
 #: Results this fresh are shown to the alerts once more after a start: one may have been missed.
 _AGAIN_S = 900.0
@@ -58,7 +58,7 @@ class Service:
         uploads: of traces.
         detectors: of the step times.
         analyses: of the sessions.
-        retention: removes what is too old or too much.
+        retention: removes data that is too old or too much.
         alerts: told of sessions and events.
         started_at: when it began to work.
     """
@@ -158,7 +158,7 @@ class Service:
             self._session(job_id, session_id)
 
     def stop(self) -> None:
-        """Finish what is acknowledged, save, and let go of store and data folder."""
+        """Finish acknowledged work, save, and let go of store and data folder."""
         if self.running:
             log(logging.INFO, "stopping")
         self.running = False
@@ -251,7 +251,7 @@ class Service:
 
     @property
     def problems(self) -> list[str]:
-        """What does not work at present, and will by itself once somebody makes room, or waits."""
+        """Parts that do not work now, and will by themselves once somebody makes room, or waits."""
         problems = [f"traces and results are away: {away}"] if (away := self.blobs.problem) else []
         disk = shutil.disk_usage(self.config.data)
         if disk.free < min(SPARE_BYTES, SPARE_SHARE * disk.total):
@@ -259,7 +259,7 @@ class Service:
         return problems
 
     def _clear(self) -> None:
-        """Remove what is too old; in a thread of its own, for a bucket may take its time."""
+        """Remove data that is too old; in a thread of its own, for a bucket may take its time."""
         while not self._stop.wait(RETENTION_S if self._has_cleared else TICK_S):
             self._has_cleared = True
             self._safely("retention", self._keep_tidy, self.clock())

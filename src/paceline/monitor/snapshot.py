@@ -25,7 +25,7 @@ _INNER = "detector."
 
 
 def save_stream(stream: Stream, folder: Path) -> None:
-    """Write what is known of the closed steps; a crash leaves the old file or the new one."""
+    """Write the state of the closed steps; a crash leaves the old file or the new one."""
     about = stream.state_dict()
     arrays = {name: about.pop(name) for name in _arrays(about)}
     if about["detector"] is not None:

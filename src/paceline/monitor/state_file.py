@@ -20,7 +20,7 @@ from paceline.errors import StateError
 
 _ABOUT = "about"
 
-#: What reading a damaged file may raise.
+#: Exceptions from reading a damaged file.
 _DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError),
     *(RuntimeError, zipfile.BadZipFile, zlib.error),

@@ -1,8 +1,8 @@
 """Step times on disk: per job, blocks appended to segment files, never a row of SQL per sample.
 
 A block is a batch as it was pushed, with a checksum; :meth:`StepFile.append` returns when it is on
-disk. What a crash cut off at the end was never acknowledged and is removed at the next start. A
-batch that comes again is known by its source and number, as long as its segment is kept.
+disk. A part that a crash cut off at the end was never acknowledged and is removed at the next
+start. A batch that comes again is known by its source and number, as long as its segment is kept.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Batch:
     place: tuple[int, int] = (0, 0)
 
     def key(self) -> bytes:
-        """What the batch is known by."""
+        """Key of the batch."""
         return _key(self.source, self.number)
 
 
@@ -85,7 +85,7 @@ class StepFile:
             OutputError: they cannot be read or written.
         """
         self.folder = folder
-        # Who needs both takes _sync_lock first.
+        # A thread that needs both takes _sync_lock first.
         self._lock, self._sync_lock = threading.Lock(), threading.Lock()
         self._keys: dict[int, set[bytes]] = {}  # segment -> batches in it
         self._file, self._segment = -1, 0
@@ -258,7 +258,7 @@ class StepFile:
             raise
 
     def _forget_unsynced(self) -> None:
-        """After a failed fsync nobody knows what is on disk: take back what may not be."""
+        """After a failed fsync nobody knows the disk's state: take back the doubtful part."""
         self._failures += 1
         os.ftruncate(self._file, self._synced)
         self._size = self._synced
@@ -357,7 +357,7 @@ def encode(batch: Batch) -> bytes:
     head = _HEAD.pack(batch.at, len(batch.steps), batch.world, len(source), len(number))
     places = np.diff(batch.steps, prepend=0).astype("<i8").tobytes()
     places += np.diff(batch.ranks, prepend=np.int32(0)).astype("<i4").tobytes()
-    if batch.workload:  # versions that do not know it read what is in front of it
+    if batch.workload:  # versions that do not know it read the part in front of it
         places += json.dumps(list(batch.workload.items())).encode()
     times = batch.durations_s.astype("<f4").tobytes()
     payload = head + source + number + times + zlib.compress(places, 1)
@@ -382,7 +382,7 @@ def decode(block: bytes) -> Batch:
 
 
 def decode_key(block: bytes) -> bytes:
-    """What the batch of a whole block is known by, without its samples."""
+    """Key of the batch of a whole block, without its samples."""
     n_source, n_number = _HEAD.unpack_from(block, _BLOCK.size)[3:]
     begin = _BLOCK.size + _HEAD.size
     source = block[begin : begin + n_source].decode()

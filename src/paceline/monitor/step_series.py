@@ -1,4 +1,4 @@
-"""What stays of a job's step times: one row per step, in a file that only grows."""
+"""Kept form of a job's step times: one row per step, in a file that only grows."""
 
 from __future__ import annotations
 

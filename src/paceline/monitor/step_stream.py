@@ -33,8 +33,8 @@ PAUSE_STEPS = 1000
 #: Samples that wait at most; beyond, the oldest steps are closed as they are.
 MAX_WAITING = 20_000_000
 
-#: What :meth:`Stream.state_dict` says of itself. Another set of fields, or another meaning of one:
-#: the next version, and a file of it in tests/golden.
+#: Name of the format of :meth:`Stream.state_dict`. Another set of fields, or another meaning of
+#: one: the next version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-stream", 1
 _STATE_FIELDS = (
     *("last_step", "start", "session", "old_sessions", "world", "begun_at", "joined_at"),
@@ -274,7 +274,7 @@ class Stream:
 
     @property
     def _step_s(self) -> float:
-        """What a step takes now, median of the ranks; nan where it is not known yet."""
+        """Present step time, median of the ranks; nan where it is not known yet."""
         level_s = np.zeros(0) if self.detector is None else self.detector.level_s
         level_s = level_s[~np.isnan(level_s)]
         return float(np.median(level_s)) if len(level_s) else float("nan")
@@ -348,7 +348,7 @@ class Stream:
         if len(durations_s):
             row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
-        if self.ongoing is not None:  # what is healthy to the detector was slow before
+        if self.ongoing is not None:  # the detector's healthy level was slow before
             events = [event for event in events if event.kind != "faster"]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
@@ -382,7 +382,7 @@ class Stream:
         return int(np.median(self.detector.since_step[slow]))
 
     def state_dict(self) -> State:
-        """What is known of the closed steps, to go on from there: see :data:`STATE_SCHEMA`."""
+        """State of the closed steps, to go on from there: see :data:`STATE_SCHEMA`."""
         return {
             "schema": STATE_SCHEMA,
             "version": STATE_VERSION,

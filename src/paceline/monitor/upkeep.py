@@ -1,4 +1,4 @@
-"""What a person asks for: analyse a session again, remove a session or a job."""
+"""Requests by a person: analyse a session again, remove a session or a job."""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ class Uploads:
         """Check the content and make it a session; returns its number."""
         with self._exclusive(row["id"]):
             path = self._path(row["id"])
-            # Who knows a SHA-256 only does not get the session: the bytes have to be here.
+            # A caller that knows only a SHA-256 does not get the session: the bytes have to be
+            # here.
             self._check(row, path)
             twin = path.with_name(f"{path.name}.twin")
             twin.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ LEAST_RUNS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What the calibrated runs were.
+    """The calibrated runs.
 
     Attributes:
         networks, strategies: names.

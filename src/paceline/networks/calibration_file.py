@@ -1,4 +1,4 @@
-"""What a cluster file says of networks, in its section ``networks``.
+"""The section ``networks`` of a cluster file.
 
 A calibration has factors, coverage and constants of kernels. A user's own file may have constants
 alone: ``networks: {compute: {product_share: 0.7}}``; the others are those of its GPU.

@@ -16,7 +16,7 @@ from paceline.model.cluster import Gpu
 from paceline.networks.demand import PASSES, Array, Demand
 from paceline.networks.saved import check_precision
 
-#: What a step does once with each parameter [fp32 elements]: momentum reads and writes.
+#: Work of a step once per parameter [fp32 elements]: momentum reads and writes.
 _UPDATE = {"sgd": 3.0, "momentum": 5.0, "adam": 7.0}
 _ZERO_AND_UNSCALE = 3.0
 

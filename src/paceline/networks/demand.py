@@ -1,4 +1,4 @@
-"""What one sample asks of a GPU: arithmetic, bytes and kernels of each pass through each layer.
+"""Work of one sample for a GPU: arithmetic, bytes and kernels of each pass through each layer.
 
 Counts only; ``compute`` divides them by what a GPU can do. Products count whole tiles.
 """
@@ -38,7 +38,7 @@ PASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one sample asks of a GPU.
+    """Work of one sample for a GPU.
 
     Attributes:
         flops: [pass, layer] with tiles filled up; the passes are forward, gradient of the input,
@@ -79,7 +79,7 @@ class Demand:
         return float(self.weights.sum())
 
     def part(self, share: Array, weights: Array, waste: Array | float = 1.0) -> Demand:
-        """What is left to one of the GPUs that share a sample.
+        """Share of one of the GPUs that split a sample.
 
         Args:
             share: [layer] of the arithmetic and of the bytes of samples.

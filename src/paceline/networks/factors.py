@@ -28,7 +28,7 @@ _ROUNDS, _CONVERGED = 60, 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What a calibration found.
+    """Result of a calibration.
 
     Attributes:
         shared: term -> factor.

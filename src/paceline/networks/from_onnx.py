@@ -133,7 +133,7 @@ class _Graph:
             if sources:
                 self._node(node, sources)
             else:
-                # What is made of weights alone counts as these weights.
+                # A tensor made of weights alone counts as these weights.
                 names = [name for source in node.input for name in self._weights_of(source)]
                 self.made_of |= dict.fromkeys(node.output, tuple(names))
         if not self.layers:

@@ -136,7 +136,7 @@ def _names(module: torch.nn.Module, trace: Trace) -> Iterator[None]:
 
 
 def _explained(error: Exception, module: torch.nn.Module, trace: Trace) -> ModelError:
-    """What a user can do about a forward pass that failed."""
+    """Advice about a forward pass that failed."""
     from torch._subclasses import fake_tensor
 
     name = next((scope for scope in reversed(trace.scope) if scope), "")

@@ -122,7 +122,7 @@ class LayerNetwork:
     """Layers in an order in which they can run, each after its inputs.
 
     Attributes:
-        name: what users call it.
+        name: its name for users.
         input_shape: of one sample, channels first.
         layers: at least one.
         source: file, module or paper that it was read from.

@@ -71,7 +71,7 @@ class LayerProfile:
 
 
 def operator_key(network: LayerNetwork, index: int) -> str:
-    """What operators that take equally long have in common."""
+    """Properties that operators with equal times share."""
     layer = network.layers[index]
     window = None if layer.window is None else asdict(layer.window)
     shapes = [network.in_shapes(index), layer.out_shape, layer.parameters]

@@ -97,7 +97,7 @@ def check_joints(network: LayerNetwork) -> None:
     """Say which layer does not fit the layers that it reads.
 
     Raises:
-        ModelError: with the layer, what it reads, and what would fit.
+        ModelError: with the layer, its input, and fitting shapes.
     """
     for index, layer in enumerate(network.layers):
         if layer.tied_to is not None and not 0 <= layer.tied_to < index:

@@ -1,6 +1,6 @@
 """Memory of one GPU that trains a network, and the largest batch that fits.
 
-A walk through the backward pass says what is saved still and which gradients are alive.
+A walk through the backward pass says which tensors are still saved and which gradients are alive.
 Paper: ParaDL, section 4.2 and Table 3, whose formula with gamma is ``paradl_bytes``.
 """
 
@@ -29,7 +29,7 @@ _MAX_BATCH = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """What no count of tensors says, fitted to runs (``benchmarks/cnn.py memory``).
+    """Memory that no count of tensors explains, fitted to runs (``benchmarks/cnn.py memory``).
 
     Attributes:
         reserved_bytes: context, libraries and workspaces of convolutions.
@@ -50,7 +50,7 @@ class NetworkMemory:
         saved: by autograd, of all samples, until the backward pass reads it.
         transient: beside it at the peak: gradients of results. With checkpoints also what a block
             recomputes.
-        reserved: what is not tensors, and the allocator's loss.
+        reserved: the bytes of no tensor, and the allocator's loss.
     """
 
     parameters: float

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from paceline.networks.layer import Layer
 
-#: What of a layer autograd saves: its inputs, its result, the other factors' values, the indices
-#: of a maximum (int64), a mask (one byte an element), two fp32 numbers per normalized row, or the
-#: gates of a recurrent layer.
+#: Tensors of a layer that autograd saves: its inputs, its result, the other factors' values, the
+#: indices of a maximum (int64), a mask (one byte an element), two fp32 numbers per normalized row,
+#: or the gates of a recurrent layer.
 SAVES = ("in", "out", "factors", "indices", "mask", "rows", "gates")
 
 
 class Operator(NamedTuple):
-    """What is known of one operator.
+    """Properties of one operator.
 
     Attributes:
         kind: of the layer that it makes.
@@ -119,5 +119,5 @@ BY_KIND: dict[str, Operator] = {
 
 
 def operator_of(layer: Layer) -> Operator:
-    """What is known of a layer's operator, by its name or else by its kind."""
+    """Properties of a layer's operator, by its name or else by its kind."""
     return OPERATORS.get(layer.op) or BY_KIND.get(layer.kind) or Operator(layer.kind)

@@ -1,7 +1,7 @@
 """ParaDL's projection as its paper prints it: Table 3, for one epoch, cell by cell.
 
 A bound, not an estimate: computation shrinks by p and nothing overlaps. ``step_time`` is our own.
-The paper's misprints, and what is done about each:
+The paper's misprints, and the correction of each:
 
 * Pipeline, weight update: Table 3 adds it once an epoch, Eq. 12 once a sample and segment; a step
   needs it once. ``corrected`` counts D/B updates; without it the cell is as printed.

@@ -32,7 +32,7 @@ _HALF = 2
 
 @dataclass(frozen=True)
 class _Passes:
-    """What runs in each pass; None: nothing does."""
+    """Operators of each pass; None: none runs."""
 
     forward: Thunk
     of_input: Thunk | None = None

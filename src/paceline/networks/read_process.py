@@ -22,7 +22,7 @@ def main(argv: list[str]) -> None:
     """Print one line of JSON: the network and warnings, or an error."""
     source, *texts = argv
     shapes = [tuple(int(size) for size in text.split("x")) for text in texts]
-    # What the user's file prints must not mix with the answer.
+    # Output of the user's file must not mix with the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with warnings.catch_warnings(record=True) as remarks:

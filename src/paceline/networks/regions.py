@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """What one sample's halo exchange moves, in elements of one channel.
+    """Elements of one channel in one sample's halo exchange.
 
     Attributes:
         most_received: by the GPU that receives most.

@@ -39,7 +39,7 @@ class NetworkRun:
     Attributes:
         line: in its file, from 1.
         row: its text by column.
-        network: what it trains; equal rows share one.
+        network: the trained network; equal rows share one.
         strategy: how.
         step_s, compute_s, communication_s: measured; None where not.
         status: "normal", "" where the file says nothing, or what is wrong.
@@ -58,7 +58,7 @@ class NetworkRun:
 
     @property
     def series(self) -> tuple[object, ...]:
-        """What runs share that differ in the number of GPUs alone."""
+        """Properties of runs that differ in the number of GPUs alone."""
         each = self.strategy.global_batch / self.strategy.replicas
         name, split = self.strategy.name, self.strategy.split
         split = split if "+" in name else 0

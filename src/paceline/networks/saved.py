@@ -1,4 +1,4 @@
-"""What autograd saves between the forward and the backward pass, in bytes of one sample.
+"""Tensors that autograd saves between the forward and the backward pass, in bytes of one sample.
 
 A tensor that two operators save counts once, at the first. A view is its base's memory, and an
 operator in place its input's. Under autocast (amp) products read copies of fp32 tensors in half

@@ -149,7 +149,7 @@ def _copies(network: LayerNetwork, strategy: Strategy) -> dict[str, float]:
 
 
 def _halos(network: LayerNetwork, strategy: Strategy) -> float:
-    """What layers with a window save beside their own rows.
+    """Tensors that layers with a window save beside their own rows.
 
     A part and its halo are joined into a tensor of their own. Where another layer has saved the
     part already, the part is there twice.

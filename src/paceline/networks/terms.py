@@ -1,6 +1,6 @@
 """A step as a sum of terms, each in seconds of the datasheet's machine.
 
-What a GPU computes is ``compute``'s: the same counts, roofline and constants. A calibration
+``compute`` has the time of a GPU's computes: the same counts, roofline and constants. A calibration
 multiplies terms by factors (``factors``); without one every factor is 1. Sources of the constants:
 
 * collectives, hops: ``model.efficiency`` (nccl-tests, NCCL's tuning.cc);
@@ -49,7 +49,7 @@ TERMS = (*COMPUTE, *COMMUNICATION)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the terms divide by.
+    """Divisors of the terms.
 
     Attributes:
         cluster: with its efficiencies.

@@ -39,7 +39,7 @@ _SAME_AXES = ("activation", "add", "multiply", "dropout", "softmax", "copy", "no
 
 @dataclass
 class Value:
-    """What one tensor of the forward pass holds.
+    """Content of one tensor of the forward pass.
 
     Attributes:
         layer: that made it; None for parameters and constants.
@@ -88,7 +88,7 @@ class Trace:
         self.storages[tensor.untyped_storage()._cdata] = value
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """What ``tensor`` holds; a constant where nothing is known."""
+        """Content of ``tensor``; a constant where nothing is known."""
         value = self.values.get(id(tensor))
         return value or self.storages.get(tensor.untyped_storage()._cdata) or Value()
 

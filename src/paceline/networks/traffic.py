@@ -167,7 +167,7 @@ def _collective(
 
 
 def _statistics(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """What ``torch.nn.SyncBatchNorm`` sends, in fp32 whatever the input is.
+    """Traffic of ``torch.nn.SyncBatchNorm``, in fp32 whatever the input is.
 
     Forward each GPU's means, inverse deviations and a count are gathered; backward two sums a
     channel are reduced, where the input needs a gradient. Other norms see whole samples.
@@ -250,7 +250,7 @@ def _buffers(tensors: list[tuple[int, float]], strategy: Strategy) -> list[list[
 
 
 def stage_transfers(network: LayerNetwork, strategy: Strategy, last: int) -> tuple[Transfer, ...]:
-    """What one microbatch hands from the stage that ends with layer ``last`` on, and back."""
+    """Message of one microbatch from the stage that ends with layer ``last``, and back."""
     samples = strategy.busiest_samples / strategy.microbatches
     demand, handed = demand_of(network, strategy.precision), crossing(network, last)
     counts = [samples * network.layers[i].out_elements for i in handed]

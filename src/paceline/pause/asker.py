@@ -66,7 +66,7 @@ class Times:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What happened to one rank.
+    """Outcome for one rank.
 
     Attributes:
         rank: in the communicator; host, pid: its process.
@@ -85,7 +85,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Pause:
-    """What came of a pause.
+    """Outcome of a pause.
 
     Attributes:
         held: all ranks stood at once, and for how long the asker let them.
@@ -110,7 +110,7 @@ class Pause:
 Work = Callable[[Sequence[Slot], Callable[[], bool]], object]
 
 
-#: Called before anyone stops; what it raises ends the pause.
+#: Called before anyone stops; an exception of it ends the pause.
 Accept = Callable[[Sequence[Slot]], None]
 
 

@@ -22,7 +22,7 @@ _SLOT_BYTES: Final = 2048
 
 @dataclass(frozen=True)
 class Control:
-    """What the asker says.
+    """The asker's record.
 
     Attributes:
         pause: a random number.
@@ -80,7 +80,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Slot:
-    """What one process says.
+    """The record of one process.
 
     Attributes:
         path: of its file.
@@ -92,7 +92,7 @@ class Slot:
         timeout_from: the timeout of which that is a third.
         stopped_s: how long it stood.
         communicators: identity -> its place in it.
-        beat: grows with what it writes.
+        beat: grows with each write.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What the asker of a pause decides from what the processes say: no clock, no file.
+"""Decisions of the asker of a pause from the processes' records: no clock, no file.
 
 The exhaustive search over all interleavings (``tests/pause_model.py``) calls the same functions.
 """
@@ -10,8 +10,8 @@ from typing import Final, Literal, NamedTuple
 
 Phase = Literal["none", "ask", "stop", "held", "go", "cancel"]
 
-#: What a process says of itself: it waits for a decision, waits for its collective, stands still,
-#: had passed the number, is done, cannot.
+#: State of a process by its record: it waits for a decision, waits for its collective, stands
+#: still, had passed the number, is done, cannot.
 State = Literal["idle", "published", "armed", "arrived", "missed", "left", "refused"]
 
 #: A process of such a state takes no more part.

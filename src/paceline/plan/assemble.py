@@ -2,7 +2,7 @@
 
 A layer costs the same in all plans of equal (tp, cp, ep, micro batch, recomputation, sequence
 parallelism), gradients take the same in all of equal (tp, cp, ep, dp, ZeRO) and layout; each is
-computed once, by the model's own functions. What remains is array arithmetic over the plans of one
+computed once, by the model's own functions. The rest is array arithmetic over the plans of one
 pipeline shape. Results are those of ``memory_table`` and ``step_time_s`` plan by plan (a test
 compares them on random plans, to 1e-12).
 """
@@ -44,7 +44,7 @@ from paceline.plan.step import in_queue, meets_at_ends
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# What the shared parts depend on, within one shape of pipeline.
+# Key of the shared parts, within one shape of pipeline.
 _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
 _HELD = (*_LAYER, "zero")
 _SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
@@ -57,7 +57,7 @@ _NORMS = ("tp", "sequence_parallel")
 
 @dataclass(frozen=True)
 class _Shards:
-    """What depends on the replicas: of several such cases, [case, place] or [case, stage]."""
+    """Costs that depend on the replicas, of several cases: [case, place] or [case, stage]."""
 
     gather: Array
     reduce: Array
@@ -98,7 +98,7 @@ class Assembly:
     def _shared(
         self, rows: Ints, names: tuple[str, ...], make: Callable[[tuple[int, ...], int], Any]
     ) -> tuple[list[Any], Ints]:
-        """What ``make(key, first row)`` gives for each distinct key, and [row] which it has."""
+        """``make(key, first row)`` for each distinct key, and [row] the key's index."""
         key = np.stack([self.legal.columns[name][rows] for name in names])
         distinct, first, index = np.unique(key, axis=1, return_index=True, return_inverse=True)
         values_of_keys = [

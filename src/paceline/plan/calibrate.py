@@ -119,7 +119,8 @@ def calibrate(
         x, errors = fitter.fit(constants, start)
         # One constant fewer moves the others little.
         start = {c.name: float(v) for c, v in zip(constants, x, strict=True)}
-        # What the runs do not determine is fixed, and so is what they push out of its bounds.
+        # Constants that the runs do not determine are fixed, and so are those that they push out of
+        # their bounds.
         loose = [
             c.name
             for c, value, error in zip(constants, x, errors, strict=True)

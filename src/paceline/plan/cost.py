@@ -1,4 +1,4 @@
-"""How long a training takes and what it costs."""
+"""Time and cost of a training."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Term:
 
     @property
     def difference(self) -> float:
-        """What the second has more."""
+        """The second plan's excess."""
         return self.second - self.first
 
 

@@ -1,4 +1,4 @@
-"""What to change for a plan to fit into memory."""
+"""Changes that make a plan fit into memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Interval(NamedTuple):
 
     Attributes:
         low_s, high_s: its ends.
-        about: what it rests on.
+        about: its basis.
     """
 
     low_s: float
@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 
 def kind_of(llm: LLM, plan: Plan) -> str:
-    """Which evidence speaks of a job: it errs by what is trained and in what precision."""
+    """Which evidence speaks of a job: it errs by model and precision."""
     if plan.adapter_rank:
         return "lora"
     if llm.moe is not None:

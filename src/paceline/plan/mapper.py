@@ -1,4 +1,4 @@
-"""Who does many like things: ``map`` here, or the same on other machines."""
+"""Map a function over many items: ``map`` here, or the same on other machines."""
 
 from __future__ import annotations
 

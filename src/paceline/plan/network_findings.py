@@ -1,4 +1,4 @@
-"""What limits a predicted step of a network, each with its seconds or bytes.
+"""Limits of a predicted step of a network, each with its seconds or bytes.
 
 Paper: ParaDL, Table 6 and 5.3.
 """
@@ -65,7 +65,7 @@ def findings(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
 
 
 def _imbalance(prediction: NetworkPrediction) -> list[NetworkFinding]:
-    """What the busiest stage, replica or part of a sample computes above the mean (5.3.3)."""
+    """Excess of the busiest stage, replica or part of a sample over the mean (5.3.3)."""
     strategy, stages = prediction.strategy, prediction.stages
     surplus = {}
     if stages is not None:

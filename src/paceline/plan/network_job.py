@@ -23,7 +23,7 @@ _FIELDS = ("network", "cluster", "gpus", "strategy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkJob:
-    """What the file says; its strategy may lack what options add.
+    """Content of the file; its strategy may lack what options add.
 
     Attributes:
         network: a preset's name, or a layers file.

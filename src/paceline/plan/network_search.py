@@ -26,7 +26,7 @@ _LARGEST_SPLIT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSearch:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         rows: predictions that fit, the most samples a second first.
@@ -175,7 +175,7 @@ def _ends(network: LayerNetwork, split: int) -> tuple[int | None, ...]:
 
 
 def memory_reason(row: NetworkPrediction) -> str:
-    """What fills the memory: "data: 20.1 GB of 17.2 GB, activations 18.3 GB"."""
+    """Parts of the memory: "data: 20.1 GB of 17.2 GB, activations 18.3 GB"."""
     what, size = max(row.memory.items(), key=lambda item: item[1])
     room = row.cluster.gpu.memory_bytes
     return (

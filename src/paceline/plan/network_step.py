@@ -166,7 +166,7 @@ def _piped(terms: dict[str, float], stages: Stages, strategy: Strategy) -> dict[
 def _overlapped(
     terms: dict[str, float], network: LayerNetwork, strategy: Strategy, machine: Machine
 ) -> dict[str, float]:
-    """What of the exchange DDP's buckets leave behind the backward pass.
+    """Part of the exchange that DDP's buckets leave behind the backward pass.
 
     A bucket starts when the gradients of its layers are there and the one before has ended.
     """

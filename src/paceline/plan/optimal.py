@@ -110,7 +110,7 @@ class Sized:
 
 @dataclass(frozen=True)
 class Optimal:
-    """What can be trained.
+    """The models that can be trained.
 
     Attributes:
         cluster: the machines.

@@ -125,7 +125,7 @@ def pipeline_times(
 def _walk(
     pp: int, microbatches: Any, warmup: Any, seconds: Any, into: Any, ready: Any, result: Any
 ) -> None:
-    """Each stage goes on while what it needs has ended; back and forth over the stages.
+    """Each stage goes on while its inputs have ended; back and forth over the stages.
 
     A receive is posted when the previous compute of its direction ended on the stage (the first
     backward one: the second-last forward before it), takes its time once the other side has sent,

@@ -1,4 +1,4 @@
-"""Predict one plan: step time, what it is made of, memory, MFU, days, dollars."""
+"""Predict one plan: step time, its parts, memory, MFU, days, dollars."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Prediction:
 
     @property
     def hfu(self) -> float:
-        """The same with what is computed twice counted twice (Korthikanti et al. 2022)."""
+        """The same with repeated operations counted twice (Korthikanti et al. 2022)."""
         return self.mfu * self.recomputed
 
     # Memory.
@@ -152,7 +152,7 @@ class Prediction:
 
     @property
     def memory_headroom_bytes(self) -> float:
-        """What the fullest GPU has left beside the reserve; negative where it does not fit."""
+        """Free memory of the fullest GPU beside the reserve; negative where it does not fit."""
         return self.rules.room(self.cluster.gpu.memory_bytes) - max(self.memory_bytes)
 
     @property
@@ -304,7 +304,7 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     own = Rules.own(graph)
     times = step_times(scenarios, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
-    # What passes that overlap hide of the exchange of experts' tokens.
+    # Share of the exchange of experts' tokens that overlapping passes hide.
     if plan.schedule in OVERLAPPING:
         mean[EXCHANGE] -= float(mean.sum() - seconds[computes].sum() / plan.pp)
     seconds_of = dict(zip(PARTS, mean.tolist(), strict=True))
@@ -318,7 +318,7 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
 
 
 def _untested(llm: LLM) -> list[str]:
-    """What of a model no run of :mod:`paceline.plan.interval` has."""
+    """Properties of a model that no run of :mod:`paceline.plan.interval` has."""
     return [
         name
         for name, given in (

@@ -15,7 +15,7 @@ from paceline.plan.runs import Run, RunTable
 
 @dataclass(frozen=True)
 class RunPredictions:
-    """What came of a file of runs.
+    """Results of a file of runs.
 
     Attributes:
         predicted_s: line -> seconds of a step.
@@ -32,7 +32,7 @@ class RunPredictions:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """What came of one run: a time with its interval, or an error."""
+    """Result of one run: a time with its interval, or an error."""
 
     step_time_s: float = 0.0
     interval: Interval | None = None

@@ -21,7 +21,7 @@ TIE = 0.02
 
 
 class Ranking(NamedTuple):
-    """What becomes of choices by predicted times.
+    """Quality of choices by predicted times.
 
     Attributes:
         groups: groups of rivals with a pair that counts.

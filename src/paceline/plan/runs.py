@@ -24,7 +24,7 @@ from paceline.model.plan import Plan, check
 from paceline.model.software import as_run_by, software_preset
 from paceline.plan.interval import Interval
 
-#: What a row must say; without ``model`` also the model's own fields.
+#: Columns that a row needs; without ``model`` also the model's own fields.
 NEEDED = ("gpus", "global_batch", "micro_batch", "tp", "dp", "pp")
 MODEL_FIELDS = ("hidden", "heads", "layers", "seq_len")
 OPTIONAL = (
@@ -98,7 +98,7 @@ def read_runs(
 ) -> RunTable:
     """Read a file of runs.
 
-    What a row does not say is as in the runs published with vTrain: full recomputation, fp16,
+    Defaults of a row are those of the runs published with vTrain: full recomputation, fp16,
     gradients in 16 bits reduced after the backward pass, no ZeRO, 51,200 words, and attention
     that is not fused on V100 and A100.
 
@@ -222,7 +222,7 @@ def predicted_csv(
 ) -> str:
     """The file with ``predicted_step_time_s``, ``predicted_low_s`` and ``predicted_high_s``.
 
-    What was there is kept.
+    Existing columns are kept.
 
     Args:
         table: the file.

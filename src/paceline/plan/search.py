@@ -132,7 +132,7 @@ class SearchResult:
         return pareto(self.step_time_s, self.gpu_seconds)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it by name, one value per plan; what is not known is left out."""
+        """All of it by name, one value per plan; unknown values are left out."""
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.legal.columns[name][self.rows] for name in names}
@@ -328,7 +328,7 @@ def _within_limits(
 
 
 def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
-    """What comes closest to fitting, and how many GPUs would do."""
+    """The plans closest to fitting, and the number of GPUs that would do."""
     llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
     room = rules.room(cluster.gpu.memory_bytes)

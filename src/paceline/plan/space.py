@@ -31,7 +31,7 @@ _CP_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What to try; the bounds are inclusive.
+    """The values to try; the bounds are inclusive.
 
     Attributes:
         gpus: numbers of GPUs, ascending.
@@ -46,7 +46,7 @@ class Space:
         max_ep: expert-parallel ranks (powers of two); None = as many as experts.
         max_vpp: chunks per stage.
         micro_batches: samples per microbatch.
-        recomputes: what is computed again.
+        recomputes: the repeated operations.
         zeros: ZeRO stages.
         shards: ranks that share a copy of the parameters with ZeRO 3 (HSDP); 0 = all.
         sequence_parallels: False, True or both.
@@ -329,7 +329,7 @@ class _Listing:
         return self._drop(columns, odd & (columns["vpp"] > 1), reason)
 
     def _split(self, columns: Columns) -> Columns:
-        """What schedules with split backwards need of stages and microbatches."""
+        """Conditions of schedules with split backwards on stages and microbatches."""
         name, batch = self.space.base.schedule, self.space.base.global_batch
         if name in OVERLAPPING:
             few = batch // (columns["dp"] * columns["micro_batch"]) < 2 * columns["pp"]

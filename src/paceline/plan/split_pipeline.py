@@ -33,7 +33,7 @@ class _Turns:
         first: [compute] first of its block.
         last: [compute] last of its block.
         before: [compute] the one before it on its stage, -1 = none.
-        source: [compute] the one of another stage that sends what it needs, -1 = none.
+        source: [compute] the one of another stage that sends its input, -1 = none.
         posted: [compute] the one behind which it is received, -1 = at once.
         ready: [compute] of forwards (chunk, stage) whose parameters it needs, else -1.
         final: [chunk, stage] the last W pass.

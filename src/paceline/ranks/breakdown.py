@@ -1,7 +1,7 @@
-"""What a device did with its time: computing, communication, copies, idleness.
+"""Uses of a device's time: computing, communication, copies, idleness.
 
 The definitions are those of HTA (``hta/analyzers/breakdown_analysis.py``, commit f4d0062).
-Computing is the time in which at least one kernel computes. What is neither that nor idle is HTA's
+Computing is the time in which at least one kernel computes. The rest beside it and idle is HTA's
 non-compute: here exposed communication, exposed copies and the rest.
 """
 

@@ -19,17 +19,17 @@ class Intervals(NamedTuple):
 
     @property
     def length_s(self) -> float:
-        """What they cover together."""
+        """Their union."""
         return float((self.end_s - self.start_s).sum())
 
     def within(self, low_s: float, high_s: float) -> Intervals:
-        """What lies in a window of time."""
+        """The parts within a window of time."""
         inside = (self.end_s > low_s) & (self.start_s < high_s)
         return Intervals(self.start_s[inside].clip(min=low_s), self.end_s[inside].clip(max=high_s))
 
 
 def union(start_s: Times, end_s: Times) -> Intervals:
-    """What intervals in any order, which may overlap, cover."""
+    """Union of intervals in any order, which may overlap."""
     if not len(start_s):
         return Intervals(start_s, end_s)
     order = np.argsort(start_s, kind="stable")

@@ -20,7 +20,7 @@ class Kernel:
 
     Attributes:
         name: as the file has it.
-        work: what it does: ``compute``, ``communication``, ``memory`` or ``other``.
+        work: its purpose: ``compute``, ``communication``, ``memory`` or ``other``.
         count: how many ran.
         total_s: their durations together, seconds.
         share: of the durations of all events of the device.

@@ -1,4 +1,4 @@
-"""What ran for forwards, backwards and gradients of weights, where ranges of the host tell.
+"""Time of forwards, backwards and gradients of weights, where ranges of the host tell.
 
 Schedules such as DualPipe run them at once, so that communication of one direction hides behind
 computes of the other. An event of the device belongs to the innermost range that launched it.
@@ -153,7 +153,7 @@ class _Device:
         return union(self.file.start_s[mask], self.file.end_s[mask])
 
     def work(self, name: str, ranges: int, mask: Mask, way: str) -> PassWork:
-        """What the events of a mask, all of one direction, did."""
+        """Times of the events of a mask, all of one direction."""
         work: Sequence[int] = (Work.COMPUTE, Work.COMMUNICATION)
         compute, communication = (self._union(mask & (self.file.work == one)) for one in work)
         hidden_s = at_once_s((communication, self.computes), 2)

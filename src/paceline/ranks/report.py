@@ -45,7 +45,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank's profile says.
+    """Content of one rank's profile.
 
     Attributes:
         path: the file.
@@ -241,7 +241,7 @@ def _check_one_job(reports: Sequence[RankReport]) -> None:
 
 
 def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
-    """What cannot be told from these ranks."""
+    """Questions that these ranks cannot answer."""
     world = max(report.world_size for report in reports)
     if world > len(reports):
         yield (

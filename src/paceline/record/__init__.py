@@ -76,10 +76,10 @@ def start(
 ) -> Recorder:
     """Start the recorder of this process; call it on every rank, after the process group is there.
 
-    What is not given is taken from torch.distributed and Megatron's parallel state where they are
+    Missing values come from torch.distributed and Megatron's parallel state where they are
     initialised, else from torchrun's, Slurm's or MPI's environment. Never raises: where it cannot
     record it says so in one line of the log and returns a recorder that is off. Where the
-    environment has PACELINE_MONITOR, rank 0 starts a process that pushes what is recorded.
+    environment has PACELINE_MONITOR, rank 0 starts a process that pushes the recording.
 
     Args:
         folder: of the run; every rank writes a file of its own into it.
@@ -94,7 +94,7 @@ def start(
         vpp: model chunks per stage.
         dp_rank: this rank's replica; None = as Megatron counts.
         pp_rank: this rank's stage; None = as Megatron counts.
-        run: what the run is called.
+        run: the run's name.
         sync_every: compare clocks after every such step, a collective call between two steps; 0 =
             only now.
         device: "cpu" or "cuda"; None = cuda where torch has one.

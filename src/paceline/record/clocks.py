@@ -57,7 +57,7 @@ class HostClock:
 
 @dataclass(frozen=True)
 class Offset:
-    """What one exchange found, all in nanoseconds.
+    """Result of one exchange, all in nanoseconds.
 
     Attributes:
         at_ns: when, on this rank's clock.

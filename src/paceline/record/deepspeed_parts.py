@@ -13,7 +13,7 @@ SHARES = 4
 
 
 class Parts:
-    """Numbers of what is communicated, the same on all ranks: each is compared with its own.
+    """Numbers of communicated parts, the same on all ranks: each is compared with its own.
 
     A gather has the number of its first parameter, so that of the backward has that of the forward.
     Reductions are counted in each backward, and gathers of updated parameters in each update.

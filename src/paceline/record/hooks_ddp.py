@@ -20,7 +20,7 @@ WATCHED = 16
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a DDP model's forwards, backwards, exchange of gradients, and the optimizer.
 
-    On the host the exchange is recorded bucket by bucket; on a GPU what is left of it behind the
+    On the host the exchange is recorded bucket by bucket; on a GPU the rest of it behind the
     last gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
 
     Raises:
@@ -48,7 +48,7 @@ class _Buckets:
     """The buckets of gradients that DDP reduces during the backward, one after the other.
 
     DDP starts a bucket when all gradients of it and of those before it are there; it waits for all
-    of them behind the backward. What it does not tell is when a bucket ended: only a wait that
+    of them behind the backward. It does not tell when a bucket ended: only a wait that
     blocks shows the end of the last one, all else are upper bounds.
     """
 

@@ -180,7 +180,7 @@ class _Optimizer:
 
 
 class _Phase:
-    """What a collective is for, by where the engine is when it is launched."""
+    """Purpose of a collective, by the engine's state at its launch."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class _Collectives:
         self._works = Works(recorder)
         self._number = LowestRanks()
         self._inside = False  # of a collective, which may call others
-        #: Wraps ``fetch_sub_module``, which takes what it waits for from a ``set`` of parameters.
+        #: Wraps ``fetch_sub_module``, which takes the parameters to wait for from a ``set``.
         self.fetch = self._works.joined
 
     def install(self, backend: Any) -> None:

@@ -17,9 +17,9 @@ def instrument(recorder: Recorder, model: Any) -> None:
     """Record a fully sharded model's passes, gathers, scatters, and the optimizer.
 
     On the host every gather and scatter is recorded where it runs and where the program waits for
-    it, so passes consist of the parts between them. On a GPU what is recorded is what a step waits
-    for at its two ends: the parameters of the root module, gathered before its forward, and what is
-    left of the exchange behind the last gradient.
+    it, so passes consist of the parts between them. On a GPU
+    only the waits at the step's two ends are recorded: for the root module's parameters, gathered
+    before its forward, and for the rest of the exchange behind the last gradient.
 
     Raises:
         ValueError: it is no module that ``fully_shard`` was applied to.

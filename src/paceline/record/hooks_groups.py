@@ -17,7 +17,7 @@ from paceline.record.patching import argument
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Batch, Op, Operation, Step
 
-#: What a group is for -> the kind of its collectives.
+#: Purpose of a group -> the kind of its collectives.
 KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
 
 #: Functions of ``torch.distributed`` that take a ``group``. Not ``isend`` and ``irecv``: ``P2POp``

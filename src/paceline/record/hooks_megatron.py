@@ -35,7 +35,7 @@ def instrument(recorder: Recorder) -> None:
     where it is launched and waited for. On a GPU transfers are, and the exchange of gradients as
     what the end of a step waits for.
 
-    What a version of Megatron does not have is one line in the log. Steps are those of
+    A function that a version of Megatron lacks is one line in the log. Steps are those of
     ``megatron.training.training.train_step`` where that is installed; else the loop names them.
 
     Raises:
@@ -99,7 +99,7 @@ def _module(name: str) -> Any:
 
 
 class _Absent:
-    """Stands for a module that is not there; what is wrapped in it is told to be missing."""
+    """Stands for a module that is not there; functions wrapped in it are told to be missing."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -202,7 +202,7 @@ class _Hooks:
         return backward_step
 
     def collective(self, kind: str, *, by_chunk: bool = False) -> Callable[[Function], Function]:
-        """Wraps what is done when it returns; inside another operation it is part of that."""
+        """Wraps the work done when it returns; inside another operation it is part of that."""
 
         def wrapper(function: Function) -> Function:
             def call(*args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.record.recorder import Recorder
 
-#: What a stage makes its transfers with, and their kind.
+#: Functions that a stage makes its transfers with, and their kind.
 _TRANSFERS = (
     ("get_fwd_recv_ops", "forward-recv"),
     ("get_fwd_send_ops", "forward-send"),

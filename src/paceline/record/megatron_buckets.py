@@ -33,7 +33,7 @@ class Buckets:
         self._number = LowestRanks()
         self._kinds: list[str] = []  # of collectives that the call which runs has yet to launch
         self._place = (0, -1)  # chunk and number of its buckets
-        self._copied = 0  # bytes of what is reduced, which gloo's wait copies
+        self._copied = 0  # bytes of the reduced tensor, which gloo's wait copies
         self._launched: Operation | None = None  # by it last
 
     def learn(self, chunk: int, module: Any) -> None:

@@ -11,7 +11,7 @@ from paceline.record.works import Works
 
 Function = Callable[..., Any]
 
-#: What ``_batched_p2p_ops`` and ``_p2p_ops`` transfer, in the order of the former's list: argument,
+#: Transfers of ``_batched_p2p_ops`` and ``_p2p_ops``, in the order of the former's list: argument,
 #: the latter's name for the request, kind.
 _REQUESTS = (
     ("tensor_send_prev", "send_prev", "backward-send"),
@@ -20,7 +20,7 @@ _REQUESTS = (
     ("tensor_recv_next", "recv_next", "backward-recv"),
 )
 
-#: What ``_communicate`` transfers.
+#: The transfers of ``_communicate``.
 _ARGUMENTS = (
     ("tensor_send_next", "send_next", "forward-send"),
     ("tensor_send_prev", "send_prev", "backward-send"),
@@ -61,7 +61,7 @@ class Transfers:
     def host(self, *, in_order: bool) -> Callable[[Function], Function]:
         """Wraps ``_batched_p2p_ops`` (``in_order``: its list is) or ``_p2p_ops``.
 
-        What they return is waited for by ``_communicate``, or later by the schedule.
+        ``_communicate`` waits for their results, or later the schedule does.
         """
 
         def wrapper(function: Function) -> Function:

@@ -18,7 +18,7 @@ class Exchange(Protocol):
         """A backward pass begins."""
 
     def drain(self) -> None:
-        """All gradients are there; the framework waits for what is still under way."""
+        """All gradients are there; the framework waits for running work."""
 
     def end(self, backward: Op) -> None:
         """The backward pass is over, with all waits."""
@@ -109,7 +109,7 @@ class Passes:
             guarded(recorder, self._end_backward, op, named)
 
         # DDP and FSDP queue their waits in the same way, once the first gradients are there: this
-        # one comes before them, and what it queues in turn behind them.
+        # one comes before them, and its own queue behind them.
         queue(drain)
 
     def _end_backward(self, op: Any, named: bool) -> None:
@@ -127,7 +127,7 @@ def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> No
 
 
 class TailExchange:
-    """What is left of the exchange behind the last gradient; what overlaps is part of the pass.
+    """The part of the exchange behind the last gradient; what overlaps is part of the pass.
 
     From the last gradient, on the slowest rank, to the end of the backward call: what a host can
     see of an exchange that runs on a GPU's streams.

@@ -37,7 +37,7 @@ def name_of(owner: Any) -> str:
 def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
     """Make calls of an object go through ``wrapper(original, *args)``; the object stays itself.
 
-    Its class becomes a subclass of what it was, so type checks hold, and nothing that keeps the
+    Its class becomes a subclass of the old one, so type checks hold, and nothing that keeps the
     object notices. Wrapping again replaces the first wrapper.
     """
     cls = type(callee)

@@ -36,7 +36,7 @@ class Place:
         vpp: model chunks per stage.
         dp_rank: this rank's replica.
         pp_rank: this rank's stage.
-        run: what the run is called.
+        run: the run's name.
         session: the same for all ranks of one start of the job; empty = not known.
     """
 
@@ -70,7 +70,7 @@ def find_place(
     given: Mapping[str, int | str | None],
     env: Mapping[str, str] = os.environ,
 ) -> Place:
-    """The place of this process; what is ``given`` (fields of :class:`Place`) goes first.
+    """The place of this process; ``given`` values (fields of :class:`Place`) go first.
 
     Without further word, ranks count as Megatron's do: tensor-parallel peers are neighbours, then
     context-parallel ones, then replicas, and stages are furthest apart.
@@ -126,7 +126,7 @@ def _grouped() -> dict[str, int]:
 
 
 def megatron_place() -> dict[str, int]:
-    """What Megatron-Core's parallel state says, where it is imported and initialised."""
+    """Place by Megatron-Core's parallel state, where it is imported and initialised."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return {}

@@ -1,4 +1,4 @@
-"""The program of one rank in one step: what it launches and what it waits for, in order."""
+"""The program of one rank in one step: its launches and waits, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_OPS = 20_000
 
 
 class Clock(Protocol):
-    """What tells the times of operations."""
+    """Interface that tells the times of operations."""
 
     def mark(self) -> Any:
         """A time, to be resolved later."""
@@ -112,7 +112,7 @@ class Program:
         self._under_way.append(op)
 
     def release(self, op: Op, mark: Any) -> None:
-        """It ends; a hook may have said when, better than ``mark``. What it was in goes on."""
+        """It ends; a hook may have said when, better than ``mark``. The outer operation goes on."""
         stack = self._under_way
         if self.is_over or op not in stack:
             op.end = mark if op.end is None else op.end
@@ -219,7 +219,7 @@ class Program:
             at = op.end
 
     def _end_calls(self) -> None:
-        """What follows is launched behind the collectives that were counted so far."""
+        """Later ops are launched behind the collectives that were counted so far."""
         mark = self.mark()
         self._pause(mark)
         self._resume(mark)

@@ -17,7 +17,7 @@ log = logging.getLogger("paceline.record")
 
 MONITOR, JOB, SESSION_STEPS = "PACELINE_MONITOR", "PACELINE_JOB", "PACELINE_SESSION_STEPS"
 
-#: What the pushing process says, in the recording's folder.
+#: Record of the pushing process, in the recording's folder.
 LOG = "push.log"
 
 #: Where this package is imported from; the job may have found it by other means than PYTHONPATH.

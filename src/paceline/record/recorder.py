@@ -77,7 +77,7 @@ class Recorder:
         self._synchronise()  # on or off: the other ranks wait for this one
 
     def locate(self, known: Mapping[str, int]) -> None:
-        """What a hook knows of this process's place, before the first step.
+        """A hook's knowledge of this process's place, before the first step.
 
         Args:
             known: dp, pp, vpp, dp_rank, pp_rank and the like.
@@ -315,7 +315,7 @@ class Recorder:
             log.error("clocks are not compared any more: %s", _line(error))
 
     def _obey(self, wish: dict[str, Any]) -> None:
-        """What the control file says; called by the writer."""
+        """Content of the control file; called by the writer."""
         every = wish.get("every")
         if isinstance(every, int) and every >= 1:
             self._every, self._steps = every, None

@@ -26,7 +26,7 @@ _NO_CHUNK = frozenset(
 )
 DEFAULT_CHUNK = tuple(-1 if code in _NO_CHUNK else 0 for code in range(len(KINDS)))
 
-#: Kinds that occupy the worker alone: what is launched or waited for inside one cuts it.
+#: Kinds that occupy the worker alone: a launch or wait inside one cuts it.
 COMPUTES = frozenset(
     CODES[label]
     for label in (
@@ -64,7 +64,7 @@ class Operation(Protocol):
 
 
 class Keeper(Protocol):
-    """What an operation needs of the program that it is in."""
+    """An operation's part of its program."""
 
     ops: list[Op]
     open_op: Op | None
@@ -96,7 +96,7 @@ class Keeper(Protocol):
 
 
 class Stepper(Protocol):
-    """What a step needs of its recorder."""
+    """A step's interface to its recorder."""
 
     def begin(self, step: Step) -> None:
         """A step begins."""

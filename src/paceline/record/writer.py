@@ -97,7 +97,7 @@ class Writer:
         self._offsets.append(offset)
 
     def put_note(self, note: dict[str, str]) -> None:
-        """Take what is to be known of the recording; written beside the first step."""
+        """Take the facts of the recording; written beside the first step."""
         self._notes.append(note)
 
     def stop(self) -> None:
@@ -249,7 +249,7 @@ class Writer:
 
 
 def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
-    """A file that was not there: a restarted rank writes beside what it wrote before."""
+    """A file that was not there: a restarted rank writes beside its earlier file."""
     for attempt in range(100_000):
         path = folder / f"rank-{rank:05d}-{attempt}{blockfile.SUFFIX}"
         try:

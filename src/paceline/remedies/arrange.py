@@ -92,7 +92,7 @@ class Arrangement:
     def at(self, positions: Positions) -> Durations:
         """The durations with each worker at a position (dp, stage), by swaps.
 
-        Whoever stood there computes with its own speed where it is then.
+        The worker there computes with its own speed where it is then.
         """
         standing: dict[Worker, Worker] = {}  # position -> the worker that stands there
         for first, second in swaps_to(self.workers, positions):
@@ -160,7 +160,7 @@ class Search:
         return self._verified()
 
     def _verified(self) -> Found:
-        # What gains nothing without noise gains by the luck of the traced steps.
+        # A change that gains nothing without noise gains by the luck of the traced steps.
         now = self.scores[self.workers]
         better = [p for p, seconds in self.scores.items() if seconds < now * (1 - MIN_OF_STEP)]
         order = sorted(better, key=lambda positions: self.scores[positions])

@@ -57,9 +57,9 @@ def shares_by_layers(
 ) -> Array:
     """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
 
-    The layers of a stage are cut into equal chunks. What the first stage takes beyond its layers is
-    the embedding, in its first chunk; what the last takes beyond them is the loss, in its last. A
-    layer costs what it does on the interior stages (their median), or the lesser of two stages.
+    The layers of a stage are cut into equal chunks. The first stage's time beyond its layers is the
+    embedding, in its first chunk; what the last takes beyond them is the loss, in its last. A layer
+    costs as much as on the interior stages (their median), or the lesser of two stages.
 
     Args:
         loads: [kind, stage] seconds of a microbatch.

@@ -17,7 +17,8 @@ from paceline.trace import OpKind
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: What may be hidden beside the delays before one kind of op: those at the start of steps, or all.
+#: Time that may be hidden beside the delays before one kind of op: those at the start of steps, or
+#: all.
 START, ALL = "step-start", "all"
 
 #: One sort of delay is proposed alone where it saves this share of what all of them save.
@@ -102,7 +103,7 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:
-    """What to do; with what its parts would gain alone."""
+    """The advice; with what its parts would gain alone."""
     if hide == START:
         return "load the data of a step during the one before (prefetch)"
     sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]

@@ -1,4 +1,4 @@
-"""What blamed workers would take if they were as healthy as their peers.
+"""Times of blamed workers if they were as healthy as their peers.
 
 Peers are the same op of the other data-parallel ranks. Their median, not the ideal duration, since
 the mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker keeps what
@@ -35,7 +35,7 @@ _TINY_S = 1e-9  # durations of 0 have no logarithm
 
 @dataclass(frozen=True)
 class HealthyWorker:
-    """What the computes of a worker would take if it were healthy.
+    """Time of a worker's computes if it were healthy.
 
     Attributes:
         worker: (dp, pp).
@@ -120,7 +120,7 @@ class _Peers:
         return np.log(np.maximum(seconds, _TINY_S))
 
     def healthy(self, fit: Fit) -> HealthyWorker:
-        """What the worker would take; ``fit`` says how much computes vary."""
+        """Time of the worker; ``fit`` says how much computes vary."""
         tables = [self._logs(group, self.mine) for group in self.peers]
         own = self._logs(self.me, self.mine)
         costs, own_cost = self._costs(tables, own)

@@ -54,7 +54,7 @@ MIN_GAIN = 0.001
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the user allows: [virtual stage] least layers, [stage] most layers."""
+    """The user's limits: [virtual stage] least layers, [stage] most layers."""
 
     least: Ints
     most: Ints

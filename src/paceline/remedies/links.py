@@ -1,4 +1,4 @@
-"""What blamed links would take if they were as healthy as their peers."""
+"""Times of blamed links if they were as healthy as their peers."""
 
 from __future__ import annotations
 

@@ -193,7 +193,8 @@ def _action(before: Ints, after: Ints) -> str:
     counts = ", ".join(f"dp {dp}: {before[dp]} to {after[dp]}" for dp in fewer[:3].tolist())
     others = f" and {len(fewer) - 3} more replicas" if len(fewer) > 3 else ""
     n_moved = int((before - after)[fewer].sum())
-    return f"move {n_moved} microbatches to faster replicas ({counts}{others})"
+    moved = "1 microbatch" if n_moved == 1 else f"{n_moved} microbatches"
+    return f"move {moved} to faster replicas ({counts}{others})"
 
 
 def _change(resize: Resizer, counts: Ints, alone_s: Array) -> dict[str, Any]:

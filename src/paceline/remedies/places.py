@@ -1,4 +1,4 @@
-"""What a (stage, chunk) takes for a typical microbatch and worker, and how sure that is."""
+"""Time of a (stage, chunk) for a typical microbatch and worker, and how sure it is."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _await_where_needed(
 
     FSDP launches the gather of the next unit in front of a unit's backward; where gathers block,
     the program stands there, though the parameters are needed only when that backward is over.
-    What shows that is the reduction of the unit before: it follows the backward of its unit.
+    The reduction of the unit before shows that: it follows the backward of its unit.
     """
     steps = replica.steps[stage]
     reductions: dict[Pass, list[int]] = {}

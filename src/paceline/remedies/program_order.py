@@ -3,8 +3,8 @@
 A framework that sends and receives in turn with its computes (Megatron's 1F1B) issues a receive
 when it comes to it: behind the compute before, of whichever direction. The graph lets it be
 launched earlier (what-if paper, 3.2) and so hides transfers behind computes that in fact come
-first. A fix then seems to gain less than it does. What is launched behind the same compute in all
-steps and replicas is taken to wait for it.
+first. A fix then seems to gain less than it does. Ops launched behind the same compute in all steps
+and replicas are taken to wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDING_SHARE = 0.01
 
 @dataclass(frozen=True)
 class ProgramOrder:
-    """What the order of the program adds to the graph of a trace.
+    """Edges that the order of the program adds to the graph of a trace.
 
     Attributes:
         graph: the graph with the ties.

@@ -142,7 +142,7 @@ class Replica:
         return (chunk, part) if op < self.n_recorded else (chunk, self.added_as(op).part)
 
     def added_as(self, op: int) -> Added:
-        """What an op is that was not recorded."""
+        """Index of an op that was not recorded."""
         return self.added[op - self.n_recorded]
 
     def finished(self) -> tuple[ReplicaOps, Ints]:

@@ -1,4 +1,4 @@
-"""What a remedy is: a change to the job, the findings it answers, its gain by simulation."""
+"""A remedy: a change to the job, the findings it answers, its gain by simulation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Case:
-    """What a remedy knows of the job.
+    """A remedy's knowledge of the job.
 
     Attributes:
         measured: graph and durations of the trace.
@@ -133,7 +133,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, and what it gains.
+    """A change, and its gain.
 
     Attributes:
         remedy: its name, as in ``paceline remedy TRACE NAME``.
@@ -149,7 +149,7 @@ class Remedy:
         notes: limits and assumptions.
         action: what to do, without the gain: ``text`` is ``action: effect``.
         effect: what the step then takes, with the gain; both are "" in older results.
-        architecture: it changes the job's architecture instead of mending what is wrong.
+        architecture: it changes the job's architecture instead of mending a fault.
     """
 
     remedy: str
@@ -192,10 +192,10 @@ class RemedyKind:
 
     Attributes:
         name: as in ``paceline remedy TRACE NAME``.
-        summary: what it does.
+        summary: its effect.
         causes: it answers findings of these causes.
         propose: how it is proposed.
-        architecture: it changes the job's architecture instead of mending what is wrong.
+        architecture: it changes the job's architecture instead of mending a fault.
         whole_passes: it moves or splits passes, so it needs each in one piece.
         rebuilds: it makes another pipeline, whose order the rules of pipelines tell, not the
             recorded programs.

@@ -35,7 +35,7 @@ PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 LINK_KINDS = tuple(TRANSFERS)
 
-#: Messages and replicas that show what is usual between two stages.
+#: Messages and replicas that show the usual time between two stages.
 MAX_MESSAGES, MAX_LINKS = 16, 32
 
 #: Transfers the other way between the same two stages, on either of them.

@@ -147,7 +147,7 @@ class Resizer:
 
 
 def resizer(measured: Measured) -> Resizer:
-    """What resizes the replicas of a job.
+    """A function that resizes the replicas of a job.
 
     Raises:
         NotApplicableError: its ops follow none of the known schedules.

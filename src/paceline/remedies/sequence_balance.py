@@ -123,7 +123,7 @@ def _change(balancing: Balancing, exchanged: str, has_lengths: bool) -> dict[str
 
 
 def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any]]:
-    """Each microbatch and what it should hold: lengths, or the microbatch that comes there."""
+    """Each microbatch and its new content: lengths, or the microbatch that comes there."""
     after = plan.after
     _, n_dp, most = after.ptr.shape[:3]
     slots = plan.slots_before

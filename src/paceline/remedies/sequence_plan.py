@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 #: Of the parquet file, in its schema metadata.
 VERSION = 1
 
-#: What may be exchanged between the DP ranks of a step.
+#: Microbatches that may be exchanged between the DP ranks of a step.
 SEQUENCES, MICROBATCHES, NOTHING = "sequences", "microbatches", "nothing"
 
 #: Orders of a rank's microbatches by cost. Those next to each other meet in a pipeline (one runs
@@ -46,7 +46,7 @@ class SequencePlan:
 
     @property
     def mostly(self) -> str:
-        """What is exchanged in most steps."""
+        """The exchange of most steps."""
         return max(sorted(set(self.exchanged)), key=self.exchanged.count)
 
     @property

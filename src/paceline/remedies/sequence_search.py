@@ -30,7 +30,7 @@ COMPARED_STEPS = 3
 
 @dataclass(frozen=True)
 class Balancing:
-    """A plan, and what it rests on.
+    """A plan, and its basis.
 
     Attributes:
         plan: which sequence (or, without lengths, microbatch) goes where.
@@ -38,7 +38,7 @@ class Balancing:
         durations: as they would be.
         cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
             lengths: relative to the typical microbatch).
-        gains: (what is exchanged, order) -> gain of that plan over some steps, best first.
+        gains: (exchanges, order) -> gain of that plan over some steps, best first.
         max_tokens: limit per microbatch; None without lengths.
         r2: [kind] what the lengths explain of forward and backward durations; None without them.
         otherwise: as they would be if replicas were slow whose microbatches may cost more instead;
@@ -148,7 +148,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     )
     logs = np.zeros(exists.shape)
     for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
-        # What slows a replica on all its stages alike is counted as its microbatches', unless it
+        # A slowdown of a replica on all its stages alike counts as its microbatches', unless it
         # stands out; what one of its workers adds is not: the least slow place has none of it.
         own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
         logs[:, dps, : len(own)] = own.transpose(1, 2, 0)

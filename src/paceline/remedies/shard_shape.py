@@ -27,7 +27,7 @@ K = OpKind
 #: How often a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
 _PASSES = {"nccl": 1, "gloo": 2}
 
-#: What needs all gradients.
+#: Operations that need all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
 
 #: Links within a node of NVLink systems carry up to 9 times what an adapter does (H100: 450 GB/s
@@ -132,7 +132,7 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a trace may leave open of its network.
+    """Fields of its network that a trace may leave open.
 
     Attributes:
         hop_s: seconds of a hop of a ring beside the bytes.

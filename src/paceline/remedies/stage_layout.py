@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 
 def propose(case: Case) -> Remedy:
-    """The best contiguous split of the layers over the stages, or a bound on what it gains.
+    """The best contiguous split of the layers over the stages, or a bound on its gain.
 
     Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, for
     the memory.
@@ -73,7 +73,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _bound(case: Case) -> Remedy:
-    """What stages that all compute alike would gain, replicas and workers as fast as they are.
+    """Gain of stages that all compute alike, with replicas and workers as fast as they are.
 
     No split gains more under 1F1B or GPipe, where the busiest stage sets the pace.
     """

@@ -1,4 +1,4 @@
-"""What of a compute is not its work: variation from op to op, and pauses.
+"""Part of a compute that is not its work: variation from op to op, and pauses.
 
 A stage that is cut into chunks launches more and smaller computes. Each of them varies on its own,
 so that together they vary less than one that does all; a pause hits one of them and is as long as

@@ -1,1 +1,1 @@
-"""Finished results -> terminal, JSON, CSV, Perfetto. Nothing is computed here but what is drawn."""
+"""Finished results -> terminal, JSON, CSV, Perfetto. Only drawings are computed here."""

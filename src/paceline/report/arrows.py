@@ -1,4 +1,4 @@
-"""What stands between the slices of a Chrome trace: transfers inside those that wait, and arrows.
+"""Arrows between the slices of a Chrome trace: transfers inside those that wait, and arrows.
 
 Perfetto binds each end of an arrow to the slice that is open on its thread at that moment, and lets
 the arrow point from the slice that starts earlier (v54, ``json_trace_parser.cc``,
@@ -40,7 +40,7 @@ class Slices:
 
 
 class Ties:
-    """What is written behind the slices of a scene."""
+    """Events behind the slices of a scene."""
 
     def __init__(self, events: Events, links: Links, slices: Slices, first_id: int) -> None:
         """Arrows are numbered from ``first_id``."""

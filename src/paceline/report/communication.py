@@ -14,7 +14,7 @@ from paceline.units import percent
 
 
 def communication_lines(communication: Communication | None, width: int) -> list[Text]:
-    """What collectives cost the step, kind by kind, and how the job arranges them."""
+    """Cost of collectives in the step, kind by kind, and their arrangement in the job."""
     if communication is None:
         return []
     title = Text().append("communication", style="bold").append(f": {ABOUT}", style="dim")

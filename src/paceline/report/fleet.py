@@ -235,7 +235,7 @@ def _said(figure: Figure) -> list[str]:
 
 
 def chart(figure: Figure, jobs: Jobs) -> Spec | None:
-    """What the page's script draws of a figure; None where no job has it."""
+    """Data of a figure for the page's script; None where no job has it."""
     defined = figure.definition
     if figure.points is not None:
         return _scatter(figure, jobs)

@@ -55,7 +55,7 @@ def severe(numbers: Numbers) -> str:
 
 
 def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:
-    """What each rule leaves out, and what is left (section 7).
+    """Jobs left out by each rule, and jobs left (section 7).
 
     Args:
         rows: of the summary.

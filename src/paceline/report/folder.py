@@ -32,7 +32,7 @@ def check_folder(
     Args:
         folder: where to.
         extra: names of further files.
-        inputs: what is read, and must not be overwritten.
+        inputs: paths that are read, and must not be overwritten.
         force: overwrite.
 
     Raises:

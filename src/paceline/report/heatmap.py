@@ -30,7 +30,7 @@ _SCALE = (
 
 @dataclass(frozen=True)
 class _Map:
-    """What of the table is shown, and how."""
+    """Selection and look of a table."""
 
     values: npt.NDArray[np.float64]  # [row, column]
     stages: list[int]

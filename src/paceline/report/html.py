@@ -54,7 +54,7 @@ def report_writer(
     gpu_hour_cost: float | None = None,
     perfetto: str | None = None,
 ) -> Callable[[BinaryIO], None]:
-    """What writes ``report.html``.
+    """The writer of ``report.html``.
 
     Args:
         report: the document, with a diagnosis; it may have no findings.

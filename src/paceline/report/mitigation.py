@@ -1,4 +1,4 @@
-"""What can be done about fail-slows, and how a job's life goes with it: lines for the terminal."""
+"""Strategies against fail-slows, and a job's life with them: lines for the terminal."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _LISTED = 10
 
 
 def prediction_lines(prediction: NetworkPrediction) -> list[str]:
-    """One prediction: the step, what it is made of, memory, what limits it."""
+    """One prediction: the step, its parts, memory, its limits."""
     gpu, step = prediction.cluster.gpu, prediction.step_time_s
     lines = [
         f"{prediction.network.name}, {prediction.strategy.describe()}, {gpu.name}",

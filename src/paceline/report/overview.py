@@ -31,7 +31,7 @@ def overview(
     """The events of a scene's overview.
 
     Args:
-        scene: what is drawn.
+        scene: the drawn scene.
         steps: [step] numbers of all steps drawn, ascending.
         shift_ns: [step] from times since the step's start to times in the file.
         slot_ns: [step] where a step begins in the file.

@@ -19,7 +19,7 @@ from paceline.report.overview import meta, overview
 from paceline.report.scene import Scene
 from paceline.trace import Job, OpKind
 
-#: What a browser still opens; beyond it Perfetto's page runs out of memory.
+#: Size that a browser still opens; beyond it Perfetto's page runs out of memory.
 MAX_EVENTS = 2_000_000
 
 #: Overlaps within one stream up to this are rounding of the recorder; they are cut off, since a
@@ -112,7 +112,7 @@ def trace_writer(
     replica_names: Mapping[int, str] = MappingProxyType({}),
     compress: bool,
 ) -> Callable[[BinaryIO], None]:
-    """What writes the Chrome trace of some scenes.
+    """The writer of the Chrome trace of some scenes.
 
     One process per scene and worker and one thread per stream. Several steps lie one after another;
     a step starts at the same time in all scenes. An overview process per scene has the steps, the

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 _BAR = 24  # characters of the longest bar
 _GB = 1e9
-#: Part of the breakdown -> what it is, for people.
+#: Part of the breakdown -> its name for people.
 _WORDS = {
     "gemm": "matrix products",
     "attention": "attention",
@@ -207,7 +207,7 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
 
 
 def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[BinaryIO], None]:
-    """What writes the predicted step for Perfetto.
+    """The writer of the predicted step for Perfetto.
 
     Raises:
         OutputError: too many operations for a viewer.

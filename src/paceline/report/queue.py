@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
 
 
 def describe(entries: Sequence[Labelled]) -> str:
-    """What was replayed, in a line."""
+    """The replay in a line."""
     replay = entries[0].replay
     return f"{count(len(replay.jobs), 'job')} on {count(replay.gpus, 'GPU')}"
 

@@ -72,7 +72,7 @@ def _interval(part: str, gains: list[float]) -> str:
 
 
 def choices(study: Study) -> list[str]:
-    """What the paper does not say, and what was taken for it."""
+    """Gaps in the paper, and the values taken for them."""
     c = study.choices
     degrees = ", ".join(f"{name} tp {t} pp {p}" for name, (t, p) in study.tables.degrees.items())
     return [

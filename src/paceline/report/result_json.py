@@ -27,13 +27,13 @@ def lines_of_json(mapping: Mapping[str, Any]) -> str:
 
 
 def json_writer(report: JobReport) -> Callable[[BinaryIO], None]:
-    """What writes ``result.json``."""
+    """The writer of ``result.json``."""
     text = dumps(report)
     return lambda file: _write(file, text)
 
 
 def worker_csv_writer(report: JobReport) -> Callable[[BinaryIO], None]:
-    """What writes ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first.
+    """The writer of ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first.
 
     Where peers are apart, the column peer stands behind pp.
     """

@@ -24,7 +24,7 @@ MAX_ARROWS = 8
 
 @dataclass(frozen=True)
 class Links:
-    """What ties the events of a simulated timeline.
+    """Links between the events of a simulated timeline.
 
     Attributes:
         begin_s: [event] when its transfer begins, since all its peers are launched; -inf where it
@@ -52,7 +52,7 @@ class Counter:
     """A number over time.
 
     Attributes:
-        name, unit: what it is, and of what.
+        name, unit: its name and unit.
         step: [sample] step number.
         at_s: [sample] seconds since the step's start.
         value: [sample].

@@ -14,17 +14,17 @@ from paceline.report.layout import wrap
 
 SCHEMA = 1
 
-#: What plans are ranked by -> for people.
+#: Objective of the ranking -> its name for people.
 OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
 
-#: Term of the breakdown -> what it is, for people, where its name does not say it.
+#: Term of the breakdown -> its name for people, where its name does not say it.
 _TERMS = {"memory": "norms, activations, loss", "tail": "optimizer and tail", "gemm": "products"}
 
 Row = tuple[str, ...]
 
 
 def describe(result: SearchResult) -> str:
-    """What was searched, in a line."""
+    """The search in a line."""
     gpus = result.legal.gpus
     low, high = int(gpus.min()), int(gpus.max())
     batch = result.legal.base.global_batch

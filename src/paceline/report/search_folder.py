@@ -17,13 +17,13 @@ PLANS, RESULT, REPORT = "plans.parquet", "result.json", "report.html"
 
 
 def json_writer(result: SearchResult, top: int) -> Writer:
-    """What writes ``result.json``."""
+    """The writer of ``result.json``."""
     content = f"{json.dumps(to_mapping(result, top), indent=1)}\n".encode()
     return lambda file: _write(file, content)
 
 
 def parquet_writer(result: SearchResult) -> Writer:
-    """What writes ``plans.parquet``: every plan that fits, best first."""
+    """The writer of ``plans.parquet``: every plan that fits, best first."""
 
     def write(file: BinaryIO) -> None:
         import pyarrow as pa

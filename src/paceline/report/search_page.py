@@ -23,7 +23,7 @@ _SCRIPTS = ("base.js", "chart.js", "search.js")
 
 
 def page_writer(result: SearchResult, top: int) -> Writer:
-    """What writes ``report.html``: one file that fetches nothing, like that of ``analyze``."""
+    """The writer of ``report.html``: one file that fetches nothing, like that of ``analyze``."""
     content = page(result, top)
 
     def write(file: BinaryIO) -> None:
@@ -154,9 +154,9 @@ def _price(result: SearchResult) -> str:
 
 
 def _points(result: SearchResult) -> dict[str, Any]:
-    """What the plot draws: time against cost, in the largest units that are known.
+    """Points of the plot: time against cost, in the largest units that are known.
 
-    With one number of GPUs cost is time; then memory is what is traded for it. Plans far from the
+    With one number of GPUs cost is time; then memory is traded for it. Plans far from the
     line would make it a point in a corner, and are left out.
     """
     x, x_label = result.step_time_s, "seconds per step"

@@ -269,7 +269,7 @@ def _steps_line(steps: _Table, width: int) -> list[Text]:
 
 
 def _shares(report: JobReport, width: int) -> list[Text]:
-    """M_W and M_S, each with what it means."""
+    """M_W and M_S, each with its meaning."""
     n, of = len(report.slowest_workers), report.by_worker.size
     rows = [("M_W", f"slowest 3% of workers ({n} of {of})", report.m_w, report.m_w_only)]
     if report.by_worker.shape[0] > 1:

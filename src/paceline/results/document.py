@@ -41,7 +41,8 @@ class JobReport:
     """The report of a job, complete: whoever draws it needs nothing else, and computes nothing.
 
     The numbers are those of :class:`paceline.whatif.WhatIf`, under the same names where both have
-    them; ``docs/result-json.md`` says what they mean. What a document may lack has a default.
+    them; ``docs/result-json.md`` says what they mean. A field that a document may lack has a
+    default.
 
     Attributes:
         job, steps: the job's degrees, and the numbers of the steps analysed.

@@ -42,7 +42,7 @@ def gain(report: JobReport) -> str | None:
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
-    """What the fleet's figures need of a session, as JSON knows it.
+    """Fields of a session for the fleet's figures, as JSON knows them.
 
     ``m_w`` and ``m_s`` (None: nothing to explain), ``n_stages``, ``waste_by_kind`` (1 - 1/S of each
     kind alone: Eq. 3 of the what-if paper for its Eq. 2), ``steps`` (slowdowns of at most 25 steps,

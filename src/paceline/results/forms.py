@@ -1,6 +1,6 @@
 """Forms of values: how each is written to JSON, read back, and described in a JSON Schema.
 
-A form reads what it wrote. Reading raises :class:`ResultError` with the path of the bad field.
+A form reads its own output. Reading raises :class:`ResultError` with the path of the bad field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Form(Generic[T]):
     Attributes:
         write: value -> what JSON knows.
         read: the way back; raises ResultError.
-        schema: JSON Schema of what is written.
+        schema: JSON Schema of the output.
     """
 
     write: Callable[[T], Any]
@@ -44,12 +44,12 @@ def inside(name: object, error: ResultError) -> ResultError:
 
 
 def refusal(expected: str, value: object) -> ResultError:
-    """The error of a value that is not what it must be."""
+    """The error of a value of the wrong type."""
     return ResultError(f"must be {expected}, not {reprlib.repr(value)}")
 
 
 def finite(value: float | None) -> float | None:
-    """The number; None, which JSON has, in place of what is none."""
+    """The number; None, which JSON has, in place of nan."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

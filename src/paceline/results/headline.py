@@ -1,4 +1,4 @@
-"""The result in a line or two: what is lost, why, what the best remedy gains; details below it.
+"""The result in a line or two: the loss, its cause, the best remedy's gain; details below it.
 
 The headline is made of short phrases, so that it never takes more than two lines at the report's
 full width; measured texts, names of hosts and intervals stand in the details.
@@ -44,7 +44,7 @@ def is_small(finding: Finding) -> bool:
 
 
 def headline(report: JobReport) -> str:
-    """What an on-call engineer needs to know first, in at most ``MAX_LENGTH`` characters."""
+    """The first message for an on-call engineer, in at most ``MAX_LENGTH`` characters."""
     if is_healthy(report):
         return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
@@ -82,7 +82,7 @@ def details(report: JobReport) -> list[str]:
 
 
 def _small_sentence(finding: Finding) -> str:
-    """What a finding of a healthy job says."""
+    """Text of a healthy job's finding."""
     sure, cost = confidence_text(finding.confidence), percent(finding.share_of_step)
     return f"Small, {cost} of the step, {sure}: {_sentence(finding.text)}"
 
@@ -120,7 +120,7 @@ def _cost(report: JobReport) -> str:
 
 
 def _verdict(report: JobReport, finding: Finding | None) -> str:
-    """What is lost and why, without the full stop."""
+    """The loss and its reason, without the full stop."""
     reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling:
         loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
@@ -219,7 +219,7 @@ DOING = {
 
 
 def _advice(finding: Finding, remedy: Remedy) -> str:
-    """What to do and what it gains."""
+    """The advice and its gain."""
     gain = percent(remedy.gain, 0)
     if remedy.remedy == "replace-worker":
         single = len(finding.where.get("workers", ())) == 1

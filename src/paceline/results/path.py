@@ -92,7 +92,7 @@ class SlackSummary:
 
     @classmethod
     def of(cls, slack: Slack) -> SlackSummary:
-        """What the document keeps of the slack."""
+        """The slack in the document."""
         return cls(
             steps=tuple(slack.steps.tolist()),
             by_kind={kind: Extent(*pair) for kind, pair in slack.by_kind.items()},
@@ -105,7 +105,7 @@ class SlackSummary:
 
 @dataclass(frozen=True)
 class PathSummary:
-    """What makes up the step, as shares of the mean step.
+    """Parts of the step, as shares of the mean step.
 
     Attributes:
         step_s: step -> length of its path, seconds.

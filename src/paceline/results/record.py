@@ -21,7 +21,7 @@ class Key:
     Attributes:
         name: in JSON.
         form: of its value.
-        about: what it is, for the schema.
+        about: its description, for the schema.
         field: of the dataclass, where it has another name.
         written: whether a record writes it; None: always.
     """

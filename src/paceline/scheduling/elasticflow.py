@@ -4,7 +4,7 @@ Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed
 ASPLOS 2023; their artifact is github.com/pkusys/ElasticFlow at 04a0109a.
 
 Three parts. The *minimum satisfactory share* of a job is the smallest number of GPUs that ends it
-in time, where each stretch of time gives it what is free, up to that share. Jobs are served by
+in time, where each stretch of time gives it the free GPUs, up to that share. Jobs are served by
 deadline. *Admission* refuses a job if it or an admitted one would be late. GPUs that are left now
 go one level at a time to the job with the best *marginal return*.
 
@@ -37,7 +37,7 @@ _COMPILE_FROM = 24
 
 @dataclass
 class _Plan:
-    """What is reserved for admitted jobs with deadlines.
+    """Reservations of admitted jobs with deadlines.
 
     Attributes:
         jobs: [row] places among all jobs.
@@ -188,7 +188,7 @@ class ElasticFlow:
         return "it or a job admitted before would be late"
 
     def _spread_free(self, queue: Queue, now: float) -> Ints:
-        """[job of the queue] GPUs: what is reserved now, and what is left over."""
+        """[job of the queue] GPUs: reserved now, and left over."""
         plan = self._plan
         rows = queue.rows
         gone = queue.refused

@@ -1,4 +1,4 @@
-"""The loops of ElasticFlow: plan by deadline, follow a plan, spread what is left.
+"""The loops of ElasticFlow: plan by deadline, follow a plan, spread the rest.
 
 ``facts`` of jobs are (work left, seconds of pause left, level now or -1, whether started, deadline,
 [job, level] units of work a second). A level is a place in ``counts``, numbers of GPUs.
@@ -39,7 +39,7 @@ def fill(
         rescale_s: seconds that a change of level costs a job that has started.
         slot_s: GPUs are freed only at multiples of it from ``times[0]``; 0 = at once.
         times: [segment + 1] where segments begin; split where a job ends.
-        reserved: [job, segment] level or -1; what it holds for jobs not in ``order`` stays.
+        reserved: [job, segment] level or -1; levels of jobs not in ``order`` stay.
         segments: segments in use.
 
     Returns:
@@ -112,7 +112,7 @@ def fill(
 def follow(
     facts: tuple[Any, ...], times: Array, reserved: Ints, delay_s: float, rescale_s: float
 ) -> Array:
-    """[job] when it ends by the plan, begun ``delay_s`` late; clears what it does not need.
+    """[job] when it ends by the plan, begun ``delay_s`` late; clears its unneeded part.
 
     With a delay the job's first change of level costs nothing more: the delay has it.
     """
@@ -156,7 +156,7 @@ def spread(
     most_saved: bool,
     by_arrival: bool,
 ) -> Ints:
-    """[job] level: what is reserved, and free GPUs by marginal return.
+    """[job] level: reserved and free GPUs by marginal return.
 
     A job without GPUs comes before one that would get more. A change must pay for itself.
 

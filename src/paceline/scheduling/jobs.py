@@ -115,7 +115,7 @@ def job_list(
     max_gpus: Sequence[int] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
 ) -> JobList:
-    """Jobs in any order, with defaults for what is not said; see :class:`JobList`.
+    """Jobs in any order, with defaults for missing columns; see :class:`JobList`.
 
     Raises:
         QueueError: columns differ in length, or a value is out of range.
@@ -193,12 +193,12 @@ NO_THROUGHPUTS = Throughputs((), np.zeros(0, dtype=np.int64), np.zeros((0, 0)))
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the replay walks over: every job's speeds, in rows that equal jobs share.
+    """Input of the replay: every job's speeds, in rows that equal jobs share.
 
     Attributes:
         counts: [level] GPUs, ascending.
         rates: [row, level] units of work a second, 0 where a job cannot run or where fewer GPUs
-            are as fast: along a row, what is not 0 rises.
+            are as fast: along a row, values above 0 rise.
         row: [job] its row.
         asked_rate: [job] units of work a second on the GPUs that it asks for; 0 = it asks for
             none, or cannot run on them.

@@ -104,7 +104,7 @@ def _easy(asked: Ints, held: Ints, remaining_s: Array, free: int) -> Ints:
             free -= asked[k]
     if first == len(asked) or free == 0:
         return wanted
-    # When the first job that waits can start, and what is left beside it then.
+    # When the first job that waits can start, and the GPUs left beside it then.
     running = np.flatnonzero(wanted)
     order = running[np.argsort(remaining_s[running])]
     spare = free

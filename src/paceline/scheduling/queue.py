@@ -1,4 +1,4 @@
-"""What a policy sees: the jobs that have arrived and have not ended."""
+"""A policy's view: the jobs that have arrived and have not ended."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Queue:
         self.refused[row] = reason
         self._leaving.add(row)
 
-    # What the replay does with it.
+    # The policy's answer to the replay.
 
     def arrive(self, row: int) -> None:
         """A job comes; one that no number of GPUs could run is refused."""

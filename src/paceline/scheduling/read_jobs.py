@@ -41,7 +41,7 @@ _NO_TIME = ("", "None", "Unknown", "N/A")
 
 @dataclass(frozen=True)
 class QueueFile:
-    """What a log of a queue says.
+    """Content of a queue's log.
 
     Attributes:
         jobs: its jobs, in the order of their submission.
@@ -66,7 +66,7 @@ def read_jobs(
     Args:
         path: the file.
         sacct: it is the output of ``sacct -P`` with JobID, Submit, Start, End, State, AllocTRES.
-        throughputs: those of the elastic jobs, where the user has them; they say what is elastic.
+        throughputs: those of the elastic jobs, where the user has them; other jobs are fixed.
 
     Raises:
         QueueError: the file cannot be read, lacks columns, or a row is wrong (with its line).

@@ -80,7 +80,7 @@ def replay_queue(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QueueReplay:
-    """What would have become of the jobs under a policy.
+    """Outcome of the jobs under a policy.
 
     Args:
         jobs: the jobs.
@@ -97,7 +97,7 @@ def replay_queue(
         progress: called with (jobs that ended, jobs).
 
     Raises:
-        QueueError: the cluster, the policy or what it wants is impossible.
+        QueueError: the cluster, the policy or its decision is impossible.
     """
     cluster = Cluster.of(gpus, node_gpus, rescale_s, slot_s)
     speeds = speeds_of(jobs, throughputs, gpus)
@@ -117,7 +117,7 @@ def replay_queue(
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What jobs share.
+    """Resources that jobs share.
 
     Attributes:
         gpus: GPUs, in whole nodes.
@@ -158,7 +158,7 @@ def policy_of(policy: Policy | str) -> Policy:
 
 
 def name_of(policy: Policy | str) -> str:
-    """What results call a policy."""
+    """Name of a policy in results."""
     if isinstance(policy, str):
         return policy
     return str(getattr(policy, "name", None) or getattr(policy, "__name__", "policy"))
@@ -238,7 +238,7 @@ class _State:
         return True
 
     def apply(self, policy: Policy, name: str) -> None:
-        """Let the policy decide, and give the jobs what it wants."""
+        """Let the policy decide, and give the jobs its decision."""
         queue = self.queue
         queue.now_s, queue.wake_s = self.now, np.inf
         if not queue.n:
@@ -282,7 +282,7 @@ class _State:
         )
 
     def result(self, name: str) -> QueueReplay:
-        """What became of all jobs."""
+        """Outcome of all jobs."""
         timeline = Timeline(
             np.array(self._times), np.array(self._rows, dtype=np.int64), np.array(self._gpus)
         )
@@ -366,7 +366,7 @@ def _give(
 ) -> int:
     """Give jobs their GPUs; writes the jobs whose GPUs change and returns their number.
 
-    -1 - k where the k-th job of the queue cannot run on what it is to have.
+    -1 - k where the k-th job of the queue cannot run on its GPUs.
     """
     count = 0
     for k in range(n):

@@ -1,4 +1,4 @@
-"""What became of a queue."""
+"""Outcome of a queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Timeline:
     Attributes:
         time_s: [change] seconds.
         job: [change] the job's place in the list.
-        gpus: [change] what it holds from then on; the end of a job is no change.
+        gpus: [change] its GPUs from then on; the end of a job is no change.
     """
 
     time_s: Array

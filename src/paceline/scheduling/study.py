@@ -57,7 +57,7 @@ VTRAIN_SOFTWARE: Mapping[str, Any] = {
     "uneven": False,
 }
 
-#: What the paper reports (V-B, Figures 12 to 14).
+#: Results of the paper (V-B, Figures 12 to 14).
 PAPER = {
     "deadline_gain_64": 1.17,
     "deadline_gain_128": 1.30,
@@ -72,7 +72,7 @@ AT_ONCE = (16, 30, 44, 58, 72)
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the paper does not say.
+    """Gaps in the paper.
 
     Attributes:
         seed: of all that is drawn.

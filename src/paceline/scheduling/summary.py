@@ -18,7 +18,7 @@ _WORSE_SHARE, _WORSE_S = 0.01, 60.0
 
 @dataclass(frozen=True)
 class Labelled:
-    """A replay and what it is called beside others.
+    """A replay and its name beside others.
 
     Attributes:
         label: policy, and plans where several are compared.

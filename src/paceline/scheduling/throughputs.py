@@ -34,7 +34,7 @@ MAX_COUNTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a curve is of.
+    """Key of a curve.
 
     Attributes:
         name: of the curve.
@@ -80,7 +80,7 @@ def throughput_tables(
     """Search the plans of every workload on every number of GPUs.
 
     Args:
-        workloads: what is trained.
+        workloads: the trained models.
         cluster: the machines.
         counts: numbers of GPUs.
         folder: where tables are kept by their inputs; None = nowhere.

@@ -93,7 +93,7 @@ def paths_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
 def options_of(
     job: str | Path | Job | None, steps: Iterable[int] | None, ignore_kinds: Iterable[str]
 ) -> Options:
-    """What to read, checked; arguments as for :func:`load`."""
+    """Paths to read, checked; arguments as for :func:`load`."""
     if isinstance(ignore_kinds, str):
         raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
     known_job = job if isinstance(job, Job) or job is None else read_job(Path(job))

@@ -1,7 +1,7 @@
 """A trace in several parquet files: one per step, per rank, or as its writer split it.
 
 pyarrow, pandas and Spark write such folders, with columns whose value is in a folder's name, too
-(``step=3/part-0.parquet``). What the files say of themselves is read and compared first.
+(``step=3/part-0.parquet``). Metadata of the files is read and compared first.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def matches(path: Path) -> bool:
 
 
 def _data_files(folder: Path, others: list[Path]) -> Iterator[Path]:
-    """The parquet files of a folder and of the folders in it; what is none goes to ``others``."""
+    """The parquet files of a folder and of the folders in it; other files go to ``others``."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -189,7 +189,7 @@ def _left_out(paths: Sequence[Path], what: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _File:
-    """What one file says of itself."""
+    """Metadata of one file."""
 
     n_rows: int
     names: tuple[str, ...]
@@ -284,7 +284,7 @@ _BY_STEP = ("left_out", "step_start_s")
 
 
 def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """What the files say together; of what is one thing, the first file's."""
+    """Metadata of all files together; shared values are those of the first file."""
     joined: dict[str, Any] = {}
     job_of: tuple[Path, Any] | None = None
     warnings: dict[str, None] = {}

@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to read.
+    """The rows and columns to read.
 
     Attributes:
         job: degrees of parallelism; None = as the files say.

@@ -91,7 +91,7 @@ def positions(
     for i, compute in enumerate(computes):
         last = bisect_left(starts, end_s[i]) - 1
         together = bisect_right(starts, start_s[i]) - 1
-        # Calls that take no time: what is launched with them at once is no part of them.
+        # Calls that take no time: ops launched with them at once are no part of them.
         together = together if end_s[i] > start_s[i] else issued[i]
         awaited.append(-1 if compute else max(issued[i], last, together))
     return issued, awaited

@@ -1,8 +1,8 @@
-"""What every importer returns, and the way from its ops to a trace.
+"""Result of every importer, and the way from its ops to a trace.
 
 An importer is a module with ``matches(path) -> bool`` (by content) and ``read(paths, job, steps) ->
-Imported``, which adds what it recognises to an :class:`OpTable` and calls
-:meth:`OpTable.finish`. What a job's ranks say of each other has to agree: a trace with ops
+Imported``, which adds recognised ops to an :class:`OpTable` and calls
+:meth:`OpTable.finish`. The ranks of a job have to agree on each other: a trace with ops
 missing would be analysed without a complaint and be wrong, so disagreement is refused here.
 """
 
@@ -99,7 +99,7 @@ class OpTable:
             dp: data-parallel rank.
             pp: pipeline stage.
             step: step number.
-            kind: what it is.
+            kind: its kind.
             start_s: start (of communication: launch), seconds on a clock that all ranks share.
             end_s: end, seconds.
             chunk: model chunk on the stage; computes and DP collectives only.

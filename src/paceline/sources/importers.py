@@ -19,7 +19,7 @@ from paceline.trace import Job
 
 
 class Format(Protocol):
-    """What a file may be of."""
+    """Candidate formats of a file."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ _NO_GROUPS = (
     "which does not say microbatches and process groups, so no trace can be made of it; for where "
     "each device's time went: paceline ranks {path}"
 )
-#: What the file is, whether it is that, and where it belongs.
+#: The file's name, content and place.
 _NO_TRACE = (
     ("a log of NCCL Inspector", nccl_inspector.matches, f"{_NO_COMPUTES} detect --collectives"),
     ("a log of torchcomms", torchcomms.matches, f"{_NO_COMPUTES} detect --collectives"),

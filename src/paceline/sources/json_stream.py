@@ -112,7 +112,7 @@ def read_chunk(
 class JsonStream:
     """The events of a file, one at a time.
 
-    Iterate once. What stands beside the events is in ``header``: before the first event what the
+    Iterate once. ``header`` has the keys beside the events: before the first event what the
     file has in front of them, after the last one all of it.
 
     Attributes:
@@ -317,6 +317,7 @@ def first_events(path: Path, n: int) -> tuple[list[dict[str, Any]], dict[str, An
             if len(events) == n:
                 break
     except TraceError:
-        # What precedes the damage says what the file is; the reader will say where it is damaged.
+        # The text in front of the damage says which format the file has; the reader will say where
+        # it is damaged.
         return (events, stream.header) if events else None
     return events, stream.header

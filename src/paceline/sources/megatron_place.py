@@ -19,7 +19,7 @@ SIZES = {
 }
 
 
-#: Ranks in all: what is left of them beside the degrees is context parallelism, which is not said.
+#: Ranks in all: the rest of them beside the degrees is context parallelism, which is not said.
 WORLD = "dl.world_size"
 
 

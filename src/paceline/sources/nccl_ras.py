@@ -47,7 +47,7 @@ Absence = Literal["dead", "unresponsive", "not a member"]
 
 @dataclass(frozen=True)
 class Process:
-    """Who holds a rank: the same in every communicator.
+    """Process of a rank: the same in every communicator.
 
     Attributes:
         host: its address; "unknown" where RAS does not know it.
@@ -66,7 +66,7 @@ class Process:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one rank of a communicator answered.
+    """Answer of one rank of a communicator.
 
     Attributes:
         rank: in the communicator.
@@ -119,7 +119,7 @@ class Communicator:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from others in all statuses of a run."""
+        """Key that tells it from others in all statuses of a run."""
         return self.hash, self.secondary_hash
 
 

@@ -4,7 +4,7 @@ The tool: https://github.com/volcengine/veScale, held against commit 20cf5c7 (Ma
 legacy/vescale/ndtimeline: ``predefined.py`` (metrics), ``handlers/local_timeline_handler.py``
 (JSON arrays per host: the metric as ``name``, ``ts`` and ``dur`` in microseconds, the DP rank as
 ``pid``, ``rank``, ``step``, ``tp`` and ``pp`` in ``args``), ``handlers/local_raw_handler.py`` (the
-raw log, read by :mod:`paceline.sources.ndtimeline_raw`). What it records: what-if paper, 3.1 and
+raw log, read by :mod:`paceline.sources.ndtimeline_raw`). Its records: what-if paper, 3.1 and
 Table 1. Events as one JSON object per line, and lines with a metric's name and ``rank``, ``step``,
 ``dp``, ``pp``, ``ts`` and ``dur`` as ``name=value``, which the tool does not write, are read, too.
 
@@ -150,7 +150,7 @@ def _add(
 
 
 def _kinds(event: Mapping[str, Any]) -> tuple[OpKind, ...]:
-    """What an event is: two transfers of a fused call, one operation, or none that is known."""
+    """Meaning of an event: two transfers of a fused call, one operation, or none that is known."""
     name = event.get("name")
     if not isinstance(name, str):
         return ()

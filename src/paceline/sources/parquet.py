@@ -322,7 +322,7 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
 
 
 def writer(trace: Trace) -> Writer:
-    """What :func:`write` writes, to be written with other files."""
+    """The table of :func:`write`, to be written with other files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What a parquet trace says beside its rows: the job, what was injected, and what was noticed.
+"""Metadata of a parquet trace beside its rows: the job, what was injected, and what was noticed.
 
 JSON in the schema metadata, under ``paceline``; ``docs/trace-format.md`` lists the keys. Format 1
 began with ``job`` and ``truth``; readers ignore keys that they do not know.
@@ -45,7 +45,7 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
 
 
 def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
-    """What Paceline stored in the file; nothing where that is broken and ``forgive`` is given.
+    """Paceline's metadata in the file; nothing where that is broken and ``forgive`` is given.
 
     Raises:
         TraceError: it is broken, or of another version of the format.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.trace import OpKind
 from paceline.trace.placing import PLACE_ABOVE, Extremes, Part, Parts
 
-#: Rows read at once: what is read stays in a cache of the processor.
+#: Rows read at once: they stay in a cache of the processor.
 BATCH_ROWS = 1 << 18
 
 _PLACES = ("step", "dp_rank", "stage", "optype", "rank", "mc", "gmc")

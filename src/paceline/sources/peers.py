@@ -1,4 +1,4 @@
-"""What the ranks of an imported trace say of each other has to agree."""
+"""The ranks of an imported trace have to agree on each other."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class StepTimes:
     steps_per_sample: int = 1
 
     def workload_of(self, row: int) -> dict[str, float] | None:
-        """What a step had to do, by column; None where nothing says it."""
+        """A step's work, by column; None where nothing says it."""
         if not self.workload:
             return None
         values = {name: float(column[row]) for name, column in self.workload.items()}
@@ -223,7 +223,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
 
 
 def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
-    """What the step of a JSON line has to do, by column; null says nothing.
+    """The work of a JSON line's step, by column; null says nothing.
 
     Raises:
         TraceError: a value is no number.

@@ -101,7 +101,7 @@ def _usual_s(spec: SynthSpec, graph: StepGraph, variant: int) -> npt.NDArray[np.
     """[op] healthy seconds: a pass has those of its kind, however many parts it has."""
     ops = graph.variant_ops(variant)
     of_kind = np.array([spec.base_s[kind] for kind in OpKind])
-    if spec.split:  # what is measured of a whole backward is both its halves
+    if spec.split:  # a whole backward was measured as both its halves
         rest = of_kind[OpKind.BACKWARD_COMPUTE] - of_kind[OpKind.WEIGHT_COMPUTE]
         of_kind[OpKind.BACKWARD_COMPUTE] = max(rest, 0.0)
     base: npt.NDArray[np.float64] = of_kind[graph.kind[ops]]

@@ -21,7 +21,7 @@ from paceline.synth.spec import SynthSpec
 from paceline.trace import OpKind, Trace
 from paceline.trace.trace import Program
 
-#: What passes between steps that are made one by one, seconds.
+#: Times that pass between steps that are made one by one, seconds.
 BETWEEN_STEPS_S = 0.01
 
 #: A graph -> the healthy seconds of its ops.
@@ -81,7 +81,7 @@ def _run(
 
 @dataclass(frozen=True)
 class SynthStructure:
-    """What a job's workers do.
+    """Programs of a job's workers.
 
     Attributes:
         variants: the distinct replica structures.

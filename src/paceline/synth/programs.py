@@ -114,7 +114,7 @@ class _Stage:
         self.rows[op][5] = len(self.rows) - 1
 
     def run_pass(self, backward: bool, chunk: int, microbatch: int) -> None:
-        """A forward or backward of a microbatch, with what it receives and sends."""
+        """A forward or backward of a microbatch, with its messages."""
         kind, recv, send = _DIRECTIONS[backward]
         ends = [self._pp == 0 and chunk == 0, self._is_last(chunk)]
         begins_here, ends_here = reversed(ends) if backward else ends
@@ -176,11 +176,11 @@ class _Stage:
         bucket, after = (n - layer - 1) * buckets // n, (n - layer) * buckets // n
         if after > bucket:
             self._reductions.append(self._launch(K.GRADS_REDUCE_SCATTER, bucket, chunk))
-        if layer == 0 and self._job.pp_size == 1:  # else others would wait for what is sent
+        if layer == 0 and self._job.pp_size == 1:  # else others would wait for the message
             self._wait_for_reductions()
 
     def _replicate(self) -> None:
-        """Wait for the reduction before; reduce what it gave over the replicas of the shard."""
+        """Wait for the reduction before; reduce its result over the replicas of the shard."""
         if self._scatter is not None:
             op, unit, chunk = self._scatter
             self._wait(op)

@@ -1,4 +1,4 @@
-"""What to synthesise: the job, and the causes of slowness in it."""
+"""Specification of a synthetic trace: the job, and the causes of slowness in it."""
 
 from __future__ import annotations
 

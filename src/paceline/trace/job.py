@@ -36,7 +36,7 @@ class Job:
         dsp_size: further ranks that share a data-parallel group (sequence or context parallel).
         vpp_size: model chunks per stage (virtual pipeline).
         world_size: ranks in all; 0 = the product of the degrees.
-        name: what the job is called, for the reader.
+        name: the job's name, for the reader.
         peers: tensor- and context-parallel ranks that a trace shows apart; 1 = one rank stands for
             all of a (dp, pp). A replica is then the pipeline of one data-parallel rank and peer,
             numbered dp * peers + peer, with peer = tp + tp_size * cp.

@@ -61,7 +61,7 @@ MICROBATCH_KINDS: Final = frozenset(
     }
 )
 
-#: What a microbatch computes on a stage; the last one where the backward is split.
+#: Computes of a microbatch on a stage; the last one where the backward is split.
 PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 
 #: Point-to-point transfers between neighbouring stages.

@@ -1,7 +1,7 @@
 """Times that no job can have: one operation of 30,000 years, a pause of a month inside a step.
 
 Such a row is a broken clock, a wrong unit or a damaged file, and one of them is enough to spoil
-every mean. What is merely long (a hang, a checkpoint) is told, not refused.
+every mean. A time that is merely long (a hang, a checkpoint) is told, not refused.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def check_waits(columns: Columns, where: str) -> None:
     if issued is None or awaited is None or not len(issued):
         return
     if not all(np.isfinite(of).all() and (of % 1 == 0).all() for of in (issued, awaited)):
-        return  # what is no whole number is refused for that
+        return  # other numbers are refused for that
     stages, stage = np.unique(columns.pp, return_inverse=True)
     last = np.zeros(len(stages), dtype=issued.dtype)
     np.maximum.at(last, stage, issued)

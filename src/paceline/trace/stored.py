@@ -96,7 +96,7 @@ class SpillFile:
         except OSError as error:
             raise no_room(error) from None
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.close()  # the map keeps what is in it
+        self.close()  # the map keeps its content
         return np.frombuffer(self._map, dtype=np.float64)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
 
 
 class _Collector:
-    """What is kept of the blocks that have been seen."""
+    """Kept facts of the blocks that have been seen."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

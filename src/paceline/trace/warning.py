@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Warning:
-    """What to know before trusting the numbers.
+    """A caution about the numbers.
 
     Attributes:
         code: which warning it is, one of the constants here; "" where its maker gives none.

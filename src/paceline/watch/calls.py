@@ -31,7 +31,7 @@ def has_calls(folder: Path) -> bool:
 
 
 class CallsWatch:
-    """Looks at the folder of a job that runs the plugin; says what is new in it.
+    """Looks at the folder of a job that runs the plugin; tells its news.
 
     Steps are counted from the first whole one in the newest files that each rank keeps.
 

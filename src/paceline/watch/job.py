@@ -141,7 +141,7 @@ class Watch:
         return news
 
     def _follow(self, episode: _Episode) -> list[News]:
-        """The next step on the way to a plan, as far as what it needs is there."""
+        """The next step on the way to a plan, as far as its inputs are there."""
         if episode.suspects is None:
             return self._name(episode)
         if episode.asked_validation_s is not None:

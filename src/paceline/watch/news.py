@@ -1,4 +1,4 @@
-"""What a watch says, step by step."""
+"""Messages of a watch, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is slow and what to do, from the profiled steps of a fail-slow."""
+"""Slow workers and advice, from the profiled steps of a fail-slow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def name_suspects(onset: JobEvent, trace: Trace) -> tuple[JobEvent, Measured, Wh
 def plan_of(
     trace: Trace, measured: Measured, result: WhatIf, overheads: Mapping[str, float | None]
 ) -> tuple[str, dict[str, Any]]:
-    """What the planner will do if nothing changes: in words, and for JSON.
+    """The planner's next actions if nothing changes: in words, and for JSON.
 
     Args:
         trace: of slow steps.

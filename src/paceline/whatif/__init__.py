@@ -1,4 +1,4 @@
-"""What if there were no stragglers: ideal durations, scenarios, slowdowns."""
+"""The step without stragglers: ideal durations, scenarios, slowdowns."""
 
 from paceline.whatif.analysis import analyze
 from paceline.whatif.ideal import ideal_durations

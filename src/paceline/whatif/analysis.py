@@ -1,4 +1,4 @@
-"""The analysis: simulate what is needed, and divide."""
+"""The analysis: simulate the needed scenarios, and divide."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class _Shares:
 
 
 def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
-    """What delays cost; ``without`` them the steps take [step] seconds."""
+    """Cost of delays; ``without`` them the steps take [step] seconds."""
     graph, n_steps = measured.graph, measured.durations.n_steps
     labels = [kind for kind in OpKind if (graph.kind == kind).any()]
     first = np.zeros(graph.n_ops, dtype=bool)

@@ -28,13 +28,13 @@ Floats = npt.NDArray[np.float64]
 
 Name = TypeVar("Name")
 
-#: What ``by_kind`` calls the time between operations.
+#: Name of the time between operations in ``by_kind``.
 LAUNCH_DELAY = "launch-delay"
 
 
 @dataclass(frozen=True)
 class Lead(Generic[Name]):
-    """What has the largest share of all paths together.
+    """The largest share of all paths together.
 
     Attributes:
         name: a kind's label, or a worker (dp, pp).

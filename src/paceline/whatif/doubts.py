@@ -1,4 +1,4 @@
-"""What to know before trusting an analysis: delays, clocks, merged no-ops, missing peers."""
+"""Cautions about an analysis: delays, clocks, merged no-ops, missing peers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:
 def reference_notes(
     judged_by: Reference, n_steps: int, slowdown: float, slowdown_paper: float
 ) -> list[Warning]:
-    """What to know of the reference: kinds judged over time, and an ideal slower than the job."""
+    """Cautions about the reference: kinds judged over time, and an ideal slower than the job."""
     notes = []
     if judged_by.modes:
         named = ", ".join(

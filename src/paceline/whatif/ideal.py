@@ -36,7 +36,7 @@ MATERIAL = 0.005
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What every op takes without stragglers.
+    """Time of every op without stragglers.
 
     The paper takes one duration per kind over all steps, ranks and microbatches: the mean for
     forward, backward, gc and optimizer (their work could be rebalanced), the median for everything
@@ -92,7 +92,7 @@ def reference(durations: Durations) -> Reference:
 def _usual_of_ops(
     durations: Durations, ops: Ops, kind: OpKind, steps: Mask | None = None
 ) -> Array | float:
-    """What ops of a kind take: one value, or [op] values where passes consist of parts.
+    """Ideal times of ops of a kind: one value, or [op] values where passes consist of parts.
 
     A pass takes what its kind does; each of its parts gets the share that it has on average over
     the workers of its stage and the microbatches that have as many parts. Communication of one unit

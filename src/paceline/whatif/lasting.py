@@ -1,8 +1,8 @@
 """The slowdown that lasts, apart from variation that passes.
 
 Where passes are recorded in parts, every part waits for the slowest of its peers, so variation that
-hits now one worker, now another, adds up to a slowdown that no worker is to blame for. What lasts
-is what is left in the typical step: each operation of each worker at its median over the steps. It
+hits now one worker, now another, adds up to a slowdown that no worker is to blame for. Slowness
+lasts if it is in the typical step: each operation of each worker at its median over the steps. It
 is compared with the ideal of such steps: a mean over steps would hold the variation that passes,
 and hide what lasts behind it.
 """
@@ -38,7 +38,7 @@ class Lasting:
 
 
 def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
-    """What lasts of the slowdowns; None where passes are whole, as in the paper.
+    """The lasting part of the slowdowns; None where passes are whole, as in the paper.
 
     Args:
         durations: as measured.
@@ -51,7 +51,7 @@ def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     typical = Durations.empty(graph, 1)
     for v in range(graph.n_variants):
         block, out = durations.block(v), typical.block(v)
-        few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies what it is of
+        few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies its input
         for low in range(0, len(block), few):
             out[low : low + few] = np.median(block[low : low + few], axis=1, keepdims=True)
     by_mode = np.isin(graph.kind, [int(kind) for kind in judged_by.modes])

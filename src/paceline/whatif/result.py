@@ -19,7 +19,7 @@ from paceline.whatif.modes import TwoModes, two_modes
 
 @dataclass(frozen=True)
 class LaunchDelay:
-    """What launch delays cost: step time with only these delays replayed, over T (>= about 1).
+    """Cost of launch delays: step time with only these delays replayed, over T (>= about 1).
 
     Attributes:
         by_kind: kind label -> only the delays of this kind's ops.

@@ -22,7 +22,7 @@ LONG = 1e-5
 
 
 class Sort(IntEnum):
-    """What a segment of a path is.
+    """Kind of a path's segment.
 
     COMPUTE and TRANSFER: the operation runs, or moves its data after all its peers are launched.
     DELAY: the operation could have been launched, and is not; its worker idles.
@@ -63,18 +63,18 @@ class Segments:
 
 @dataclass(frozen=True)
 class Replay:
-    """What steps with launch delays were simulated from."""
+    """The steps with launch delays before simulation."""
 
     durations: Durations
     delays: Durations
 
 
-#: What a worker runs, by start: ops, their starts and their ends, seconds.
+#: Program of a worker, by start: ops, their starts and their ends, seconds.
 Busy = tuple[Ints, Floats, Floats]
 
 
 class Workers:
-    """What the workers of a job run, step by step."""
+    """Programs of a job's workers, step by step."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -84,7 +84,7 @@ class Workers:
     def busy(
         self, op: int, dp: int, end: npt.NDArray[np.float64], durations: npt.NDArray[np.float64]
     ) -> Busy:
-        """What runs on the worker of an op.
+        """Op that runs on the worker of an op.
 
         Args:
             op: the op.

@@ -50,7 +50,7 @@ class Courier(threading.Thread):
         self._woken.set()
 
     def end(self) -> None:
-        """Stop after what is being sent."""
+        """Stop after the present message."""
         self._ended = True
         self._woken.set()
 
@@ -70,7 +70,7 @@ class Courier(threading.Thread):
             self._woken.clear()
 
     def round(self) -> float:
-        """Send what is due; returns for how many seconds nothing will be."""
+        """Send due messages; returns the seconds until the next one."""
         now: float = self._service.clock()
         rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
@@ -89,7 +89,7 @@ class Courier(threading.Thread):
         silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
-        # Who never heard of an alert need not hear of its end.
+        # A receiver that never heard of an alert need not hear of its end.
         forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
         if forgotten:
             store.forget(self._service.engine, forgotten)
@@ -179,7 +179,8 @@ class Courier(threading.Thread):
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     """Those that go in one message: of one project, rule, importance and status.
 
-    What failed goes with what failed as often: a message that nobody takes holds up no new one.
+    A failed message goes with those that failed as often: a message that nobody takes holds up no
+    new one.
     """
 
     def key(row: Row) -> tuple[bool, str, str, str, int]:

@@ -85,7 +85,7 @@ class Alerts:
             thread.start()
 
     def stop(self) -> None:
-        """End; what is not delivered waits in the store for the next start."""
+        """End; undelivered messages wait in the store for the next start."""
         self._ended.set()
         for courier in self._couriers:
             courier.end()

@@ -1,4 +1,4 @@
-"""What a channel is told of an alert."""
+"""Message about an alert for a channel."""
 
 from __future__ import annotations
 

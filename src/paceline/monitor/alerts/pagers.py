@@ -1,6 +1,6 @@
 """Services that page and chat: PagerDuty, Opsgenie, Microsoft Teams, Discord.
 
-What they take, and their limits, are as Alertmanager has them (68fb2d5: ``notify/pagerduty``,
+Their fields and limits are as Alertmanager has them (68fb2d5: ``notify/pagerduty``,
 ``opsgenie``, ``msteamsv2``, ``discord``).
 """
 

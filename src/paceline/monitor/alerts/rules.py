@@ -100,7 +100,7 @@ class Rule:
         )
 
 
-#: What the alerts are without a file: the issue's four.
+#: The alert rules without a file: the issue's four.
 DEFAULTS = (
     Rule("slow-job", "slowdown"),
     Rule("fail-slow", "fail-slow", "critical"),
@@ -111,7 +111,7 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a job.
+    """State of a job for the rules.
 
     Attributes:
         job: its row in the store.
@@ -139,7 +139,7 @@ class Alarm:
         cause: suspected cause; None where nothing says it.
         place: where; None where nothing says it.
         session_id: the session that shows it.
-        gain: what to do and what it gains; None where the session says it.
+        gain: the action and its gain; None where the session says it.
         ranks: those that are slow.
     """
 
@@ -162,7 +162,7 @@ def holds(rule: Rule, facts: Facts) -> bool:
         return _silent(rule, replace(facts, watched_since=-math.inf)) is not None
     if rule.kind != "fail-slow":
         return False
-    # What fires goes on from relief to onset, though each episode alone may lose little.
+    # A firing alert goes on from relief to onset, though each episode alone may lose little.
     is_slow = _fail_slow(replace(rule, lost_s=0.0), facts) is not None
     return is_slow or facts.now - facts.relieved_at < rule.hold_s
 
@@ -189,7 +189,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is not None and at_stake <= rule.gpu_hours:
         return None
-    if lost_so_far_s(onset, facts.job["seen_at"]) < rule.lost_s:
+    if lost_so_far_s(onset, facts.job) < rule.lost_s:
         return None
     if at_stake is None:
         cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
@@ -199,7 +199,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     slower = (
         f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
     )
-    # What was lost when the event came: the headline of an alert stays as it is, and stays true.
+    # The loss when the event came: the headline of an alert stays as it is, and stays true.
     phrases = [slower, cost]
     if onset["lost_s"]:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
@@ -213,17 +213,24 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     )
 
 
-def lost_so_far_s(onset: Mapping[str, Any], seen_at: float) -> float:
+def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
     """Seconds that a fail-slow has cost when its job was last seen.
 
-    The event says those until it was sure; since then a share of all time is lost.
+    The event says those until it was sure. Since then each step takes longer than the healthy one;
+    where that is not known, a share of all time is lost.
     """
-    share = max(0.0, 1 - 1 / onset["factor"]) if onset["factor"] else 0.0
-    return float(onset["lost_s"] or 0.0) + share * max(0.0, seen_at - float(onset["at"]))
+    lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
+    if factor <= 1:
+        return lost_s
+    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
+        # Not by the clock: steps may come later than they ran, and pauses are no loss.
+        steps = int(job["last_step"]) - int(onset["step"])
+        return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
+    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
-    """What a fail-slow wastes if nobody acts: all GPUs wait for the slowest.
+    """Waste of a fail-slow if nobody acts: all GPUs wait for the slowest.
 
     None where the number of GPUs is not known.
     """

@@ -32,7 +32,7 @@ _ROUTE = ("rules", "projects", "importance")
 
 @dataclass(frozen=True)
 class Route:
-    """A channel and what it is told.
+    """A channel and its messages.
 
     Attributes:
         channel: whom to tell.
@@ -56,7 +56,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the file says.
+    """Contents of the file.
 
     Attributes:
         rules: in order.

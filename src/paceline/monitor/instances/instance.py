@@ -33,7 +33,7 @@ from paceline.monitor.store.jobs import JobKey
 
 #: Sessions done since then are judged again by who sends the alerts: workers do not judge.
 _DONE_S = 30.0
-#: What changed since then is told to open pages, every few seconds: some is told twice.
+#: Open pages are told of changes since then, every few seconds: of some twice.
 _NEWS_S = 8.0
 #: Time that the database may take to write step times.
 _WRITE_S = 60.0
@@ -145,7 +145,7 @@ class Instance(Service):
             (self.alerts.start if sends else self.alerts.stop)()
 
     def _tell_pages(self, now: float) -> None:
-        """What others have changed is news for the pages that are open here."""
+        """Tell the pages that are open here of the changes of other instances."""
         if self.bus.has_readers:
             for project, kind, data in news.changes(self.engine, now - _NEWS_S):
                 self.bus.publish(project, kind, data)

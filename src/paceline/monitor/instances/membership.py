@@ -20,7 +20,7 @@ from paceline.monitor.store.step_log import SHARDS
 
 #: How often an instance beats, and after how long without a beat others take over.
 BEAT_S, LIFE_S = 2.0, 10.0
-#: What one instance does for all: send alerts, remove what is old.
+#: Work that one instance does for all: send alerts, remove what is old.
 ALERTS, UPKEEP = "role-alerts", "role-upkeep"
 _SHARD, _ROLE = "shard-", "role-"
 

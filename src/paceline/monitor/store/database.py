@@ -35,7 +35,7 @@ _PATIENCE = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-#: What SQLite says of a file that something else has written to.
+#: SQLite's message about a file that something else has written to.
 _DAMAGED = ("malformed", "not a database", "disk I/O error")
 
 
@@ -79,7 +79,7 @@ def open_database(url: str) -> Engine:
 
 
 def _careful(connection: Any, _: Any) -> None:
-    """What is committed is on the disk; readers and a writer do not wait for each other."""
+    """Committed rows are on the disk; readers and a writer do not wait for each other."""
     cursor = connection.cursor()
     for pragma in (
         "journal_mode = WAL",

@@ -1,4 +1,4 @@
-"""What /metrics reads."""
+"""Numbers for /metrics."""
 
 from __future__ import annotations
 

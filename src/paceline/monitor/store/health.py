@@ -19,5 +19,5 @@ def problem_of(engine: Engine) -> str | None:
 
 
 def problem_in(error: SQLAlchemyError) -> str:
-    """What the database said, in one line, without its parameters and passwords."""
+    """The database's message, in one line, without its parameters and passwords."""
     return without_secrets(str(getattr(error, "orig", None) or error).partition("\n")[0][:200])

@@ -35,7 +35,7 @@ def register(
     degrees: Mapping[str, Any] | None = None,
     labels: Mapping[str, Any] | None = None,
 ) -> JobKey:
-    """The job of that name, made where it is new; what is given replaces what was known."""
+    """The job of that name, made where it is new; given values replace known ones."""
     details = {"gpus": gpus, "degrees": degrees, "labels": labels}
     changes = {key: value for key, value in details.items() if value}
     with engine.begin() as connection:
@@ -131,7 +131,7 @@ def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict
 
 
 def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = all_held) -> None:
-    """What the step times say now: the jobs run, but for those that have ended since.
+    """State by the step times: the jobs run, but for those that have ended since.
 
     Each row has ``job_id``, ``seen_at`` (when the last samples came) and the same columns as the
     others. Those of which another instance has the detector are left out.

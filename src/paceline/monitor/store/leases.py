@@ -1,7 +1,7 @@
-"""Who does what of several instances: leases in PostgreSQL, by the database's clock.
+"""The work that each of several instances does: leases in PostgreSQL, by the database's clock.
 
 An instance beats. One whose beat is too old has lost all that it owned, as soon as another one
-takes it. Whoever writes as an owner locks the lease in the same transaction
+takes it. An owner that writes locks the lease in the same transaction
 (:func:`still_held`): so an owner that was paused, and comes back, writes nothing.
 """
 
@@ -34,7 +34,7 @@ class LeaseLost(MonitorError):  # noqa: N818 (an answer)
 
 @dataclass(frozen=True)
 class Beat:
-    """What a beat tells.
+    """The answer to a beat.
 
     Attributes:
         now: the database's clock, seconds since 1970.

@@ -1,4 +1,4 @@
-"""What changed since a time, for the open pages of an instance that did not change it."""
+"""Changes since a time, for the open pages of an instance that did not change it."""
 
 from __future__ import annotations
 

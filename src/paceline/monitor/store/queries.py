@@ -1,4 +1,4 @@
-"""What the pages read. ``project`` "*" stands for all of them."""
+"""Rows for the pages. ``project`` "*" stands for all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WORST = case((func.coalesce(jobs.c.waste, 0.0) < _SLOW, _SLOW), else_=jobs.c.wa
 #: GPU-hours that the next day loses if a running job goes on like this.
 STAKE = case((jobs.c.status == "running", jobs.c.gpus * 24.0 * _WORST))
 
-#: What jobs can be sorted by; True: large ones first. ``waste`` and ``stake`` count fail-slows
+#: Sort orders of jobs; True: large ones first. ``waste`` and ``stake`` count fail-slows
 #: that go on.
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     {
@@ -180,7 +180,7 @@ def job_session(connection: Connection, job_id: int, session_id: int) -> Row | N
 
 
 def latest_meta(connection: Connection, job_id: int) -> Any:
-    """What was pushed beside the latest trace of a job; None where there is none."""
+    """Files beside the latest trace of a job; None where there is none."""
     query = select(sessions.c.meta).where(sessions.c.job_id == job_id)
     query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(1)
     return connection.execute(query).scalar()
@@ -274,7 +274,7 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Week:
-    """What was lost in a week.
+    """Loss of one week.
 
     Attributes:
         start: its Monday, seconds since 1970.

@@ -145,7 +145,7 @@ def finish(
     facts: Mapping[str, Any] | None = None,
     taken: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Write what came out (``status`` done or failed), and what it says of the job and fleet.
+    """Write what came out (``status`` done or failed), and its facts about the job and fleet.
 
     Args:
         engine: the database.
@@ -216,6 +216,19 @@ def list_sessions(engine: Engine, job_id: int, before_id: int | None, limit: int
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(desc(sessions.c.id))).mappings()
         return [dict(row) for row in rows]
+
+
+def latest_done(engine: Engine, job_id: int) -> Row | None:
+    """The newest session of a job that is analysed, the one that the job's row tells of."""
+    query = (
+        select(sessions)
+        .where((sessions.c.job_id == job_id) & (sessions.c.status == "done"))
+        .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
+        .limit(1)
+    )
+    with engine.connect() as connection:
+        row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
 
 
 def recently_done(engine: Engine, since: float) -> list[tuple[int, int]]:

@@ -47,7 +47,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class JobState:
-    """What was saved of a job's detector.
+    """A job's detector as it was saved.
 
     Attributes:
         place: up to where of the log it has seen all.
@@ -140,12 +140,12 @@ def unread_jobs(engine: Engine, shards: Sequence[int], before: int) -> list[int]
 
 
 def state_of(engine: Engine, job_id: int) -> JobState | None:
-    """What was saved of a job; None where nothing was."""
+    """A job's detector as it was saved; None where none was."""
     return kept_of(engine, job_id)[0]
 
 
 def kept_of(engine: Engine, job_id: int) -> tuple[JobState | None, bytes]:
-    """What was saved of a job, and its series."""
+    """A job's detector as it was saved, and its series."""
     query = text(
         "SELECT s.position, s.seq, s.detector, s.ranks, (SELECT string_agg(rows, '' ORDER BY id) "
         "FROM step_rows WHERE job_id = :job) AS rows FROM (SELECT CAST(:job AS bigint) AS id) j "

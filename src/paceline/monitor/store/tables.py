@@ -42,7 +42,7 @@ stores = Table(
     Column("created_at", Float, nullable=False),
 )
 
-#: Who may do what: only the SHA-256 of a token is kept. scope: push, read or admin.
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -57,7 +57,7 @@ tokens = Table(
     Column("used_at", Float),
 )
 
-#: Training jobs; the columns from ``status`` on are what is known now, for the list of jobs.
+#: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.
 jobs = Table(
     "jobs",
     metadata,
@@ -119,7 +119,7 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
-#: What the fleet's figures need of a session (results/facts.py).
+#: Fields of a session for the fleet's figures (results/facts.py).
 session_facts = Table(
     "session_facts",
     metadata,
@@ -211,7 +211,7 @@ deliveries = Table(
     Column("id", ID, primary_key=True),
     Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
     Column("channel", Text, nullable=False),
-    Column("status", Text, nullable=False),  # firing, resolved: what is told
+    Column("status", Text, nullable=False),  # firing, resolved: the state that was sent
     Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),
@@ -239,7 +239,7 @@ instances = Table(
     Column("expires_at", Float, nullable=False),  # by the clock of the database
 )
 
-#: What one instance does for all. fence: grows with each owner.
+#: Work that one instance does for all. fence: grows with each owner.
 leases = Table(
     "leases",
     metadata,

@@ -17,7 +17,7 @@ from paceline.errors import MonitorError
 from paceline.monitor.store.tables import tokens
 
 SCOPES = ("push", "read", "admin")
-#: What secrets begin with, so that scanners of repositories and our own logs find them.
+#: Prefix of secrets, so that scanners of repositories and our own logs find them.
 PREFIX = "pcl_"
 #: The time of last use is written this often at most: reading should not write each time.
 _USED_EVERY_S = 60.0
@@ -101,7 +101,7 @@ def find_token(engine: Engine, secret: str, now: float) -> Token | None:
         before = now - _USED_EVERY_S
         if token.used_at is None or token.used_at < before:
             stale = or_(tokens.c.used_at.is_(None), tokens.c.used_at < before)
-            # Who reads need not wait until the disk has room for this.
+            # Readers need not wait until the disk has room for this.
             with contextlib.suppress(SQLAlchemyError), engine.begin() as connection:
                 connection.execute(
                     update(tokens).where(tokens.c.id == token.id, stale).values(used_at=now)

@@ -26,7 +26,7 @@ _MAX_ID = 2**53
 
 
 class NewSilence(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/silences`` says; PostgreSQL stores no NUL in a text."""
+    """Body of ``POST /api/v1/silences``; PostgreSQL stores no NUL in a text."""
 
     hours: Annotated[float, Meta(gt=0, le=_MAX_HOURS)]
     rule: str | None = None
@@ -100,7 +100,7 @@ def routes(service: Any) -> list[Route]:
 
 
 def _silence_of(body: Body) -> NewSilence:
-    """What ``POST /api/v1/silences`` says, its names checked."""
+    """Body of ``POST /api/v1/silences``, its names checked."""
     silence: NewSilence = body.decode(NewSilence)
     for pattern in (silence.rule, silence.job):
         if pattern is not None:

@@ -25,7 +25,7 @@ _HOP = """<!doctype html>
 
 
 def error_response(scope: Scope, error: HTTPException) -> Response:
-    """What an error is answered with."""
+    """Answer to an error."""
     headers = dict(error.headers or {})
     request_headers = Headers(scope=scope)
     if scope["path"].startswith(API_PREFIXES) or "text/html" not in request_headers.get(

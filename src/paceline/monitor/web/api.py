@@ -378,7 +378,7 @@ def _project(request: Request, principal: Principal, usual: str) -> str:
 
 
 def with_refusals(handler: Handler) -> Handler:
-    """The handler, with what it refuses, and a store or disk that does not take it, as answers."""
+    """The handler, with refusals, and a store or disk that does not take it, as answers."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What clients send: JSON or msgpack, decoded into what it has to be, or refused."""
+"""Bodies of clients: JSON or msgpack, decoded into their types, or refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _msgpack_length(content: bytes) -> int:
 
 
 async def read_body(request: Request, most_bytes: int, parse: Callable[[Body], T]) -> T:
-    """What ``parse`` makes of the body: JSON or msgpack, plain or gzip.
+    """Result of ``parse`` for the body: JSON or msgpack, plain or gzip.
 
     Raises:
         HTTPException: 400, 413 or 415.

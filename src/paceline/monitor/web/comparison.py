@@ -24,7 +24,7 @@ class Line:
     """A value in both sessions.
 
     Attributes:
-        name: what it is.
+        name: its name.
         before, after, change: as text.
         mood: "worse" or "better" where the change is worth a colour, else "".
     """
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def compare(a: JobReport, b: JobReport) -> Comparison:
-    """What changed from ``a`` to ``b``."""
+    """The change from ``a`` to ``b``."""
     return Comparison(
         numbers=_key_lines(a, b),
         falls=_fall_lines(a, b),

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its line in the log, security headers, and counts."""
+"""Layers around every request: its id, its line in the log, security headers, and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slow-downs that a detector saw cost: for the API and the pages."""
+"""Cost of the slow-downs that a detector saw: for the API and the pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.units import moment
 
 Row = Mapping[str, Any]
 
-#: Hours over which what is at stake is told.
+#: Hours over which the stake is told.
 _DAY_H = 24.0
 
 
@@ -34,7 +34,7 @@ def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
 
 
 def cost_text(event: Row) -> str:
-    """What an event with its cost has lost and will lose, in words; "" where neither is known."""
+    """Past and coming loss of an event with its cost, in words; "" where neither is known."""
     phrases = []
     if event["lost_gpu_hours"]:
         lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"
@@ -52,5 +52,5 @@ def lost_by_now(job: Row, events: Sequence[Row]) -> str:
     onset = going_on(job, events, settled=True)
     if onset is None or not job["gpus"] or onset["factor"] is None:
         return ""
-    hours = lost_so_far_s(onset, job["seen_at"]) * job["gpus"] / 3600
+    hours = lost_so_far_s(onset, job) * job["gpus"] / 3600
     return f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"

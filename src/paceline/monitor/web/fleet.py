@@ -25,7 +25,7 @@ SEQUENCE_LABELS = ("seq_len", "sequence_length", "max_seq_len")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: what it shows, and its chart (None: ``empty`` says why there is none)."""
+    """A figure: its text and its chart (None: ``empty`` says why there is none)."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""What a job's page shows beside the rows of the store."""
+"""Content of a job's page beside the rows of the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SessionView:
-    """What came out of a session.
+    """Results of a session.
 
     Attributes:
         sections: its tables and figures; None where the result is gone.
@@ -32,7 +32,7 @@ class SessionView:
 
 
 def session_view(session_id: int, blobs: Blobs) -> SessionView:
-    """What there is to show of an analysed session."""
+    """The figures and tables of an analysed session."""
     report = read_report(blobs, session_id)
     has_report, has_perfetto = (
         blobs.exists(result_key(session_id, name)) for name in (REPORT, PERFETTO)

@@ -58,7 +58,7 @@ def metrics_text(
 
 @dataclass(frozen=True, eq=False)
 class _Metrics(Collector):
-    """What the store and the service say at this moment; the class keeps no number."""
+    """State of the store and the service at this moment; the class keeps no number."""
 
     service: Any
     counts: HttpCounts

@@ -1,4 +1,4 @@
-"""The pages: what is asked for, read from the store and the blobs, put into a template."""
+"""The pages: requested rows, read from the store and the blobs, put into a template."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from paceline.monitor.web.templating import render
 
 #: Results that are kept as the job page shows them; each takes up to two megabytes.
 _MAX_VIEWS = 64
-#: How old the ledger of a job, and what is shown of its ranks, may be.
+#: How old the ledger of a job, and its rank view may be.
 _MINUTE_S = 60.0
 
 
@@ -80,7 +80,7 @@ def _in_thread(page: Callable[[Request], Response], scope: str = "read") -> Any:
 
 
 class Pages:
-    """The pages of a service, and what is kept between two requests."""
+    """The pages of a service, and their state between two requests."""
 
     def __init__(self, service: Any) -> None:
         self.service = service
@@ -317,7 +317,7 @@ class Pages:
         )
 
     def alerts(self, request: Request) -> Response:
-        """What fires and what did."""
+        """Firing and ended alerts."""
         status = request.query_params.get("status", "")
         status = status if status in ("firing", "resolved") else ""
         project = _project(request)
@@ -361,7 +361,7 @@ class Pages:
 _ALL = "job session event alert steps"
 #: Longest silence by a click.
 _MAX_SILENCE_H = 168
-#: What needs not be said in the address of the list.
+#: Defaults that the address of the list leaves out.
 _USUAL = (("sort", "stake"), ("page", 1))
 
 
@@ -382,7 +382,7 @@ def _asked_project(request: Request) -> str:
 
 
 def _number(text: str | None) -> int:
-    """A number of a query; 0 for what is none."""
+    """A number of a query; 0 for none."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 
@@ -397,7 +397,7 @@ def _to_job(job: Mapping[str, Any], **query: Any) -> Response:
 
 
 def _refused(act: Callable[..., None], *args: Any) -> None:
-    """Do it; what is refused is an answer."""
+    """Do it; a refusal is an answer."""
     try:
         act(*args)
     except BlobsAway:

@@ -1,4 +1,4 @@
-"""What jobs push: a job, a trace, a batch of step times. The types say what a body has to be."""
+"""Types of the bodies that jobs push: a job, a trace, a batch of step times."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Meta = Annotated[dict[str, Any], Meta(max_length=_META_KEYS)]
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/jobs`` says; ``openapi.yaml`` describes the fields of all bodies."""
+    """Body of ``POST /api/v1/jobs``; ``openapi.yaml`` describes the fields of all bodies."""
 
     name: str
     gpus: Annotated[int, Meta(ge=1, le=_MOST_GPUS)] | None = None
@@ -52,7 +52,7 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class _NewUpload(msgspec.Struct, frozen=True):
-    """What ``POST .../uploads`` says; ``meta`` as it came."""
+    """Body of ``POST .../uploads``; ``meta`` as it came."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, Meta(ge=1, lt=1 << 50)]
@@ -61,7 +61,7 @@ class _NewUpload(msgspec.Struct, frozen=True):
 
 
 class _NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``POST .../steps`` says; rows and columns as they came."""
+    """Body of ``POST .../steps``; rows and columns as they came."""
 
     batch: int | Annotated[str, Meta(max_length=100)]
     source: Annotated[str, Meta(max_length=_MOST_SOURCE_BYTES)] = ""
@@ -80,20 +80,20 @@ class _JobBatch(_NewBatch, frozen=True, kw_only=True):
 
 
 class _NewBatches(msgspec.Struct, frozen=True):
-    """What ``POST /api/v1/steps`` says."""
+    """Body of ``POST /api/v1/steps``."""
 
     batches: Annotated[list[_JobBatch], Meta(min_length=1, max_length=MOST_BATCHES)]
 
 
 def job_of(body: Body) -> NewJob:
-    """What ``POST /api/v1/jobs`` says, its name checked."""
+    """Body of ``POST /api/v1/jobs``, its name checked."""
     job: NewJob = body.decode(NewJob)
     checked_name(job.name)
     return job
 
 
 def trace_of(body: Body) -> dict[str, Any]:
-    """What ``POST .../uploads`` says: sha256, size_bytes, file_name, meta."""
+    """Body of ``POST .../uploads``: sha256, size_bytes, file_name, meta."""
     upload: _NewUpload = body.decode(_NewUpload)
     printable = "".join(c for c in upload.file_name if c.isprintable())[-100:]
     return {
@@ -119,7 +119,7 @@ def _meta(body: Body, content: Raw) -> dict[str, Any]:
 
 
 def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
-    """What ``POST .../steps`` says.
+    """Body of ``POST .../steps``.
 
     ``source`` and ``batch`` name the batch; the samples are rows (``samples``: [[step, rank,
     duration_s], ...]) or columns (``steps``, ``ranks``, ``durations_s``: lists, or in msgpack bytes
@@ -129,7 +129,7 @@ def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
 
 
 def batches_of(body: Body, clock: Callable[[], float]) -> list[tuple[str, Batch] | HTTPException]:
-    """What ``POST /api/v1/steps`` says: (job, batch) each, or what is wrong with that one."""
+    """(job, batch) of each in the body of ``POST /api/v1/steps``, or the error of that one."""
     new: _NewBatches = body.decode(_NewBatches)
     batches: list[tuple[str, Batch] | HTTPException] = []
     for one in new.batches:

@@ -1,4 +1,4 @@
-"""What the API says of a job's ranks over time."""
+"""The API's answer about a job's ranks over time."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class RankView:
-    """What the page shows.
+    """Content of the page.
 
     Attributes:
         n_ranks: of the job.

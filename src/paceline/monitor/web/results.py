@@ -1,4 +1,4 @@
-"""What pages make of results is kept for a while."""
+"""Pages keep their extracts of results for a while."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ResultCache(Generic[T]):
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is kept under ``key``, made now if need be (perhaps twice, by two threads)."""
+        """The kept value of ``key``, made now if need be (perhaps twice, by two threads)."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

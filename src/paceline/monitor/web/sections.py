@@ -41,7 +41,7 @@ class Sections:
 
 
 def sections(report: JobReport) -> Sections:
-    """What the job page shows of a session."""
+    """The job page's section on a session."""
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     data = figure_data(report)

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: bearer tokens, and a cookie for the pages.
+"""The caller and the caller's rights: bearer tokens, and a cookie for the pages.
 
 A request's principal is in ``request.state.principal``; a handler calls :func:`require` first.
 Without a token nothing can be written: the middleware refuses that before any handler runs.
@@ -31,13 +31,13 @@ SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Paths that change no data and need no token: the login itself.
 OPEN_PATHS = ("/login", "/logout")
-#: What a principal without a project of its own pushes into.
+#: Project for the pushes of a principal without a project of its own.
 DEFAULT_PROJECT = "default"
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks.
+    """The caller.
 
     Attributes:
         name: of the token; "public" without one.
@@ -61,7 +61,7 @@ class Principal:
 
     @property
     def writes_to(self) -> str:
-        """The project of what it pushes."""
+        """The project of its pushes."""
         return DEFAULT_PROJECT if self.project == "*" else self.project
 
 
@@ -116,7 +116,7 @@ class Authentication:
     """Middleware that finds out who asks.
 
     Args:
-        app: what it protects.
+        app: the protected app.
         service: has config, engine and clock.
         sessions: the logins.
         failures: takes the address of a client that sent a wrong token; seconds to wait, or 0.

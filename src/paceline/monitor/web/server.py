@@ -26,7 +26,7 @@ HEADERS_S = 10.0
 UNREAD_S = 60.0
 #: Connections at a time; beyond, the answer is 503.
 MAX_CONNECTIONS = 2000
-#: Time for what is being worked on once the service is told to stop.
+#: Time for the present work once the service is told to stop.
 STOP_S = 10
 
 
@@ -189,7 +189,7 @@ def server_of(
         timeout_graceful_shutdown=STOP_S,
         **options,
     )
-    # Who may say for whom it asks: 127.0.0.1, or FORWARDED_ALLOW_IPS.
+    # Proxies that may name the caller: 127.0.0.1, or FORWARDED_ALLOW_IPS.
     proxies: Any = ProxyHeadersMiddleware(app, settings.forwarded_allow_ips).trusted_hosts  # type: ignore[arg-type]  # its own ASGI types
     Limited.open = Connections(config.connections_per_address, proxies)
     return _Server(settings, ready, stopping)

@@ -110,7 +110,7 @@ def _recomputation(llm: LLM, plan: Plan) -> Flags:
 
 
 def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
-    """What selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    """Modules that selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
     if not plan.flash:
         return "core_attn"
     return separator.join(["layernorm", "moe_act"] if llm.moe is not None else ["layernorm"])

@@ -19,7 +19,7 @@ _MOODS = {"shorter": "healthy", "longer": "slow"}
 
 
 def page_writer(comparison: Comparison) -> Writer:
-    """What writes the page."""
+    """The page's writer."""
     # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
     content = _page(comparison).encode("utf-8", "replace")
 

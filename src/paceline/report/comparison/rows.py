@@ -20,7 +20,7 @@ _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays,
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what it is, its values before and after as text, its change in seconds per unit."""
+    """A row: its name, its values before and after as text, its change in seconds per unit."""
 
     name: str
     before: str

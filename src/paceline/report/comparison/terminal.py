@@ -104,7 +104,7 @@ def _warnings(comparison: Comparison, width: int) -> list[Text]:
 
 
 def warnings_of(side: Side) -> list[str]:
-    """What to know before trusting the numbers of a side."""
+    """Warnings about the numbers of a side."""
     left_out = side.result.left_out_steps
     notes = []
     if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):

@@ -69,7 +69,7 @@ def _sure(change: TimeChange) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What to know beside the verdict, most important first."""
+    """Notes beside the verdict, most important first."""
     rows = (
         _unlike(comparison),
         _gpu_time(comparison),

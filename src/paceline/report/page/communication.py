@@ -35,7 +35,7 @@ def communication_html(communication: Communication | None) -> str:
 
 
 def exposed_texts(communication: Communication | None) -> dict[str, dict[str, str]]:
-    """What the timeline says of a collective, by kind, stage and part; empty without programs."""
+    """The timeline's text of a collective, by kind, stage and part; empty without programs."""
     if communication is None:
         return {}
     name = noun(communication.by_part)

@@ -1,6 +1,6 @@
 """Charts of many jobs, as the page's script draws them: distributions, and points by size.
 
-What a chart says is thinned here, so that a page holds as much of a million jobs as of a hundred.
+A chart's data is thinned here, so that a page holds as much of a million jobs as of a hundred.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Distribution(NamedTuple):
 
 
 def distribution(pairs: Sequence[tuple[float, str]]) -> Distribution:
-    """Of (value, what it belongs to) in any order."""
+    """Of (value, its owner) in any order."""
     ordered = sorted(pairs)
     return Distribution([value for value, _ in ordered], lambda i: ordered[i][1])
 
@@ -168,7 +168,7 @@ def sizes_table(x: Any, y: Any, name_of: Callable[[int], str], x_label: str) -> 
     Args:
         x: [point] above 0.
         y: [point] S.
-        name_of: what a point is called.
+        name_of: a point's name.
         x_label: what x is.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)

@@ -95,7 +95,7 @@ def _n_replicas(measured: Measured) -> int:
 
 
 def _ops_data(measured: Measured, variant: int) -> dict[str, Any]:
-    """What the ops of a replica are; the same in every step."""
+    """Names and kinds of a replica's ops; the same in every step."""
     graph = measured.graph
     ops = graph.variant_ops(variant)
     _, microbatch = served(graph)

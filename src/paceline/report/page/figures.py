@@ -1,4 +1,4 @@
-"""What the figures draw: results brought into the form the page's scripts take."""
+"""Data of the figures: results brought into the form the page's scripts take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def figure_data(report: JobReport) -> dict[str, Any]:
 
 
 def replica_numbers(job: Job) -> list[str] | None:
-    """What follows "dp" in the name of each replica, where it is more than its number."""
+    """Suffix of "dp" in the name of each replica, where it is more than its number."""
     if job.peers == 1:
         return None
     return [job.replica_name(r).removeprefix("dp ") for r in range(job.replicas)]

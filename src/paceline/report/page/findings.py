@@ -34,7 +34,7 @@ def findings_html(report: JobReport) -> str:
 
 
 def details_html(sentences: Sequence[str]) -> str:
-    """What stands below the headline, a line for each sentence."""
+    """Text below the headline, a line for each sentence."""
     return "".join(f'<p class="lead">{foreign(sentence)}</p>' for sentence in sentences)
 
 
@@ -65,7 +65,7 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
 
 
 def _size(finding: Finding) -> str:
-    """What it costs and how sure that is, with a bar."""
+    """Its cost and how sure that is, with a bar."""
     low, high = finding.interval
     between = f"90%: {percent(low)} to {percent(high)}"
     of_step, share = finding.share_of_step, finding.share

@@ -1,4 +1,4 @@
-"""What all pages have: static files, the policy of their content, the job's line, the version."""
+"""The frame of all pages: static files, content policy, the job's line, the version."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: What a missing value is among the 16-bit numbers.
+#: Code of a missing value among the 16-bit numbers.
 MISSING = 65535
 
 _SIGNIFICANT = 6

@@ -1,4 +1,4 @@
-"""What a remedy changes, in phrases: one per number, with its unit and what it is now.
+"""Changes of a remedy, in phrases: one per number, with its unit and its present value.
 
 A phrase is left out where its number is missing, as in results of earlier versions.
 """
@@ -23,7 +23,7 @@ Phrases = Iterator[str]
 
 
 def change_phrases(remedy: Remedy) -> list[str]:
-    """What the remedy changes; empty for remedies that are not known here."""
+    """The remedy's changes; empty for remedies that are not known here."""
     of_remedy = OF_REMEDY.get(remedy.remedy)
     return [] if of_remedy is None else list(of_remedy(remedy.change))
 
@@ -90,7 +90,7 @@ def _numbers(values: Sequence[int]) -> str:
     return ", ".join(f"{value:,}" for value in values)
 
 
-#: What a plan exchanges, and in what order it runs microbatches.
+#: A plan's exchanges, and its order of microbatches.
 EXCHANGED = {
     "sequences": "sequences exchanged",
     "microbatches": "whole microbatches exchanged",

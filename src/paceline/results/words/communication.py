@@ -53,7 +53,7 @@ def part_name(exposure: Exposure, among: Sequence[Exposure]) -> str:
 
 
 def noun(among: Sequence[Exposure]) -> str:
-    """What a part is: a unit where parameters are gathered, else a bucket of gradients."""
+    """Description of a part: a unit where parameters are gathered, else a bucket of gradients."""
     return "unit" if any("gather" in exposure.kind for exposure in among) else "bucket"
 
 

@@ -1,4 +1,4 @@
-"""The evidence of a finding in phrases: one per number, with its unit and what it is held to.
+"""The evidence of a finding in phrases: one per number, with its unit and its bound.
 
 A phrase is left out where its number is missing, as in results of earlier versions.
 """
@@ -33,7 +33,7 @@ Phrases = Iterator[str]
 
 
 def evidence_phrases(finding: Finding) -> list[str]:
-    """What shows the finding, most telling first; empty for causes that are not known here."""
+    """Evidence of the finding, most telling first; empty for causes that are not known here."""
     of_cause = OF_CAUSE.get(finding.cause)
     phrases = [] if of_cause is None else list(of_cause(finding))
     error = _number(finding.evidence, "share_sampling_error")

@@ -1,4 +1,4 @@
-"""What things are called: causes, remedies, places, and how likely a finding is."""
+"""Names for people: causes, remedies, places, and how likely a finding is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def remedy_name(remedy: str) -> str:
 
 
 def drop_name(drop: str) -> str:
-    """What a drop of the waterfall is called."""
+    """Name of a drop of the waterfall."""
     return OTHERS[drop][0] if drop in OTHERS else cause_name(drop)
 
 
@@ -93,7 +93,7 @@ def confidence_text(confidence: float) -> str:
 
 
 def hedge(confidence: float) -> str:
-    """What to put before a cause that is not sure; empty for a sure one."""
+    """Prefix of a cause that is not sure; empty for a sure one."""
     return ADVERBS.get(likelihood(confidence), "")
 
 

@@ -1,4 +1,4 @@
-"""Call logs of any format, by what is in the files: one log of all ranks."""
+"""Call logs of any format, by their content: one log of all ranks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ A line without a header belongs to the header above it; ``dump_stats`` (v4.2, no
 
 ``id`` names the communicator and ``rank`` counts within it, so a process is (hostname, pid), and
 its global rank is that in the communicator that holds all processes; where none does, processes
-are numbered by host and pid, and a note says so. The tool writes what it finds completed every now
+are numbered by host and pid, and a note says so. The tool writes completed calls every now
 and then, by default only at the end of the communicator (``inspector.cc``, interval -1): a call
 begins at its kernels' start, or else its execution time before the dump. The latter is made up
 where calls were dumped together, which is refused.
@@ -48,7 +48,7 @@ Process = tuple[str, int]
 #: call ahead; more do where the begins are only dump times.
 MAX_OVERLAPPING = 0.5
 
-#: What the keys of a line begin with, and what names the call.
+#: First keys of a line, and the key of the call's name.
 _FAMILIES = ("coll", "p2p")
 
 

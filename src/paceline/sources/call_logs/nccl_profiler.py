@@ -1,4 +1,4 @@
-"""What Paceline's NCCL profiler plugin wrote: the collectives, sends and recvs of each process.
+"""Files of Paceline's NCCL profiler plugin: the collectives, sends and recvs of each process.
 
 Blocks as in :mod:`paceline.blockfile`, written by ``native/writer.c``; ``docs/nccl.md`` describes
 them and names NCCL's versions. A call begins with the first of its channels on the device and ends
@@ -52,7 +52,7 @@ _BYTES: Final = {
 
 @dataclass(frozen=True, eq=False)
 class Process:
-    """What one process wrote.
+    """Records of one process.
 
     Attributes:
         meta: of its files' headers.

@@ -5,8 +5,8 @@ lists, tuples and dicts exist; those that name, call or build anything else (GLO
 INST, ...) are refused, as are those that could ask for memory beyond the size of the file. The
 instructions: CPython's Lib/pickletools.py, protocols 2 to 5.
 
-What comes out may still be nested very deep, or hold one list in very many places: take from it
-what is wanted, and never walk, print or compare all of it.
+The result may still be nested very deep, or hold one list in very many places: take from it
+the wanted parts, and never walk, print or compare all of it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load(data: bytes, where: str) -> Any:
     machine = _Machine(data)
     try:
         return machine.run()
-    # What a list of instructions in the wrong order runs into.
+    # Exceptions from a list of instructions in the wrong order.
     except (IndexError, KeyError, TypeError, ValueError, struct.error, _Damaged) as error:
         raise TraceError(
             f"{where} is no pickle of plain data: at byte {machine.at:,} of {len(data):,} "

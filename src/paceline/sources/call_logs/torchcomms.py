@@ -56,7 +56,7 @@ class _Call:
 
 @dataclass
 class _Log:
-    """What one rank's file says."""
+    """Content of one rank's file."""
 
     path: Path
     base_s: float

@@ -26,7 +26,7 @@ from paceline.sources.devices.xpu_timer import (
 )
 from paceline.trace.calls import CallLog
 
-#: What a signed number holds; a size above is a damaged one.
+#: Range of a signed number; a size above is a damaged one.
 MAX_BYTES = 2**62
 
 _COLLECTIVE = 1

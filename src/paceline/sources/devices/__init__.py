@@ -43,7 +43,7 @@ FORMATS: tuple[DeviceFormat, ...] = (*TOOLS, _PROFILES)
 
 
 def read_devices(path: Path) -> Devices:
-    """What each device in a file ran; a file of no known format is read as a PyTorch profile.
+    """Activity of each device in a file; a file of no known format is read as a PyTorch profile.
 
     Raises:
         TraceError: it is unreadable, damaged, or says of no device.

@@ -44,7 +44,7 @@ STEP_NAME = re.compile(
 _NOTE = "Nsight Systems does not say global ranks; devices are listed by process and number"
 _HOST_NOTE = "Nsight Systems does not say global ranks; processes are listed by number"
 
-#: What torch adds to a range's name (``getNvtxStr``, torch/csrc/profiler/util.cpp of 2.13).
+#: torch's suffix of a range's name (``getNvtxStr``, torch/csrc/profiler/util.cpp of 2.13).
 _ADDED = re.compile(r", (?:seq|op_id|sizes|input_op_ids|inputs) = .*", re.DOTALL)
 
 
@@ -87,7 +87,7 @@ def read_devices(path: Path) -> Devices:
 
 
 class _Export(SqliteFile):
-    """An open export, asked for what it has."""
+    """An open export, for queries of its content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -121,7 +121,7 @@ class _Export(SqliteFile):
         return {number: str(name) for number, name in rows if isinstance(number, int)}
 
     def rank(self, process: int, device: int, name: str) -> RankFile:
-        """What one device ran for one process."""
+        """Activity of one device for one process."""
         table = DeviceTable(self.path)
         works: dict[str, Work] = {}
         for low, high, stream, number, kernel in self._events(

@@ -61,7 +61,7 @@ class _Database(SqliteFile):
         )
 
     def process(self, of: str) -> RocprofProcess:
-        """What one process ran.
+        """Activity of one process.
 
         Args:
             of: the end of its tables' names.
@@ -168,7 +168,7 @@ class _Database(SqliteFile):
 
 
 def _message(extra: Any) -> str:
-    """What a roctx call was given, as ``insert_api_data`` keeps it."""
+    """Arguments of a roctx call, as ``insert_api_data`` keeps them."""
     if not isinstance(extra, str):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What one process of rocprofv3's output ran, by GPU, out of whichever of its formats."""
+"""Activity of one process in rocprofv3's output, by GPU, in any of its formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTE = "rocprofv3 does not say global ranks; GPUs are listed by process and num
 
 
 class RocprofProcess:
-    """What one process ran, added record by record; ``names`` are its GPUs', by their key."""
+    """Activity of one process, added record by record; ``names`` are its GPUs', by their key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

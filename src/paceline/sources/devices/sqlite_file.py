@@ -26,7 +26,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 class SqliteFile:
-    """An open database, asked for what it has; errors of SQLite name the file."""
+    """An open database, for queries of its content; errors of SQLite name the file."""
 
     def __init__(self, path: Path, what_it_is_not: str, advice: str) -> None:
         """Open it.

@@ -1,4 +1,4 @@
-"""What a device ran, collected event by event, for readers whose times are nanoseconds."""
+"""A device's activity, collected event by event, for readers whose times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_NS = 1 << 62
 
 @dataclass(frozen=True)
 class Devices:
-    """What one file of a tool says.
+    """Content of one file of a tool.
 
     Attributes:
         ranks: one for each device of each process in it.

@@ -1,4 +1,4 @@
-"""What a host's clock measured in each step, per rank or only its range over the ranks."""
+"""Times that a host's clock measured in each step, per rank or only their range over the ranks."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
 
 
 class _Log:
-    """What the lines have said so far."""
+    """State of the lines so far."""
 
     def __init__(self) -> None:
         # (measure, step, rank) and (measure, step, 0 = least or 1 = most) -> seconds

@@ -14,7 +14,7 @@ from paceline.sources.json_stream import JsonStream, shaped_decoder
 Taker = Callable[[Mapping[str, Any], float, float], None]
 
 
-#: What takers read of an event, beside ``args``.
+#: Fields of an event for takers, beside ``args``.
 _KEYS = ("ph", "cat", "name", "ts", "dur", "tid")
 #: Times beyond are none.
 _MAX = 1e300

@@ -1,7 +1,7 @@
 """One rank's PyTorch profile -> what its device ran, for a report that needs no other rank.
 
 Held against the test data of HTA (commit f4d0062: NVIDIA, AMD and MTIA) and of TraceLens (commit
-171dd74). What is communication follows HTA (``hta/common/types.py``), plus DeepEP's kernels.
+171dd74). The rule for communication follows HTA (``hta/common/types.py``), plus DeepEP's kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Times = npt.NDArray[np.float64]
 
 
 class Work(IntEnum):
-    """What an event of a device does."""
+    """Kind of a device's event."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -50,7 +50,7 @@ _OTHER = re.compile(
 _COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "mtia_runtime", "hip_runtime", "xpu_runtime")
 _OPERATORS = ("cpu_op", "operator")
-#: What is read of an event's ``args``.
+#: The fields of an event's ``args`` that are read.
 _ARGS = ("correlation", "stream")
 
 
@@ -77,7 +77,7 @@ class PassRange:
 
 @dataclass(frozen=True, eq=False)
 class RankFile:
-    """What one file says of its rank. Times in seconds since the file's first event of interest.
+    """Content of one file. Times in seconds since the file's first event of interest.
 
     Attributes:
         path: the file.
@@ -300,7 +300,7 @@ def outermost(
 
 
 def work_of(name: str) -> Work:
-    """What a kernel of that name does."""
+    """Kind of a kernel of that name."""
     if _COMMUNICATION.search(name):
         return Work.COMMUNICATION
     if _MEMORY.match(name):

@@ -1,4 +1,4 @@
-"""What one rank's PyTorch profile says of a pipeline's step: the types of its parts."""
+"""One rank's PyTorch profile of a pipeline's step: the types of its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.sources.kineto.streams import MainStream
 
 Times = npt.NDArray[np.float64]
 
-#: What an event of the host is.
+#: Kind of a host's event.
 ANNOTATION: Final = 0
 OPERATOR: Final = 1
 AUTOGRAD: Final = 2  # the engine's wrapper of one node of the backward graph
@@ -129,7 +129,7 @@ class Host:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What one rank's file says.
+    """Content of one rank's file.
 
     Attributes:
         path: the file.

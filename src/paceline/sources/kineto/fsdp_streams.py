@@ -1,4 +1,4 @@
-"""What FSDP2's streams wait for, by the rules of its source where no stream wait is recorded.
+"""Waits of FSDP2's streams, by the rules of its source where no stream wait is recorded.
 
 Rules and names of ranges are those of torch 2.13 (``torch/distributed/fsdp/_fully_shard/``,
 ``_fsdp_param_group.py`` and ``_fsdp_state.py``). No profile of FSDP2 on CUDA was at hand.
@@ -61,7 +61,7 @@ def fsdp_bounds(
         at_s = item.launch_s
         gather, reduce = _around(ranges.gathers, at_s), _around(ranges.reduces, at_s)
         if gather is not None:
-            # A forward frees what it copied out behind the next copy-out, a backward at once.
+            # A forward frees its copies behind the next copy-out, a backward at once.
             place = bisect_left(ranges.copies, at_s, key=lambda one: one.end_s)
             place -= 2 if forward.get(item.collective, True) else 1
             root = _before(ranges.begins, at_s)

@@ -1,4 +1,4 @@
-"""What the headers of profiles refuse, before their events are read.
+"""Refusals by the headers of profiles, before their events are read.
 
 Kineto writes ``distributedInfo`` in front of the events (pytorch/kineto, commit 002d991,
 ``libkineto/src/output_json.cpp``), but of profiles on demand behind them.

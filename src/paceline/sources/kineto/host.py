@@ -1,4 +1,4 @@
-"""What one rank's host thread did: its operators, and the collectives that it launched on gloo."""
+"""One rank's host thread: its operators, and the collectives that it launched on gloo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RANGES = (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE, _REDUCE_WAIT, _ROOT_FORW
 #: group where a module is sharded over several.
 _FSDP_RANGE = re.compile(r"(FSDP::\w+)(?: \((.*)\))?(?: \[(pg=\d+)\])?")
 
-#: What gloo runs for a collective, where that is another one: torch 2.13 scatters by a sum of all.
+#: The collective that gloo runs for another one: torch 2.13 scatters by a sum of all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
 
 
@@ -92,11 +92,11 @@ class HostEvents:
     def work(self, base_s: float) -> Work:
         """The operators: autograd's, which are backward, and those outside of them.
 
-        What gloo's own threads run is communication.
+        Work of gloo's own threads is communication.
         """
         start_s, end_s, code = self._rows((OPERATOR, AUTOGRAD))
         backward = code == AUTOGRAD
-        # What begins before the latest end of an autograd op that has begun is inside it.
+        # An event that begins before the latest end of an autograd op that has begun is inside it.
         chosen = backward | (start_s >= running_end(end_s, backward))
         start_s, end_s = start_s[chosen] + base_s, end_s[chosen] + base_s
         return Work(start_s, start_s, end_s, backward[chosen])
@@ -223,7 +223,7 @@ def _bounds(
 ) -> tuple[Times, npt.NDArray[np.int8]]:
     """Starts and ends in order, and the code of the innermost event that runs until each.
 
-    What a launch does inside is its own: neither its parts nor its end are bounds.
+    A launch's inner events are its own: neither its parts nor its end are bounds.
     """
     at_s, inside = array("d"), array("b")
     running: list[tuple[float, int, bool]] = []  # end, code, whether it is a launch

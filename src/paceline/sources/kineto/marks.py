@@ -1,4 +1,4 @@
-"""The marks of one rank's step on the host: where passes begin and end, what it launches."""
+"""The marks of one rank's step on the host: beginnings and ends of passes, launches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
     Attributes:
         at_s: when, seconds.
         what: ``begin`` or ``end`` of a pass, or a ``launch``.
-        kind: of the pass or of what is launched.
+        kind: of the pass or of the launched op.
         microbatch: of the pass.
         launch: index of the launch in the step, -1 = none.
     """
@@ -62,7 +62,7 @@ class HostStep:
         rank: global rank.
         step: its number.
         marks: in the order of the program.
-        launches: what is launched, by launch.
+        launches: the launched op, by launch.
         units: [launch] FSDP unit, '' where no range names one.
         host: the events of the host, all of the file.
         bounds: the step's bounds in ``host``.
@@ -85,7 +85,7 @@ class HostStep:
 
     @property
     def signature(self) -> tuple[tuple[str, OpKind, int], ...]:
-        """What steps with one program have in common."""
+        """The program that steps share."""
         return tuple((mark.what, mark.kind, mark.microbatch) for mark in self.marks)
 
 

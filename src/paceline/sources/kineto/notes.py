@@ -43,7 +43,7 @@ class Way:
         return certainty
 
     def notes(self, aside: Mapping[str, int]) -> list[str]:
-        """What was inferred; ``aside`` counts runs that are of no microbatch."""
+        """The inferences; ``aside`` counts runs that are of no microbatch."""
         notes = []
         if self.runs:
             notes.append(

@@ -60,8 +60,9 @@ def rank_ops(
 ) -> list[RankOp]:
     """Computes, transfers and updates of a rank within its steps.
 
-    With the ranges of ``torch.distributed.pipelining`` these say what is what; else a compute is a
-    run of kernels of one direction, between one call to send or receive and the next.
+    With the ranges of ``torch.distributed.pipelining`` these say the kind of each op. Without them
+    a compute is a run of kernels of one direction, between one call to send or receive and the
+    next.
 
     Args:
         profile: the rank's file.
@@ -239,7 +240,7 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
     n_items = np.diff(np.append(first, len(rows)))
     step, backward = index[rows][first], work.backward[rows][first]
     for s in np.unique(step):
-        # What follows the last backward (the loss, the gradients' norm) is no forward.
+        # Kernels behind the last backward (the loss, the gradients' norm) are no forward.
         here = np.flatnonzero(step == s)
         last = here[backward[here]].max(initial=-1)
         aside["after the last backward"] += int((here > last).sum())

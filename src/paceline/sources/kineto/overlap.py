@@ -95,7 +95,7 @@ def overlaps(ops: Sequence[RankOp]) -> bool:
 def overlapped_ops(ops_of: Mapping[int, Sequence[RankOp]]) -> dict[int, list[RankOp]]:
     """Rank -> its ops, backwards cut where they launch buckets, with their places in the program.
 
-    What is launched before the last kernel of a backward, in the order of the host, cuts it.
+    A launch before the last kernel of a backward, in the order of the host, cuts it.
     """
     return {
         rank: [op for step in sorted({op.step for op in ops}) for op in _step(ops, step)]
@@ -123,7 +123,7 @@ def _step(ops: Sequence[RankOp], step: int) -> list[RankOp]:
 
 
 def _pass(program: list[RankOp], span: RankOp, items: Sequence[RankOp]) -> None:
-    """A pass, what it launches and what comes before the next, at the end of a program."""
+    """A pass, its launches and the ops before the next, at the end of a program."""
 
     def add(op: RankOp, number: int) -> None:
         program.append(op._replace(part=number, issued=len(program)))

@@ -15,7 +15,7 @@ _PIPELINE = re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:pp|pipeline)
 _DATA = re.compile(r"DATA_PARALLEL_GROUP|(?:mesh_)?(?:dp|dp_replicate|data)", re.IGNORECASE)
 _TENSOR = re.compile(r"TENSOR_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:tp|tensor)", re.IGNORECASE)
 
-#: What to do with files of which no whole job can be made.
+#: Advice about files of which no whole job can be made.
 RANKS_HINT = "paceline ranks reports on the ranks that are here"
 
 #: Why all ranks are needed.

@@ -53,13 +53,13 @@ _GPIPE_RANGE = re.compile(r"(F)orward (\d{1,6})|(B)ackward (\d{1,6})")
 #: Ranges of schedules that run a forward beside a backward: DualPipe's ``1F1B``, ``attn(F)``,
 #: ``mlp(W)``, ``dispatch(B)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``).
 _OVERLAPPED = re.compile(r"1F1B|(?:attn|mlp|dispatch|combine)\((?:F|B|W)\)")
-#: What is read of an event's ``args``.
+#: The fields of an event's ``args`` that are read.
 _ARGS = (
     *("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id"),
     *("Collective name", "Process Group Name", "Seq", "In msg nelems", "Src Rank", "Dst Rank"),
     "Concrete Inputs",
 )
-#: What ``prof.step()`` writes around a step.
+#: Range that ``prof.step()`` writes around a step.
 STEP_RANGE = re.compile(r"ProfilerStep#(\d{1,9})")
 
 
@@ -177,7 +177,7 @@ class _Reader:
         args = mapping(event, "args")
         names = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
         call, stream, other, record = (optional_whole(args.get(name)) for name in names)
-        # What was recorded before the profile began holds nothing up.
+        # An event that was recorded before the profile began holds nothing up.
         if None not in (call, stream, other, record):
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
 

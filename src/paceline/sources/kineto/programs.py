@@ -167,7 +167,7 @@ class _Program:
         """The program waits before the bound that is ``number`` bounds behind a mark."""
         launches = self._waits[at, number]
         idle_s, back_s = self._around(at, number)
-        # What waits as soon as it has launched computes nothing in between.
+        # A stream that waits as soon as it has launched computes nothing in between.
         if at < 0 or self._step.marks[at].what != "launch" or number > 0:
             self._cut(idle_s)
         end_s = max(self._step.launches[launch].end_s for launch in launches)

@@ -1,10 +1,10 @@
 """Kineto: Chrome traces of the PyTorch profiler, one file per rank.
 
-What is what is told by, in this order: the ranges of ``torch.distributed.pipelining``; without them
-the launching thread (forward: the main one, backward: autograd's) and the calls to send and
+The kind of an op is told by, in this order: the ranges of ``torch.distributed.pipelining``; without
+them the launching thread (forward: the main one, backward: autograd's) and the calls to send and
 receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the period of the
-communication. Places in the job are told by the names of the process groups in
-``distributedInfo``, else by the job. See :mod:`paceline.sources.kineto.profile` for the format.
+communication. Places in the job are told by the names of the process groups in ``distributedInfo``,
+else by the job. See :mod:`paceline.sources.kineto.profile` for the format.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class _Step:
         return self._ops
 
     def _compute(self, begin: int, end: int) -> None:
-        """What the main stream computed from one row up to another."""
+        """Computes of the main stream from one row up to another."""
         owner = self._owners[begin - self._rows.start] if begin < end else None
         if owner is None:
             return
@@ -119,9 +119,9 @@ class _Owner(NamedTuple):
 
 
 def _owner(launch_s: float, passes: Sequence[RankOp], updates: Sequence[Span]) -> _Owner | None:
-    """Whose an event of the main stream is; None: of nothing in the step.
+    """Direction of an event of the main stream; None: of nothing in the step.
 
-    What follows a pass is of the next one, behind the last backward still of that.
+    Kernels behind a pass are of the next one, behind the last backward still of that.
     """
     if any(span.start_s <= launch_s < span.end_s for span in updates):
         return _Owner(OpKind.OPTIMIZER, -1)

@@ -1,4 +1,4 @@
-"""What a GPU's main stream launched and waited for, by the stream waits that a profile records.
+"""Launches and waits of a GPU's main stream, by the stream waits that a profile records.
 
 ``torch.profiler`` records them with ``experimental_config=_ExperimentalConfig(
 enable_cuda_sync_events=True)``: events ``Stream Wait Event`` of category ``cuda_sync``, with

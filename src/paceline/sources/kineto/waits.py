@@ -34,7 +34,7 @@ Place = tuple[int, int]
 
 
 class Stood(NamedTuple):
-    """What one rank's step shows of one transfer's end.
+    """One rank's view of one transfer's end in a step.
 
     Attributes:
         place: of the first bound behind the end.

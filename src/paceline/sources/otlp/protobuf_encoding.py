@@ -100,7 +100,7 @@ def _parts_of(kind: Any) -> dict[int, Any]:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, and what is behind it."""
+    """A number of 7 bits a byte, and the bytes behind it."""
     value, shift = 0, 0
     while shift < 70 and at < len(body):
         value |= (body[at] & 127) << shift

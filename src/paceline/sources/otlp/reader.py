@@ -71,7 +71,7 @@ NO_SPANS = (
 
 @dataclass
 class Spans:
-    """What files of spans say, before it is a trace.
+    """Content of files of spans, before it is a trace.
 
     Attributes:
         table: steps and operations.
@@ -227,7 +227,7 @@ def _import(spans: Spans, where: str, job: Job | None, steps: frozenset[int] | N
 
 
 def check_any(spans: Spans, where: str) -> None:
-    """Check that there is a span of a step or of what is in one.
+    """Check that there is a span of a step or of its parts.
 
     Raises:
         TraceError: there is none; the message says how to get them.

@@ -43,7 +43,7 @@ _DEGREES = ("world", "dp", "pp", "tp", "cp", "vpp")
 
 @dataclass(frozen=True, eq=False)
 class RankFile:
-    """What one process recorded.
+    """Recording of one process.
 
     Attributes:
         path: the file.
@@ -129,7 +129,7 @@ def read_files(folder: Path) -> list[RankFile]:
 
 
 def torn_headers(folder: Path) -> list[str]:
-    """What is to be said of the files that end within their header, which are not read."""
+    """Notes on the files that end within their header, which are not read."""
     torn = []
     for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}")):
         try:
@@ -143,7 +143,7 @@ def torn_headers(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> RankFile | None:
-    """One file; None where its process ended before it had written what it is."""
+    """One file; None where its process ended before it had written its header."""
     try:
         stat = path.stat()
         if not stat.st_size:

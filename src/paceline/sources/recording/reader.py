@@ -124,7 +124,7 @@ def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> lis
 
 
 def _doubts(files: Sequence[RankFile]) -> list[str]:
-    """What the reader noticed about the files."""
+    """The reader's notes on the files."""
     found = []
     torn = [file for file in files if file.torn_bytes]
     if torn:
@@ -214,7 +214,7 @@ def _job(file: RankFile) -> Job:
 def _columns(
     chosen: Sequence[tuple[RankFile, Ints]], ignore_kinds: frozenset[str], path: Path
 ) -> tuple[Columns, list[str]]:
-    """The operations in ns (``start`` and ``duration``), and what is to be said about them."""
+    """The operations in ns (``start`` and ``duration``), and notes about them."""
     programs = chosen[0][0].has_program
     names = [*PROGRAM] if programs else []
     if any(file.has_sums for file, _ in chosen):

@@ -1,4 +1,4 @@
-"""What a recording holds so far, and the switch of the job that writes it."""
+"""Present content of a recording, and the switch of the job that writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_AHEAD = 200
 
 
 def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
-    """What the files of a recording hold, as a mapping for JSON.
+    """Content of a recording's files, as a mapping for JSON.
 
     ``common_steps`` counts the profiled steps that all ranks of the last start have.
     """
@@ -77,7 +77,7 @@ def _switch(folder: Path) -> str | None:
 
 
 def _wish(folder: Path) -> dict[str, Any] | None:
-    """What the control file says; None where there is none that can be read."""
+    """Content of the control file; None where there is none that can be read."""
     try:
         wish = json.loads((folder / CONTROL).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

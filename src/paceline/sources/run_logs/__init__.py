@@ -1,1 +1,1 @@
-"""What a job did when, in logs of trainers and of goodput tools: starts, steps, pauses."""
+"""Times of a job in logs of trainers and of goodput tools: starts, steps, pauses."""

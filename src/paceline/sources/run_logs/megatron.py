@@ -41,7 +41,7 @@ _TIMERS: dict[str, PauseKind] = {
     "load-checkpoint": "restore",
     "evaluate": "evaluation",
 }
-#: What ``print_datetime`` says first in a start, and when the job ends of its own accord.
+#: First texts of ``print_datetime`` in a start, and its text when the job ends of its own accord.
 _BEGIN = ("after in-process setup", "after in-job setup", "after megatron is initialized")
 _END = "after training is done"
 _BEFORE_STEPS = "before the start of training step"
@@ -129,7 +129,7 @@ class _Reader:
         self._cursor = at if self._cursor is None else max(self._cursor, at)
 
     def _timer(self, kind: PauseKind, seconds: float) -> None:
-        """A pause that follows what is known last, since no timer's line has a date."""
+        """A pause that follows the last known event, since no timer's line has a date."""
         begin = self._cursor
         if begin is None:
             return

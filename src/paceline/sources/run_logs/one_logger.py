@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import TraceError
 from paceline.sources.run_logs.timeline import Pause, PauseKind, Start, Timeline, steps_of
 
-#: What every line of such a file has.
+#: Fields of every line of such a file.
 CUE = '"count"'
 _APPLICATION, _LOOP, _METRICS = "application", "training_loop", "training_metrics_update"
 _SPANS: dict[str, PauseKind] = {

@@ -12,7 +12,7 @@ from paceline.sources.run_logs.timeline import Start, Timeline, steps_of
 def read_recorded(folder: Path) -> Timeline:
     """The steps of the lowest rank of each start, by its own clock.
 
-    What lies between two steps is unknown: the recorder sees what is inside of steps.
+    The time between two steps is unknown: the recorder sees the inside of steps.
 
     Raises:
         TraceError: it is damaged, or holds no step.

@@ -82,5 +82,5 @@ LINE_FORMATS = (
     ),
 )
 
-#: What terminals colour lines with.
+#: Codes by which terminals colour lines.
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

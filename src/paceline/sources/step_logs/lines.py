@@ -142,8 +142,8 @@ def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
 def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -> Array:
     """Seconds a step: what a step has to do, over the rate.
 
-    What a step has to do is the median of what the rate did between two lines, since an
-    evaluation or a checkpoint between some of them makes only those longer.
+    A step's work is the median of the rate's work between two lines, since an evaluation or a
+    checkpoint between some of them makes only those longer.
     """
     per_step = steps_of_elapsed(step, rank, times) * rate
     if not np.isfinite(per_step).any():

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.step_logs.lines import Columns
 
-#: What each line begins with, behind a launcher's words.
+#: Prefix of each line, behind a launcher's words.
 CUE = ":::MLLOG"
 _STATS, _BATCH, _LENGTH = '"tracked_stats"', '"global_batch_size"', '"max_sequence_length"'
 
@@ -54,7 +54,7 @@ def read_mlperf(lines: Iterable[str], where: str) -> Columns:
 
 
 def count_of_a_step(counts: np.ndarray[Any, Any], batch: float, length: float) -> float:
-    """What the counts grow by in a step: its tokens, its samples, or 1."""
+    """Growth of the counts in a step: its tokens, its samples, or 1."""
     for size in (batch * length, batch):
         if size > 0 and not (counts % size).any():
             return float(size)
@@ -74,7 +74,7 @@ def train_step_time(entry: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def entry_of(line: str) -> dict[str, Any]:
-    """What a line of such a log says; empty where it is none."""
+    """Content of a line of such a log; empty where it is none."""
     if CUE not in line:
         return {}
     try:

@@ -1,1 +1,1 @@
-"""What GPUs say of themselves: clocks, power, throttling, errors, from nvidia-smi or Prometheus."""
+"""Telemetry of GPUs: clocks, power, throttling, errors, from nvidia-smi or Prometheus."""

@@ -1,4 +1,4 @@
-"""What Prometheus has of GPUs: the answer to a range query, or what an exporter's page says once.
+"""Prometheus' data about GPUs: the answer to a range query, or what an exporter's page says once.
 
 DCGM's fields and xpu_timer's (:mod:`paceline.sources.telemetry.xpu_timer`) are known.
 
