@@ -284,7 +284,7 @@ class Service:
             self._safely("disk and bucket", self._tell_problems)
 
     def _tick(self, now: float) -> None:
-        """What one process does for all, every few seconds."""
+        """Do what one process does for all, every few seconds."""
         self._safely("the store's name", self.identity.beat, now)
         self._safely("silent jobs", self._find_silent, now)
         self._safely("alerts", self.alerts.tick, now)

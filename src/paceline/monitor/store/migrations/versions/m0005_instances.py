@@ -120,7 +120,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What instances shared is gone."""
+    """Drop the tables that instances share."""
     for name in _NAMES:
         op.drop_table(name)
     op.drop_index("uq_alerts_firing", "alerts")
