@@ -402,9 +402,7 @@ def _run(
         thread.end()
     _check(made, hook, streams, uploads)
     fired = Counter(
-        (alert["labels"]["job"] if "labels" in alert else alert["job"], message["status"])
-        for message in hook.wait(1)
-        for alert in message["alerts"]
+        f"{alert['job']} {alert['status']}" for told in hook.wait(1) for alert in told["alerts"]
     )
     return {
         "faults": len(names) * rounds,
@@ -413,7 +411,7 @@ def _run(
         "batches_during": dict(taken),
         "pages": dict(looks.page),
         "health": dict(looks.health),
-        "messages": {" ".join(key): n for key, n in sorted(fired.items())},
+        "messages": dict(sorted(fired.items())),
     }
 
 

@@ -39,6 +39,7 @@ def s3(monkeypatch):
 def test_each_fault_once(tmp_path, s3, monkeypatch):
     monkeypatch.setattr("paceline.client.CHUNK_BYTES", CHUNK_BYTES)
     found = monitor_faults.run(tmp_path, 1, s3=s3, seed=3)
+    print(found)
     assert found["faults"] >= (10 if s3 else 8)
     assert found["sessions"] > 0
     during = found["batches_during"]
