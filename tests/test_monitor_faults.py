@@ -39,17 +39,21 @@ def s3(monkeypatch):
 def test_each_fault_once(tmp_path, s3, monkeypatch):
     monkeypatch.setattr("paceline.client.CHUNK_BYTES", CHUNK_BYTES)
     found = monitor_faults.run(tmp_path, 1, s3=s3, seed=3)
-    print(found)
     assert found["faults"] >= (10 if s3 else 8)
     assert found["sessions"] > 0
     during = found["batches_during"]
     # What needs not the part that is away goes on meanwhile.
-    for fault in ("instance kill -9", "instance pause", "worker kill -9", "clock jump"):
+    for fault in (
+        "instance kill -9",
+        "instance pause",
+        *(["bucket stop", "bucket hang"] * bool(s3)),
+    ):
         assert during[fault] > 0, during
-    if s3:
-        assert during["bucket stop"] > 0
-        assert during["bucket hang"] > 0
-    for fault in {name for name in during if name.startswith(("instance", "worker", "bucket"))}:
+    for fault in (
+        "instance kill -9",
+        "instance stop",
+        *(["bucket stop", "bucket hang"] * bool(s3)),
+    ):
         assert found["pages"].get(f"{fault} True", 0) > 0, found["pages"]
         assert found["health"].get(f"{fault} True", 0) > 0, found["health"]
     assert all(found["messages"].get(f"job-{n} firing", 0) >= 1 for n in range(3))
