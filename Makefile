@@ -56,9 +56,10 @@ services: $(VENV)/installed-dev  ## the tests that need a browser or a PostgreSQ
 docs: $(VENV)/installed-dev  ## the site of docs/, in docs/_build/html
 	@$(GATE) docs
 
-packages:  ## sdist and a wheel made of it, in dist/, both checked; needs `pip install build twine`
+packages:  ## sdist, the wheel of this platform (with the NCCL plugin) and one for any, checked; needs `pip install build twine`
 	rm -rf dist
 	$(PYTHON) -m build
+	PACELINE_PURE=1 $(PYTHON) -m build --wheel
 	$(PYTHON) -m twine check --strict dist/*
 
 quick: $(VENV)/installed-dev  ## lint, and the tests of files that take seconds

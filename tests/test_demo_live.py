@@ -1,12 +1,15 @@
 """The loop closed on a real job: four processes train, one is slowed, found and relieved."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import requires
@@ -17,10 +20,20 @@ import peace
 from paceline.demo.control import CONTROL, Control
 from paceline.demo.live import LEVELS, run_live
 from paceline.demo.processes import Shape, Training
+from paceline.detect.waits import wait_graph
 from paceline.errors import DemoError
 from paceline.mitigate.strategies import weights
+from paceline.pause.events import EVENTS
+from paceline.sources import load
+from paceline.sources.call_logs.joining import with_recording
+from paceline.sources.call_logs.timed_calls import read_folder, timed_calls
+from paceline.sources.recording.files import read_files
+from paceline.trace import OpKind
+from pause_stress import build
 
 timed = peace.timed
+
+CC = shutil.which(os.environ.get("CC", "cc"))
 
 QUICK = Shape(microbatches=4, forward_s=0.001, backward_s=0.002)
 #: The demo's own job with fewer microbatches: what is judged are ratios, and its steps are shorter.
@@ -96,12 +109,35 @@ def test_an_existing_folder_is_refused(tmp_path):
     assert "exists already" in done.stderr
 
 
+def check_join(folder):
+    """What the plugin saw of gloo's calls is what the hooks recorded, call by call."""
+    trace = load(folder)
+    joined = with_recording(timed_calls(*read_folder(folder)), trace, read_files(folder))
+    recorded = int(np.isin(trace.kind, range(OpKind.FORWARD_SEND, OpKind.GC)).sum())
+    assert np.isfinite(joined.end_s).sum() > 0.9 * recorded
+    graph = wait_graph(joined)
+    assert graph.basis == "exact"
+    reductions = {row.ranks for row in graph.transfers if row.op == "AllReduce"}
+    assert reductions == {(0, 1), (2, 3)}
+
+
 @pytest.mark.alone
 def test_the_loop_is_closed(tmp_path, timed):
-    """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon."""
+    """Whatif paper, 6 (1.16, 1.40, 2.03 measured; 1.21, 1.42, 1.98 estimated), then falcon.
+
+    With a compiler gloo's collectives go through the NCCL plugin, and its pause protocol validates.
+    """
     said = []
+    plugin = None if CC is None else build(tmp_path, CC).plugin
     with timed():
-        result = run_live(tmp_path, said.append, SHORT)
+        result = run_live(tmp_path, said.append, SHORT, plugin=plugin)
+    assert result.lost_steps == 0
+    if plugin is not None:
+        assert result.pause["undisturbed"]
+        assert {rank["reason"] for rank in result.pause["ranks"]} == {"go"}
+        (event,) = (tmp_path / "job" / EVENTS).read_text().splitlines()
+        assert json.loads(event)["number"] == result.pause["number"] > 0
+        check_join(tmp_path / "job")
     assert [level.factor for level in result.levels] == list(LEVELS)
     assert result.counts[0] < result.counts[1]
     assert sum(result.counts) == 2 * SHORT.microbatches

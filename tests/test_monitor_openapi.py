@@ -93,6 +93,7 @@ def test_the_service_gives_it_to_everybody(site, document):
         ("POST", "/api/v1/jobs", "push"),
         ("POST", "/api/v1/jobs/x/end", "push"),
         ("POST", "/api/v1/jobs/x/accept", "push"),
+        ("POST", "/api/v1/jobs/x/events", "push"),
         ("POST", "/api/v1/jobs/x/uploads", "push"),
         ("POST", "/api/v1/jobs/x/steps", "push"),
         ("GET", "/api/v1/uploads/x", "push"),
@@ -242,6 +243,27 @@ def test_a_level_is_accepted_only_where_a_job_is_slow(site, filled):
     assert site.ask("POST", path, token=site.token("read")).status == 403
     answer = site.ask("POST", path, token=token)
     assert (answer.status, answer.json) == (200, {"status": "accepted"})
+
+
+def test_a_pause_is_told_once_and_is_on_the_page(site, filled):
+    path, token = "/api/v1/jobs/full/events", site.token()
+    event = {"kind": "paused", "step": 3, "at": 1.7e9, "text": "paused 8 ranks for 11.2 s"}
+    first = site.ask("POST", path, body=event, token=token)
+    assert (first.status, site.ask("POST", path, body=event, token=token).json) == (200, first.json)
+    confirmed = {**event, "kind": "validated", "text": "validation confirms rank 5", "ranks": [5]}
+    assert site.ask("POST", path, body=confirmed, token=token).json["id"] != first.json["id"]
+    page = site.ask("GET", "/jobs/full?project=default", token=token).text
+    assert "validation confirms rank 5" in page
+    assert "paused 8 ranks for 11.2 s" in page
+    (row,) = [
+        row
+        for row in site.ask("GET", "/api/v1/events?job=full", token=token).json["events"]
+        if row["kind"] == "validated"
+    ]
+    assert (row["ranks"], row["factor"], row["step"]) == ([5], None, 3)
+    for wrong in ({"kind": "onset"}, {"text": ""}, {"step": -1}, {"ranks": [-1]}, {"at": -1}):
+        assert site.ask("POST", path, body={**event, **wrong}, token=token).status == 400
+    assert site.ask("POST", path, body=event, token=site.token("read")).status == 403
 
 
 CHECKS = (

@@ -25,7 +25,7 @@ from paceline.watch import CallsWatch
 
 ROOT = Path(__file__).parents[1]
 CC = shutil.which(os.environ.get("CC", "cc"))
-VERSIONS = (4, 5, 6)
+VERSIONS = (4, 5, 6, 7)
 
 #: As in tests/native/harness.c.
 RANKS, STEPS, SLOW, THREADS = 8, 60, 5, 4
@@ -37,7 +37,9 @@ class Harness:
     program: Path
     plugin: Path
 
-    def run(self, folder: Path, version: int, mode: str, *more: str, **env: str) -> tuple[int, str]:
+    def run(
+        self, folder: Path | str, version: int, mode: str, *more: str, **env: str
+    ) -> tuple[int, str]:
         """The records that the plugin was asked for, and its stderr."""
         environment = {k: v for k, v in os.environ.items() if k != "RANK"}
         environment |= {"PACELINE_RECORD": str(folder)} | env
@@ -115,16 +117,32 @@ def test_watch_names_the_onset_and_who_once(harness: Harness, tmp_path: Path) ->
     harness.run(tmp_path, 6, "onset")
     watch = CallsWatch(tmp_path)
     news = watch.look()
-    assert [one.kind for one in news] == ["watching", "change", "named"]
-    _, onset, named = news
+    assert [one.kind for one in news] == ["watching", "change", "named", "plan"]
+    _, onset, named, plan = news
     assert f"{RANKS} ranks" in news[0].text
     assert onset.fields["kind"] == "onset"
     assert abs(onset.fields["since_step"] - ONSET) <= 1
     assert onset.fields["factor"] == pytest.approx(44 / 36, rel=0.02)
     assert [who["ranks"] for who in named.fields["who"]] == [[SLOW]]
+    assert plan.fields["strategy"] == "s1"
     with next(tmp_path.glob(f"*{SUFFIX}")).open("ab") as file:
         file.write(b"\0")  # more to read, nothing new in it
     assert watch.look() == []
+
+
+def test_an_onset_is_examined_once_at_the_next_look(harness: Harness, tmp_path: Path) -> None:
+    harness.run(tmp_path, 6, "onset")
+    verdict = {"slow_ranks": [{"rank": SLOW, "factor": 2.0}]}
+    event = {"kind": "paused", "text": "paused", "undisturbed": True, "verdict": verdict}
+    asked = []
+    watch = CallsWatch(tmp_path, examine=lambda: asked.append(1) or event)
+    assert [one.kind for one in watch.look()][-2:] == ["plan", "pause-asked"]
+    assert asked == []
+    paused, validated = watch.look()
+    assert (paused.kind, validated.kind) == ("paused", "validated")
+    assert validated.fields["confirmed"] == [SLOW]
+    assert watch.look() == []
+    assert asked == [1]
 
 
 def test_a_healthy_start_is_watched_and_names_nobody(job: Path) -> None:
@@ -166,6 +184,47 @@ def test_a_thousand_communicators_end_in_any_order(harness: Harness, tmp_path: P
     assert process.recorded + process.dropped == attempts
 
 
+@pytest.mark.parametrize("version", [4, 7])
+def test_whatever_is_called_is_answered_and_what_is_written_can_be_read(
+    harness: Harness, tmp_path: Path, version: int
+) -> None:
+    harness.run(tmp_path, version, "fuzz", "20000")
+    (process,) = processes(tmp_path)
+    assert process.recorded == len(process.records) > 0
+    assert set(process.records["type"].tolist()) <= set(range(16))
+
+
+def test_damaged_files_are_read_or_refused_in_a_line(job: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    data = next(job.glob(f"*-00000{SUFFIX}")).read_bytes()
+    path = tmp_path / f"a{SUFFIX}"
+    read, refused = 0, []
+    for _ in range(60):
+        broken = bytearray(data[: rng.integers(1, len(data))])
+        for at in rng.integers(0, len(broken), 4).tolist():
+            broken[at] = int(rng.integers(0, 256))
+        path.write_bytes(broken)
+        try:
+            load_call_log([tmp_path])
+            read += 1
+        except TraceError as error:
+            refused.append(str(error))
+    assert read > 0
+    assert not any("\n" in text for text in refused)
+
+
+def test_a_plugin_that_is_loaded_twice_writes_files_of_its_own(
+    harness: Harness, tmp_path: Path
+) -> None:
+    shutil.copy(harness.plugin, f"{harness.plugin}.copy")
+    harness.run(tmp_path, 7, "twice")
+    found = processes(tmp_path)
+    assert sorted(len(process.records) for process in found) == [2, 4]
+    assert len(list((tmp_path / "pause").glob("*.slot"))) == 3
+    _, notes = load_call_log([tmp_path])
+    assert any("has several processes here" in note for note in notes)
+
+
 def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothing(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -175,13 +234,14 @@ def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothin
     assert b"Broadcast" not in process.records["func"]
 
 
-@pytest.mark.parametrize("blocked", ["a file, no folder", ""])
+@pytest.mark.parametrize("target", ["a file, no folder", "/proc/nowhere", "s3://bucket/job-17"])
 def test_where_nothing_can_be_written_it_stays_off(
-    harness: Harness, tmp_path: Path, blocked: str
+    harness: Harness, tmp_path: Path, target: str
 ) -> None:
-    target = tmp_path / "file"
-    target.write_text(blocked)
-    _, stderr = harness.run(target if blocked else Path("/proc/nowhere"), 6, "off")
+    if not target.startswith(("/", "s3:")):
+        target = str(tmp_path / target)
+        Path(target).write_text("")
+    _, stderr = harness.run(target, 6, "off")
     assert stderr.count("\n") == 1
     assert "training goes on without it" in stderr
 

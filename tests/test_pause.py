@@ -26,6 +26,9 @@ from paceline.pause.asker import Times, _why_cancelled, common_communicator, pau
 from paceline.pause.events import EVENTS
 from paceline.pause.records import CONTROL, FOLDER, Control, Slot, read_control, write_in_place
 from paceline.pause.rules import Place, State
+from paceline.sources.call_logs.files import load_call_log
+from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_processes
+from paceline.sources.recording.status import switch
 from pause_stress import RANKS, Built, Job, ask, build, interleaving
 
 CC = shutil.which(os.environ.get("CC", "cc"))
@@ -130,6 +133,36 @@ def test_a_rank_that_hangs_after_it_answered_is_named(job: Job) -> None:
     assert not result.held
     assert "no longer answers" in result.why or "did not stop" in result.why
     assert result.held_s == 0.0
+
+
+def test_an_evaluation_or_a_checkpoint_is_waited_for_and_then_left_alone(job: Job) -> None:
+    times = replace(PATIENT, wait_s=0.5, arrive_s=0.5)
+    result = pause(job.folder, times, margin=10**9)
+    assert not result.held
+    assert "within 0.5 s (evaluation, checkpoint?)" in result.why
+    assert all(one.stopped_s == 0 for one in result.ranks)
+
+
+def test_a_job_whose_recording_is_off_is_paused_and_says_what_it_left_out(job: Job) -> None:
+    def size() -> int:
+        return sum(path.stat().st_size for path in job.folder.glob(f"*{SUFFIX}"))
+
+    switch(job.folder, on=False)
+    before = -1
+    while before != size():
+        before = size()
+        time.sleep(1.0)
+    assert pause(job.folder, PATIENT).undisturbed
+    assert size() == before
+    switch(job.folder, on=True)
+    while size() < 2 * before:
+        time.sleep(0.1)
+    job.end()
+    found = read_processes(sorted(job.folder.glob(f"*{SUFFIX}")))
+    assert len(found) == RANKS
+    assert all(process.left_out > 0 and process.dropped == 0 for process in found)
+    _, notes = load_call_log([job.folder])
+    assert any("switched off" in note for note in notes)
 
 
 def test_why_nobody_was_held_is_said() -> None:

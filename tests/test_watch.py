@@ -9,13 +9,15 @@ from paceline import record, synthesize
 from paceline.blockfile import CONTROL, STEP_HEAD, SUFFIX, TIME, TIMES, block, file_header
 from paceline.cli.main import run
 from paceline.detect.validation_files import REQUEST, write_validation
-from paceline.errors import TraceError
+from paceline.errors import PauseError, TraceError
 from paceline.sources import load
 from paceline.sources.recording.status import record_now
 from paceline.synth import SlowWorker
 from paceline.watch import Watch
+from paceline.watch.examiner import Examiner
 from paceline.watch.rows import Rows
 from recordings import BASE_NS, record_trace
+from test_monitor_client import Fake
 from test_sources_recording import spec
 
 #: Steps before the slowness, and what a step is numbered from.
@@ -132,6 +134,92 @@ def test_the_jobs_validator_is_asked_and_confirms(job):
     (last,) = watch.look()
     assert (last.kind, last.fields["confirmed"]) == ("validated", [2])
     assert watch.look() == []
+
+
+def test_a_job_without_a_validator_is_paused_and_its_ranks_compared(job):
+    verdict = {"slow_ranks": [{"rank": 2, "factor": 2.0}]}
+    event = {"kind": "paused", "text": "paused", "undisturbed": True, "verdict": verdict}
+    watch = Watch(job.folder, examine=lambda: event)
+    job.run(90)
+    news = watch.look()
+    assert kinds(news) == ["watching", "change", "named", "pause-asked", "plan"]
+    paused, validated = watch.look()
+    assert (paused.kind, validated.fields["confirmed"]) == ("paused", [2])
+    assert watch.look() == []
+
+
+def event_of(**fields):
+    return {"kind": "paused", "text": "paused", "undisturbed": True, **fields}
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (event_of(verdict={"slow_ranks": [{"rank": 7}]}), ("validated", "not a suspect")),
+        (event_of(verdict={"slow_ranks": []}), ("validated", "no slow rank")),
+        (event_of(error="no memory"), ("not-validated", "no memory")),
+        (
+            event_of(verdict={}, undisturbed=False, why="a rank went on"),
+            ("not-validated", "does not count: a rank went on"),
+        ),
+        ({"kind": "not-paused", "text": "not paused: why"}, ("not-paused", "why")),
+    ],
+)
+def test_what_a_pause_says_of_the_suspects(event, expected):
+    kind, text, _ = Examiner(lambda: event, lambda: 0.0).examine({2})[-1]
+    assert kind == expected[0]
+    assert expected[1] in text
+
+
+def test_a_job_is_not_paused_again_within_ten_minutes_nor_does_a_failure_end_the_watch():
+    now = [0.0]
+
+    def refuse():
+        raise PauseError("no process of a job answers")
+
+    examiner = Examiner(refuse, lambda: now[0])
+    assert not examiner.is_resting
+    assert examiner.examine({1}) == [("not-paused", "no process of a job answers", {})]
+    now[0] = 599.0
+    assert examiner.is_resting
+    assert "less than 10 minutes ago" in examiner.examine({1})[0][1]
+    now[0] = 601.0
+    assert not examiner.is_resting
+
+
+@pytest.fixture
+def monitor():
+    fake = Fake()
+    yield fake
+    fake.close()
+
+
+def test_the_command_pauses_and_tells_the_monitor(job, monitor, monkeypatch, capsys):
+    verdict = {"slow_ranks": [{"rank": 2, "factor": 2.0}]}
+    monkeypatch.setattr(
+        "paceline.pause.validation.pause_and_validate",
+        lambda folder, times, measure: event_of(verdict=verdict, held_s=times.hold_s),
+    )
+    monkeypatch.setattr("paceline.cli.validate.has_torch", lambda: True)
+    (job.folder / "pause").mkdir()
+    (job.folder / "pause" / "control").touch()
+    job.run(90)
+    monitor.answers = [(200, {"id": 1}, {}), (403, {"detail": "no"}, {})]
+    command = ["watch", str(job.folder), "--once", "--json", "--pause", "--pause-for", "3s"]
+    assert run([*command, "--monitor", monitor.url, "--name", "job-17"]) == 0
+    said = capsys.readouterr()
+    kinds_said = [json.loads(line)["kind"] for line in said.out.splitlines()]
+    assert kinds_said[-2:] == ["paused", "validated"]
+    paused, validated = [json.loads(body) for _, path, _, body in monitor.asked]
+    assert monitor.asked[0][1] == "/api/v1/jobs/job-17/events"
+    assert (paused["kind"], paused["ranks"]) == ("paused", [])
+    assert (validated["kind"], validated["ranks"]) == ("validated", [2])
+    assert "the monitor was not told" in said.err
+
+
+def test_a_pause_needs_the_plugin(job, capsys):
+    assert run(["watch", str(job.folder), "--once", "--pause"]) == 2
+    assert "no job with Paceline's NCCL plugin" in capsys.readouterr().err
 
 
 def test_a_job_that_does_not_answer_is_said(job):

@@ -203,6 +203,22 @@ class Client:
             time.sleep(_FIRST_PAUSE_S if left else 0.0)
         return [answers[n] for n in range(len(batches))]
 
+    def push_event(
+        self, name: str, kind: str, step: int, text: str, *, at: float, ranks: Sequence[int] = ()
+    ) -> int:
+        """Tell of a pause of a job; returns the event's number. Told again it is the same.
+
+        Args:
+            name: the job's.
+            kind: "paused", "not-paused", "validated" or "not-validated".
+            step: the job's newest step then.
+            text: what came of it.
+            at: when, seconds since 1970.
+            ranks: global ranks that it is about.
+        """
+        body = {"kind": kind, "step": step, "at": at, "text": text[:1000], "ranks": list(ranks)}
+        return int(self._json("POST", f"/api/v1/jobs/{_quote(name)}/events", body)["id"])
+
     def end(self, name: str) -> None:
         """The job is over."""
         self._json("POST", f"/api/v1/jobs/{_quote(name)}/end", {})

@@ -32,7 +32,7 @@ static void load(const char *path) {
   char name[32];
   void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!lib) fprintf(stderr, "%s\n", dlerror());
-  CHECK(lib && !dlsym(lib, "ncclProfiler_v3") && !dlsym(lib, "ncclProfiler_v7"));
+  CHECK(lib && !dlsym(lib, "ncclProfiler_v3") && !dlsym(lib, "ncclProfiler_v8"));
   snprintf(name, sizeof name, "ncclProfiler_v%d", version);
   if (version == 4)
     old = dlsym(lib, name);
@@ -271,6 +271,112 @@ static void pause_job(int ms) {
     else CHECK(errno == EINTR);
 }
 
+/* Whatever may come, from several threads at once: types that nobody asked for, handles of others or
+ * of nobody, no arguments, no texts, communicators that end meanwhile. All must be answered by 0. */
+static atomic_uintptr_t seen_handle;
+static void *random_calls(void *given) {
+  unsigned seed = (unsigned)(uintptr_t)given + 1;
+  static const char *const texts[] = {NULL, "", "AllReduce", "a text that is longer than its room"};
+  int (*stop)(void *) = old ? old->stop : new->stop;
+  int (*tell)(void *, int, uint64_t *) = old ? old->state : new->state;
+  for (int i = 0; i < n_events; i++) {
+    unsigned choice = (unsigned)rand_r(&seed);
+    uint64_t value = (uint64_t)rand_r(&seed) << 33 ^ choice;
+    struct descriptor event;
+    memset(&event, (int)(choice & 255), sizeof event);
+    event.type64 = choice & 256 ? value & ~(1ULL << EV_P2P) : 1ULL << choice / 8 % 20;
+    if (event.type64 == 1ULL << EV_P2P)
+      event.p2p.func = event.p2p.datatype = texts[choice % 4];
+    else
+      event.coll.func = event.coll.datatype = event.coll.algo = event.coll.proto = texts[choice % 4];
+    void *handle = (void *)(choice & 512 ? value : atomic_load(&seen_handle));
+    void *context = choice & 1024 ? world : (void *)(uintptr_t)(choice / 16 % 5);
+    if (choice % 8 == 0) {
+      CHECK(!stop(handle));
+    } else if (choice % 8 == 1) {
+      CHECK(!tell(handle, (int)(value % 40), choice & 2048 ? &value : NULL));
+    } else if (choice % 8 == 2) {
+      CHECK(!stop(NULL) && !tell(NULL, 22, NULL));
+    } else {
+      CHECK(!(old ? old->start : new->start)(context, &handle, &event));
+      if (handle) atomic_store(&seen_handle, (uintptr_t)handle);
+    }
+    if (i % 1000 == 999) {
+      int mask;
+      finalize(init(value % 3, 2, (int)(choice % 2), &mask));
+    }
+  }
+  return NULL;
+}
+
+static void fuzz(int n) {
+  pthread_t all[THREADS];
+  int mask;
+  n_events = n;
+  world = init(1, 2, 0, &mask);
+  for (uintptr_t i = 0; i < THREADS; i++)
+    CHECK(!pthread_create(&all[i], NULL, random_calls, (void *)i));
+  for (int i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+  finalize(world);
+}
+
+/* A second copy of the plugin in the same process, as where a framework brings an NCCL of its own;
+ * and the first once more, closed and opened again. */
+static void twice(const char *path) {
+  char copy[600];
+  int mask;
+  void *first = world = init(1, 1, 0, &mask);
+  struct profiler_v5 *new_one = new;
+  end(begin_coll(world, NULL, "AllReduce", 0, 8));
+  snprintf(copy, sizeof copy, "%s.copy", path);
+  load(copy);
+  CHECK(new && new != new_one);
+  world = init(1, 1, 0, &mask);
+  CHECK(world && mask);
+  end(begin_coll(world, NULL, "Broadcast", 0, 8));
+  finalize(world);
+  new = new_one;
+  finalize(first);
+  void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  CHECK(lib && !dlclose(lib) && !dlclose(lib));
+  load(path);
+  world = init(2, 1, 0, &mask);
+  end(begin_coll(world, NULL, "AllReduce", 1, 8));
+  finalize(world);
+}
+
+/* Collectives of another tool's file, as lines "func datatype count launch start end" in ns: each is
+ * queued as long after the first as it was launched. N is the rank, of two. */
+static void replay(int rank) {
+  char func[32], type[32];
+  size_t count;
+  long long launch, from, to, first = -1;
+  uint64_t seq[256] = {0};
+  int mask;
+  void *context = init(0xabc, 2, rank, &mask);
+  int64_t begun = 0;
+  while (scanf("%31s %31s %zu %lld %lld %lld", func, type, &count, &launch, &from, &to) == 6) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (first < 0) first = launch, begun = now.tv_sec * 1000000000LL + now.tv_nsec;
+    int64_t due = begun + launch - first;
+    struct timespec at = {due / 1000000000LL, due % 1000000000LL};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    struct descriptor event = {0};
+    event.coll = (struct coll){.seq = seq[(unsigned char)func[0]]++, .func = strdup(func),
+                               .count = count, .datatype = strdup(type), .channels = CHANNELS,
+                               .algo = "RING", .proto = "LL"};
+    void *call = begin(context, event, EV_COLL);
+    end(call);
+    struct descriptor kernel = {.parent = call};
+    kernel.kernel = (struct kernel){.channel = 0, .timer = (uint64_t)from};
+    void *running = begin(context, kernel, EV_KERNEL);
+    state(running, STATE_KERNEL_STOP, (uint64_t)to);
+    end(running);
+  }
+  finalize(context);
+}
+
 static void off(void) {
   int mask = 7;
   CHECK(!init(1, 1, 0, &mask) && !mask);
@@ -307,6 +413,9 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
   if (!strcmp(mode, "off")) off();
+  if (!strcmp(mode, "fuzz")) fuzz(n);
+  if (!strcmp(mode, "twice")) twice(argv[1]);
+  if (!strcmp(mode, "replay")) replay(n);
   if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);
   printf("attempts %ld\n", attempts);

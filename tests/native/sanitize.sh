@@ -9,6 +9,7 @@ for kind in address,undefined thread; do
   FLAGS="-std=c11 -g -O1 -Wall -Wextra -Werror -fsanitize=$kind -fno-sanitize-recover=all -pthread"
   ${CC:-cc} $FLAGS -fvisibility=hidden -shared -fPIC -Wl,-z,nodelete -o "$OUT/plugin.so" \
     src/paceline/native/*.c
+  cp "$OUT/plugin.so" "$OUT/plugin.so.copy"
   ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/harness" tests/native/harness.c -ldl
   # The shim is linked in: a preloaded one would come before the sanitizer.
   N=src/paceline/native
@@ -18,8 +19,9 @@ for kind in address,undefined thread; do
     -L"$OUT" -l:libnccl.so.2 -Wl,-rpath,"$OUT" -ldl
   echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
   rm -rf "$OUT/shim"
-  for version in 4 5 6; do
-    for mode in job "threads 20000" "communicators 1000" fork "cost 20"; do
+  for version in 4 5 6 7; do
+    for mode in job "threads 20000" "communicators 1000" fork "cost 20" "fuzz 50000" twice; do
+      [ "$mode $version" != "twice 4" ] || continue
       rm -rf "$OUT/run"
       # The leak checker hangs now and then in a child of fork, so it is off in that mode alone.
       case $mode in fork) leaks=0 ;; *) leaks=1 ;; esac

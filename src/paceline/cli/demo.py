@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paceline.cli import trace_input
+from paceline.cli import nccl, trace_input
 
 EPILOG = """\
 examples:
@@ -79,7 +79,7 @@ def _live(args: argparse.Namespace, folder: Path) -> int:
 
     watch = nullcontext() if args.monitor is None else Watched(args.monitor, folder / "monitor")
     with watch as watched:
-        result = run_live(folder, say, watched=watched)
+        result = run_live(folder, say, watched=watched, plugin=nccl.find(nccl.PLUGIN))
     if args.json:
         sys.stdout.write(lines_of_json(result.to_mapping()))
     elif args.out is not None:

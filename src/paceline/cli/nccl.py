@@ -19,6 +19,7 @@ examples:
   LD_PRELOAD=$(paceline nccl path --shim) PACELINE_RECORD=runs/job-17 torchrun ... train.py
   paceline nccl pause runs/job-17 --for 20s
   paceline nccl pause runs/job-17 --validate
+  paceline nccl waits runs/job-17
 
 NCCL 2.27 and later load the plugin; the shim is for older ones and RCCL. docs/nccl.md says what
 each version tells, docs/pause.md how a job is paused.
@@ -27,12 +28,13 @@ each version tells, docs/pause.md how a job is paused.
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    from paceline.cli import nccl_pause
+    from paceline.cli import nccl_pause, nccl_waits
 
     parser = subparsers.add_parser(
         "nccl",
         help="the profiler plugin for NCCL: records collectives of any framework, pauses the job",
-        description="Where the profiler plugin is that NCCL loads into a job; pause that job.",
+        description="Where the profiler plugin is that NCCL loads into a job; pause that job; who "
+        "waits for whom in it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +47,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     path.set_defaults(run=run)
     nccl_pause.add(actions)
+    nccl_waits.add(actions)
 
 
 def sources(shim: bool) -> list[Path]:
@@ -55,16 +58,23 @@ def sources(shim: bool) -> list[Path]:
     return [*(NATIVE / "shim").glob("*.c"), *(file for file in files if file.stem != "plugin")]
 
 
+def find(name: str) -> Path | None:
+    """The plugin or the shim, as :data:`PLUGIN` and :data:`SHIM` name them; None: not built."""
+    path = NATIVE / name
+    return path if path.is_file() else None
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the path, or how to build it."""
     from paceline.errors import PacelineError
 
-    path = NATIVE / (SHIM if args.shim else PLUGIN)
-    if not path.is_file():
+    name = SHIM if args.shim else PLUGIN
+    path = find(name)
+    if path is None:
         files = " ".join(map(str, sources(args.shim)))
         raise PacelineError(
             f"the {'shim' if args.shim else 'plugin'} is not built; build it: "
-            f"cc {FLAGS} -o {path} {files} -ldl (or, in a checkout, make native)"
+            f"cc {FLAGS} -o {NATIVE / name} {files} -ldl (or, in a checkout, make native)"
         )
     print(path)
     return 0

@@ -8,15 +8,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import validate
 
 if TYPE_CHECKING:
-    from paceline.pause.asker import Pause, Work
-    from paceline.pause.records import Slot
+    from paceline.detect.verdict import Measurements
+    from paceline.pause.asker import Work
+    from paceline.pause.validation import Measure
 
 EPILOG = """\
 examples:
@@ -31,9 +32,6 @@ this command ends, however it ends. A line is added to events.jsonl in the folde
 
 #: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
-
-#: Left for the processes of a validation to end before the job goes on.
-_END_S = 1.0
 
 
 def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     """Pause, print, keep the event."""
     from paceline.errors import PauseError
     from paceline.pause.asker import Times, pause
-    from paceline.pause.events import append_event, event_of, text_of
+    from paceline.pause.events import append_event, event_of
+    from paceline.pause.validation import pause_and_validate
     from paceline.quantities import parse_quantity
 
     if "://" in args.folder:
@@ -93,67 +92,50 @@ def run(args: argparse.Namespace) -> int:
     )
     for name in _OF_THE_JOB:
         os.environ.pop(name, None)
-    found: dict[str, Any] = {}
-    result = pause(folder, times, _work(args, times.hold_s, found), accept=_accept(args))
-    event = event_of(result, found)
-    append_event(folder, event)
-    if args.json:
-        print(json.dumps(event))
+    if args.validate:
+        event = pause_and_validate(folder, times, _measure(args))
     else:
-        _print(result, found)
-    if not result.held:
-        raise PauseError(f"{text_of(result)}; the job goes on")
+        more: dict[str, Any] = {}
+        event = event_of(pause(folder, times, _work(args, more)), more)
+        append_event(folder, event)
+    print(json.dumps(event)) if args.json else _print(event)
+    if event["kind"] != "paused":
+        raise PauseError(f"{event['text']}; the job goes on")
     return 0
 
 
-def _accept(args: argparse.Namespace) -> Callable[[Sequence[Slot]], None]:
-    """The checks before anyone stops."""
-    import socket
+def _measure(args: argparse.Namespace) -> Measure:
+    """Measures by processes on this machine.
 
+    Raises:
+        PauseError: they need PyTorch, which is not here.
+    """
+    from paceline.detect.launch import validate_local
+    from paceline.detect.validate import Effort
     from paceline.errors import PauseError
 
-    def check(slots: Sequence[Slot]) -> None:
-        here = socket.gethostname()
-        away = sorted({slot.host for slot in slots if slot.host != here})
-        if args.validate and away:
-            raise PauseError(
-                f"ranks run on {', '.join(away[:4])}, and --validate tests this machine, {here}; "
-                "run the validation on all hosts: --during 'srun --overlap paceline validate'"
-            )
-
-    if args.validate and not validate.has_torch():
+    if not validate.has_torch():
         raise PauseError("--validate needs PyTorch; install it: pip install 'paceline[profile]'")
-    return check
+
+    def measure(ranks: int, most_s: float) -> Measurements:
+        effort = Effort(args.gemm, args.bytes, args.rounds, most_s)
+        passes = validate.plan_passes(args, list(range(ranks)))
+        measured = validate_local(ranks, None, passes, effort=effort, backend=args.backend)
+        if args.store:
+            validate.keep(args.store, measured)
+        return measured
+
+    return measure
 
 
-def _work(args: argparse.Namespace, hold_s: float, found: dict[str, Any]) -> Work | None:
-    """Work for the time of the pause; its results go to ``found``."""
-    if args.validate:
-        return lambda slots, standing: _validate(args, len(slots), hold_s, found)
+def _work(args: argparse.Namespace, more: dict[str, Any]) -> Work | None:
+    """Work for the time of the pause; its results go to ``more``."""
     if args.during:
-        return lambda slots, standing: _command(args.during, standing, found)
+        return lambda slots, standing: _command(args.during, standing, more)
     return None
 
 
-def _validate(args: argparse.Namespace, n: int, hold_s: float, found: dict[str, Any]) -> None:
-    from paceline.detect.launch import validate_local
-    from paceline.detect.validate import Effort
-    from paceline.detect.verdict import judge
-    from paceline.errors import PacelineError
-
-    try:
-        effort = Effort(args.gemm, args.bytes, args.rounds, max(hold_s - _END_S, 0.1))
-        passes = validate.plan_passes(args, list(range(n)))
-        measured = validate_local(n, None, passes, effort=effort, backend=args.backend)
-        found["measured"], found["verdict"] = measured.to_mapping(), judge(measured).to_mapping()
-        found["lines"] = judge(measured).lines()
-        if args.store:
-            validate.keep(args.store, measured)
-    except PacelineError as error:
-        found["error"] = str(error)
-
-
-def _command(command: str, standing: Callable[[], bool], found: dict[str, Any]) -> None:
+def _command(command: str, standing: Callable[[], bool], more: dict[str, Any]) -> None:
     """Run it in a group of its own, which ends when the ranks go on."""
     import signal
 
@@ -162,21 +144,21 @@ def _command(command: str, standing: Callable[[], bool], found: dict[str, Any]) 
         time.sleep(0.05)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
-        found["error"] = f"{command}: ended, as the pause was over"
-    found["exit_code"] = process.wait()
+        more["error"] = f"{command}: ended, as the pause was over"
+    more["exit_code"] = process.wait()
 
 
-def _print(result: Pause, found: dict[str, Any]) -> None:
-    from paceline.pause.events import text_of
-
-    if result.held:
-        print(text_of(result))
-    for one in result.ranks:
-        stood = f"stood {one.stopped_s:.2f} s" if one.stopped_s else "did not stop"
-        reason = f" ({one.reason})" if one.reason else ""
-        print(f"rank {one.rank} ({one.host}, process {one.pid}): {stood}, {one.state}{reason}")
-    print(*found.get("lines", ()), sep="\n", end="\n" if found.get("lines") else "")
-    if "exit_code" in found:
-        print(f"the command's exit code: {found['exit_code']}")
-    if "error" in found:
-        print(f"note: {found['error']}", file=sys.stderr)
+def _print(event: Mapping[str, Any]) -> None:
+    if event["kind"] == "paused":
+        print(event["text"])
+    for one in event["ranks"]:
+        stood = f"stood {one['stopped_s']:.2f} s" if one["stopped_s"] else "did not stop"
+        reason = f" ({one['reason']})" if one["reason"] else ""
+        place = f"{one['host']}, process {one['pid']}"
+        print(f"rank {one['rank']} ({place}): {stood}, {one['state']}{reason}")
+    for line in event.get("lines", ()):
+        print(line)
+    if "exit_code" in event:
+        print(f"the command's exit code: {event['exit_code']}")
+    if "error" in event:
+        print(f"note: {event['error']}", file=sys.stderr)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paceline.cli import validate
 from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.watch.examiner import Examine
+    from paceline.watch.news import News
 
 EPILOG = """\
 examples:
@@ -16,14 +25,20 @@ examples:
   paceline watch runs/job-17 --json --events events.jsonl
   paceline watch runs/job-17 --collectives nccl-logs/
   paceline watch runs/job-17 --once
+  paceline watch runs/job-17 --pause       # a job with the NCCL plugin, on this machine
 
 The folder is one that the job's recorder writes (docs/record.md), or Paceline's NCCL plugin
 (docs/nccl.md): its calls tell period, step times, onset and who. An onset in its step times asks
 all ranks for the operations of the next steps, these name who is slow, the validator in the job, if
 it has one (docs/watch.md), confirms that between two steps, and the planner says what to do.
+With --pause all ranks stop instead, at one collective, while processes beside them are validated
+(docs/pause.md).
 """
 #: The recorder writes once a second.
 _LOOK_S = 0.5
+#: News that the monitor does not have from step times, and how long it is waited for.
+_FOR_MONITORS = ("paused", "not-paused", "validated", "not-validated")
+_PATIENCE_S = 10.0
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,6 +70,33 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--no-validation", action="store_true", help="do not ask the job's validator"
     )
     parser.add_argument(
+        "--pause",
+        action="store_true",
+        help="after an onset stop all ranks at one collective, by the NCCL plugin, and validate "
+        "them meanwhile; once in 10 minutes at most",
+    )
+    for name, default, text in (
+        ("for", "20s", "how long all stand, at most"),
+        ("arrive", "10s", "how long the first to stop waits for the last"),
+    ):
+        parser.add_argument(
+            f"--pause-{name}",
+            metavar="TIME",
+            default=default,
+            help=f"with --pause: {text} (default {default})",
+        )
+    parser.add_argument(
+        "--monitor",
+        metavar="URL",
+        nargs="?",
+        const="",
+        help="tell a monitor of pauses and validations (default: $PACELINE_MONITOR; "
+        "$PACELINE_TOKEN)",
+    )
+    parser.add_argument(
+        "--name", metavar="JOB", help="the job's name there (default: $PACELINE_JOB, the folder's)"
+    )
+    parser.add_argument(
         "--overheads",
         metavar="LIST",
         help="seconds that strategies cost once, as of paceline mitigate, such as s2=5,s4=never",
@@ -77,28 +119,81 @@ def run(args: argparse.Namespace) -> int:
         raise TraceError(f"--steps must be 1 or more, not {args.steps}")
     if not args.folder.is_dir():
         raise TraceError(f"{args.folder} is no folder; give the one that the recorder writes to")
+    overheads = parse_overheads(args.overheads)
+    examine = _examine(args) if args.pause else None
     watch: Watch | CallsWatch
     if has_calls(args.folder) and not any(args.folder.glob("rank-*")):
-        watch = CallsWatch(args.folder)
+        watch = CallsWatch(args.folder, overheads=overheads, examine=examine)
     else:
         watch = Watch(
             args.folder,
             collectives=args.collectives,
-            overheads=parse_overheads(args.overheads),
+            overheads=overheads,
             steps=args.steps,
             validate=not args.no_validation,
+            examine=examine,
         )
+    tell = _teller(args)
     if not args.json:
         print(f"watching {args.folder}; Ctrl-C ends", file=sys.stderr)
     while True:
-        for news in watch.look():
+        said = watch.look()
+        for news in said:
             line = json.dumps(news.to_mapping())
             print(line if args.json else news.line(), flush=True)
             if args.events:
                 _append(args.events, line)
-        if args.once:
+            if news.kind in _FOR_MONITORS:
+                tell(news)
+        if args.once and not any(news.kind == "pause-asked" for news in said):
             return 0
         time.sleep(_LOOK_S)
+
+
+def _teller(args: argparse.Namespace) -> Callable[[News], None]:
+    """Tells the monitor, if there is one; where it does not answer the watch goes on.
+
+    Raises:
+        MonitorError: no address.
+    """
+    from paceline.client import Client
+    from paceline.errors import MonitorError
+
+    if args.monitor is None:
+        return lambda news: None
+    url = args.monitor or os.environ.get("PACELINE_MONITOR", "")
+    client = Client(url, patience_s=_PATIENCE_S)
+    name = args.name or os.environ.get("PACELINE_JOB") or args.folder.resolve().name
+
+    def tell(news: News) -> None:
+        ranks = news.fields.get("confirmed", ())
+        try:
+            client.push_event(name, news.kind, news.step, news.text, at=news.at_s, ranks=ranks)
+        except MonitorError as error:
+            print(f"note: the monitor was not told: {error}", file=sys.stderr)
+
+    return tell
+
+
+def _examine(args: argparse.Namespace) -> Examine:
+    """Pauses the job and validates its ranks by processes on this machine.
+
+    Raises:
+        PauseError: the plugin does not write there, or PyTorch is not here.
+    """
+    from paceline.errors import PauseError
+    from paceline.pause.asker import Times, check_folder
+    from paceline.pause.validation import measure_here, pause_and_validate
+    from paceline.quantities import parse_quantity
+
+    check_folder(args.folder)
+    if not validate.has_torch():
+        raise PauseError("--pause needs PyTorch; install it: pip install 'paceline[profile]'")
+    times = Times(
+        hold_s=parse_quantity(args.pause_for, "seconds"),
+        arrive_s=parse_quantity(args.pause_arrive, "seconds"),
+    )
+    return lambda: pause_and_validate(args.folder, times, measure_here)
 
 
 def _append(path: Path, line: str) -> None:

@@ -2,18 +2,19 @@
 
 1. Rank 0 is slowed at three levels; the slowdown that the analysis of the recording estimates is
    held against the one measured.
-2. It is slowed again: the detector sees it in the step times, a validation between two steps names
-   the rank.
+2. It is slowed again: the detector sees it in the step times, a validation names the rank. Where
+   the NCCL plugin is built, a watch pauses the job for that; else it is made between two steps.
 3. The planner moves microbatches to the other replica while the job runs.
 4. Relief: the computes of rank 0 are fast again, and the shares go back.
 
-Last, the job's losses are held against those of the same training left alone, in one process.
+Last, the job's losses are held against those of the same training left alone, in one process: they
+are the same bit by bit, and but for rounding those of even shares.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.demo.processes import Shape, Training
+from paceline.demo.alone import losses_alone
+from paceline.demo.paused import validated_by_pause
+from paceline.demo.processes import Line, Shape, Training
 from paceline.demo.watched import MonitorResult, Watched
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
@@ -98,7 +101,10 @@ class LiveResult:
         counts: microbatches of the replicas then.
         relieved_after: steps from relief until the shares were even again.
         back_s: median step time after that.
-        loss_difference: the largest relative one to the same training left alone, in one process.
+        pause: the event of the pause (:mod:`paceline.pause.events`); None without the plugin.
+        lost_steps: steps whose loss is missing, or differs by a bit from that of the same training
+            left alone, in one process, with the same shares.
+        loss_difference: the largest relative one to that with even shares.
         actions: the planner's, in words.
         monitor: what the monitor made of it; None where there is none.
         seconds: how long all took.
@@ -114,6 +120,8 @@ class LiveResult:
     watched_after_s: float = float("nan")
     counts: tuple[int, ...] = ()
     relieved_after: int = -1
+    pause: Mapping[str, Any] | None = None
+    lost_steps: int = -1
     back_s: float = 0.0
     loss_difference: float = float("nan")
     actions: list[str] = field(default_factory=list)
@@ -132,7 +140,11 @@ class LiveResult:
 
 
 def run_live(
-    folder: Path, say: Say, shape: Shape | None = None, watched: Watched | None = None
+    folder: Path,
+    say: Say,
+    shape: Shape | None = None,
+    watched: Watched | None = None,
+    plugin: Path | None = None,
 ) -> LiveResult:
     """Train, slow down, diagnose, heal; about two minutes.
 
@@ -141,6 +153,7 @@ def run_live(
         say: told what happens.
         shape: of the job.
         watched: a monitor that the job's recorder pushes to.
+        plugin: the NCCL plugin, told of gloo's collectives; with it the job is paused.
 
     Raises:
         DemoError: a process ended, the job stands still, or something was not seen in time.
@@ -148,7 +161,7 @@ def run_live(
     begin = time.monotonic()
     shape = shape or Shape()
     result = LiveResult()
-    with Training(folder / "job", shape, watched.environment if watched else {}) as job:
+    with Training(folder / "job", shape, watched.environment if watched else {}, plugin) as job:
         if watched:
             say(f"The monitor shows this job at {watched.url}")
         story = _Story(job, result, say)
@@ -161,16 +174,17 @@ def run_live(
         if watched:
             watched.calm()
         job.stop()
-        losses = job.losses()
+        lines = job.losses()
     if watched:
         result.monitor = watched.result(job.folder)
         result.monitor.earlier = earlier
         _say_monitor(result.monitor, say)
     say("The same training once more, in one process and left alone, for its losses ...")
-    result.loss_difference = _compare_losses(folder / "alone", shape, losses)
+    result.lost_steps, result.loss_difference = _compare_losses(lines, shape)
     say(
-        f"  losses of {len(losses)} steps differ by {result.loss_difference:.1e} at most: moving "
-        "microbatches with weighted gradients changes nothing"
+        f"  of {len(lines)} steps {result.lost_steps} are lost or differ by a bit; with even "
+        f"shares losses differ by {result.loss_difference:.1e} at most: moving microbatches with "
+        "weighted gradients changes nothing"
     )
     result.seconds = time.monotonic() - begin
     return result
@@ -266,14 +280,14 @@ class _Story:
             f"onset: {event.explain()}"
         )
         self._name(watch)
-        verdict = job.validate()
+        verdict = self._validate()
         result.named = tuple(slow["rank"] for slow in verdict["slow_ranks"])
         if not result.named:
             raise DemoError("the validation found no slow rank; is this machine very busy?")
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
         self.say(
-            f"  validation between two steps: rank {rank} is {factor:.2f}x slower (the slowness is "
-            "emulated there as in training: rank 0 does its matrix work that many times)"
+            f"  validation: rank {rank} is {factor:.2f}x slower (the slowness is emulated there as "
+            "in training: rank 0 does its matrix work that many times)"
         )
         job.wait_for(onset + SETTLE + SLOW_STEPS)
         result.slow_s = self._median(onset + SETTLE, onset + SETTLE + SLOW_STEPS)
@@ -287,6 +301,17 @@ class _Story:
             f"{result.slow_s * 1e3:.0f} ms: {result.recovered:.0%} of what was lost is back"
         )
 
+    def _validate(self) -> Mapping[str, Any]:
+        """The verdict of a validation: all ranks stand meanwhile, or it lies between two steps."""
+        if self.job.plugin is None:
+            self.say("  no NCCL plugin is built (paceline nccl path): the job is not paused")
+            return self.job.validate()
+        said, verdict = validated_by_pause(self.job, FACTOR)
+        for news in said:
+            self.say(f"  watch of the plugin's calls: {news.text}")
+        self.result.pause = next(news.fields for news in said if news.kind == "paused")
+        return verdict
+
     def _name(self, watch: Watch) -> None:
         """Ranks that ``paceline watch`` names from a trace of slow steps."""
         deadline = time.monotonic() + MAX_WATCH_S
@@ -299,7 +324,9 @@ class _Story:
                     self.say(f"  watch: {news.after_onset_s:.1f} s after the onset: {news.text}")
                     return
             time.sleep(0.2)
-        raise DemoError(f"the watch named nobody within {MAX_WATCH_S:.0f} s")
+        raise DemoError(
+            f"the watch named nobody within {MAX_WATCH_S:.0f} s; is this machine very busy?"
+        )
 
     def _plan(self, event: Event) -> None:
         """Ask the planner step by step until it moves microbatches."""
@@ -424,11 +451,12 @@ def _say_monitor(result: MonitorResult, say: Say) -> None:
         say(f"  alert at the webhook, {status}: {headline}")
 
 
-def _compare_losses(folder: Path, shape: Shape, losses: dict[int, float]) -> float:
-    """The largest relative difference to the losses of the same training in one process."""
-    one_process = Shape(1, 1, shape.dp * shape.microbatches, 0.0, 0.0)
-    with Training(folder, one_process) as job:
-        job.wait_for(max(losses))
-        job.stop()
-        reference = job.losses()
-    return max(abs(losses[step] / reference[step] - 1) for step in losses)
+def _compare_losses(lines: Sequence[Line], shape: Shape) -> tuple[int, float]:
+    """Steps that are missing or differ by a bit, and the largest difference to even shares."""
+    steps = {line.step: line for line in lines}
+    last = max(steps)
+    counts = [steps[n].counts if n in steps else lines[0].counts for n in range(last + 1)]
+    same, even = losses_alone(counts, shape.pp)
+    lost = sum(n not in steps or steps[n].loss != same[n] for n in range(last + 1))
+    lost += len(lines) - len(steps)  # steps that were made twice
+    return lost, max(abs(line.loss / even[line.step] - 1) for line in lines)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.demo.control import CONTROL, LOSSES, VERDICT, Control
 from paceline.errors import DemoError
@@ -40,11 +40,33 @@ class Shape:
     backward_s: float = 0.010
 
 
-class Training:
-    """The running job: steered by a file, watched through its recording."""
+class Line(NamedTuple):
+    """A step, its loss, and the microbatches of the replicas."""
 
-    def __init__(self, folder: Path, shape: Shape, env: Mapping[str, str] | None = None) -> None:
+    step: int
+    loss: float
+    counts: tuple[int, ...]
+
+
+class Training:
+    """The running job: steered by a file, watched through its recording.
+
+    Args:
+        folder: of the recording and of all else that the job writes.
+        shape: of the job.
+        env: more of its environment.
+        plugin: the NCCL plugin, which is told of the job's collectives and can pause it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: Shape,
+        env: Mapping[str, str] | None = None,
+        plugin: Path | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.plugin = plugin
         # Absolute: the processes meet at a file:// URL, where a relative path would name a host.
         self.folder, self.shape, self._env = folder.absolute(), shape, dict(env or {})
         self.control = Control((shape.microbatches,) * shape.dp)
@@ -59,6 +81,7 @@ class Training:
             "forward_s": self.shape.forward_s,
             "backward_s": self.shape.backward_s,
             "every": 1,
+            "plugin": None if self.plugin is None else str(self.plugin),
             "parent": os.getpid(),
         }
         try:
@@ -147,11 +170,11 @@ class Training:
         self.say(stop=True)
         self._wait(lambda: all(worker.poll() is not None for worker in self.workers))
 
-    def losses(self) -> dict[int, float]:
-        """Step -> loss."""
+    def losses(self) -> list[Line]:
+        """Each step that was made."""
         text = (self.folder / LOSSES).read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
-        return {int(line["step"]): float(line["loss"]) for line in lines}
+        return [Line(line["step"], line["loss"], tuple(line["counts"])) for line in lines]
 
     def _wait(self, done: Callable[[], bool]) -> None:
         steps, since = -1, time.monotonic()

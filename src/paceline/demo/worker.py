@@ -10,6 +10,7 @@ sleeps until the time that it is said to take. A slow rank does matrix products 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from torch.nn import functional
 import paceline.record as record
 from paceline.demo.control import CONTROL, FIELDS, LOSSES, VERDICT, Control
 from paceline.demo.gpt import ROWS, SEQUENCE, WIDTH, Stage, microbatch
+from paceline.demo.plugin import Call, Communicator
 from paceline.detect.launch import die_with
 from paceline.detect.validate import Effort, Injected, run_validation
 from paceline.detect.verdict import judge
@@ -49,10 +51,22 @@ class Worker:
             for stage in range(self.pp)
         ]
         self.peers = groups[self.stage]
+        self.told_world, self.told_peers = self._communicators(task["plugin"])
         self.model = Stage(self.stage, self.pp)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.factor, self.validated = 1.0, 0
         self.extra = torch.randn(_EXTRA, _EXTRA, generator=torch.Generator().manual_seed(rank))
+
+    def _communicators(self, plugin: str | None) -> tuple[Communicator | None, ...]:
+        """That of all ranks and that of the peers, as the NCCL plugin is shown them."""
+        if plugin is None:
+            return None, None
+        os.environ["PACELINE_RECORD"], os.environ["RANK"] = str(self.folder), str(self.rank)
+        peers = dist.get_process_group_ranks(self.peers)
+        return tuple(
+            Communicator(Path(plugin), ranks, self.rank, str(self.folder))
+            for ranks in (range(self.dp * self.pp), peers)
+        )
 
     def train(self, recorder: record.Recorder) -> None:
         """Steps until told to stop."""
@@ -66,8 +80,12 @@ class Worker:
                 loss = self._step(recorder, number, control.counts)
             if self.stage == self.pp - 1 and self.replica == 0:
                 with (self.folder / LOSSES).open("a") as file:
-                    file.write(json.dumps({"step": number, "loss": loss}) + "\n")
+                    line = {"step": number, "loss": loss, "counts": control.counts}
+                    file.write(json.dumps(line) + "\n")
             number += 1
+        for communicator in (self.told_peers, self.told_world):
+            if communicator is not None:
+                communicator.close()
 
     def _control(self) -> Control:
         """Rank 0 reads the settings; all hear it before the step, at the same step."""
@@ -75,7 +93,10 @@ class Worker:
         if self.rank == 0:
             control = Control.read(self.folder / CONTROL)
             values[:] = torch.tensor(control.to_values(), dtype=torch.float64)
-        dist.broadcast(values, src=0)
+        told = None
+        if self.told_world:
+            told = self.told_world.collective(b"Broadcast", 2 * values.numel())
+        _run(dist.broadcast(values, src=0, async_op=True), told)
         return Control.from_values(values.tolist())
 
     def _step(self, recorder: record.Recorder, number: int, counts: tuple[int, ...]) -> float:
@@ -125,7 +146,8 @@ class Worker:
         """Sum of the replicas' mean gradients, each weighted by its share of the microbatches."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor([self.loss])]) * weight
-        dist.all_reduce(flat, group=self.peers)
+        told = self.told_peers.collective(b"AllReduce", flat.numel()) if self.told_peers else None
+        _run(dist.all_reduce(flat, group=self.peers, async_op=True), told)
         first = 0
         for gradient in gradients:
             end = first + gradient.numel()
@@ -134,14 +156,24 @@ class Worker:
         return float(flat[-1])
 
     def _send(self, recorder: record.Recorder, kind: str, m: int, x: Any, by: int) -> None:
+        peer = self.rank + by * self.dp
         op = recorder.launch(kind, microbatch=m)
-        self.sending.append((op.track(dist.isend(x, self.rank + by * self.dp)), x))
+        told = self._transfer(b"Send", x, peer)
+        self.sending.append((op.track(dist.isend(x, peer)), x))
+        if told:  # so few bytes are on their way at once, which is the end of a send to gloo
+            told.queued()
+            told.done()
 
     def _receive(self, recorder: record.Recorder, kind: str, m: int, by: int) -> Any:
         x = torch.empty(ROWS, SEQUENCE, WIDTH)
+        peer = self.rank + by * self.dp
         op = recorder.launch(kind, microbatch=m)
-        op.track(dist.irecv(x, self.rank + by * self.dp)).wait()
+        told = self._transfer(b"Recv", x, peer)
+        _run(op.track(dist.irecv(x, peer)), told)
         return x
+
+    def _transfer(self, func: bytes, x: Any, peer: int) -> Call | None:
+        return self.told_world.transfer(func, x.numel(), peer) if self.told_world else None
 
     def _paced(self, seconds: float, work: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -163,6 +195,15 @@ class Worker:
         if self.rank == 0:
             text = json.dumps(verdict.to_mapping())
             write_files({self.folder / VERDICT: text_writer(text)}, force=True)
+
+
+def _run(work: Any, told: Call | None) -> None:
+    """Wait for a work that is queued; where the plugin was told, the rank may stand before."""
+    if told:
+        told.queued()
+    work.wait()
+    if told:
+        told.done()
 
 
 def main() -> None:

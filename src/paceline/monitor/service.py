@@ -30,6 +30,7 @@ from paceline.monitor.otlp_steps import step_times
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
+from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
@@ -222,6 +223,19 @@ class Service:
         if row is None or row["slow_since_step"] is None:
             raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
         self.detectors.accept(job)
+
+    def tell_event(
+        self, job: JobKey, kind: str, step: int, at: float, text: str, ranks: Sequence[int]
+    ) -> int:
+        """Store what a watch of the job says of a pause; told again it is the same. Its number."""
+        row = {"job_id": job.id, "at": at, "kind": kind, "start": 0, "step": step}
+        row |= {"since_step": step, "factor": None, "lost_s": None}
+        row |= {"ranks": list(ranks), "text": text}
+        number, is_new = event_rows.add(self.engine, row)
+        if is_new:
+            message = {"job": job.name, "job_id": job.id, "id": number, "kind": kind, "text": text}
+            self.bus.publish(job.project, "event", message)
+        return number
 
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
         """Store a checked request of spans, and the step times that it has.

@@ -1,5 +1,5 @@
-/* The profiler interface of NCCL, versions 4 to 6, declared from the facts of its ABI.
- * Facts and their files: docs/nccl.md. The fields used here lie at the same offsets in all three. */
+/* The profiler interface of NCCL, versions 4 to 7, declared from the facts of its ABI.
+ * Facts and their files: docs/nccl.md. The fields used here lie at the same offsets in all four. */
 #ifndef PACELINE_NCCL_ABI_H
 #define PACELINE_NCCL_ABI_H
 
@@ -42,7 +42,7 @@ struct kernel {
   uint64_t timer;
 };
 
-/* Version 4 has one byte of type, versions 5 and 6 have eight. */
+/* Version 4 has one byte of type, the later ones have eight. */
 struct descriptor {
   union {
     uint8_t type8;

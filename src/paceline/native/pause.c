@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "crc.h"
+#include "ring.h"
 
 /* Sizes as pause/records.py has them. */
 enum { CONTROL_BYTES = 192, SLOT_BYTES = 2048, COUNTED = 1024, TOLD = 8, ENDED_IDS = 8, GROUPED = 8 };
@@ -69,7 +70,7 @@ static const char *timeout_from;
 struct helper {
   unsigned generation;
   int64_t idle_ms;
-  char control[3200], slot[3300];
+  char control[3200], slot[3300], wish[3200];
 };
 
 static int64_t now_ms(void) {
@@ -308,6 +309,22 @@ static void write_slot(const char *path, const char *slot) {
   close(file);
 }
 
+/* `paceline record off`, as record/recorder.py reads it; what cannot be read changes nothing. */
+static void obey(const char *path) {
+  char text[1024], *value;
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  ssize_t n = pread(file, text, sizeof text - 1, 0);
+  close(file);
+  if (n <= 0) return;
+  text[n] = 0;
+  if (!(value = strstr(text, "\"on\":"))) return;
+  value += strlen("\"on\":");
+  value += strspn(value, " ");
+  if (!strncmp(value, "false", 5)) atomic_store(&ring_off, 1);
+  if (!strncmp(value, "true", 4)) atomic_store(&ring_off, 0);
+}
+
 static void nap(int64_t ms) {
   struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
   nanosleep(&time, NULL);
@@ -336,6 +353,7 @@ static void *help(void *given) {
     pthread_mutex_unlock(&lock);
     if (over) break;
     if (write) write_slot(mine->slot, slot), written_ms = now_ms();
+    if (!busy) obey(mine->wish);
     nap(busy && mine->idle_ms > ACTIVE_MS ? ACTIVE_MS : mine->idle_ms);
   }
   free(mine);
@@ -366,6 +384,7 @@ static void know_timeouts(void) {
 /* The control file is there from the start: a new name is seen late on a network file system. */
 static int make_files(const char *folder, struct helper *helper) {
   int file, n = 0;
+  snprintf(helper->wish, sizeof helper->wish, "%s/control.json", folder);
   snprintf(helper->control, sizeof helper->control, "%s/pause", folder);
   mkdir(helper->control, 0777);
   snprintf(helper->control, sizeof helper->control, "%s/pause/control", folder);

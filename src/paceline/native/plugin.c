@@ -12,8 +12,9 @@
 /* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
 #define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
 
-/* Of a collective whose record was dropped: its end still counts for a pause. */
+/* Of a collective whose record was dropped, or is not made: its end still counts for a pause. */
 #define DROPPED 0xffffULL
+#define LEFT_OUT 0xfffeULL
 
 /* What PACELINE_NCCL_EVENTS may ask for. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
@@ -26,6 +27,7 @@ static const struct version {
     [4] = {COMMON, 0xff},
     [5] = {COMMON, ~0ULL},
     [6] = {COMMON | BIT(EV_CE_COLL), ~0ULL},
+    [7] = {COMMON | BIT(EV_CE_COLL), ~0ULL}, /* without the phases of a kernel, bit 15 */
 };
 
 static void fill_coll(struct record *record, const struct coll *coll, int on_sms) {
@@ -97,7 +99,8 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) {
-    if (is_coll(type)) *handle = (void *)(uintptr_t)(DROPPED << 48 | (uint64_t)type);
+    uint64_t why = atomic_load_explicit(&ring_off, memory_order_relaxed) ? LEFT_OUT : DROPPED;
+    if (is_coll(type)) *handle = (void *)(uintptr_t)(why << 48 | (uint64_t)type);
     return 0;
   }
   record->handle = ring_handle(ring, type);
@@ -112,6 +115,7 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
 static int later(void *handle, int what, int state, uint64_t value) {
   int type = (int)((uintptr_t)handle & 15);
   if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
+  if ((uintptr_t)handle >> 48 == LEFT_OUT) return 0;
   if ((uintptr_t)handle >> 48 == DROPPED) {
     ring_count_drop();
     return 0;
@@ -142,6 +146,7 @@ static int state(void *handle, int code, uint64_t *args) {
 static int start_4(void *c, void **h, struct descriptor *e) { return start(c, h, e, 4); }
 static int start_5(void *c, void **h, struct descriptor *e) { return start(c, h, e, 5); }
 static int start_6(void *c, void **h, struct descriptor *e) { return start(c, h, e, 6); }
+static int start_7(void *c, void **h, struct descriptor *e) { return start(c, h, e, 7); }
 
 static int open_one(void **context, int *mask, struct communicator given, const char *name,
                     int version) {
@@ -182,6 +187,12 @@ static int init_6(void **context, uint64_t id, int *mask, const char *name, int 
   return init_new(context, id, mask, name, nodes, ranks, rank, 6);
 }
 
+static int init_7(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
+                  int rank, logger log) {
+  (void)log;
+  return init_new(context, id, mask, name, nodes, ranks, rank, 7);
+}
+
 static int finalize(void *context) {
   if (context) {
     pause_closed((uint32_t)(uintptr_t)context);
@@ -195,3 +206,8 @@ static int finalize(void *context) {
 SEEN struct profiler_v4 ncclProfiler_v4 = {"Paceline", init_4, start_4, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v5 = {"Paceline", init_5, start_5, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v6 = {"Paceline", init_6, start_6, stop, state, finalize};
+/* Forks of NCCL have a version 7 with more functions behind these: there are none. */
+SEEN struct {
+  struct profiler_v5 known;
+  void *more[8];
+} ncclProfiler_v7 = {{"Paceline", init_7, start_7, stop, state, finalize}, {NULL}};

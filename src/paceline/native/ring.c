@@ -5,7 +5,8 @@
 #include <time.h>
 
 static struct ring rings[RINGS];
-static atomic_uint_fast64_t dropped;
+static atomic_uint_fast64_t dropped, left_out;
+atomic_int ring_off;
 static atomic_uint turn;
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -61,6 +62,10 @@ static struct record *slot_of(struct ring *ring) {
 }
 
 struct record *ring_record(struct ring *ring, int what, int type) {
+  if (atomic_load_explicit(&ring_off, memory_order_relaxed)) {
+    atomic_fetch_add_explicit(&left_out, 1, memory_order_relaxed);
+    return NULL;
+  }
   struct record *record = ring ? slot_of(ring) : (ring_count_drop(), NULL);
   if (!record) return NULL;
   memset(record, 0, sizeof *record);
@@ -92,5 +97,7 @@ int ring_drain(int index, struct record *out, int most) {
 }
 
 void ring_count_drop(void) { atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed); }
+
+uint64_t ring_left_out(void) { return atomic_load_explicit(&left_out, memory_order_relaxed); }
 
 uint64_t ring_dropped(void) { return atomic_load_explicit(&dropped, memory_order_relaxed); }

@@ -41,6 +41,10 @@ void ring_commit(struct ring *ring);
 uint64_t ring_handle(struct ring *ring, int type);
 /* Copies at most `most` records; the writer's only. */
 int ring_drain(int index, struct record *out, int most);
+/* `paceline record off`: nothing is recorded, and not counted as dropped. */
+extern atomic_int ring_off;
+/* Records that were not made while it was off. */
+uint64_t ring_left_out(void);
 void ring_count_drop(void);
 uint64_t ring_dropped(void);
 /* Makes the key by which threads give their rings back; once. */

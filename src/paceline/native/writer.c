@@ -116,13 +116,17 @@ static int put_communicators(void) {
 }
 
 static int put_counts(void) {
-  uint64_t counts[2] = {n_records, ring_dropped()};
+  uint64_t counts[3] = {n_records, ring_dropped(), ring_left_out()};
   return put_block(COUNTS_BLOCK, counts, sizeof counts);
 }
 
-/* Empties all rings once; -1 where the disk refuses. */
+/* Empties all rings once; -1 where the disk refuses. What was left out is told before what follows. */
 static int drain(void) {
   static struct record batch[BATCH];
+  static int was_off;
+  int off = atomic_load(&ring_off);
+  if (was_off && !off && put_counts()) return -1;
+  was_off = off;
   for (int i = 0; i < RINGS; i++) {
     int n;
     while ((n = ring_drain(i, batch, BATCH)) > 0) {

@@ -36,6 +36,8 @@ _READERS: Final = 16
 #: How long the rate of collectives is measured, by which the margin is chosen.
 _RATE_S: Final = 0.3
 _ATTEMPTS: Final = 3
+#: Collectives from the farthest rank to the stop, at least: those that a host queues ahead.
+MARGIN: Final = 8
 
 
 @dataclass(frozen=True)
@@ -120,23 +122,19 @@ def pause(
     work: Work | None = None,
     *,
     accept: Accept = lambda slots: None,
-    margin: int = 8,
+    margin: int = MARGIN,
 ) -> Pause:
     """Stop the job of a folder, let ``work`` run, and let the job go on.
 
     Without ``work`` all stand ``hold_s``. With it they go on when it returns, at most ``hold_s``
     later. ``work`` runs in a thread of its own. Where a rank had passed the number, the job is
-    asked again with a larger margin.
+    asked again with a larger margin. ``margin`` is in collectives; a fast job's is larger.
 
     Raises:
         PauseError: no job runs there, another pause runs, or the job cannot or must not stop.
     """
+    check_folder(folder)
     place = folder / FOLDER
-    if not (place / CONTROL).exists():
-        raise PauseError(
-            f"{folder} has no {FOLDER}/{CONTROL}: no job with Paceline's NCCL plugin writes there; "
-            "give the folder that PACELINE_RECORD names"
-        )
     with _alone(place / CONTROL):
         for attempt in range(_ATTEMPTS):
             asker = _Asker(place, times, margin * 4**attempt)
@@ -144,6 +142,19 @@ def pause(
             if result.held or not any(one.state == "missed" for one in result.ranks):
                 break
     return result
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which no job can be paused.
+
+    Raises:
+        PauseError: no plugin has written there.
+    """
+    if not (folder / FOLDER / CONTROL).exists():
+        raise PauseError(
+            f"{folder} has no {FOLDER}/{CONTROL}: no job with Paceline's NCCL plugin writes there; "
+            "give the folder that PACELINE_RECORD names"
+        )
 
 
 @contextmanager

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline.detect.detector import Detector
+from paceline.detect.event import SLOW_KINDS
 from paceline.detect.job import JobEvent, job_events
 from paceline.detect.limits import WARM_UP
 from paceline.detect.locate import locate_in_calls
 from paceline.detect.steps_of_calls import StepTimes, step_times
 from paceline.errors import DetectError
+from paceline.mitigate.strategies import OVERHEAD_S, RESTART
+from paceline.mitigate.times_only import TimesOnly
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX
 from paceline.trace.calls import CallLog
+from paceline.watch.examiner import Examine, Examiner
 from paceline.watch.news import News, NewsKind
 
 #: All calls are read again at each look, so the next waits this many times what the last took.
@@ -37,14 +42,30 @@ class CallsWatch:
 
     Args:
         folder: what PACELINE_RECORD names.
+        overheads: strategy -> seconds that it costs once; None forbids it. Calls tell of no
+            microbatches and no placement, so a restart (S4) is all that is weighed against S1.
+        examine: pauses the job and validates its ranks; called at the look behind an onset.
         clock: seconds since the epoch.
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        overheads: Mapping[str, float | None] | None = None,
+        examine: Examine | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.folder, self._clock = folder, clock
+        self._planner = TimesOnly({**OVERHEAD_S, **(overheads or {})}[RESTART])
+        self._examiner = None if examine is None else Examiner(examine, clock)
+        self._suspects: set[int] | None = None  # of the fail-slow that is examined next
+        self._onset_s = 0.0
         self._read_bytes, self._next_s = -1, 0.0
         self._told: list[tuple[str, float]] = []  # kind, when the first slow step began
         self._is_watching = False
+        self._step = 0
+        self._who: list[Collection[int]] = []  # ranks of each suspect of the last onset
 
     def look(self) -> list[News]:
         """Read the calls, and say what was not said before.
@@ -52,6 +73,8 @@ class CallsWatch:
         Raises:
             TraceError: a file cannot be read.
         """
+        if self._suspects is not None:
+            return self._examine(self._suspects)
         size = sum(path.stat().st_size for path in self.folder.glob(f"*{SUFFIX}"))
         began_s = self._clock()
         if size == self._read_bytes or began_s < self._next_s:
@@ -92,7 +115,25 @@ class CallsWatch:
             if not self._is_told(event, since_s, steps):
                 self._told.append((event.kind, since_s))
                 news += self._say(event, since_s, int(table.steps[-1]))
+        if detector.slow.any() and any(one.fields.get("kind") in SLOW_KINDS for one in news):
+            news += self._ask(news[-1].step)
         return news
+
+    def _ask(self, step: int) -> list[News]:
+        """The job is slow now, and was not before: it is examined at the next look."""
+        if self._examiner is None or self._examiner.is_resting:
+            return []
+        self._suspects = {rank for ranks in self._who for rank in ranks}
+        text = "asks all ranks to stop at one collective, to validate them"
+        return [self._news("pause-asked", step, text, self._onset_s)]
+
+    def _examine(self, suspects: set[int]) -> list[News]:
+        self._suspects = None
+        assert self._examiner is not None
+        return [
+            self._news(kind, self._step, text, self._onset_s, fields)
+            for kind, text, fields in self._examiner.examine(suspects)
+        ]
 
     def _is_told(self, event: JobEvent, since_s: float, steps: StepTimes) -> bool:
         apart_s = _SAME_STEPS * float(np.median(steps.duration_s))
@@ -101,15 +142,31 @@ class CallsWatch:
         )
 
     def _say(self, event: JobEvent, since_s: float, step: int) -> list[News]:
-        now_s = self._clock()
-        after_s = max(now_s - since_s, 0.0)
         said = event.to_mapping()
-        news = [News("change", now_s, step, said["text"], after_s, said)]
-        if event.kind == "onset" and event.suspects is not None:
-            who = [suspect.to_mapping() for suspect in event.suspects]
-            kind: NewsKind = "named" if event.suspects else "not-named"
-            news.append(News(kind, now_s, step, event.who, after_s, {"who": who}))
+        self._step = step
+        news = [self._news("change", step, said["text"], since_s, said)]
+        if event.kind == "onset":
+            self._onset_s, self._who = since_s, []
+            if event.suspects is not None:
+                who = [suspect.to_mapping() for suspect in event.suspects]
+                self._who = [suspect.ranks for suspect in event.suspects]
+                kind: NewsKind = "named" if event.suspects else "not-named"
+                news.append(self._news(kind, step, event.who, since_s, {"who": who}))
+        plan = self._planner.take(said)
+        if plan is not None:
+            news.append(self._news("plan", step, plan.explain(), since_s, plan.to_mapping()))
         return news
+
+    def _news(
+        self,
+        kind: NewsKind,
+        step: int,
+        text: str,
+        since_s: float,
+        fields: Mapping[str, Any] | None = None,
+    ) -> News:
+        now_s = self._clock()
+        return News(kind, now_s, step, text, max(now_s - since_s, 0.0), fields or {})
 
 
 def _began_s(steps: StepTimes, step: int) -> float:

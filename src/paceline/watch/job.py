@@ -22,6 +22,7 @@ from paceline.mitigate.strategies import OVERHEAD_S
 from paceline.monitor.recording_tail import RecordingTail
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.recording.status import record_now
+from paceline.watch.examiner import Examine, Examiner, compare
 from paceline.watch.news import News, NewsKind
 from paceline.watch.plan import name_suspects, plan_of, read_steps
 from paceline.watch.rows import Rows
@@ -45,6 +46,7 @@ class Watch:
         overheads: strategy -> seconds that it costs once; None forbids it.
         steps: profiled steps that are asked for.
         validate: ask the job's validator (:mod:`paceline.hosts.periodic`) about the suspects.
+        examine: pauses the job and validates its ranks, where it has no validator.
         clock: seconds since the epoch.
     """
 
@@ -56,11 +58,13 @@ class Watch:
         overheads: Mapping[str, float | None] | None = None,
         steps: int = PROFILED_STEPS,
         validate: bool = True,
+        examine: Examine | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.folder, self.collectives = folder, tuple(collectives)
         self.overheads = {**OVERHEAD_S, **(overheads or {})}
         self._steps_wanted, self._may_validate, self._clock = steps, validate, clock
+        self._examiner = None if examine is None else Examiner(examine, clock)
         self._tail = RecordingTail(folder)
         self._session = ""
         self._rows: Rows | None = None
@@ -142,6 +146,10 @@ class Watch:
 
     def _follow(self, episode: _Episode) -> list[News]:
         """The next step on the way to a plan, as far as its inputs are there."""
+        if episode.is_to_pause and self._examiner is not None:
+            episode.is_to_pause = False
+            findings = self._examiner.examine(episode.suspected)
+            return [self._news(kind, text, fields) for kind, text, fields in findings]
         if episode.suspects is None:
             return self._name(episode)
         if episode.asked_validation_s is not None:
@@ -204,7 +212,7 @@ class Watch:
         episode.onset, episode.suspects = onset, onset.suspects or ()
         who = [suspect.to_mapping() for suspect in episode.suspects]
         news = [self._news("named", onset.who, {"who": who, **fields})]
-        ranks = sorted({rank for suspect in episode.suspects for rank in suspect.ranks})
+        ranks = sorted(episode.suspected)
         if ranks and self._may_validate:
             episode.asked_validation_s = self._clock()
             try:
@@ -214,6 +222,10 @@ class Watch:
                 return [*news, self._news("not-validated", str(error))]
             if episode.validation is None:
                 episode.asked_validation_s = None
+                if self._examiner is not None:
+                    episode.is_to_pause = True
+                    text = "asks all ranks to stop at one collective, to validate them"
+                    return [*news, self._news("pause-asked", text)]
                 text = "no validator runs in the job: confirm by paceline validate"
                 return [*news, self._news("not-validated", text)]
             text = "asked the job to validate its ranks between two steps"
@@ -228,16 +240,8 @@ class Watch:
             episode.asked_validation_s = None
             return [self._news("not-validated", f"no validation within {PATIENCE_S:.0f} s")]
         episode.asked_validation_s = None
-        slow = {int(row["rank"]) for row in verdict.get("slow_ranks", ())}
-        suspects = {rank for suspect in episode.suspects or () for rank in suspect.ranks}
-        both = sorted(slow & suspects)
-        if both:
-            text = f"validation confirms rank {', '.join(map(str, both))}"
-        elif slow:
-            text = f"validation finds rank {', '.join(map(str, sorted(slow)))} slow, not a suspect"
-        else:
-            text = "validation finds no slow rank: the cause may lie outside of GPUs and links"
-        return [self._news("validated", text, {"confirmed": both, "verdict": verdict})]
+        kind, text, fields = compare(verdict, episode.suspected)
+        return [self._news(kind, text, fields)]
 
     def _news(self, kind: NewsKind, text: str, fields: Mapping[str, Any] | None = None) -> News:
         after_s = None
@@ -257,6 +261,12 @@ class _Episode:
         self.suspects: tuple[Suspect, ...] | None = None
         self.asked_validation_s: float | None = None
         self.validation: int | None = None
+        self.is_to_pause = False
+
+    @property
+    def suspected(self) -> set[int]:
+        """The ranks that were named."""
+        return {rank for suspect in self.suspects or () for rank in suspect.ranks}
 
     def after_s(self, now_s: float) -> float:
         """Seconds since the first slow step began."""

@@ -17,6 +17,9 @@ NewsKind = Literal[
     "validation-asked",
     "validated",
     "not-validated",
+    "pause-asked",
+    "paused",
+    "not-paused",
     "plan",
 ]
 

@@ -34,7 +34,7 @@ from paceline.monitor.web.bodies import (
 )
 from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
-from paceline.monitor.web.pushed import batch_of, batches_of, job_of, trace_of
+from paceline.monitor.web.pushed import batch_of, batches_of, event_of, job_of, trace_of
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
 from paceline.monitor.web.security import Principal, require
 
@@ -113,6 +113,16 @@ class Api:
         job = await self._job(request, writes_to(request, principal))
         await run_in_threadpool(self.service.accept_level, job)
         return JSONResponse({"status": "accepted"})
+
+    async def tell(self, request: Request) -> Response:
+        """POST /api/v1/jobs/{name}/events."""
+        principal = require(request, "push")
+        event = await read_body(request, self._body_bytes, event_of)
+        job = await self._own_job(request, principal)
+        number = await run_in_threadpool(
+            self.service.tell_event, job, event.kind, event.step, event.at, event.text, event.ranks
+        )
+        return JSONResponse({"id": number})
 
     async def begin_upload(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/uploads."""
@@ -441,6 +451,7 @@ def routes(service: Service, api: Api) -> list[Route]:
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
         ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
+        ("POST", f"{v1}/jobs/{{name}}/events", api.tell),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
         ("POST", f"{v1}/steps", api.many_steps),

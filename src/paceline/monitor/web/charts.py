@@ -226,6 +226,10 @@ EVENT_KINDS: Mapping[str, str] = {
     "hang": "a step does not end",
     "silent": "a rank falls silent",
     "clock-jump": "a clock jumps",
+    "paused": "paused",
+    "not-paused": "could not be paused",
+    "validated": "validated",
+    "not-validated": "not validated",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
 _Degrees = Annotated[dict[_Text, _Text | int], Meta(max_length=_MOST_KEYS)]
+_Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
 _Step = Annotated[int, Meta(ge=0, le=_MOST_STEP)]
 _Pairs = Annotated[list[tuple[_Step, _Finite]], Meta(max_length=_MOST_PAIRS)]
 _Workload = Annotated[dict[_Text, _Pairs], Meta(max_length=len(WORKLOAD_COLUMNS))]
@@ -83,6 +84,22 @@ class _NewBatches(msgspec.Struct, frozen=True):
     """Body of ``POST /api/v1/steps``."""
 
     batches: Annotated[list[_JobBatch], Meta(min_length=1, max_length=MOST_BATCHES)]
+
+
+class ToldEvent(msgspec.Struct, frozen=True):
+    """Body of ``POST .../events``: of a pause that ``paceline watch`` asked for."""
+
+    kind: Literal["paused", "not-paused", "validated", "not-validated"]
+    step: _Step
+    at: Annotated[float, Meta(ge=0, le=_MOST_S * 100)]
+    text: Annotated[str, Meta(min_length=1, max_length=1000)]
+    ranks: Annotated[list[_Rank], Meta(max_length=_MOST_RANKS)] = []
+
+
+def event_of(body: Body) -> ToldEvent:
+    """Body of ``POST .../events``."""
+    event: ToldEvent = body.decode(ToldEvent)
+    return event
 
 
 def job_of(body: Body) -> NewJob:

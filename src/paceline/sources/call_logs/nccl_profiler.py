@@ -59,6 +59,7 @@ class Process:
         records: [record] of its files, in the order in which they were written.
         communicators: number -> (id, its rank, ranks).
         recorded, dropped: records as the plugin counted them; 0 where it was killed before.
+        left_out: records that were not made while recording was switched off.
         damaged: places in the files that could not be read.
     """
 
@@ -67,6 +68,7 @@ class Process:
     communicators: Mapping[int, tuple[int, int, int]]
     recorded: int
     dropped: int
+    left_out: int
     damaged: int
 
 
@@ -107,8 +109,8 @@ def _process(files: Sequence[BlockFile]) -> Process:
     of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
     records = _table(of_type.get(_RECORDS, []), _RECORD)
     named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
-    counts = [np.frombuffer(data[:16], "<u8") for data in of_type.get(_COUNTS, [])]
-    total = np.max(counts, axis=0) if counts else np.zeros(2)
+    counts = [np.frombuffer(data[:24].ljust(24, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
+    total = np.max(counts, axis=0) if counts else np.zeros(3)
     return Process(
         meta=files[0].meta,
         records=records,
@@ -118,6 +120,7 @@ def _process(files: Sequence[BlockFile]) -> Process:
         },
         recorded=int(total[0]),
         dropped=int(total[1]),
+        left_out=int(total[2]),
         damaged=sum(file.damaged + bool(file.torn_bytes) for file in files),
     )
 
@@ -136,12 +139,8 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     Raises:
         TraceError: damaged, or no calls.
     """
-    processes = [process for process in read_processes(paths) if process.communicators]
-    if not processes:
-        raise TraceError(f"{paths[0]} and the files beside it have no communicator; did NCCL run?")
-    _refuse_several_ranks(processes)
-    of_rank, notes = _by_rank(processes)
-    calls = {rank: _calls(process) for rank, process in of_rank.items()}
+    of_rank, notes = read_ranks(paths)
+    calls = {rank: calls_of(process) for rank, process in of_rank.items()}
     timed = any(row.on_device for rows in calls.values() for row in rows)
     n_without = sum(not row.on_device for rows in calls.values() for row in rows)
     if any(process.meta.get("abi") == 0 for process in of_rank.values()):
@@ -153,6 +152,9 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     dropped = sum(process.dropped for process in of_rank.values())
     if dropped:
         notes.append(f"{dropped:,} records were dropped as a buffer was full; calls may be missing")
+    left_out = sum(process.left_out for process in of_rank.values())
+    if left_out:
+        notes.append(f"{left_out:,} records were not made while recording was switched off")
     damaged = sum(process.damaged for process in of_rank.values())
     if damaged:
         notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
@@ -160,6 +162,19 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
         rank: [row for row in rows if row.on_device or not timed] for rank, rows in calls.items()
     }
     return _log(wanted, timed), tuple(notes)
+
+
+def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
+    """The latest process of each rank, and notes.
+
+    Raises:
+        TraceError: damaged, no communicator, or several ranks in one process.
+    """
+    processes = [process for process in read_processes(paths) if process.communicators]
+    if not processes:
+        raise TraceError(f"{paths[0]} and the files beside it have no communicator; did NCCL run?")
+    _refuse_several_ranks(processes)
+    return _by_rank(processes)
 
 
 def _refuse_several_ranks(processes: Sequence[Process]) -> None:
@@ -195,16 +210,37 @@ def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str
 
 
 @dataclass(frozen=True)
-class _Call:
+class PluginCall:
+    """One collective, send or recv of one process.
+
+    Attributes:
+        host_s: when the host queued it, seconds since 1970.
+        start_s: first channel's begin on the device, on the same clock; ``host_s`` without it.
+        duration_s: to the last channel's end; 0 where that is not known.
+        op: NCCL's name.
+        size: bytes.
+        communicator: identity; that of a send or recv is of the two.
+        members: ranks of that.
+        place: this process's rank in NCCL's communicator.
+        peer: of a send or recv, in NCCL's communicator; -1 otherwise.
+        seq: NCCL's number of a collective, by function; -1 of a send or recv.
+        on_device: whether the device's times are known.
+    """
+
+    host_s: float
     start_s: float
     duration_s: float
     op: str
     size: int
     communicator: str
+    members: int
+    place: int
+    peer: int
+    seq: int
     on_device: bool
 
 
-def _calls(process: Process) -> list[_Call]:
+def calls_of(process: Process) -> list[PluginCall]:
     """The calls of a process, in order of their begin."""
     spans = _device_spans(process.records)
     records = process.records
@@ -214,24 +250,31 @@ def _calls(process: Process) -> list[_Call]:
         entry = process.communicators.get(int(row["communicator"]))
         if entry is None:
             continue
-        begin_s, end_s = spans.get(int(row["handle"]), (int(row["time_ns"]) * 1e-9, -1.0))
+        host_s = int(row["time_ns"]) * 1e-9
+        begin_s, end_s = spans.get(int(row["handle"]), (host_s, -1.0))
+        peer = int(row["c"]) if row["type"] == _P2P else -1
         calls.append(
-            _Call(
+            PluginCall(
+                host_s=host_s,
                 start_s=begin_s,
                 duration_s=max(end_s - begin_s, 0.0),
                 op=row["func"].decode(errors="replace") or "unknown",
                 size=min(int(row["b"]), 2**58) * _BYTES.get(row["datatype"].decode("latin1"), 1),
-                communicator=_name(entry, int(row["c"]) if row["type"] == _P2P else None),
+                communicator=_name(entry, peer),
+                members=entry[2] if peer < 0 else 2,
+                place=entry[1],
+                peer=peer,
+                seq=int(row["a"]) if peer < 0 else -1,
                 on_device=int(row["handle"]) in spans,
             )
         )
     return sorted(calls, key=lambda call: call.start_s)
 
 
-def _name(entry: tuple[int, int, int], peer: int | None) -> str:
+def _name(entry: tuple[int, int, int], peer: int) -> str:
     """A communicator; the two ends of a send or recv are one of their own."""
     name, rank, _ = entry
-    if peer is None:
+    if peer < 0:
         return f"{name:#x}"
     low, high = sorted((rank, peer))
     return f"{name:#x}:{low}-{high}"
@@ -263,7 +306,7 @@ def _device_spans(records: npt.NDArray[np.void]) -> dict[int, tuple[float, float
     return spans
 
 
-def _log(calls: Mapping[int, Sequence[_Call]], timed: bool) -> CallLog:
+def _log(calls: Mapping[int, Sequence[PluginCall]], timed: bool) -> CallLog:
     rows = [(rank, call) for rank in sorted(calls) for call in calls[rank]]
     ops = {op: n for n, op in enumerate(dict.fromkeys(call.op for _, call in rows))}
     groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for _, c in rows))}

@@ -1,0 +1,137 @@
+"""``paceline nccl waits``: who waits for whom, and how fast the transfers go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from math import isnan
+from typing import TYPE_CHECKING
+
+from paceline.cli.trace_input import file_name
+
+if TYPE_CHECKING:
+    from paceline.detect.waits import WaitGraph
+    from paceline.sources.call_logs.proxy_links import Link
+    from paceline.sources.call_logs.timed_calls import TimedCalls
+
+EPILOG = """\
+examples:
+  paceline nccl waits runs/job-17
+  paceline nccl waits runs/job-17 --recording runs/job-17
+  paceline nccl waits runs/job-17 --profiles traces/rank-*.json.gz --json
+
+Alone, the plugin's times are each device's own: the member whose call takes least came last. A
+recording of the hooks or profiles of PyTorch's profiler, made at the same time by the same ranks,
+have begins and ends on one clock: the wait ends when the last member begins.
+"""
+
+_BASES = {
+    "exact": "begins and ends on one clock: a wait ends when the last member begins",
+    "device": "times of each rank's device: who waits least came last",
+    "host": "times of the hosts only: waits are bounds, and transfers are not known",
+}
+#: Rows of a table.
+_SHOWN = 10
+
+
+def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = actions.add_parser(
+        "waits",
+        help="who waits for whom in the collectives, and how fast the transfers go",
+        description="A graph of who waits for whom, from the calls that the plugin recorded.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=file_name, help="what PACELINE_RECORD names in the job"
+    )
+    more = parser.add_mutually_exclusive_group()
+    more.add_argument(
+        "--recording",
+        metavar="FOLDER",
+        type=file_name,
+        help="what the hooks recorded of the same run (docs/record.md)",
+    )
+    more.add_argument(
+        "--profiles",
+        metavar="FILE",
+        nargs="+",
+        type=file_name,
+        help="profiles of PyTorch's profiler, of the same run, a file per rank",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, match, print."""
+    from paceline.detect.waits import wait_graph
+    from paceline.sources.call_logs.proxy_links import links
+    from paceline.sources.call_logs.timed_calls import read_folder, timed_calls
+
+    processes, notes = read_folder(args.folder)
+    graph = wait_graph(_joined(args, timed_calls(processes, notes)))
+    of_proxies = links(processes)
+    if args.json:
+        found = graph.to_mapping() | {"links": [link.to_mapping() for link in of_proxies]}
+        print(json.dumps(found))
+        return 0
+    _print(graph, of_proxies)
+    for note in graph.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0
+
+
+def _joined(args: argparse.Namespace, calls: TimedCalls) -> TimedCalls:
+    from paceline.sources.call_logs.joining import with_profiles, with_recording
+
+    if args.recording is not None:
+        from paceline.sources import load
+        from paceline.sources.recording.files import read_files
+
+        return with_recording(calls, load(args.recording), read_files(args.recording))
+    if args.profiles is not None:
+        from paceline.sources.kineto.profile import read_profile
+
+        return with_profiles(calls, [read_profile(path) for path in args.profiles])
+    return calls
+
+
+def _print(graph: WaitGraph, of_proxies: tuple[Link, ...]) -> None:
+    print(
+        f"{graph.calls:,} calls of {len(graph.ranks):,} ranks within {graph.seconds:.3g} s; "
+        f"{_BASES[graph.basis]}"
+    )
+    print("\nwaits        for     seconds   share    calls")
+    for wait in graph.waits[:_SHOWN]:
+        share = wait.seconds / graph.seconds if graph.seconds else 0.0
+        print(
+            f"rank {wait.waits:<6} {wait.late:>6} {wait.seconds:>11.4g} {share:>7.1%} "
+            f"{wait.calls:>8,}"
+        )
+    if graph.transfers:
+        print("\ntransfers                 bytes    calls  median ms          bus  its like")
+    for row in graph.transfers[:_SHOWN]:
+        like = "" if isnan(row.ratio) else f"{row.ratio:.2f}x"
+        slow = "  slow" if row.is_slow else ""
+        ends = row.group.partition(":")[2]  # of a send, its two places in the communicator
+        ranks = f"{row.op} {ends or f'of {len(row.ranks)} ({row.ranks[0]}-{row.ranks[-1]})'}"
+        print(
+            f"{ranks:<20} {row.size:>10,} {row.calls:>8,} {row.transfer_s * 1e3:>10.4g} "
+            f"{_speed(row.bus_bytes_per_s):>12} {like:>9}{slow}"
+        )
+    if of_proxies:
+        print("\nlinks of proxies    told by   operations   at least  of the median")
+    for link in of_proxies[:_SHOWN]:
+        target = link.target if link.target >= 0 else "?"
+        source = link.source if link.source >= 0 else "?"
+        print(
+            f"rank {source} to {target:<9} {link.told_by:<8} {link.operations:>11,} "
+            f"{_speed(link.bytes_per_s):>12} {link.ratio:>13.2f}x"
+        )
+
+
+def _speed(bytes_per_s: float) -> str:
+    return "-" if isnan(bytes_per_s) else f"{bytes_per_s / 1e9:.3g} GB/s"

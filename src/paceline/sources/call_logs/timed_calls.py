@@ -1,0 +1,167 @@
+"""The plugin's calls of all ranks, and when each began and ended: as exactly as somebody knows.
+
+Alone the device's times count, each on its rank's clock. Profiles of PyTorch's profiler or a
+recording of the hooks know begins and ends that ranks share one clock for: they are matched with
+the plugin's calls, so that a wait (until the last member begins) and the transfer separate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import TraceError
+from paceline.sources.call_logs.nccl_profiler import (
+    SUFFIX,
+    PluginCall,
+    Process,
+    calls_of,
+    read_ranks,
+)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: How a call's times are known: begins and ends on one clock; on each rank's own device; only when
+#: each host queued it.
+Basis = Literal["exact", "device", "host"]
+
+#: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
+_FIRST_FILE: Final = 1
+#: A send's or recv's number in ``PluginCall.seq``.
+_NO_SEQ: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class TimedCalls:
+    """Calls of all ranks, by rank and begin.
+
+    Attributes:
+        rank: [call] global number.
+        group: [call] index into ``groups``; a send and its recv have one of two members.
+        op: [call] index into ``ops``.
+        flow: [call] 1 of a send, -1 of a recv, 0 of a collective.
+        number: [call] equal on all members of one call, among those of its group and op.
+        size: [call] bytes, as NCCL counts them (of one rank's part where ranks have parts).
+        host_s: [call] when the host queued it, seconds since 1970 on the rank's clock.
+        start_s, end_s: [call] as ``basis`` says; NaN where not known.
+        ops, groups: their names; recvs have the op of the sends that they meet.
+        members: [group] how many ranks it has.
+        basis: how the times are known.
+        notes: what was inferred or is missing.
+    """
+
+    rank: Ints
+    group: Ints
+    op: Ints
+    flow: Ints
+    number: Ints
+    size: Ints
+    host_s: Floats
+    start_s: Floats
+    end_s: Floats
+    ops: tuple[str, ...]
+    groups: tuple[str, ...]
+    members: Ints
+    basis: Basis
+    notes: tuple[str, ...]
+
+    def with_times(
+        self, start_s: Floats, end_s: Floats, *notes: str, basis: Basis = "exact"
+    ) -> TimedCalls:
+        """The same calls with other times."""
+        return replace(self, start_s=start_s, end_s=end_s, basis=basis, notes=(*self.notes, *notes))
+
+
+def read_folder(folder: Path) -> tuple[Mapping[int, Process], list[str]]:
+    """The plugin's processes that wrote into a folder, by rank, and notes.
+
+    Raises:
+        TraceError: nothing, or what :func:`read_ranks` raises.
+    """
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    if not paths:
+        raise TraceError(
+            f"{folder} has no files of Paceline's NCCL plugin (*{SUFFIX}); give the folder that "
+            "PACELINE_RECORD names"
+        )
+    return read_ranks(paths)
+
+
+def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> TimedCalls:
+    """The calls with what the plugin alone knows of their times.
+
+    Sends and recvs are numbered from the first: where a rank's first file is gone they are left
+    out, as nothing else says which belong together.
+
+    Raises:
+        TraceError: no calls.
+    """
+    more = list(notes)
+    whole = all(
+        one.meta.get("file") == _FIRST_FILE and not one.dropped and not one.left_out
+        for one in processes.values()
+    )
+    rows = [(rank, call) for rank in sorted(processes) for call in calls_of(processes[rank])]
+    if not whole and any(call.seq == _NO_SEQ for _, call in rows):
+        rows = [(rank, call) for rank, call in rows if call.seq != _NO_SEQ]
+        more.append("sends and recvs are left out: the files do not go back to the first")
+    if not rows:
+        raise TraceError("the plugin's files have no calls")
+    ops = {op: n for n, op in enumerate(dict.fromkeys(_op(call) for _, call in rows))}
+    groups = {name: n for n, name in enumerate(dict.fromkeys(_group(call) for _, call in rows))}
+    sizes = {_group(call): call.members for _, call in rows}
+    on_device = any(call.on_device for _, call in rows)
+    start_s = np.array([call.start_s if call.on_device else np.nan for _, call in rows])
+    return TimedCalls(
+        rank=np.array([rank for rank, _ in rows]),
+        group=np.array([groups[_group(call)] for _, call in rows]),
+        op=np.array([ops[_op(call)] for _, call in rows]),
+        flow=np.array([_flow(call) for _, call in rows]),
+        number=_numbers(rows),
+        size=np.array([call.size for _, call in rows]),
+        host_s=np.array([call.host_s for _, call in rows]),
+        start_s=start_s if on_device else np.array([call.host_s for _, call in rows]),
+        end_s=start_s + np.array([call.duration_s for _, call in rows]),
+        ops=tuple(ops),
+        groups=tuple(groups),
+        members=np.array([sizes[name] for name in groups]),
+        basis="device" if on_device else "host",
+        notes=tuple(more),
+    )
+
+
+def _flow(call: PluginCall) -> int:
+    if call.seq != _NO_SEQ:
+        return 0
+    return 1 if call.op.lower().startswith("send") else -1
+
+
+def _op(call: PluginCall) -> str:
+    return "Send" if call.seq == _NO_SEQ else call.op
+
+
+def _group(call: PluginCall) -> str:
+    """A communicator; of sends the two ends in their direction."""
+    if call.seq != _NO_SEQ:
+        return call.communicator
+    ends = (call.place, call.peer) if _flow(call) > 0 else (call.peer, call.place)
+    return f"{call.communicator.partition(':')[0]}:{ends[0]}>{ends[1]}"
+
+
+def _numbers(rows: Sequence[tuple[int, PluginCall]]) -> Ints:
+    counted: dict[tuple[int, str], int] = {}
+    numbers = []
+    for rank, call in rows:
+        if call.seq != _NO_SEQ:
+            numbers.append(call.seq)
+            continue
+        place = rank, _group(call)
+        numbers.append(counted.get(place, 0))
+        counted[place] = numbers[-1] + 1
+    return np.array(numbers)
