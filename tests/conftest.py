@@ -20,6 +20,8 @@ SERVICES = ("test_monitor_instances.py", "test_monitor_faults.py", "test_monitor
 LONGEST = (
     "test_docs_lessons.py",
     "test_record_hooks.py",
+    "test_monitor_faults.py",
+    "test_monitor_takeover.py",
     "test_monitor_durability.py",
     "test_browser_monitor.py",
     "test_demo_live.py",
