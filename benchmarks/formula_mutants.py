@@ -28,6 +28,11 @@ TESTS = (
     "activations",
     "network",
     "nccl",
+    "offload",
+    "shards",
+    "delta_net",
+    "sparse",
+    "hybrid",
 )
 
 #: Name -> file below ``src/paceline/model``, the text, what it becomes.
@@ -69,15 +74,19 @@ MUTANTS = {
     ),
     "embedding halved": (
         "operators.py",
-        '"embedding", 2 * size, 3 * size',
-        '"embedding", size, 1.5 * size',
+        '"embedding", 2 * size, 0.0 if plan.adapter_rank else 3 * size',
+        '"embedding", size, 0.0 if plan.adapter_rank else 1.5 * size',
     ),
     "rotary halved": (
         "operators.py",
         '"rotary", 2 * rotated, 2 * rotated',
         '"rotary", rotated, rotated',
     ),
-    "fp8 casts halved": ("operators.py", "6.0 * x, 6.0 * y", "3.0 * x, 3.0 * y"),
+    "fp8 casts halved": (
+        "operators.py",
+        "passes = 2 * self.element + 2 * input_bytes",
+        "passes = self.element + input_bytes",
+    ),
     "gradient accumulation free": ("operators.py", "2 * self.plan.grad_bytes * w", "0 * w"),
     "ring backward as forward": ("operators.py", "2 * travel", "travel"),
     "optimizer states halved": ("memory_rules.py", "BYTES = 12.0", "BYTES = 6.0"),
@@ -98,6 +107,88 @@ MUTANTS = {
     "1F1B holds one less": ("memory.py", "else p - stage", "else p - stage - 0.5"),
     "interleaved holds one round less": ("memory.py", "(v - 1) * p + 1", "(v - 2) * p + 1"),
     "no pipeline buffers": ("memory_peak.py", "held[0] -= 1", "held *= 0"),
+    "latent projection halved": (
+        "operators.py",
+        'self.linear("latent-down", local, moe.latent, llm.hidden)',
+        'self.linear("latent-down", local // 2, moe.latent, llm.hidden)',
+    ),
+    "permute in the wide width": (
+        "operators.py",
+        "elements = 2.0 * routed * width",
+        "elements = 2.0 * routed * llm.hidden",
+    ),
+    "no wait of experts' kernels": (
+        "costs.py",
+        "waits * self.efficiency.expert_kernel_s",
+        "0 * self.efficiency.expert_kernel_s",
+    ),
+    "fused casts halved": (
+        "operators.py",
+        "passes = self.element + 2 * self.plan.input_bytes",
+        "passes = (self.element + 2 * self.plan.input_bytes) / 2",
+    ),
+    "DeltaNet's backward as its forward": (
+        "delta_net.py",
+        "9 * by_key + 5 * by_value + 8 * state",
+        "3 * by_key + 2 * by_value + 3 * state",
+    ),
+    "DeltaNet moves fewer keys": ("delta_net.py", "9 * keys + 6 * values", "4 * keys + 6 * values"),
+    "DeltaNet's norm halved": (
+        "operators.py",
+        '"delta-norm", 3 * size, 5 * size',
+        '"delta-norm", 1.5 * size, 2.5 * size',
+    ),
+    "DeltaNet's convolution halved": (
+        "operators.py",
+        '"delta-conv", 2 * size, 5 * size',
+        '"delta-conv", size, 2.5 * size',
+    ),
+    "indexer's scores halved": ("operators.py", "2.0 * inner * seen", "1.0 * inner * seen"),
+    "indexer's top-k reads no scores": (
+        "operators.py",
+        "4 * seen + 4 * index.top_k",
+        "4 * index.top_k",
+    ),
+    "sparse backward with four products": (
+        "operators.py",
+        "(3 * key + 2 * latent.kv_rank)",
+        "(2 * key + 2 * latent.kv_rank)",
+    ),
+    "offload over half the link": ("costs.py", "HOST_SHARE = 0.82", "HOST_SHARE = 0.41"),
+    "offload waits a layer later": (
+        "costs.py",
+        "due = layer - (self.llm.layers - n)",
+        "due = layer - (self.llm.layers - n) - 1",
+    ),
+    "offload without a buffer": ("memory_peak.py", "OFFLOAD_BUFFERS = 1", "OFFLOAD_BUFFERS = 0"),
+    "HSDP's copies exchange all": ("costs.py", "size / group.size, others", "size, others"),
+    "HSDP's communicators forgotten": (
+        "memory_peak.py",
+        "groups += [plan.shards, plan.dp * plan.cp // plan.shards] if plan.shards else []",
+        "groups += []",
+    ),
+    "HSDP shards over all ranks": (
+        "memory.py",
+        "ranks = plan.shard_ranks",
+        "ranks = plan.dp * plan.cp",
+    ),
+    "NVFP4 as fp8": (
+        "efficiency.py",
+        "return self.gemm_fp8 * self.nvfp4",
+        "return self.gemm_fp8",
+    ),
+    "NVFP4 without scales": ("plan.py", '"nvfp4": 0.5 + 1 / 16', '"nvfp4": 0.5'),
+    "NVFP4 weights quantised for nothing": ("costs.py", "size += passes *", "size += 0 * passes *"),
+    "no data-parallel share exposed": (
+        "costs.py",
+        "self.efficiency.hidden_dp * total",
+        "1.0 * total",
+    ),
+    "TP overlap hides at few tokens": (
+        "costs.py",
+        "min(1.0, tokens / TP_OVERLAP_TOKENS)",
+        "1.0",
+    ),
 }  # fmt: skip
 
 

@@ -138,7 +138,9 @@ def _torchtitan(row, llm, plan):
 def _megatron(row, llm, plan):
     """Megatron-Core through Megatron-Bridge or NeMo."""
     fp8, blackwell = plan.precision == "fp8", row["gpu"] in BLACKWELL
-    rules = MemoryRules(selective="core")
+    rules = MemoryRules()
+    if plan.recompute == "selective":  # its default module
+        plan = dataclasses.replace(plan, recompute_modules=("core_attn",))
     if fp8:
         # Stored in fp8 alone, or in bf16 beside the fp8 copies; Hopper transposes, too.
         copies = 1 if blackwell else 2

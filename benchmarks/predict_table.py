@@ -16,7 +16,8 @@ from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.model.software import SOFTWARE, as_run_by
 from paceline.plan.predict import predict
 from paceline.plan.predict_runs import predict_runs
@@ -80,6 +81,39 @@ _OFFLOADED = {
     ("llama3.1-405b", "DGX-B300", "bf16"): 40,
 }
 
+_UP, _UP_MLP = ("mla_up_proj",), ("mla_up_proj", "mlp")
+#: Modules that recipes of latent attention recompute, by model and system; the second by precision
+#: where one differs (Megatron-Bridge 067f987, ``perf_recipes/deepseek`` and ``kimi``).
+_MODULES = {
+    ("deepseek-v3", "DGX-B200"): (
+        _UP,
+        {"MXFP8": _UP_MLP, "NVFP4": (*_UP, "layernorm", "moe_act")},
+    ),
+    ("deepseek-v3", "DGX-B300"): (_UP, {}),
+    ("deepseek-v3", "DGX-GB200"): (_UP, {"FP8": ("mlp",), "NVFP4": ("mlp",)}),
+    ("deepseek-v3", "DGX-GB300"): (_UP, {"BF16": ("moe_act",), "MXFP8": ()}),
+    ("deepseek-v3", "DGX-H100"): (_UP_MLP, {}),
+    ("kimi-k2", "DGX-B200"): (_UP, {}),
+    ("kimi-k2", "DGX-GB200"): (_UP, {}),
+    ("kimi-k2", "DGX-GB300"): (_UP, {}),
+    ("kimi-k2", "DGX-H100"): (_UP_MLP, {}),
+}
+#: The same of DeepSeek-V3 until 2025 (v0.2.0, ``scripts/performance/configs/deepseek``).
+_MODULES_2025 = {
+    "DGX-GB300": ("moe_act",),
+    "DGX-GB200": _UP,
+    "DGX-B200": _UP,
+    "DGX-H100": _UP_MLP,
+}
+
+
+def _modules(name, row):
+    """Modules that the recipe of a row recomputes; None where it is not known."""
+    if name == "deepseek-v3" and _release(row) < "26":
+        return _MODULES_2025.get(row["system"])
+    usual, others = _MODULES.get((name, row["system"]), (None, {}))
+    return others.get(row["precision"], usual)
+
 
 def published_job(row):
     """Model and plan of a row; what it does not say is Megatron-Bridge's usual choice.
@@ -87,8 +121,8 @@ def published_job(row):
     Recomputation is not published: the least with which the plan fits into memory. The recipes of
     2026 for mixtures of experts recompute nothing, or norms and activations only (Megatron-Bridge
     067f987, ``perf_recipes``; GLM-5 apart), which costs next to nothing. Its LoRA has rank 32
-    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic. Kimi K2's recipes
-    recompute the up-projections of its attention, on H100 dense MLPs, too: not counted.
+    (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic. Recipes of latent
+    attention name their modules.
     """
     name = llm_preset(row["model"]).name
     llm = llm_preset(_TRAINED_AS.get(name, name))
@@ -121,6 +155,10 @@ def published_job(row):
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")
+    modules = _modules(name.removesuffix("-mtp"), row)
+    if modules:
+        base = dataclasses.replace(base, recompute="selective", recompute_modules=modules)
+        return llm, base, cluster
     by_module = llm.moe is not None and release >= "26"
     settled = by_module or base.offload_layers > 0
     for recompute in RECOMPUTES[:1] if settled else RECOMPUTES:

@@ -363,6 +363,18 @@ def test_the_optimizer_moves_its_share(zero, dense_ranks, expert_ranks):
     assert costs.optimizer_s == pytest.approx(expected)
 
 
+def test_weights_of_nvfp4_are_quantised_once_a_step():
+    """Read twice in bf16, written and transposed in 9/16 byte: 5.125 bytes of each weight held."""
+    held = place_parameters(GPT, plan(dp=4))[0]
+    costs = model(cost=lambda op: op.bytes).costs(plan(dp=4, precision="nvfp4"))
+    assert costs.optimizer_s == pytest.approx(34 * held / 4 + 5.125 * held)
+
+
+def test_nvfp4_reaches_its_share_of_what_fp8_reaches():
+    shares = Efficiency(gemm=0.9, gemm_fp8=0.8, nvfp4=0.5)
+    assert [shares.gemm_share(p) for p in ("bf16", "fp8", "nvfp4")] == [0.9, 0.8, 0.4]
+
+
 def test_chunks_of_a_stage_are_updated_together():
     dense = place_parameters(GPT, plan(pp=2, vpp=2))[0]
     costs = model(cost=lambda op: op.bytes).costs(plan(pp=2, vpp=2, zero=0))

@@ -16,7 +16,8 @@ from paceline.model.job_yaml import load_job
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import stage_parameters
 from paceline.model.operators import Collective, layer_kind, layer_work
-from paceline.model.plan import Plan, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import problems
 from paceline.model.profiler import Shapes, necessary
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import torchtitan_config
@@ -135,6 +136,8 @@ def test_operators_by_hand():
     assert forward["delta-in"][4:7] == (tokens, 216, 64)
     assert forward["delta-out"][4:7] == (tokens, 64, 80)
     assert forward["delta-conv"].bytes == 2 * 2 * tokens * 128
+    # The rule's result and its gate are read, their product is written.
+    assert forward["delta-norm"].bytes == 3 * 2 * tokens * 80
     key, value, state = 2 * 4 * 64 * 12, 2 * 4 * 64 * 20, 2 * 4 * 12 * 20
     assert forward["delta-rule"].flops == tokens * (3 * key + 2 * value + 3 * state)
     again = tokens * (9 * key + 5 * value + 8 * state)

@@ -14,7 +14,8 @@ from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.memory import stage_parameters
 from paceline.model.operators import Collective, Operator, layer_kind, layer_work
-from paceline.model.plan import Plan, check, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check, problems
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import torchtitan_config
 from paceline.plan.predict import predict

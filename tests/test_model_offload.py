@@ -16,7 +16,8 @@ from paceline.model.costs import HOST_SHARE, CostModel
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import stage_memory
 from paceline.model.operators import layer_kind
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.plan.launch.files import launch_text
 from paceline.plan.predict import predict
 

@@ -8,7 +8,8 @@ from paceline.errors import PlanError
 from paceline.model.blocks import LatentAttention, MoE
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
-from paceline.model.plan import Plan, check, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check, problems
 
 GPT = LLM(name="gpt", layers=8, hidden=64, heads=8, vocab=100, seq_len=32)
 

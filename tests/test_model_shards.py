@@ -14,8 +14,14 @@ from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
 from paceline.model.llm import LLM
-from paceline.model.memory_peak import stage_memory
-from paceline.model.plan import Plan, check
+from paceline.model.memory_peak import (
+    CONTEXT_BYTES,
+    NCCL_BYTES,
+    framework_bytes,
+    stage_memory,
+)
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 
 GPT = LLM(name="gpt", layers=4, hidden=16, heads=4, vocab=128, seq_len=8, tied=False)
 PLAN = Plan(dp=32, global_batch=32, zero=3, shards=8, overlap_dp=False)
@@ -92,3 +98,11 @@ def test_each_copy_takes_the_memory_of_its_shards():
 def test_what_cannot_be_is_refused(fields, reason):
     with pytest.raises(PlanError, match=reason):
         check(replace(PLAN, **fields), GPT)
+
+
+def test_shards_and_copies_have_a_communicator_each():
+    """All GPUs and the data-parallel ranks; with HSDP the shards of a copy and the copies, too."""
+    plain = Plan(dp=8, zero=3, global_batch=8)
+    more = framework_bytes(GPT, replace(plain, shards=4)) - framework_bytes(GPT, plain)
+    assert framework_bytes(GPT, plain) == CONTEXT_BYTES + 2 * NCCL_BYTES
+    assert more == 2 * NCCL_BYTES

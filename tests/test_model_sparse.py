@@ -15,7 +15,8 @@ from paceline.model.job_yaml import load_job
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import stage_parameters
 from paceline.model.operators import Collective, layer_kind, layer_work
-from paceline.model.plan import Plan, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import problems
 from paceline.model.profiler import Shapes, necessary
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import torchtitan_config

@@ -299,6 +299,20 @@ def test_a_search_for_each_framework_ends_in_a_file(framework, gpus):
     assert text == launch_text(framework, LLAMA, result.plan(0))
 
 
+@pytest.mark.parametrize("framework", ["megatron", "nemo", "torchtitan", "accelerate"])
+def test_launches_have_the_segments_that_fits_takes_for_granted(framework):
+    text = launch_text(framework, LLAMA, Plan(dp=8, global_batch=8, zero=3))
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+
+
+def test_modules_that_are_recomputed_are_written():
+    """Megatron-LM d98e8a6, ``transformer_config.py``."""
+    plan = Plan(global_batch=1, recompute="selective", recompute_modules=("mla_up_proj", "mlp"))
+    command = megatron_command(llm_preset("kimi-k2"), plan, 8)
+    assert "--recompute-granularity selective" in command
+    assert "--recompute-modules mla_up_proj mlp" in command
+
+
 def test_latent_attention_and_its_mixture_are_written():
     """The values of Megatron-LM's own file for Kimi K2.
 

@@ -15,7 +15,8 @@ from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
 from paceline.model.memory_rules import MemoryRules
-from paceline.model.plan import Plan, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import problems
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import causal_share
 from paceline.plan.explain import explain_plans

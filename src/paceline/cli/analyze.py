@@ -181,7 +181,7 @@ def _expected_job(args: argparse.Namespace) -> tuple[LLM, Plan, Cluster] | None:
         return None
     from paceline.errors import PlanError
     from paceline.model.job_yaml import load_job
-    from paceline.model.plan import check
+    from paceline.model.plan_check import check
 
     job = load_job(args.expect)
     if job.plan is None:

@@ -111,36 +111,19 @@ def _calibrated(
 ) -> dict[str, Any]:
     """Fit one cluster, write its file, print it; what ``--json`` tells of it."""
     from paceline.model.cluster_yaml import save_cluster
-    from paceline.plan.calibrate import MIN_RUNS, calibrate, cross_validate, folds
-    from paceline.plan.predict import predict
-    from paceline.plan.ranking import rank
-    from paceline.plan.runs import error_table
+    from paceline.plan.fit_quality import fit_quality
 
-    jobs = [(run.llm, run.plan) for run in runs]
-    measured = [float(run.measured_s or 0.0) for run in runs]
-    with ProgressBar("fitting") as progress:
-        fit = calibrate(jobs, measured, cluster, progress=progress)
-    left_out = None
-    if args.folds and len(runs) - -(-len(runs) // args.folds) >= MIN_RUNS:
-        with ProgressBar("leaving out runs in turn") as progress:
-            parts = folds(len(runs), args.folds)
-            left_out = cross_validate(jobs, measured, cluster, parts, progress=progress)
-    before = [predict(llm, plan, cluster).step_time_s for llm, plan in jobs]
-    ranked: dict[str, Any] = {"before": before, "fitted": fit.predicted_s, "left_out": left_out}
-    rankings = {
-        name: rank(jobs, measured, list(seconds)) if seconds is not None else None
-        for name, seconds in ranked.items()
-    }
-    save_cluster(fit.cluster, output, force=args.force)
-    calibration = fit.calibration
+    quality = fit_quality(runs, cluster, args.folds, ProgressBar)
+    save_cluster(quality.fit.cluster, output, force=args.force)
+    calibration = quality.fit.calibration
     about: dict[str, Any] = {
         "cluster": cluster.name,
         "runs": len(runs),
-        "error": error_table(measured, fit.predicted_s),
-        "error_left_out": None if left_out is None else error_table(measured, left_out),
-        "ranking": {name: found and found._asdict() for name, found in rankings.items()},
+        "error": quality.error,
+        "error_left_out": quality.error_left_out,
+        "ranking": {name: found and found._asdict() for name, found in quality.rankings.items()},
         "constants": {
-            name: getattr(fit.cluster.efficiency, name) for name in calibration.constants
+            name: getattr(quality.fit.cluster.efficiency, name) for name in calibration.constants
         },
         "relative_standard_error": dict(calibration.constants),
         "not_determined": list(calibration.fixed),
@@ -148,13 +131,14 @@ def _calibrated(
     }
     if not args.json:
         _show(about, cluster.efficiency)
-    _warn_of_ranking(rankings["before"], rankings["left_out"], output)
+    if quality.orders_worse:
+        _warn_of_ranking(quality.rankings["before"], quality.rankings["left_out"], output)
     return about
 
 
 def _warn_of_ranking(before: Ranking | None, after: Ranking | None, output: Path) -> None:
-    """Say so where plans that the fit has not seen are ordered worse than by the preset."""
-    if before is None or after is None or after.right >= before.right:
+    """Say that plans which the fit has not seen are ordered worse than by the preset."""
+    if before is None or after is None:
         return
     print(
         f"warning: {output} orders {after.right} of {after.pairs} pairs of plans that were left "

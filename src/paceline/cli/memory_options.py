@@ -21,6 +21,12 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         help="share of the GPUs' memory that stays free, for fragmentation (default 8%%)",
     )
     memory.add_argument(
+        "--fixed-segments",
+        action="store_true",
+        help="the job runs without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation "
+        "takes 26.5%% of the memory",
+    )
+    memory.add_argument(
         "--loss",
         choices=LOSSES,
         help="how cross entropy is computed (default: in-place, as Megatron-Core; unfused, as "
@@ -34,7 +40,8 @@ def memory_rules(args: argparse.Namespace, framework: str | None = None) -> Memo
 
     reserve = RESERVE if args.reserve is None else args.reserve
     loss: Loss | None = args.loss or ("fused" if framework == "torchtitan" else None)
-    return MemoryRules(loss=loss, reserve=reserve)
+    expandable = not args.fixed_segments
+    return MemoryRules(loss=loss, reserve=reserve, expandable_segments=expandable)
 
 
 def _share(text: str) -> float:

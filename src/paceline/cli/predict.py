@@ -52,7 +52,7 @@ SWITCHES = (
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
 _OTHERS = (
-    *("recompute", "precision", "schedule", "overlap_factor"),
+    *("recompute", "recompute_modules", "precision", "schedule", "overlap_factor"),
     *("adapter_rank", "offload_layers", "shards"),
 )
 _WORST = 5
@@ -88,6 +88,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, text in DEGREES:
         plan.add_argument(option, metavar="N", type=int, help=text)
     plan.add_argument("--recompute", choices=("none", "selective", "full"))
+    plan.add_argument(
+        "--recompute-modules",
+        metavar="NAME,...",
+        type=_words,
+        help="with --recompute selective: core_attn, layernorm, moe_act, mla_up_proj, mlp, moe, "
+        "shared_experts (default: norms and activations)",
+    )
     plan.add_argument(
         "--precision",
         choices=("fp32", "tf32", "fp16", "bf16", "amp", "fp8", "nvfp4"),
@@ -387,6 +394,10 @@ def _rejected(errors: Mapping[int, str]) -> list[str]:
     if len(often) > _WORST:
         lines.append(f"  and {len(often) - _WORST} more reasons; --json has all")
     return [head, *lines]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
 
 
 def _layers(text: str) -> tuple[int, ...]:

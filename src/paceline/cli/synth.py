@@ -179,7 +179,7 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
     from paceline.files import check_not_input
     from paceline.model.costs import plan_costs
     from paceline.model.job_yaml import load_job
-    from paceline.model.plan import check
+    from paceline.model.plan_check import check
     from paceline.synth.from_plan import plan_spec, synthesize_plan
 
     check_not_input([args.output], [args.from_plan])

@@ -70,6 +70,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--no-validation", action="store_true", help="do not ask the job's validator"
     )
     parser.add_argument(
+        "--no-stacks",
+        action="store_true",
+        help="of a hang, do not look where the job's processes on this host stand (py-spy)",
+    )
+    parser.add_argument(
         "--pause",
         action="store_true",
         help="after an onset stop all ranks at one collective, by the NCCL plugin, and validate "
@@ -123,7 +128,9 @@ def run(args: argparse.Namespace) -> int:
     examine = _examine(args) if args.pause else None
     watch: Watch | CallsWatch
     if has_calls(args.folder) and not any(args.folder.glob("rank-*")):
-        watch = CallsWatch(args.folder, overheads=overheads, examine=examine)
+        watch = CallsWatch(
+            args.folder, overheads=overheads, examine=examine, stacks=not args.no_stacks
+        )
     else:
         watch = Watch(
             args.folder,
@@ -132,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             validate=not args.no_validation,
             examine=examine,
+            stacks=not args.no_stacks,
         )
     tell = _teller(args)
     if not args.json:

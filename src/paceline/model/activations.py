@@ -57,6 +57,8 @@ def layer_activations(
         full, cheap = _whole_layer(llm, kind, s, plan, rules)
     if plan.recompute == "full":
         return s.wide / s.split, full
+    if plan.recompute_modules:
+        return _without_modules(llm, kind, s, plan, rules, full)
     if plan.recompute == "selective":
         if rules.selective_of(plan) == "per-op" and plan.flash and kind.blocks == "*-":
             kept = _per_op(llm, s, plan)
@@ -64,6 +66,46 @@ def layer_activations(
         recomputed = cheap if plan.flash else ("*" in kind.blocks) * _scores(llm, s, plan)
         return full - recomputed, recomputed
     return full, 0.0
+
+
+def _without_modules(
+    llm: LLM, kind: LayerKind, s: _Sizes, plan: Plan, rules: MemoryRules, full: float
+) -> tuple[float, float]:
+    """(kept, of the layer made again) where the plan names the modules that are recomputed.
+
+    All of one layer's is counted as made again at once, at the layer's backward.
+    """
+    modules = frozenset(plan.recompute_modules)
+    again = 0.0
+    if "layernorm" in modules:
+        again += len(kind.blocks) * s.input / s.split
+    if "*" in kind.blocks:
+        if "core_attn" in modules:
+            again += _core(llm, s, plan)
+        if "mla_up_proj" in modules:
+            again += s.queries + s.keys + s.values
+    if "-" in kind.blocks and "mlp" in modules:
+        again += _dense(llm, s, plan, rules)[0]
+    if kind.moe and llm.moe is not None:
+        mlp, _ = _mixture(llm, s, plan)
+        shared, given_shared = _experts_between(llm, s, s.tokens * llm.moe.shared_ffn / plan.tp)
+        if "moe" in modules:
+            again += mlp
+        else:
+            again += shared if "shared_experts" in modules else 0.0
+            if "moe_act" in modules:
+                again += _mixture(llm, s, plan)[1] - given_shared
+    return full - again, again
+
+
+def _core(llm: LLM, s: _Sizes, plan: Plan) -> float:
+    """Bytes that a checkpoint of attention's core does not keep: scores, or statistics.
+
+    Only the products' inputs stay: the output where it is stored once more in fp8 goes.
+    """
+    if not plan.flash:
+        return _scores(llm, s, plan)
+    return s.statistics + (s.out if s.fp8 else 0.0)
 
 
 def _whole_layer(
@@ -86,10 +128,6 @@ def _whole_layer(
     if "G" in kind.blocks and llm.delta is not None:
         full += _delta_net(llm.delta, s, plan)
     full += mlp
-    if rules.selective_of(plan) == "core" and plan.flash:
-        # Only the products' inputs stay: the output where it is stored once more in fp8 goes.
-        core = s.statistics + (s.out if s.fp8 else 0.0)
-        return full, core if "*" in kind.blocks else 0.0
     return full, act + blocks * s.input / s.split  # what the norms and the activation give
 
 
@@ -168,17 +206,22 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
     moe = llm.moe
     if moe is None:  # pragma: no cover (a layer kind with experts has them)
         raise AssertionError
-    up = 2 if llm.gated else 1
     result = s.share if s.fp8 else 1.0  # of the activation, as an input of a product
     routed = s.tokens / plan.tp * moe.top_k * min(1.0, moe.capacity or 1.0)
-    given = s.element * result * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
-    into = s.element * up * (routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp)
+    inner = routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp
+    within, given = _experts_between(llm, s, inner)
     # Tokens in the experts' order (an input of products), and what the experts give.
     tokens = s.element * routed * moe.width(llm.hidden) * (result + 1.0)
     # The dispatched tokens, and the experts' sum as an input of the projection out of the latent.
     tokens += s.element * s.tokens / plan.tp * moe.latent * (1.0 + result)
     router = 4 * s.tokens / plan.tp * moe.experts
-    return tokens + into + given + router, given
+    return tokens + within + router, given
+
+
+def _experts_between(llm: LLM, s: _Sizes, inner: float) -> tuple[float, float]:
+    """(input and result of the activation of ``inner`` elements, of these the result)."""
+    given = s.element * (s.share if s.fp8 else 1.0) * inner
+    return s.element * (2 if llm.gated else 1) * inner + given, given
 
 
 def _per_op(llm: LLM, s: _Sizes, plan: Plan) -> float:

@@ -526,6 +526,7 @@ def _layer_key(plan: Plan) -> tuple[object, ...]:
         plan.ep,
         plan.micro_batch,
         plan.recompute,
+        plan.recompute_modules,
         plan.sequence_parallel,
         plan.precision,
         plan.flash,

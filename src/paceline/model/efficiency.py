@@ -23,6 +23,12 @@ EXPERT_KERNEL_S = 20e-6
 #: and published rows, either source weighing as one (``benchmarks/fit_nvfp4.py``).
 NVFP4_OVER_FP8 = 0.74
 
+#: ``partial`` where four adapters serve eight GPUs. Each group of a collective that has two or four
+#: GPUs of a node opens a ring through adapters near these, and several groups do so at once, on the
+#: same ones. Fitted to the shared A100 runs (``benchmarks/fit_partial.py``). No other cluster has
+#: runs that show it.
+PARTIAL_4NIC = 0.27
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -57,7 +63,7 @@ class Efficiency:
             nccl-tests over HDR: about 85%).
         partial: share of its part of the network that a collective reaches whose ranks are some,
             but not one and not all, of a node's GPUs: several such groups tend to meet on the
-            same adapters. No source gives it: 1, unless fitted.
+            same adapters. No source gives it: 1, unless fitted (``PARTIAL_4NIC``).
         overlap: how much slower compute runs while a collective runs beside it (share of the
             collective's time that comes back; Agrawal et al. 2024 and others report 10-30%).
         hidden_dp: share of overlapped data-parallel traffic that hides behind compute; the rest
@@ -172,6 +178,7 @@ _MI325X = replace(_CDNA3, **_matmul(0.60, 0.60 * _AMD_FP8))
 _CDNA4 = replace(_CDNA3, **_matmul(0.622, 0.622 * _AMD_FP8))
 
 EFFICIENCIES = {
+    "a100-80g-4nic": Efficiency(partial=PARTIAL_4NIC),
     "v100-16g": _VOLTA,
     "v100-32g": _VOLTA,
     "h100": _HOPPER,

@@ -15,7 +15,7 @@ from paceline.errors import ModelError
 from paceline.model.plan import Plan
 
 Loss = Literal["unfused", "in-place", "fused", "chunked"]
-Selective = Literal["norms", "core", "per-op"]
+Selective = Literal["norms", "per-op"]
 
 #: Loss -> bytes a logit held until the backward, and at the peak of the loss.
 #: Unfused (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the
@@ -38,6 +38,16 @@ FRAGMENTATION = 1.17
 #: not modelled.
 RESERVE = 0.08
 
+#: The same where PyTorch's allocator has no expandable segments: a free piece of one segment cannot
+#: join that of another, so memory runs out while much of it is free. One measured job (Llama 3 70B,
+#: tp 4, pp 4, vpp 5, H100 of 80 GB; ``memory_peaks.csv``, mb-70b-0) did so at a peak of 58.8 GB.
+#: Megatron-Bridge calls it "segmentation penalties" (067f987, ``docs/performance-guide.md``).
+FIXED_SEGMENTS_RESERVE = 1 - 58.8 / 80
+
+#: Launch files set this variable; the README of Megatron-Core's ``transformer/moe``
+#: sets it, too.
+EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
@@ -50,11 +60,12 @@ class MemoryRules:
             held (fp8 parameter gather on Blackwell; Hopper holds its transpose, too).
         optimizer_bytes: bytes of Adam's states; 8 with moments in bf16.
         selective: what ``recompute: selective`` recomputes: "norms" (norms and activations),
-            "core" (Megatron-Core's default module ``core_attn``), "per-op" (torchtitan: all but
-            every second product and fused attention).
+            "per-op" (torchtitan: all but every second product and fused attention).
         fp8_activation: the gated activation's input is stored in fp8
             (``activation_func_fp8_input_store``).
-        reserve: share of a GPU's memory that is left free.
+        reserve: share of a GPU's memory that is left free; 0.265 at least where
+            ``expandable_segments`` is False.
+        expandable_segments: the job sets :data:`EXPANDABLE_SEGMENTS`.
 
     Raises:
         ModelError: a value is out of range.
@@ -66,6 +77,7 @@ class MemoryRules:
     selective: Selective | None = None
     fp8_activation: bool = False
     reserve: float = RESERVE
+    expandable_segments: bool = True
 
     def __post_init__(self) -> None:
         for name, words in (("loss", get_args(Loss)), ("selective", get_args(Selective))):
@@ -77,6 +89,8 @@ class MemoryRules:
                 f"reserve is a share of the memory from 0 to below 1, not {self.reserve:g}",
                 fields=("reserve",),
             )
+        if not self.expandable_segments:
+            object.__setattr__(self, "reserve", max(self.reserve, FIXED_SEGMENTS_RESERVE))
 
     def loss_of(self, plan: Plan) -> tuple[float, float]:
         """Bytes a logit held until the backward, and at the peak of the loss."""

@@ -23,6 +23,7 @@ from paceline.model.operator_types import (
     mtp_kinds,
 )
 from paceline.model.plan import Plan
+from paceline.model.recompute import repeat
 
 __all__ = [
     "Collective",
@@ -39,8 +40,6 @@ __all__ = [
     "mtp_kinds",
     "mtp_work",
 ]
-
-_NORMS_AND_ACTIVATIONS = ("norm-", "mlp-activation", "expert-activation", "shared-activation")
 
 
 def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
@@ -66,13 +65,7 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
             maker.norm(f"norm-{name}-behind")
         maker.residual(f"residual-{name}")
     work = maker.work
-    if plan.recompute == "full":
-        work.recompute.extend(work.forward)
-    elif plan.recompute == "selective":
-        # Korthikanti et al.: the core of attention. Fused attention repeats it anyway; then the
-        # norms and activations (Megatron-Core's recompute-modules layernorm, moe_act).
-        repeated = _NORMS_AND_ACTIVATIONS if plan.flash else ("core-",)
-        work.recompute.extend(w for w in work.forward if w.name.startswith(repeated))
+    repeat(work, plan)
     return work
 
 

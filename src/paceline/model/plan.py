@@ -14,6 +14,12 @@ from paceline.model.llm import LLM
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
+#: Megatron-Core's names (d98e8a6, ``transformer_config.py``) of what selective recomputation may
+#: repeat; those of DeltaNets and hyper-connections are not modelled.
+RECOMPUTE_MODULES = (
+    *("core_attn", "layernorm", "moe_act", "mla_up_proj"),
+    *("mlp", "moe", "shared_experts"),
+)
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "nvfp4"]
 
 #: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
@@ -31,10 +37,6 @@ _WORDS = (
     ("recompute", get_args(Recompute)),
     ("precision", get_args(Precision)),
 )
-# FP8 matrix products need both inner dimensions in multiples of 16 (cuBLAS, "FP8 tensor core
-# usage"; Transformer Engine refuses others); NVFP4 scales blocks of 16.
-_LOW_MULTIPLE = 16
-
 #: Bytes of an element of a product's input in the precisions that are quantised before it. NVFP4
 #: has half a byte and an fp8 scale a block of 16 (NVIDIA, "Pretraining LLMs with NVFP4", 2025, 2).
 _QUANTISED_BYTES = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
@@ -63,6 +65,8 @@ class Plan:
             model, microbatches in both directions; vpp stays 1).
         recompute: activations computed again in the backward: "none", "selective" (the attention's
             scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
+        recompute_modules: with "selective", what exactly: some of :data:`RECOMPUTE_MODULES`, which
+            ``recompute`` has one by one; () = what ``recompute`` says.
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
             states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2;
             under a pipeline it gathers parameters and reduces gradients once a step).
@@ -89,7 +93,7 @@ class Plan:
             backward (Megatron-Core d98e8a6, ``cpu_offloading_num_layers``).
 
     Raises:
-        PlanError: a value is out of its range whatever the model; ``check`` says what the model
+        PlanError: a value is out of its range whatever the model; ``plan_check`` says what a model
             forbids.
     """
 
@@ -103,6 +107,7 @@ class Plan:
     global_batch: int
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
+    recompute_modules: tuple[str, ...] = ()
     zero: int = 1
     shards: int = 0
     sequence_parallel: bool = False
@@ -176,6 +181,7 @@ class Plan:
                 "adapters over frozen weights are modelled with zero 0 and 1",
                 fields=("adapter_rank", "zero"),
             )
+        self._check_modules()
         self._check_overlap_factor()
         self._settle_schedule()
         self._check_layers()
@@ -215,6 +221,23 @@ class Plan:
                 "forward with a backward",
                 fields=("overlap_factor", "schedule"),
             )
+
+    def _check_modules(self) -> None:
+        modules = self.recompute_modules
+        if not isinstance(modules, list | tuple):
+            text = reprlib.repr(modules)
+            raise PlanError(
+                f"the plan's recompute_modules must be a list of names, not {text}",
+                fields=("recompute_modules",),
+            )
+        for name in modules:
+            _check_word("recompute_modules", name, RECOMPUTE_MODULES)
+        if modules and self.recompute != "selective":
+            raise PlanError(
+                f"recompute_modules need recompute selective, not {self.recompute}",
+                fields=("recompute", "recompute_modules"),
+            )
+        object.__setattr__(self, "recompute_modules", tuple(modules))
 
     def _settle_schedule(self) -> None:
         if self.schedule in SPLIT_SCHEDULES:
@@ -312,7 +335,7 @@ class Plan:
         Raises:
             PlanError: the layers do not divide evenly, or ``layers_per_stage`` has another sum.
         """
-        reason = _layer_problem(self, llm)
+        reason = layer_problem(self, llm)
         if reason:
             raise PlanError(f"{llm.name} with {self.describe()}: {reason}")
         counts = self.layers_per_stage or (llm.layers // self.chunks,) * self.chunks
@@ -326,7 +349,8 @@ class Plan:
         words.append(f"mb{self.micro_batch}")
         words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
         words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
-        words += [self.recompute] if self.recompute != "none" else []
+        if self.recompute != "none":
+            words.append("+".join(self.recompute_modules) or self.recompute)
         words += [f"offload{self.offload_layers}"] if self.offload_layers else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
         words += [f"shards{self.shards}"] if self.shards else []
@@ -336,174 +360,8 @@ class Plan:
         return " ".join(words)
 
 
-def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]:
-    """Every reason for which ``plan`` cannot train ``llm``; empty where it can.
-
-    Memory is not looked at. The rules are those of Megatron-LM (Megatron-Core) and, where named,
-    of DeepSpeed.
-
-    Args:
-        plan: the plan.
-        llm: the model.
-        cluster_gpus: GPUs that the plan must use up exactly; None = any number.
-    """
-    reasons = []
-    if cluster_gpus is not None and plan.gpus != cluster_gpus:
-        product = f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp {plan.cp} = {plan.gpus}"
-        reasons.append(f"{product} GPUs, not {cluster_gpus}")
-    reasons += _tensor_problems(plan, llm)
-    reasons += _sequence_problems(plan, llm)
-    reasons += _pipeline_problems(plan, llm)
-    reasons += _expert_problems(plan, llm)
-    reasons += _offload_problems(plan, llm)
-    reasons += _shard_problems(plan, llm)
-    if plan.adapter_rank and llm.latent is not None:
-        reasons.append("adapters on multi-head latent attention are not modelled")
-    if plan.adapter_rank and llm.pattern:
-        reasons.append("adapters on hybrid models are not modelled")
-    if plan.adapter_rank and llm.delta is not None:
-        reasons.append("adapters on linear attention are not modelled")
-    return reasons
-
-
-def check(plan: Plan, llm: LLM, gpus: int | None = None) -> None:
-    """Raise with every reason for which ``plan`` cannot train ``llm`` on ``gpus`` GPUs.
-
-    Raises:
-        PlanError: there is one reason or more; all are named.
-    """
-    reasons = problems(plan, llm, gpus)
-    if reasons:
-        raise PlanError(f"{llm.name} cannot use {plan.describe()}: {'; '.join(reasons)}")
-
-
-def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
-    tp = plan.tp
-    reasons = []
-    widths = [("heads", llm.heads), ("hidden", llm.hidden)]
-    if llm.block_counts["-"]:
-        widths.append(("ffn", llm.ffn))
-    if llm.moe is not None and llm.moe.shared_ffn:
-        widths.append(("shared_ffn", llm.moe.shared_ffn))
-    if llm.mamba is not None:
-        widths.append(("mamba groups", llm.mamba.groups))
-    if llm.delta is not None:
-        widths.append(("delta key_heads", llm.delta.key_heads))
-    reasons += [f"{name} {n} not divisible by tp {tp}" for name, n in widths if n % tp]
-    # Megatron-Core replicates key and value heads where there are fewer of them than ranks.
-    if llm.latent is None and llm.kv_heads % tp and tp % llm.kv_heads:
-        reasons.append(f"kv_heads {llm.kv_heads} and tp {tp}: neither divides the other")
-    if plan.quantised:
-        counts = ("heads", "mamba groups", "delta key_heads")
-        sizes = [(name, n // tp) for name, n in widths if name not in counts and n % tp == 0]
-        if llm.mamba is not None and llm.mamba.groups % tp == 0:
-            sizes.append(("mamba projection", llm.mamba.projected // tp))
-        if llm.delta is not None and llm.delta.key_heads % tp == 0:
-            sizes.append(("delta projection", llm.delta.projected // tp))
-        if llm.moe is not None:
-            sizes.append(("expert ffn", llm.moe.ffn))
-        reasons += [
-            f"{plan.precision} needs {name} per rank ({n}) divisible by {_LOW_MULTIPLE}"
-            for name, n in sizes
-            if n % _LOW_MULTIPLE
-        ]
-    if plan.overlap_tp and tp > 1 and not plan.sequence_parallel:
-        reasons.append("overlap_tp needs sequence_parallel")
-    return reasons
-
-
-def _sequence_problems(plan: Plan, llm: LLM) -> list[str]:
-    reasons = []
-    s, cp, tp = llm.seq_len, plan.cp, plan.tp
-    if cp > 1 and s % (2 * cp):
-        # Each rank takes one early and one late piece, to balance the causal mask.
-        reasons.append(f"seq_len {s} not divisible by 2 x cp {cp}")
-    if cp > 1 and not plan.flash:
-        reasons.append("cp > 1 needs flash attention")
-    if llm.index is not None and not plan.flash:
-        reasons.append("sparse attention is modelled with its fused kernels alone; use flash")
-    if cp > 1 and llm.mamba is not None and llm.mamba.heads % (tp * cp):
-        heads = llm.mamba.heads
-        reasons.append(f"mamba heads {heads} not divisible by tp {tp} x cp {cp}")
-    if cp > 1 and llm.delta is not None and llm.delta.key_heads % (tp * cp):
-        heads = llm.delta.key_heads
-        reasons.append(f"delta key_heads {heads} not divisible by tp {tp} x cp {cp}")
-    if plan.sequence_parallel and tp == 1:
-        reasons.append("sequence_parallel needs tp > 1")
-    elif plan.sequence_parallel and s % (cp * tp):
-        split = f"cp {cp} x tp {tp}" if cp > 1 else f"tp {tp}"
-        reasons.append(f"seq_len {s} not divisible by {split}, which sequence_parallel needs")
-    return reasons
-
-
-def _pipeline_problems(plan: Plan, llm: LLM) -> list[str]:
-    reasons = [reason] if (reason := _layer_problem(plan, llm)) else []
-    samples = plan.dp * plan.micro_batch
-    if plan.global_batch % samples:
-        reasons.append(
-            f"global_batch {plan.global_batch} not divisible by dp {plan.dp} x micro_batch "
-            f"{plan.micro_batch} = {samples}"
-        )
-    elif plan.splits_backward:
-        reasons += _split_problems(plan)
-    elif plan.vpp > 1 and plan.microbatches % plan.pp:
-        reasons.append(
-            f"{plan.microbatches} microbatches not divisible by pp {plan.pp}, which the "
-            "interleaved schedule needs"
-        )
-    if plan.vpp > 1 and plan.pp == 1:
-        reasons.append(f"vpp {plan.vpp} needs pp > 1")
-    if plan.zero == 2 and plan.pp > 1:
-        reasons.append(
-            f"zero 2 with pp {plan.pp}: no framework shards gradients alone under a pipeline; use "
-            "zero 1, or zero 3 (FSDP2, which keeps both whole over the step)"
-        )
-    return reasons
-
-
-def _offload_problems(plan: Plan, llm: LLM) -> list[str]:
-    """Conditions of offloading in Megatron-Core (d98e8a6, ``transformer_config.py``)."""
-    if not plan.offload_layers:
-        return []
-    reasons = []
-    if plan.offload_layers >= llm.layers:
-        reasons.append(f"offload_layers {plan.offload_layers} must be below layers {llm.layers}")
-    if plan.pp > 1:
-        reasons.append(f"offload_layers needs pp 1, not {plan.pp}")
-    if plan.recompute != "none":
-        reasons.append(f"offload_layers beside recompute {plan.recompute}; use recompute none")
-    return reasons
-
-
-def _shard_problems(plan: Plan, llm: LLM) -> list[str]:
-    if not plan.shards:
-        return []
-    reasons = []
-    ranks = plan.dp * plan.cp
-    if ranks % plan.shards or plan.shards % plan.cp:
-        within = f"dp {plan.dp}" + (f" x cp {plan.cp}" if plan.cp > 1 else "")
-        multiple = f" and be a multiple of cp {plan.cp}" if plan.cp > 1 else ""
-        reasons.append(f"shards {plan.shards} must divide {within}{multiple}")
-    if plan.copies > 1:
-        reasons.append(f"shards beside {plan.schedule} is not modelled")
-    if llm.moe is not None and plan.tp * plan.ep > 1:
-        reasons.append("shards of experts need tp 1 and ep 1")
-    return reasons
-
-
-def _split_problems(plan: Plan) -> list[str]:
-    """Conditions of schedules with split backwards (torch 2.13; deepseek-ai/DualPipe)."""
-    name, m = plan.schedule, plan.microbatches
-    reasons = []
-    if name in OVERLAPPING and m < 2 * plan.pp:
-        reasons.append(f"{m} microbatches are fewer than 2 x pp {plan.pp}, which {name} needs")
-    if name == "dualpipe":
-        numbers = ((plan.pp, "pp"), (m, "microbatches"))
-        reasons += [f"{what} {n} is odd; dualpipe needs it even" for n, what in numbers if n % 2]
-    return reasons
-
-
-def _layer_problem(plan: Plan, llm: LLM) -> str:
+def layer_problem(plan: Plan, llm: LLM) -> str:
+    """Why the model's layers cannot be split so; "" where they can."""
     layers = plan.layers_per_stage
     if layers is not None:
         total = sum(layers)
@@ -514,20 +372,6 @@ def _layer_problem(plan: Plan, llm: LLM) -> str:
         return ""
     split = f"pp {plan.pp} x vpp {plan.vpp}" if plan.vpp > 1 else f"pp {plan.pp}"
     return f"layers {llm.layers} not divisible by {split} (or give layers_per_stage)"
-
-
-def _expert_problems(plan: Plan, llm: LLM) -> list[str]:
-    if plan.ep == 1:
-        return []
-    if llm.moe is None:
-        return [f"ep {plan.ep} but the model has no experts"]
-    reasons = []
-    if llm.moe.experts % plan.ep:
-        reasons.append(f"experts {llm.moe.experts} not divisible by ep {plan.ep}")
-    ranks = plan.tp * plan.cp * plan.dp
-    if ranks % plan.ep:
-        reasons.append(f"tp x cp x dp = {ranks} ranks not divisible by ep {plan.ep}")
-    return reasons
 
 
 def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:

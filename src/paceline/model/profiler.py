@@ -26,7 +26,8 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.llm import LLM
 from paceline.model.operators import Operator
-from paceline.model.plan import Plan, Precision, problems
+from paceline.model.plan import Plan, Precision
+from paceline.model.plan_check import problems
 from paceline.model.profile import OperatorProfile, Timing
 from paceline.model.profile_cost import one_of_batch, operator_class, shape_of
 from paceline.model.profile_operators import Case, Tensors, Thunk, thunk_of

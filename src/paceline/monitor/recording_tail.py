@@ -90,6 +90,11 @@ class RecordingTail:
         )
         return newest.session if newest is not None else ""
 
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """Headers of the processes of the job's last start."""
+        return [file.meta for file in self._present]
+
     def look(self) -> bool:
         """Read the new part, up to some MiB of each file; whether there was anything.
 

@@ -23,7 +23,8 @@ from paceline.model.cluster import Cluster
 from paceline.model.costs import PlanCosts, plan_costs
 from paceline.model.llm import LLM
 from paceline.model.memory import by_stage
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.plan.step import step_time_s
 from paceline.trace import OpKind
 from paceline.whatif import WhatIf

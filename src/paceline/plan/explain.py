@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ class Term:
 
     @property
     def difference(self) -> float:
-        """The second plan's excess."""
-        return self.second - self.first
+        """The second plan's excess; 0 where the two differ by rounding alone."""
+        same = math.isclose(self.first, self.second, rel_tol=1e-9)
+        return 0.0 if same else self.second - self.first
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
 from paceline.model.memory_peak import stage_memory
 from paceline.model.memory_rules import DEFAULT_RULES, Loss, MemoryRules
-from paceline.model.plan import Plan, problems
+from paceline.model.plan import Plan
+from paceline.model.plan_check import problems
 
 _LOSSES: tuple[Loss, ...] = ("fused", "chunked")
 
@@ -63,7 +64,7 @@ def what_fits(
 def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:
     """Changes of one thing in the plan, mildest first."""
     for name in ("selective", "full"):
-        yield _Change(f"recompute {name}", {"recompute": name})
+        yield _Change(f"recompute {name}", {"recompute": name, "recompute_modules": ()})
     yield _Change("sequence parallelism", {"sequence_parallel": plan.tp > 1})
     for zero in range(plan.zero + 1, 4):
         yield _Change(f"zero {zero}", {"zero": zero})

@@ -61,7 +61,8 @@ def kind_of(llm: LLM, plan: Plan) -> str:
 
 _NVIDIA = "published by NVIDIA and in MLPerf Training"
 
-#: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows.
+#: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows. "wide" is from
+#: before ``PARTIAL_4NIC`` was fitted to its rows (with it: 0.96 to 1.20), which would flatter it.
 EVIDENCE = MappingProxyType(
     {
         "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),

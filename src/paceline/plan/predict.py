@@ -22,7 +22,8 @@ from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
-from paceline.model.plan import OVERLAPPING, Plan, check
+from paceline.model.plan import OVERLAPPING, Plan
+from paceline.model.plan_check import check
 from paceline.networks.layer import LayerNetwork
 from paceline.networks.strategy import Strategy
 from paceline.plan.cost import (
@@ -255,7 +256,7 @@ def predict(
     costs_of = CostModel(llm, cluster, cost)
     costs = costs_of.costs(plan)
     breakdown = break_down(plan, costs)
-    once = costs_of.stage_work(replace(plan, recompute="none"))
+    once = costs_of.stage_work(replace(plan, recompute="none", recompute_modules=()))
     return Prediction(
         llm=llm,
         plan=plan,

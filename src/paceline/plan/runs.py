@@ -20,7 +20,8 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
-from paceline.model.plan import Plan, check
+from paceline.model.plan import Plan
+from paceline.model.plan_check import check
 from paceline.model.software import as_run_by, software_preset
 from paceline.plan.interval import Interval
 
@@ -35,6 +36,7 @@ OPTIONAL = (
         "adapter_rank",
         "fused_experts",
         "offload_layers",
+        "recompute_modules",
         "shards",
         "overlap_tp",
         "overlap_dp",
@@ -357,6 +359,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         global_batch=row.whole("global_batch"),
         schedule=_word(row, "schedule", "interleaved" if vpp > 1 else "1f1b"),
         recompute=_word(row, "recompute", "full"),
+        recompute_modules=tuple(row.text("recompute_modules").replace(",", " ").split()),
         # Without tensor parallelism there is nothing to split; Megatron-LM switches it off, too.
         sequence_parallel=bool(row.whole("sequence_parallel", 0)) and row.whole("tp") > 1,
         precision=_word(row, "precision", "fp16"),

@@ -1,6 +1,6 @@
 """The plans that a search tries: every combination of degrees, and why some are illegal.
 
-The rules are those of ``model.plan.problems``; a test compares the two plan by plan.
+The rules are those of ``model.plan_check.problems``; a test compares the two plan by plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
-from paceline.model.plan import OVERLAPPING, Plan, Recompute, Schedule, problems
+from paceline.model.plan import OVERLAPPING, Plan, Recompute, Schedule
+from paceline.model.plan_check import problems
 
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, Ints]

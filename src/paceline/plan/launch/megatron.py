@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
 
 MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
@@ -26,12 +27,16 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
         PlanError: Megatron-LM cannot express the plan.
     """
     flags = [*_model_flags(llm), *plan_flags(llm, plan)]
-    nodes = -(-plan.gpus // node_gpus)
-    head = f"torchrun --nnodes {nodes} --nproc-per-node {min(node_gpus, plan.gpus)}"
-    lines = [f"{head} pretrain_gpt.py", *(f"--{name} {value}".rstrip() for name, value in flags)]
+    head = f"{_torchrun(plan, node_gpus)} pretrain_gpt.py"
+    lines = [head, *(f"--{name} {value}".rstrip() for name, value in flags)]
     return f"# {MEGATRON}; add data, tokenizer, learning rate and checkpoints\n" + " \\\n  ".join(
         lines
     )
+
+
+def _torchrun(plan: Plan, node_gpus: int) -> str:
+    nodes, ranks = -(-plan.gpus // node_gpus), min(node_gpus, plan.gpus)
+    return f"{EXPANDABLE_SEGMENTS} torchrun --nnodes {nodes} --nproc-per-node {ranks}"
 
 
 def plan_flags(llm: LLM, plan: Plan) -> Flags:
@@ -111,6 +116,8 @@ def _recomputation(llm: LLM, plan: Plan) -> Flags:
 
 def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
     """Modules that selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    if plan.recompute_modules:
+        return separator.join(plan.recompute_modules)
     if not plan.flash:
         return "core_attn"
     return separator.join(["layernorm", "moe_act"] if llm.moe is not None else ["layernorm"])
@@ -207,9 +214,8 @@ def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
     _check(plan, BRIDGE)
     if plan.precision not in _MIXED:
         raise PlanError(f"{BRIDGE} has no precision {plan.precision}", fields=("precision",))
-    nodes = -(-plan.gpus // node_gpus)
     lines = [
-        f"torchrun --nnodes {nodes} --nproc-per-node {min(node_gpus, plan.gpus)} "
+        f"{_torchrun(plan, node_gpus)} "
         f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} --mode pretrain",
         *(f"{name}={value}" for name, value in bridge_overrides(llm, plan)),
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
 
 TORCHTITAN, DEEPSPEED = "torchtitan v0.2.2", "DeepSpeed v0.19.5"
@@ -39,7 +40,8 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
     tables = torchtitan_tables(llm, plan)
     nodes = -(-plan.gpus // node_gpus)
     text = [
-        f"# {TORCHTITAN}: torchrun --nnodes {nodes} --nproc_per_node {min(node_gpus, plan.gpus)} "
+        f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
+        f"# torchrun --nnodes {nodes} --nproc_per_node {min(node_gpus, plan.gpus)} "
         "-m torchtitan.train --job.config_file THIS_FILE",
         f"# {llm.name}: fill in [model] name, flavor and hf_assets_path.",
     ]
@@ -154,7 +156,8 @@ def accelerate_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
     """
     nodes = -(-plan.gpus // node_gpus)
     text = [
-        f"# {ACCELERATE}: accelerate launch --config_file THIS_FILE your_script.py",
+        f"# {ACCELERATE}: {EXPANDABLE_SEGMENTS} \\",
+        "# accelerate launch --config_file THIS_FILE your_script.py",
         f"# In the script: {plan.micro_batch} samples of {llm.seq_len} tokens a device, "
         f"gradient_accumulation_steps {plan.microbatches}.",
     ]

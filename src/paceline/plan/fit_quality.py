@@ -1,0 +1,77 @@
+"""A calibration beside the preset: errors in and out of sample, and how each orders plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.model.cluster import Cluster
+from paceline.plan.calibrate import MIN_RUNS, Fit, Progress, calibrate, cross_validate, folds
+from paceline.plan.predict import predict
+from paceline.plan.ranking import Ranking, rank
+from paceline.plan.runs import Run, error_table
+
+
+@dataclass(frozen=True)
+class FitQuality:
+    """A fit and what it is worth.
+
+    Attributes:
+        fit: the calibration.
+        error: of the runs that it was fitted to (:func:`~paceline.plan.runs.error_table`).
+        error_left_out: of runs left out in turn; None where there were too few.
+        rankings: "before" (the preset), "fitted" and "left_out" -> how rivals are ordered; None
+            where no two runs are.
+    """
+
+    fit: Fit
+    error: Mapping[str, Any]
+    error_left_out: Mapping[str, Any] | None
+    rankings: Mapping[str, Ranking | None]
+
+    @property
+    def orders_worse(self) -> bool:
+        """Whether plans that the fit has not seen are ordered worse than by the preset."""
+        before, after = self.rankings["before"], self.rankings["left_out"]
+        return before is not None and after is not None and after.right < before.right
+
+
+def fit_quality(
+    runs: Sequence[Run],
+    cluster: Cluster,
+    left_out_folds: int,
+    progress: Callable[[str], AbstractContextManager[Progress]],
+) -> FitQuality:
+    """Fit ``cluster`` to measured runs, and judge the fit.
+
+    Args:
+        runs: with ``measured_s`` (seconds a step).
+        cluster: the preset.
+        left_out_folds: parts that are left out in turn; 0 = none.
+        progress: a description of the work -> the context of what is called with (done, all).
+
+    Raises:
+        ModelError: there are too few runs.
+    """
+    jobs = [(run.llm, run.plan) for run in runs]
+    measured = [float(run.measured_s or 0.0) for run in runs]
+    with progress("fitting") as callback:
+        fit = calibrate(jobs, measured, cluster, progress=callback)
+    left_out = None
+    if left_out_folds and len(runs) - -(-len(runs) // left_out_folds) >= MIN_RUNS:
+        with progress("leaving out runs in turn") as callback:
+            parts = folds(len(runs), left_out_folds)
+            left_out = cross_validate(jobs, measured, cluster, parts, progress=callback)
+    before = [predict(llm, plan, cluster).step_time_s for llm, plan in jobs]
+    seconds: dict[str, Any] = {"before": before, "fitted": fit.predicted_s, "left_out": left_out}
+    return FitQuality(
+        fit=fit,
+        error=error_table(measured, fit.predicted_s),
+        error_left_out=None if left_out is None else error_table(measured, left_out),
+        rankings={
+            name: None if predicted is None else rank(jobs, measured, list(predicted))
+            for name, predicted in seconds.items()
+        },
+    )
