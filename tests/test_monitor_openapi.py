@@ -103,6 +103,7 @@ def test_the_service_gives_it_to_everybody(site, document):
         ("PUT", "/api/v1/uploads/x", "push"),
         ("POST", "/api/v1/uploads/x/finish", "push"),
         ("POST", "/v1/traces", "push"),
+        ("POST", "/api/v1/steps", "push"),
         ("GET", "/api/v1/jobs", "read"),
         ("GET", "/api/v1/jobs/x", "read"),
         ("GET", "/api/v1/jobs/x/steps", "read"),

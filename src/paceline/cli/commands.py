@@ -40,6 +40,7 @@ HELP = {
     "otlp": "take in the OpenTelemetry spans that a running job sends",
     "demo": "train a small GPT here, slow it down, find out why, heal it",
     "serve": "watch all jobs: a service with a web page and alerts",
+    "work": "analyse the sessions of a monitor of several instances",
     "alerts": "try the monitor's alerts, list and silence them",
     "admin": "tokens, backups and clearing up of a monitor",
     "doctor": "versions, extras, GPU, and what works on this machine",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from paceline.monitor.blobs import RESULTS, Blobs, result_key, trace_key
+from paceline.monitor.blobs import PARTS, RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.projects import Projects
@@ -83,10 +83,14 @@ class Retention:
         """Remove also what belongs to nothing: blobs, uploads, step times of removed jobs."""
         removed = self.run(now)
         traces, job_folders = retained.references(self._engine)
+        under_way = uploads.ids(self._engine)
         for key, size, changed in list(self._blobs.listed()):
             kind, name = key.split("/", 1)
-            owner = name.split("/")[1]
-            is_used = owner in traces if kind == "traces" else owner in job_folders
+            if kind == PARTS:
+                is_used = name.split("/")[0] in under_way
+            else:
+                owner = name.split("/")[1]
+                is_used = owner in traces if kind == "traces" else owner in job_folders
             if not is_used and changed < now - _YOUNG_S:
                 self._blobs.delete(key)
                 removed.strays += 1

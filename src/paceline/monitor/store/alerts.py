@@ -48,10 +48,12 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
                 .values(**changed, updated_at=alert["updated_at"])
             )
             return {"id": row.id, "new": False}
-        key = connection.execute(insert(alerts).values(**alert)).inserted_primary_key
-        assert key is not None
-        _tell(connection, engine, key[0], channels, "firing", next_at)
-        return {"id": key[0], "new": True}
+        statement = insert_new(engine, alerts).values(**alert).returning(alerts.c.id)
+        number = connection.execute(statement).scalar_one_or_none()
+        if number is None:  # another instance was faster
+            return {"id": 0, "new": False}
+        _tell(connection, engine, number, channels, "firing", next_at)
+        return {"id": number, "new": True}
 
 
 def resolve(

@@ -199,7 +199,9 @@ def is_upload(scope: Scope) -> bool:
 
 def _is_stream(scope: Scope) -> bool:
     path: str = scope["path"]
-    steps = path.startswith("/api/v1/jobs/") and path.endswith("/steps")
+    steps = path == "/api/v1/steps" or (
+        path.startswith("/api/v1/jobs/") and path.endswith("/steps")
+    )
     health = path in ("/healthz", "/readyz")
     return (scope["method"] == "POST" and (steps or path == "/v1/traces")) or health
 
