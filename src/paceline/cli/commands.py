@@ -1,4 +1,4 @@
-"""What each command does, in a line, without loading any of them."""
+"""A line of help for each command, without loading any of them."""
 
 from __future__ import annotations
 
