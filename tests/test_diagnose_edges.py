@@ -136,7 +136,9 @@ def test_what_a_pause_is(factor, seconds, sigma, pause_s):
     residual[0, 0, 1] = math.log(factor)
     block = np.full((4, 1, 1), usual)
     block[1] = usual * factor
-    durations = SimpleNamespace(block=lambda v: block, graph=SimpleNamespace(has_parts=False))
+    durations = SimpleNamespace(
+        block=lambda v: block, blocks=(block,), graph=SimpleNamespace(has_parts=False)
+    )
     fit = fit_of(residual, sigma=sigma)
     [forward] = pauses(durations, fit, 0)
     [backward] = pauses(durations, fit, 1)
@@ -149,8 +151,11 @@ def test_a_pause_exceeds_the_least_residual():
     """Fifteen percent of 1 s is no pause yet."""
     for residual_of, n in ((math.log1p(0.15), 0), (math.log1p(0.1501), 1)):
         residual = np.full((2, 1, 1, 1, 1), residual_of)
+        block = np.ones((2, 1, 1))
         durations = SimpleNamespace(
-            block=lambda v: np.ones((2, 1, 1)), graph=SimpleNamespace(has_parts=False)
+            block=lambda v, block=block: block,
+            blocks=(block,),
+            graph=SimpleNamespace(has_parts=False),
         )
         [forward] = pauses(durations, fit_of(residual), 0)
         assert np.count_nonzero(forward) == n

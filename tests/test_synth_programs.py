@@ -192,7 +192,7 @@ CAUSES = {
     ),
     "dp-network": (
         replace(JOBS["hsdp"], dp=8, slow_nics=(SlowNic(5, 0, 9.0),)),
-        {"group": {"stage": 0, "kind": "grads-reduce-scatter"}},
+        {"group": {"stage": 0, "kind": "grads-reduce-scatter", "workers": [[4, 0], [5, 0]]}},
     ),
 }
 
