@@ -47,6 +47,9 @@ MEGATRON_FLAGS = {
     "moe-router-topk",
     "moe-ffn-hidden-size",
     "moe-grouped-gemm",
+    "moe-token-dispatcher-type",
+    "rotary-base",
+    "train-iters",
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
     "context-parallel-size",
@@ -303,6 +306,25 @@ def test_a_search_for_each_framework_ends_in_a_file(framework, gpus):
 def test_launches_have_the_segments_that_fits_takes_for_granted(framework):
     text = launch_text(framework, LLAMA, Plan(dp=8, global_batch=8, zero=3))
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+
+
+def test_the_environment_and_the_meeting_point_that_megatron_asks_for():
+    """``validate_args`` of d98e8a6 stops without the variable, and Megatron's FSDP with it."""
+    for fields, one in (
+        ({"tp": 4}, True),
+        ({"cp": 2}, True),
+        ({}, False),
+        ({"tp": 4, "zero": 3}, False),
+    ):
+        text = launch_text("megatron", LLAMA, Plan(dp=4, global_batch=64, **fields))
+        assert ("CUDA_DEVICE_MAX_CONNECTIONS=1" in text) == one, fields
+    assert "--rdzv" not in launch_text("megatron", LLAMA, Plan(dp=8, global_batch=64))
+    for framework in ("megatron", "nemo", "torchtitan"):
+        text = launch_text(framework, LLAMA, Plan(dp=16, global_batch=64, zero=3))
+        assert "--rdzv-backend c10d --rdzv-endpoint HOST:29500" in text
+    text = launch_text("megatron", LLAMA, Plan(dp=4, global_batch=64))
+    assert "--rotary-base ROTARY_BASE" in text  # a default would train another model
+    assert "--train-iters TRAIN_ITERS" in text
 
 
 def test_modules_that_are_recomputed_are_written():

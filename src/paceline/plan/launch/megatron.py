@@ -26,17 +26,29 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
     Raises:
         PlanError: Megatron-LM cannot express the plan.
     """
-    flags = [*_model_flags(llm), *plan_flags(llm, plan)]
-    head = f"{_torchrun(plan, node_gpus)} pretrain_gpt.py"
+    flags = [*_model_flags(llm), *plan_flags(llm, plan), ("train-iters", "TRAIN_ITERS")]
+    head = f"{_environment(plan)}{torchrun(plan, node_gpus)} pretrain_gpt.py"
     lines = [head, *(f"--{name} {value}".rstrip() for name, value in flags)]
-    return f"# {MEGATRON}; add data, tokenizer, learning rate and checkpoints\n" + " \\\n  ".join(
-        lines
+    about = (
+        f"# {MEGATRON}; add data, tokenizer, learning rate and checkpoints, and replace the words"
     )
+    return f"{about}\n# in capitals\n" + " \\\n  ".join(lines)
 
 
-def _torchrun(plan: Plan, node_gpus: int) -> str:
+def _environment(plan: Plan) -> str:
+    """Variables that ``validate_args`` asks for (d98e8a6, ``arguments.py`` 1454 to 1479).
+
+    Up to Hopper tensor and context parallelism need one connection; Megatron's FSDP must not.
+    """
+    one = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2
+    return f"{EXPANDABLE_SEGMENTS} {'CUDA_DEVICE_MAX_CONNECTIONS=1 ' if one else ''}"
+
+
+def torchrun(plan: Plan, node_gpus: int) -> str:
+    """``torchrun`` with the plan's ranks; several nodes meet at HOST, the first of them."""
     nodes, ranks = -(-plan.gpus // node_gpus), min(node_gpus, plan.gpus)
-    return f"{EXPANDABLE_SEGMENTS} torchrun --nnodes {nodes} --nproc-per-node {ranks}"
+    meet = "" if nodes == 1 else " --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {ranks}{meet}"
 
 
 def plan_flags(llm: LLM, plan: Plan) -> Flags:
@@ -68,6 +80,7 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
         flags += [
             ("expert-model-parallel-size", str(plan.ep)),
             ("expert-tensor-parallel-size", "1"),
+            ("moe-token-dispatcher-type", "alltoall"),  # predicted; the default gathers
         ]
     if plan.layers_per_stage is not None:
         flags.append(("pipeline-model-parallel-layout", f"'{_layout(llm, plan)}'"))
@@ -160,6 +173,8 @@ def _model_flags(llm: LLM) -> Flags:
     ]
     positions = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
     flags.append(("position-embedding-type", positions[llm.positions]))
+    if llm.positions == "rotary":  # no preset has it, and the default, 10,000, is another model
+        flags.append(("rotary-base", "ROTARY_BASE"))
     if llm.kv_heads != llm.heads and llm.latent is None:
         flags += [("group-query-attention", ""), ("num-query-groups", str(llm.kv_heads))]
     flags += [("swiglu", "")] if llm.gated else []
@@ -215,7 +230,7 @@ def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
     if plan.precision not in _MIXED:
         raise PlanError(f"{BRIDGE} has no precision {plan.precision}", fields=("precision",))
     lines = [
-        f"{_torchrun(plan, node_gpus)} "
+        f"{EXPANDABLE_SEGMENTS} {torchrun(plan, node_gpus)} "
         f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} --mode pretrain",
         *(f"{name}={value}" for name, value in bridge_overrides(llm, plan)),
     ]

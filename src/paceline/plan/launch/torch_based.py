@@ -14,6 +14,7 @@ from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
+from paceline.plan.launch.megatron import torchrun
 
 TORCHTITAN, DEEPSPEED = "torchtitan v0.2.2", "DeepSpeed v0.19.5"
 ACCELERATE = "Hugging Face Accelerate v1.14.0"
@@ -38,11 +39,9 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
         PlanError: torchtitan cannot express the plan.
     """
     tables = torchtitan_tables(llm, plan)
-    nodes = -(-plan.gpus // node_gpus)
     text = [
         f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
-        f"# torchrun --nnodes {nodes} --nproc_per_node {min(node_gpus, plan.gpus)} "
-        "-m torchtitan.train --job.config_file THIS_FILE",
+        f"# {torchrun(plan, node_gpus)} -m torchtitan.train --job.config_file THIS_FILE",
         f"# {llm.name}: fill in [model] name, flavor and hf_assets_path.",
     ]
     for name, table in tables.items():
