@@ -156,7 +156,7 @@ def test_a_launch_file_and_the_reasons(job: Path, tmp_path: Path, capsys: Captur
         "2",
     ]
     assert run([*argv, "-o", str(out)]) == 0
-    assert "Why the first beats the second" in capsys.readouterr().out
+    assert "Why A beats B" in capsys.readouterr().out
     tables = tomllib.loads((out / "torchtitan.toml").read_text())
     found = json.loads((out / "result.json").read_text())
     assert all(plan["zero"] in (0, 2, 3) for plan in found["plans"])

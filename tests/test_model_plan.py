@@ -88,7 +88,7 @@ def test_a_legal_plan_has_no_problems():
     ("fields", "reason"),
     [
         ({"tp": 16, "dp": 4}, "heads 8 not divisible by tp 16"),
-        ({"pp": 3}, "layers 8 not divisible by pp 3 (or give layers_per_stage)"),
+        ({"pp": 3}, "layers 8 not divisible by pp 3 (or give layers_per_stage: --layers N,N,...)"),
         ({"pp": 2, "layers_per_stage": (3, 4)}, "layers_per_stage adds up to 7, not 8"),
         ({"dp": 2, "micro_batch": 8}, "global_batch 8 not divisible by dp 2 x micro_batch 8 = 16"),
         (
@@ -146,7 +146,7 @@ def test_check_names_all_reasons_in_one_line():
         "gpt cannot use tp3 pp3 dp1 mb1: tp 3 x pp 3 x dp 1 x cp 1 = 9 GPUs, not 8; heads 8 not "
         "divisible by tp 3; hidden 64 not divisible by tp 3; ffn 256 not divisible by tp 3; "
         "kv_heads 8 and tp 3: neither divides the other; layers 8 not divisible by pp 3 (or give "
-        "layers_per_stage)"
+        "layers_per_stage: --layers N,N,...)"
     )
 
 

@@ -371,7 +371,9 @@ def layer_problem(plan: Plan, llm: LLM) -> str:
     if llm.layers % plan.chunks == 0:
         return ""
     split = f"pp {plan.pp} x vpp {plan.vpp}" if plan.vpp > 1 else f"pp {plan.pp}"
-    return f"layers {llm.layers} not divisible by {split} (or give layers_per_stage)"
+    return (
+        f"layers {llm.layers} not divisible by {split} (or give layers_per_stage: --layers N,N,...)"
+    )
 
 
 def _check_word(field: str, value: object, words: tuple[str, ...]) -> None:

@@ -77,8 +77,8 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
 
 def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
     """The columns of a session."""
-    from paceline.results.facts import best_gain, fleet_facts, main_cause
-    from paceline.results.headline import headline
+    from paceline.results.facts import best_gain, fleet_facts
+    from paceline.results.headline import headline, named_cause
 
     return {
         "first_step": min(report.steps),
@@ -87,7 +87,7 @@ def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
         "steps_s": float(report.traced_s.sum()),
         "slowdown": float(report.slowdown),
         "waste": max(0.0, float(report.waste)),
-        "cause": main_cause(report),
+        "cause": named_cause(report),
         "headline": headline(report),
         "best_gain": best_gain(report),
         "gpus": report.job.world_size,

@@ -110,9 +110,9 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
-    """Why the first plan beats the second: what differs, seconds and bytes by term."""
+    """Why plan A beats plan B: what differs, seconds and bytes by term."""
     first, second = explanation.first, explanation.second
-    text = [Text(""), Text("Why the first beats the second", style="bold")]
+    text = [Text(""), Text("Why A beats B", style="bold")]
     for mark, prediction in (("A", first), ("B", second)):
         words = f"{mark}  {prediction.plan.describe()}: {prediction.step_time_s:#.4g} s"
         text += wrap(words, width, indent="   ")

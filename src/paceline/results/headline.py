@@ -12,6 +12,7 @@ from textwrap import shorten
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.results.document import JobReport
+from paceline.results.facts import main_cause
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
 from paceline.units import count, percent, seconds
@@ -96,6 +97,14 @@ def main_finding(report: JobReport) -> Finding | None:
     if report.straggling:
         return positive
     return outside[0] if outside else None
+
+
+def named_cause(report: JobReport) -> str:
+    """The cause that the headline tells: ``healthy``, the finding that it names, or the largest."""
+    if is_healthy(report):
+        return "healthy"
+    finding = main_finding(report)
+    return main_cause(report) if finding is None else finding.cause
 
 
 def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy | None:

@@ -171,6 +171,8 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     latest = facts.sessions[: rule.sessions]
     if len(latest) < rule.sessions or any(not _at_least(s, rule.at_least) for s in latest):
         return None
+    if any(session["cause"] == "healthy" for session in latest):  # its S is passing variation
+        return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
     session_text = f" {last['headline']}" if last["headline"] else ""
@@ -201,7 +203,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     )
     # The loss when the event came: the headline of an alert stays as it is, and stays true.
     phrases = [slower, cost]
-    if onset["lost_s"]:
+    if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
     return Alarm(
         f"{'; '.join(phrases)}.",
