@@ -10,29 +10,32 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE, mean_keys
 from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.mamba import Mamba, check_pattern
+from paceline.model.vision import VisionCost, VisionTower
+from paceline.model.vision_tower import check_vision, vision_flops, vision_parameters
 
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
 
 _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
-    *("sinks", "mtp_shared", "gated_attention"),
+    *("sinks", "mtp_shared", "gated_attention", "bidirectional"),
 )
 
 #: Fields that are records of their own.
-RECORDS = {
+RECORDS: dict[str, type[Any] | tuple[type[Any], ...]] = {
     "moe": MoE,
     "latent": LatentAttention,
     "index": Indexer,
     "mamba": Mamba,
     "delta": DeltaNet,
+    "vision": (VisionTower, VisionCost),
 }
 
 _FIELD_OF_BLOCK = {"M": "mamba", "E": "moe", "G": "delta"}
@@ -75,6 +78,8 @@ class LLM:
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         gated_attention: the result of attention has a gate, as wide as it, from the queries'
             projection (Qwen3-Next).
+        bidirectional: all tokens of a sample attend to each other, and nothing drops out: the
+            layers of a vision transformer.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
         index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
@@ -90,6 +95,8 @@ class LLM:
             experts.
         mamba: the Mamba-2 mixers of a hybrid model.
         delta: the gated DeltaNets, in place of the attention of most layers.
+        vision: the vision tower before the first layer, whose tokens are among ``seq_len``; None =
+            text alone.
         left_out: what of the model these fields do not count, such as "the vision tower"; a
             prediction warns of it.
 
@@ -122,6 +129,7 @@ class LLM:
     chunked: bool = False
     sinks: bool = False
     gated_attention: bool = False
+    bidirectional: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
     index: Indexer | None = None
@@ -131,6 +139,7 @@ class LLM:
     pattern: str = ""
     mamba: Mamba | None = None
     delta: DeltaNet | None = None
+    vision: VisionTower | VisionCost | None = None
     left_out: str = ""
 
     def __post_init__(self) -> None:
@@ -241,6 +250,7 @@ class LLM:
                     f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
                     fields=("mtp_pattern", field),
                 )
+        check_vision(self, where)
         if self.pattern or self.mamba is not None:
             self._agree_with_pattern(where)
         elif self.moe is not None and not self.moe_layers:
@@ -335,6 +345,11 @@ class LLM:
     def value_dim(self) -> int:
         """Width of one head's value."""
         return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def dropout(self) -> bool:
+        """Whether it has the dropouts of the GPT family."""
+        return self.bias and self.norm == "layernorm" and not self.bidirectional
 
     @property
     def adapter_width(self) -> int:
@@ -465,7 +480,7 @@ class LLM:
         """Parameters in all."""
         layers = sum(n * self._block_parameters(b) for b, n in self.block_counts.items() if n)
         ends = self.embedding_parameters + self.final_norm_parameters + self.head_parameters
-        return layers + ends + self.mtp_parameters
+        return layers + ends + self.mtp_parameters + vision_parameters(self)
 
     @property
     def active_parameters(self) -> int:
@@ -493,6 +508,8 @@ class LLM:
         it is twice that, as if the masked half were computed too.
         """
         s = self.seq_len if seq_len is None else seq_len
+        if self.bidirectional:
+            return float(s)
         kept = self.index.top_k if self.index else s
         mean = mean_keys(min(kept, self.layer_window(i) or s), s)
         return mean if causal else 2 * mean
@@ -508,7 +525,8 @@ class LLM:
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
         V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
         Megatron-LM (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and
-        backward; an indexer as :meth:`Indexer.model_flops_per_token` says.
+        backward; an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs
+        are shared out over the sample's tokens.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -529,7 +547,8 @@ class LLM:
             widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
             met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
             attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
-        return 6.0 * self._active_matmul + attention + scans
+        vision = vision_flops(self)[0] / self.seq_len if self.vision else 0.0
+        return 6.0 * self._active_matmul + attention + scans + vision
 
     def _passes(self, letter: str) -> int:
         """Blocks of this letter that a token passes."""
@@ -538,8 +557,12 @@ class LLM:
 
     @property
     def weight_gradient_flops_per_token(self) -> float:
-        """FLOPs of one token's gradients of weights, a third of those of the matrix products."""
-        return 2.0 * self._active_matmul
+        """FLOPs of one token's gradients of weights, a third of those of the matrix products.
+
+        With frozen weights a vision tower has no backward at all.
+        """
+        trained, forward = vision_flops(self)
+        return 2.0 * self._active_matmul + (trained - forward) / self.seq_len
 
     @property
     def _active_matmul(self) -> int:
