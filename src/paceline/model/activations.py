@@ -22,7 +22,7 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.operators import LayerKind
 from paceline.model.plan import Plan
 from paceline.model.vision import VisionCost
-from paceline.model.vision_tower import tower_layers, tower_plan
+from paceline.model.vision_tower import tower_plan
 
 
 class _Sizes:
@@ -326,9 +326,9 @@ def vision_activations(
         return 0.0, 0.0
     if isinstance(tower, VisionCost):
         return tower.activation_bytes, 0.0
-    if plan.adapter_rank:
+    layers, own = llm.tower, tower_plan(tower, plan)
+    if layers is None or plan.adapter_rank:
         return 0.0, 0.0
-    own, layers = tower_plan(tower, plan), tower_layers(tower)
     merged = own.element_bytes * plan.micro_batch * tower.image_tokens
     stream = merged * tower.merge * tower.hidden  # of the tokens that the projectors take
     inner = sum(2 * merged * n for _, n in tower.split(llm.hidden, plan.tp)[:-1])

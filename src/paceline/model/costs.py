@@ -36,7 +36,7 @@ from paceline.model.operators import (
     mtp_work,
 )
 from paceline.model.plan import Plan
-from paceline.model.vision import VisionCost, VisionTower
+from paceline.model.vision import VisionCost
 from paceline.model.vision_work import vision_work
 
 Array = npt.NDArray[np.float64]
@@ -267,10 +267,9 @@ class CostModel:
     def _entry_work(self, plan: Plan) -> LayerWork:
         """What lies before the first layer: the embedding, and a vision tower."""
         work = embedding_work(self.llm, plan)
-        if isinstance(self.llm.vision, VisionTower):
-            images = vision_work(self.llm, self.llm.vision, plan)
-            for name in ("forward", "backward", "recompute"):
-                getattr(work, name).extend(getattr(images, name))
+        images = vision_work(self.llm, plan)
+        for name in ("forward", "backward", "recompute"):
+            getattr(work, name).extend(getattr(images, name))
         return work
 
     def layer_weight_s(self, name: object, plan: Plan) -> float:

@@ -84,6 +84,11 @@ _LLAMA_NEEDS = (
 
 
 def _refusal_text(architecture: str, config: HFConfig) -> str:
+    if config.values.get("is_encoder_decoder") or architecture.startswith(("T5", "UMT5", "MT5")):
+        return (
+            f"it is a {printable_name(architecture)}, an encoder-decoder, which is not modelled: "
+            "models are decoders, with a vision tower or without"
+        )
     missing = [key for key in _LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""
     modelled = ", ".join(_READERS)

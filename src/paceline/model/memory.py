@@ -12,7 +12,7 @@ from paceline.model.llm import LLM
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.plan import Plan
 from paceline.model.vision import VisionTower
-from paceline.model.vision_tower import tower_layers, tower_plan
+from paceline.model.vision_tower import tower_plan
 
 Array = npt.NDArray[np.float64]
 
@@ -76,14 +76,16 @@ def vision_share(llm: LLM, plan: Plan) -> tuple[float, float]:
     if tower is None:
         return 0.0, 0.0
     if isinstance(tower, VisionTower):
-        own = tower.layers * tower_layer_share(tower, plan) + tower.end_parameters
+        own = tower.layers * tower_layer_share(llm, plan) + tower.end_parameters
         return own + tower.projector_parameters(llm.hidden, plan.tp), tower.frozen * own
     return float(tower.parameters), float(tower.frozen * tower.parameters)
 
 
-def tower_layer_share(tower: VisionTower, plan: Plan) -> float:
-    """Parameters on one GPU of a tower's layer."""
-    return layer_share(tower_layers(tower), "*-", tower_plan(tower, plan))[0]
+def tower_layer_share(llm: LLM, plan: Plan) -> float:
+    """Parameters on one GPU of a layer of the vision tower; 0 without one."""
+    if llm.tower is None or not isinstance(llm.vision, VisionTower):
+        return 0.0
+    return layer_share(llm.tower, "*-", tower_plan(llm.vision, plan))[0]
 
 
 def frozen_parameters(llm: LLM, plan: Plan) -> Array:

@@ -266,11 +266,9 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     most, weight = max(layers), plan.element_bytes
     rows, beside = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp, 0.0
     if isinstance(llm.vision, VisionTower):
-        of_layer = tower_layer_share(llm.vision, plan)
+        of_layer = tower_layer_share(llm, plan)
         beside = vision_share(llm, plan)[0] - llm.vision.layers * of_layer
         most = max(most, of_layer)
-    elif llm.vision is not None:
-        beside = vision_share(llm, plan)[0]
     if plan.pp > 1:
         dense, expert = stage_parameters(llm, plan)
         whole += weight * (dense + expert) + pipelining_bytes(llm, plan)

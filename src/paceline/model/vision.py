@@ -132,6 +132,37 @@ class VisionTower:
         rows = self.patch_inputs + self.patch_bias + self.class_token + self.position_rows
         return self.hidden * (rows + 2 * self.end_norms)
 
+    # What follows from its layers, of which the language model's formulas say the rest.
+
+    @property
+    def layer_fields(self) -> dict[str, Any]:
+        """Fields of its layers as a language model, one image its sample."""
+        positions = "rotary" if self.rotary else "none"
+        fields = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "ffn")}
+        return {**fields, "seq_len": self.inner_tokens, "positions": positions}
+
+    def parameters(self, hidden: int, of_layer: int) -> int:
+        """Parameters in all, the language model's width and those of one layer given."""
+        return self.layers * of_layer + self.end_parameters + self.projector_parameters(hidden)
+
+    def flops(self, hidden: int, per_token: float) -> tuple[float, float]:
+        """FLOPs of one sample's images: forward and backward, and forward alone.
+
+        Pixels need no gradient; nor do the inputs of the projector where the tower is frozen.
+
+        Args:
+            hidden: width of the language model.
+            per_token: of all layers, forward and backward, of one token inside the tower.
+        """
+        through = per_token / 3 * self.images * self.inner_tokens
+        patches = 2.0 * self.images * self.patches * self.patch_inputs * self.hidden
+        products = [k * n for k, n in self.products(hidden)]
+        merged = 2.0 * self.image_tokens * (1 + self.deepstack)
+        forward = through + patches + merged * sum(products)
+        backward = 2 * merged * sum(products)
+        backward += -merged * products[0] if self.frozen else 2 * through + patches
+        return forward + backward, forward
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionCost:

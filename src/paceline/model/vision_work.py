@@ -6,23 +6,26 @@ from paceline.model.llm import LLM
 from paceline.model.operators import Collective, LayerKind, LayerMaker, LayerWork, layer_work
 from paceline.model.plan import Plan
 from paceline.model.vision import VisionTower
-from paceline.model.vision_tower import tower_layers, tower_plan
+from paceline.model.vision_tower import tower_plan
 
 #: The layers of a tower: attention and a dense MLP.
 KIND = LayerKind("*-", 0)
 
 
-def vision_work(llm: LLM, tower: VisionTower, plan: Plan) -> LayerWork:
-    """A tower and its projector, for the images of one microbatch.
+def vision_work(llm: LLM, plan: Plan) -> LayerWork:
+    """The tower and its projectors, for the images of one microbatch; nothing without a tower.
 
     Frozen weights have no backward: with adapters all of it, else the tower's.
     """
-    maker = _tower(tower, plan)
-    work = LayerWork(maker.forward, maker.backward, maker.recompute)
+    tower, layers = llm.vision, llm.tower
+    if layers is None or not isinstance(tower, VisionTower):
+        return LayerWork()
+    own = tower_plan(tower, plan)
+    work = _tower(tower, LayerMaker(layers, own))
     if tower.frozen:
         work.backward.clear()
         work.recompute.clear()
-    projectors = _projectors(llm, tower, plan)
+    projectors = _projectors(llm, tower, LayerMaker(layers, own))
     work.forward.extend(projectors.forward)
     work.backward.extend(projectors.backward)
     if plan.adapter_rank:
@@ -31,28 +34,25 @@ def vision_work(llm: LLM, tower: VisionTower, plan: Plan) -> LayerWork:
     return work
 
 
-def _tower(tower: VisionTower, plan: Plan) -> LayerWork:
-    layers, own = tower_layers(tower), tower_plan(tower, plan)
-    maker = LayerMaker(layers, own)
-    tokens = own.micro_batch * tower.patches
+def _tower(tower: VisionTower, maker: LayerMaker) -> LayerWork:
+    tokens = maker.plan.micro_batch * tower.patches
     size = 2.0 * maker.tokens * tower.hidden
     maker.linear("patches", tokens, tower.hidden, tower.patch_inputs, detached=True)
     if tower.position_rows:
         maker.memory("patch-positions", 3 * size, 2 * size)
     for _ in range(tower.end_norms):
         maker.norm("norm-tower")
-    layer = layer_work(layers, KIND, own)
+    layer = layer_work(maker.llm, KIND, maker.plan)
     work = maker.work
     for name in ("forward", "backward", "recompute"):
         getattr(work, name).extend(getattr(layer, name) * tower.layers)
     return work
 
 
-def _projectors(llm: LLM, tower: VisionTower, plan: Plan) -> LayerWork:
+def _projectors(llm: LLM, tower: VisionTower, maker: LayerMaker) -> LayerWork:
     """Norm, products with activations between them, and the copy among the words' embeddings."""
-    maker = LayerMaker(tower_layers(tower), tower_plan(tower, plan))
-    tokens = plan.micro_batch * tower.image_tokens
-    products = tower.split(llm.hidden, plan.tp)
+    tokens = maker.plan.micro_batch * tower.patches // tower.merge
+    products = tower.split(llm.hidden, maker.plan.tp)
     for number in range(1 + tower.deepstack):
         if number or tower.projector_norm:
             maker.norm("norm-projector")
