@@ -143,13 +143,13 @@ def test_modules_of_transformers_have_these_parameters_and_flops():
     def llama_tokens():
         return projector(tower(torch.randn(2, 3, 112, 112)).last_hidden_state)
 
-    for content, modules, run in (
+    for content, modules, tokens_of in (
         (QWEN_SMALL, [qwen], qwen_tokens),
         (LLAMA_SMALL, [tower, projector], llama_tokens),
     ):
         llm = from_hf(content, images=2, seq_len=64)
         with FlopCounterMode(display=False) as counter:
-            tokens = run()
+            tokens = tokens_of()
             forward = counter.get_total_flops()
             tokens.sum().backward()
         assert llm.vision_flops == (counter.get_total_flops(), forward)

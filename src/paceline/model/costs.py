@@ -265,7 +265,7 @@ class CostModel:
         return layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
 
     def _entry_work(self, plan: Plan) -> LayerWork:
-        """What lies before the first layer: the embedding, and a vision tower."""
+        """Work before the first layer: of the embedding, and of a vision tower."""
         work = embedding_work(self.llm, plan)
         images = vision_work(self.llm, plan)
         for name in ("forward", "backward", "recompute"):

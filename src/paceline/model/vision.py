@@ -132,7 +132,7 @@ class VisionTower:
         rows = self.patch_inputs + self.patch_bias + self.class_token + self.position_rows
         return self.hidden * (rows + 2 * self.end_norms)
 
-    # What follows from its layers, of which the language model's formulas say the rest.
+    # Counts; the language model's formulas count its layers.
 
     @property
     def layer_fields(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class VisionTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionCost:
-    """What a vision tower costs on each GPU of the first stage, as measured elsewhere.
+    """Costs of a vision tower on each GPU of the first stage, as measured elsewhere.
 
     Attributes:
         forward_s: seconds of one microbatch's forward, the projector included.
