@@ -7,6 +7,9 @@ slow over healthy. Run it on a quiet machine.
 With ``--remedies`` the changes of programs are held against jobs that torch runs with the change:
 parameters that are kept or gathered ahead, gradients that are reduced once. Layers sleep 60 ms and
 have 4 MB. Both jobs of a pair run in turn; the noise is the spread of the first one's rounds.
+
+With ``--nic 16`` Linux paces what rank 1 sends to 16 MB/s in the second half of the steps. True S
+is their median over that of the first half.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from paceline.sources import kineto
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "real_jobs"))
 
-from harness import WORLD, factors_of, run
+from harness import WORLD, Job, factors_of, run, run_all
 
 #: DeepSpeed's, which is not among Paceline's dependencies: name them.
 ZERO = ("zero1", "zero2", "zero2-accumulate", "zero3", "zero3-prefetch", "zero3-single")
@@ -104,6 +107,34 @@ def remedies(rounds):
         )
 
 
+#: With ``--nic``: cases, and the factor of the layers' sleeps.
+SLOW_NICS = {"1f1b-middle": 1.0, "hsdp-middle": 1.0, "ddp-middle": 1.0, "fsdp-middle": 1.0}
+
+
+def slow_nics(rate):
+    """One rank's sends paced by the kernel in half of the steps: said against measured."""
+    steps, slow_from = 15, 8
+    print(f"{'case':14}{'true S':>8}{'S lasts':>9}{'step':>7}{'without':>9}{'said':>8}  findings")
+    for case, factor in SLOW_NICS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, slow = Path(temporary), list(range(slow_from, steps))
+            job = Job(case, folder, [factor] * WORLD, "recorded", steps, [(1, rate, slow)])
+            (told,) = run_all([job])
+            trace = paceline.load(folder / "run").select_steps(slow)
+        healthy_s, slow_s = median(told.times[: slow_from - 2]), median(told.times[slow_from - 2 :])
+        measured = from_trace(trace)
+        result = paceline.analyze(measured)
+        diagnosis = diagnose(measured, result)
+        advice = advise(Case(measured, result, diagnosis), REMEDIES)
+        said = [r.step_time_s for r in advice.remedies if r.remedy in ("fix-nic", "fix-link")]
+        print(
+            f"{case:14}{slow_s / healthy_s:8.2f}{result.lasting.slowdown:9.2f}{slow_s:7.3f}"
+            f"{healthy_s:9.3f}{said[0] if said else float('nan'):8.3f}  "
+            + "; ".join(f.text for f in diagnosis.findings if f.cause != "unexplained"),
+            flush=True,
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
@@ -111,7 +142,11 @@ def main():
     parser.add_argument("--kineto", action="store_true", help="torch's profiler, not the recorder")
     parser.add_argument("--remedies", action="store_true", help="changes of programs")
     parser.add_argument("--rounds", type=int, default=5, help="of each pair, with --remedies")
+    parser.add_argument("--nic", type=float, metavar="MB/S", help="one rank's sends are so slow")
     args = parser.parse_args()
+    if args.nic:
+        slow_nics(round(args.nic * 1e6))
+        return
     if args.remedies:
         remedies(args.rounds)
         return

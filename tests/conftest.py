@@ -13,11 +13,15 @@ from jobs import Spec, make_rows
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Files that need a PostgreSQL throughout.
+SERVICES = ("test_monitor_instances.py", "test_monitor_faults.py", "test_monitor_takeover.py")
 #: The files that take longest, waiting included (`--durations=0`): begun last, they would keep one
 #: worker busy after all others have ended.
 LONGEST = (
     "test_docs_lessons.py",
     "test_record_hooks.py",
+    "test_monitor_faults.py",
+    "test_monitor_takeover.py",
     "test_monitor_durability.py",
     "test_browser_monitor.py",
     "test_demo_live.py",
@@ -59,14 +63,15 @@ if requires.is_installed("hypothesis"):
 def pytest_collection_modifyitems(items):
     """The longest files first (xdist: with ``--no-loadscope-reorder``), and marked ``slow``.
 
-    What needs a browser or a PostgreSQL is marked ``services``.
+    What needs a browser or a PostgreSQL is marked ``services``: files of :data:`SERVICES`, too.
     """
     order = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
         if item.path.name in order:
             item.add_marker("slow")
-        if item.path.parent.name == "browser" or "postgresql" in item.name:
+        is_named = "postgresql" in item.name or item.path.name in SERVICES
+        if item.path.parent.name == "browser" or is_named:
             item.add_marker("services")
 
 

@@ -20,6 +20,7 @@ from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, FileBlobs, result_k
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
 from paceline.monitor.detectors import Detectors
+from paceline.monitor.projects import Projects
 from paceline.monitor.rank_file import save_rank_map
 from paceline.monitor.rank_map import RankMap
 from paceline.monitor.step_files import StepFiles
@@ -143,6 +144,7 @@ class Monitor:
         self.steps = StepFiles(folder / "steps")
         self.bus, self.clock = Bus(), clock
         self.alerts = SimpleNamespace(settings=Settings(()))
+        self.projects = Projects(self.config.keep_days)
         self.detectors = Detectors(self.engine, self.steps, self.bus, clock, lambda *_: None)
 
     def add_job(self, name: str, **columns: Any) -> int:

@@ -20,6 +20,17 @@ from paceline.client import Client
 SOURCE = Path(__file__).parents[1] / "src"
 
 
+def environment() -> dict[str, str]:
+    """Of a process of ours; the folder PACELINE_TEST_SITE goes before the packages."""
+    folders = [
+        os.environ.get("PACELINE_TEST_SITE", ""),
+        str(SOURCE),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    path = os.pathsep.join(filter(None, folders))
+    return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
 class Server:
     """Started, killed and started again on one data folder and port."""
 
@@ -30,10 +41,10 @@ class Server:
         self.process: subprocess.Popen | None = None
         self.log = data.parent / f"{data.name}.log"
 
-    def start(self, timeout_s: float = 60.0) -> Server:
+    def start(self, timeout_s: float = 180.0) -> Server:
         command = [sys.executable, "-m", "paceline", "serve", "--data", str(self.data)]
         command += ["--bind", f"127.0.0.1:{self.port}", *self.options]
-        env = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
+        env = environment()
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)

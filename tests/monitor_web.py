@@ -82,7 +82,7 @@ class Monitor:
 
 @contextlib.contextmanager
 def monitor(data, **settings):
-    config = Config(data=data, bind="127.0.0.1:0", **settings)
+    config = Config(data=data, **{"bind": "127.0.0.1:0", **settings})
     listening = listen(config)
     service = Service(config)
     ready = threading.Event()

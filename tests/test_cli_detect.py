@@ -206,7 +206,8 @@ def slow_log(tmp_path_factory):
 def test_a_call_log_gives_period_steps_and_who(capsys, slow_log):
     code, out, err = said(capsys, "--collectives", slow_log)
     assert (code, err) == (0, "")
-    first, event, stake, who, last = out.splitlines()
+    first, event, end, stake, who, last = out.splitlines()
+    assert end.startswith("  in the end: 1.")
     assert "1,000 more steps at this level lose" in stake
     assert "GPU-hours" in stake
     assert first.startswith("every 10 calls a step (100.0% of the calls in place, 8 ranks); iterat")

@@ -97,6 +97,21 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(statement: str) -> None:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.parametrize(("words", "loaded"), [(["--help"], set()), (["ranks", "-h"], {"ranks"})])
+def test_only_the_named_command_is_loaded(words: list[str], loaded: set[str]) -> None:
+    code = f"""
+import contextlib, io, sys
+from paceline.cli.commands import HELP, module_of
+from paceline.cli.main import run
+with contextlib.redirect_stdout(io.StringIO()):
+    run({words})
+names = {{command: f"paceline.cli.{{command}}" for command in HELP}}
+print(*(command for command, name in names.items() if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == loaded
+
+
 def test_the_interface_of_the_readme() -> None:
     spec = paceline.SynthSpec(dp=2, pp=2, microbatches=2, steps=1)
     trace = paceline.synthesize(spec)

@@ -12,9 +12,9 @@ from paceline.comparison.interval import (
     means_of,
     ratio_means,
     relative_difference,
-    t_quantile,
 )
 from paceline.comparison.median import median_of
+from paceline.robust import t_quantile
 
 
 @pytest.fixture

@@ -527,3 +527,39 @@ def test_resamples_without_a_gap_say_nothing_of_shares():
     judge = _Judge(result, np.array([0.09, 1.91]), np.eye(2), trust)
     finding = judge.finding(candidate, np.array([0.09, 0.191]), 0.0)
     assert finding.interval == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize(("steps", "slow"), [(1, 1.09), (2, 1.06), (3, 1.05)])
+def test_few_steps_name_no_worker_whose_steps_may_just_vary(steps, slow):
+    """Workers of a healthy job differ from step to step; few steps do not show by how much."""
+
+    def cause(n_steps, factor):
+        job = Job(dp=8, pp=2, steps=n_steps)
+        job.array[job.ops(FORWARD, BACKWARD, stage=1), :, 3] *= factor
+        return worker_cause(job.durations, job.fit, job.steps)
+
+    assert cause(steps, slow) is None
+    for n_steps, factor in ((steps, 1.2), (6, slow)):
+        assert cause(n_steps, factor).where == {"workers": [[3, 1]]}
+
+
+def test_beside_the_worst_worker_noise_names_no_other():
+    """128 noisy workers: one is 5 standard errors off by chance (seeds 1 to 3 of the benchmark)."""
+    for seed in range(3):
+        job = Job(dp=64, pp=2, microbatches=8, steps=8)
+        passes = job.ops(FORWARD, BACKWARD)
+        rng = np.random.default_rng(seed)
+        job.array[passes] *= np.exp(0.15 * rng.normal(size=job.array[passes].shape))
+        job.array[job.ops(FORWARD, BACKWARD, stage=1), :, 39] *= 1.3
+        candidate = worker_cause(job.durations, job.fit, job.steps)
+        assert candidate.where == {"workers": [[39, 1]]}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_several_slow_workers_are_named_in_few_steps_too(steps):
+    job = Job(dp=64, pp=4, microbatches=4, steps=steps)
+    slow = {(3, 1): 1.5, (5, 2): 1.3, (6, 0): 1.15}
+    for (dp, pp), factor in slow.items():
+        job.array[job.ops(FORWARD, BACKWARD, stage=pp), :, dp] *= factor
+    named = worker_cause(job.durations, job.fit, job.steps).where["workers"]
+    assert sorted(map(tuple, named)) == sorted(slow)

@@ -216,7 +216,7 @@ class TestDetectors:
     def test_events_wait_for_a_store_that_is_away(self, site, monkeypatch):
         real, away = events.add, [True]
 
-        def add(engine, row):
+        def add(engine, row, held):
             if away[0]:
                 raise OSError("gone")
             return real(engine, row)

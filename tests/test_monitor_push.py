@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,11 +25,13 @@ from paceline.client import Client
 from paceline.errors import MonitorError
 from paceline.monitor import pusher
 from paceline.monitor.pusher import Target, follow_recording, job_name
+from paceline.monitor.store import sessions
 from paceline.record import push as recorder_push
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
 
 SRC = str(Path(__file__).parents[1] / "src")
+EPILOG = Path(__file__).parents[1] / "deploy" / "slurm" / "paceline-epilog.sh"
 
 JOB = """\
 import sys, time
@@ -239,6 +242,52 @@ class TestRecorder:
         log = (tmp_path / "run" / "push.log").read_text()
         assert "pushed 1 session and 20 step times of own" in log
         assert env["PACELINE_TOKEN"] not in log
+
+    def test_what_slurm_says_is_with_the_job_and_its_epilog_ends_it(
+        self, site, url, client, tmp_path
+    ):
+        env = {"PACELINE_MONITOR": url, "PACELINE_TOKEN": site.token("push"), "PACELINE_JOB": "sl"}
+        slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_PARTITION": "gold", "SLURMD_NODENAME": "gpu-17"}
+        slurm |= {"SLURM_JOB_USER": "alice", "SLURM_LOCALID": "0", "SLURM_CLUSTER_NAME": "here"}
+        self.train(tmp_path / "run", **env, **slurm)
+        eventually(lambda: [j["status"] for j in client.jobs() if j["name"] == "sl"] == ["ended"])
+        (job,) = (j for j in client.jobs() if j["name"] == "sl")
+        assert job["labels"] == {
+            "slurm_job": "77", "queue": "gold", "user": "alice", "cluster": "here",
+        }  # fmt: skip
+        [row] = client.sessions("sl")
+        meta = sessions.by_id(site.service.engine, row["id"], "*")["meta"]
+        assert meta["hosts"] == {"0": ["gpu-17", "0"]}
+        client.wait(row["id"])
+        others = {"72": {"slurm_job": "770"}, "73": {"slurm_job": "77", "cluster": "other"}}
+        client.push_steps("sl", [100], [0], [0.1], source="again", world=1)  # runs once more
+        for name, labels in others.items():
+            client.register(name, gpus=1, labels=labels)
+        eventually(lambda: [j["status"] for j in client.jobs() if j["name"] == "sl"] == ["running"])
+        if not shutil.which("curl"):
+            pytest.skip("no curl: apt-get install curl")
+        conf = tmp_path / "paceline.conf"
+        conf.write_text(f"PACELINE_MONITOR={url}\nPACELINE_TOKEN={site.token('push')}\n")
+        given = {"PACELINE_CONF": str(conf), "SLURM_JOB_ID": "77", "SLURM_CLUSTER_NAME": "here"}
+        assert subprocess.run(["sh", EPILOG], env=given, timeout=60, check=False).returncode == 0
+        statuses = {job["name"]: job["status"] for job in client.jobs()}
+        assert statuses["sl"] == "ended"
+        assert all(statuses[name] != "ended" for name in others)
+
+    def test_labels_end_jobs_of_the_own_project_only(self, site):
+        for project in ("mine", "theirs"):
+            body = {"name": "x", "labels": {"slurm_job": "5"}}
+            path = f"/api/v1/jobs?project={project}"
+            assert site.ask("POST", path, token=site.token(), body=body).status == 200
+        mine, body = site.token("push", "mine"), {"labels": {"slurm_job": "5"}}
+        assert site.ask("POST", "/api/v1/ended", token=mine, body=body).json == {"ended": ["x"]}
+        assert site.ask("POST", "/api/v1/ended", token=mine, body=body).json == {"ended": []}
+        path = "/api/v1/ended?project=theirs"
+        assert site.ask("POST", path, token=mine, body=body).status == 404
+        for bad in ({}, {"labels": {}}, {"labels": {"a": 1}}, {"labels": {'a"b': "c"}}):
+            assert site.ask("POST", "/api/v1/ended", token=mine, body=bad).status == 400
+        rows = site.ask("GET", "/api/v1/jobs?project=theirs", token=site.token()).json["jobs"]
+        assert [row["status"] for row in rows] == ["new"]
 
     @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "nonsense", "http://[", "\u00e4"])
     def test_training_does_not_notice_a_monitor_that_is_not_there(self, tmp_path, address):

@@ -14,6 +14,7 @@ from msgspec import msgpack
 
 import monitor_uploads
 from monitor_web import eventually
+from paceline.errors import OutputError
 from paceline.monitor.store import jobs
 
 site = monitor_uploads.site
@@ -141,3 +142,49 @@ class TestSteps:
         answer = site.ask("POST", self.URL, token=site.token("push"), body=body)
         assert answer.status == 507
         assert answer.headers["retry-after"]
+
+
+class TestBatchesOfSeveralJobs:
+    def ask(self, site, batches, **options):
+        token = site.token("push")
+        return site.ask("POST", "/api/v1/steps", token=token, body={"batches": batches}, **options)
+
+    def test_each_has_an_answer_of_its_own(self, site):
+        good = {"batch": 1, "samples": [[0, 0, 1.0], [0, 1, 1.5]]}
+        answer = self.ask(
+            site,
+            [
+                {"job": "many-1", **good},
+                {"job": "many-2", **good},
+                {"job": "many-1", **good},
+                {"job": "no/name", **good},
+                {"job": "many-2", "batch": 2, "samples": [[0, 0, -1.0]]},
+            ],
+        )
+        assert answer.status == 200
+        told = answer.json["batches"]
+        assert told[:3] == [
+            {"accepted": 2, "repeated": False},
+            {"accepted": 2, "repeated": False},
+            {"accepted": 2, "repeated": True},
+        ]
+        assert [one["status"] for one in told[3:]] == [400, 400]
+        assert "durations_s must be from 0" in told[4]["error"]
+        token = site.token("read")
+        for name in ("many-1", "many-2"):
+            path = f"/api/v1/jobs/{name}"
+            eventually(lambda path=path: site.ask("GET", path, token=token).json["last_step"] == 0)
+
+    def test_a_batch_without_a_job_and_too_many_are_refused(self, site):
+        assert self.ask(site, [{"batch": 1, "samples": [[0, 0, 1.0]]}]).status == 400
+        assert self.ask(site, []).status == 400
+        many = [{"job": "x", "batch": n, "samples": [[0, 0, 1.0]]} for n in range(1001)]
+        assert self.ask(site, many).status == 400
+
+    def test_a_full_disk_is_an_answer_for_each(self, site, monkeypatch):
+        def fail(*_):
+            raise OutputError("no space")
+
+        monkeypatch.setattr(site.service.steps, "append", fail)
+        told = self.ask(site, [{"job": "x", "batch": 1, "samples": [[0, 0, 1.0]]}]).json
+        assert told["batches"] == [{"error": "no space", "status": 507}]

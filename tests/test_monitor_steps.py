@@ -15,7 +15,7 @@ requires.installed("sqlalchemy")
 from paceline.errors import OutputError
 from paceline.monitor import step_files
 from paceline.monitor.step_files import Batch, StepFile, StepFiles, decode, encode
-from paceline.monitor.step_series import ROW, append_rows, read_series
+from paceline.monitor.step_series import ROW, append_rows, read_rows, series_of
 from step_batches import batch, same
 
 
@@ -185,26 +185,26 @@ class TestSeries:
         with (tmp_path / "series.rows").open("ab") as file:
             file.write(b"half")
         append_rows(tmp_path, self.rows([3]))
-        assert read_series(tmp_path).step.tolist() == [1, 2, 3]
+        assert series_of(read_rows(tmp_path)).step.tolist() == [1, 2, 3]
 
     def test_few_points_show_the_slowest_and_the_newest(self, tmp_path):
         rows = self.rows(np.arange(10_000))
         rows["max_s"] = 1.0
         rows["max_s"][1234] = 9.0
         append_rows(tmp_path, rows)
-        series = read_series(tmp_path, points=50)
+        series = series_of(read_rows(tmp_path), points=50)
         assert len(series.step) == 50
         assert 1234 in series.step
         assert series.step[-1] == 9999
-        assert read_series(tmp_path, first=5, last=7).step.tolist() == [5, 6, 7]
+        assert series_of(read_rows(tmp_path), first=5, last=7).step.tolist() == [5, 6, 7]
 
     def test_all_starts_are_shown_and_steps_that_were_run_again_are_told(self, tmp_path):
         append_rows(tmp_path, self.rows([1, 2, 3, 4, 5]))
         append_rows(tmp_path, self.rows([4, 5, 6], start=1))
         append_rows(tmp_path, self.rows([3, 4], start=2))
-        series = read_series(tmp_path)
+        series = series_of(read_rows(tmp_path))
         assert series.step.tolist() == [1, 2, 3, 4, 5, 4, 5, 6, 3, 4]
         assert series.start.tolist() == [0] * 5 + [1] * 3 + [2] * 2
         assert series.lost.tolist() == [False, False, *[True] * 6, False, False]
-        assert read_series(tmp_path, first=5).start.tolist() == [0, 1, 1]
-        assert read_series(tmp_path, first=9).step.tolist() == []
+        assert series_of(read_rows(tmp_path), first=5).start.tolist() == [0, 1, 1]
+        assert series_of(read_rows(tmp_path), first=9).step.tolist() == []

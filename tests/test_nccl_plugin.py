@@ -130,6 +130,25 @@ def test_watch_names_the_onset_and_who_once(harness: Harness, tmp_path: Path) ->
     assert watch.look() == []
 
 
+def test_watch_tells_that_calls_have_ceased(job: Path, tmp_path: Path) -> None:
+    for path in job.glob(f"*{SUFFIX}"):
+        shutil.copy(path, tmp_path)
+    now = [0.0]
+    watch = CallsWatch(tmp_path, stacks=False, clock=lambda: now[0])
+    for _ in range(4):
+        now[0] += 1
+        watch.look()
+        with next(tmp_path.glob(f"*{SUFFIX}")).open("ab") as file:
+            file.write(b"\0")
+    watch.look()
+    now[0] += 60
+    (hang,) = watch.look()
+    assert (hang.kind, hang.fields["kind"]) == ("change", "hang")
+    assert hang.fields["step"] >= STEPS - 2
+    # Who lags does not show: each process of the harness has a clock of its own.
+    assert watch.look() == []
+
+
 def test_an_onset_is_examined_once_at_the_next_look(harness: Harness, tmp_path: Path) -> None:
     harness.run(tmp_path, 6, "onset")
     verdict = {"slow_ranks": [{"rank": SLOW, "factor": 2.0}]}

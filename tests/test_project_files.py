@@ -126,7 +126,7 @@ def test_the_containerfile_starts_the_monitor_and_copies_what_is_there():
             assert f"!{name.removeprefix('./')}" in kept
     extras = re.search(r"\.\[([\w,]+)\]", text)[1].split(",")
     assert set(extras) <= set(PROJECT["optional-dependencies"])
-    assert "\nUSER paceline\n" in text
+    assert "\nUSER 10001\n" in text  # a number: the kubelet sees that it is not root
 
 
 def test_the_base_install_stays_small():

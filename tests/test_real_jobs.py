@@ -11,6 +11,7 @@ import pytest
 
 import paceline
 import requires
+from paceline.comparison.analysis import compare
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies.prefetch import gather_ahead
@@ -51,6 +52,10 @@ GROUPED = ("hsdp", "zero3-plusplus", "megatron-experts")
 #: Cases whose programs are compared, with that of fsdp-prefetch2.
 CHANGED = ("fsdp", "fsdp-keep")
 
+#: Cases in which the kernel paces what rank 1 sends -> bytes a second; layers sleep half as long.
+SLOW_NICS = {"ddp-middle": 16_000_000, "hsdp-middle": 16_000_000, "1f1b-middle": 5_000_000}
+HEALTHY_STEPS, SLOW_STEPS = (2, 3, 4), (5, 6, 7, 8)
+
 
 def both(cases, folder, others=()):
     """Case -> losses plain, and recorded while one rank is slow; behind these run the ``others``.
@@ -69,8 +74,13 @@ def together(tmp_path_factory):
     """(folder, case -> losses plain and recorded) of all that may share its processes."""
     folder = tmp_path_factory.mktemp("together")
     cases = [case for case in CASES if not case.startswith(tuple(APART))]
-    changed = [Job(case, folder / case, [1.0] * 4, "recorded", 3) for case in CHANGED]
-    return folder, both(cases, folder, changed)
+    others = [Job(case, folder / case, [1.0] * 4, "recorded", 3) for case in CHANGED]
+    steps = 1 + max(SLOW_STEPS)
+    others += [
+        Job(case, folder / case, [0.5] * 4, "recorded", steps, [(1, rate, [*SLOW_STEPS])])
+        for case, rate in SLOW_NICS.items()
+    ]
+    return folder, both(cases, folder, others)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,6 +114,36 @@ def test_the_slow_rank_of_a_real_job_is_named_and_nothing_changes(case, request,
         assert measured.job.peers == 2
         assert "dp 0, stage 0, peer 1" in first.text
 
+
+@pytest.mark.parametrize("case", SLOW_NICS)
+def test_a_slow_nic_is_no_slow_worker_and_its_rank_is_named_where_groups_differ(case, together):
+    """Linux paces the sockets of rank 1 from step 5 on (SO_MAX_PACING_RATE)."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux paces a socket's sends")
+    folder, _ = together
+    trace = paceline.load(folder / case / "run")
+    before, slow = (trace.select_steps(steps) for steps in (HEALTHY_STEPS, SLOW_STEPS))
+    measured = from_trace(slow)
+    findings = diagnose(measured, paceline.analyze(measured)).findings
+    assert not any("workers" in finding.where for finding in findings)
+    named = [finding for finding in findings if "in_all" in finding.evidence]
+    if case == "ddp-middle":  # all ranks are in one group, and end together: none stands out
+        assert named == []
+    else:
+        assert named
+        assert findings[0] is named[0]
+        cause, worker = ("link", [0, 1]) if case == "1f1b-middle" else ("dp-network", [1, 0])
+        assert (named[0].cause, named[0].evidence["in_all"]) == (cause, worker)
+    kinds = compare(before, slow).kinds
+    assert max(kinds, key=lambda row: row.change.seconds).name in COMMUNICATION[case]
+
+
+#: Kinds of which one grows most by a slow NIC.
+COMMUNICATION = {
+    "ddp-middle": ("grads-reduce-scatter",),
+    "hsdp-middle": ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"),
+    "1f1b-middle": ("forward-pp-comm", "backward-pp-comm"),
+}
 
 #: Computes that are shorter are what torch does between a launch and a wait; layers take 30 ms.
 SLIVER_S = 0.015

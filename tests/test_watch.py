@@ -246,6 +246,43 @@ def test_a_damaged_header_is_said_in_a_line(tmp_path, wrong):
         Watch(tmp_path).look()
 
 
+def until_it_hangs(watch, job, now):
+    """Four looks that see new steps, a second apart, then a minute without any."""
+    for until in (20, 30, 40, 50):
+        now[0] += 1
+        job.run(until, profiled=False)
+        watch.look()
+    now[0] += 5 * 60
+
+
+def test_a_step_that_does_not_end_is_told_once(job):
+    now = [0.0]
+    watch = Watch(job.folder, stacks=False, clock=lambda: now[0])
+    until_it_hangs(watch, job, now)
+    (hang,) = watch.look()
+    assert (hang.kind, hang.fields["kind"], hang.fields["step"]) == ("change", "hang", 50)
+    assert hang.fields["stacks"] is None
+    assert watch.look() == []
+    job.files = job.files[1:]  # rank 0 stands still
+    until_it_hangs(watch, job, now)
+    job.run(60, profiled=False)
+    watch.look()
+    now[0] += 5 * 60
+    (hang,) = watch.look()
+    assert (hang.fields["step"], hang.fields["ranks"]) == (59, [0])
+    assert "rank 0 did not arrive" in hang.text
+
+
+def test_a_job_whose_processes_have_ended_does_not_hang(job, monkeypatch):
+    now = [0.0]
+    watch = Watch(job.folder, clock=lambda: now[0])
+    until_it_hangs(watch, job, now)
+    monkeypatch.setattr("paceline.watch.job.processes_of", lambda headers: {})
+    monkeypatch.setattr("paceline.watch.job.is_here", lambda header: True)
+    (news,) = watch.look()
+    assert (news.kind, news.text) == ("ended", "no step for 300 s: no process of it runs")
+
+
 def test_ranks_that_lag_do_not_hold_steps_for_ever():
     rows = Rows(2)
     rows.add(0, [(n, 1.0) for n in range(10)])

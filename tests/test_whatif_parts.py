@@ -99,10 +99,10 @@ def test_whole_passes_keep_sums_and_set_passes_keeps_shares():
     durations, graph = measured.durations, measured.graph
     whole = whole_passes(durations)
     local = np.isin(graph.kind, [int(kind) for kind in LOCAL_KINDS])
-    np.testing.assert_allclose(whole.array.sum(axis=0), durations.array[local].sum(axis=0))
-    assert not whole.array[~local].any()
+    np.testing.assert_allclose(whole.blocks[0].sum(axis=0), durations.array[local].sum(axis=0))
+    assert (whole.row[0][~local] == -1).all()
     (first,) = np.flatnonzero((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.part == 0))
-    assert whole.row(int(first))[0].tolist() == pytest.approx([6.0, 12.0])
+    assert whole.of(0, np.array([first])).ravel().tolist() == pytest.approx([6.0, 12.0])
     ops = computes_of(graph).ops[0][0]  # [place, microbatch] forwards
     assert ops.tolist() == [[first]]
 

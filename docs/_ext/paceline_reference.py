@@ -46,6 +46,7 @@ GUIDES = {
     "synth": "trace-format",
     "timeline": "report",
     "times": "import",
+    "work": "operate",
 }
 
 

@@ -180,6 +180,29 @@ class Client:
             body["workload"] = {name: list(of.items()) for name, of in workload.items()}
         return self._json("POST", f"/api/v1/jobs/{_quote(name)}/steps", body)
 
+    def push_batches(self, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Send step times of several jobs in one request; those that have to wait again.
+
+        Args:
+            batches: up to 1,000 of ``job``, ``source``, ``batch``, ``steps``, ``ranks``,
+                ``durations_s`` and, where it is known, ``world``.
+
+        Returns:
+            for each ``accepted`` and ``repeated``, or ``error`` and ``status``.
+        """
+        answers: dict[int, dict[str, Any]] = {}
+        left = list(range(len(batches)))
+        until = time.monotonic() + self._patience_s
+        while left:
+            body = {"batches": [dict(batches[n]) for n in left]}
+            told = self._json("POST", "/api/v1/steps", body)["batches"]
+            answers |= dict(zip(left, told, strict=True))
+            left = [n for n in left if answers[n].get("status") in _LATER]
+            if left and time.monotonic() > until:
+                break
+            time.sleep(_FIRST_PAUSE_S if left else 0.0)
+        return [answers[n] for n in range(len(batches))]
+
     def push_event(
         self, name: str, kind: str, step: int, text: str, *, at: float, ranks: Sequence[int] = ()
     ) -> int:

@@ -88,3 +88,17 @@ def test_times_are_those_of_the_records() -> None:
     assert rank.device is not None
     assert rank.device.window_s - rank.device.idle_s == pytest.approx(busy_ns * 1e-9, abs=1e-7)
     assert rank.communication_s == pytest.approx(4.158, abs=1e-3)
+
+
+def test_a_database_whose_tables_end_with_a_number_only() -> None:
+    """Two kernels and two copies that AMD's Ammar ELWazir wrote to test a plugin of Babeltrace."""
+    repository, name = "ammarwa/Babeltrace2-ROCpd-Plugin", "test_rocm_database.db"
+    (rank,) = rank_report(requires.public(repository, "94174f5", name, "rocpd")).ranks
+    device = rank.device
+    assert device is not None
+    times_s = (device.window_s, device.compute_s, device.memory_exposed_s)
+    assert times_s == pytest.approx((4e-3, 2e-3, 0.6e-3))
+    assert [kernel.name for kernel in rank.kernels][:2] == [
+        "vector_add_kernel",
+        "matrix_multiply_kernel",
+    ]

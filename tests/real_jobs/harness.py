@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -27,13 +27,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """What each rank runs: a case of ``job.py``, where, how slow each rank is, how it is seen."""
+    """What each rank runs: a case of ``job.py``, where, how slow each rank is, how it is seen.
+
+    ``nics`` are (rank, bytes a second, steps): what the rank sends in these steps is as slow.
+    """
 
     case: str
     folder: Path
     factors: list[float]
     seen: str = "plain"
     steps: int = STEPS
+    nics: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
 
 def run(case, folder, factors, *, recorded=False, profiled=False, steps=STEPS):
@@ -52,7 +56,9 @@ def run_all(jobs):
         job.folder.mkdir(parents=True, exist_ok=True)
     world = len(jobs[0].factors)
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
-    table = [[job.case, str(job.folder), job.factors, job.steps, job.seen] for job in jobs]
+    table = [
+        [job.case, str(job.folder), job.factors, job.steps, job.seen, job.nics] for job in jobs
+    ]
     command = [sys.executable, str(HERE / "job.py"), json.dumps(table), str(world)]
     ranks = [
         subprocess.Popen(

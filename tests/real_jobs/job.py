@@ -1,13 +1,17 @@
 """One rank of small real jobs: ``job.py JOBS WORLD RANK``.
 
 Layers sleep for as long as they are told, so ranks do not compete for the cores; torch and gloo do
-all else. JOBS is a JSON list of [case, folder, factors of the ranks, steps, seen], ``seen`` being
-plain, recorded or profiled. At the end a line of JSON for each job tells the times of the steps in
-seconds, and the losses.
+all else. JOBS is a JSON list of [case, folder, factors of the ranks, steps, seen, nics], ``seen``
+being plain, recorded or profiled, and ``nics`` a list of [rank, bytes a second, steps]: in these
+steps what the rank sends is paced to that rate by the kernel. At the end a line of JSON for each
+job tells the times of the steps in seconds, and the losses.
 """
 
+import contextlib
 import json
 import os
+import socket
+import stat
 import sys
 import time
 from pathlib import Path
@@ -18,6 +22,8 @@ from torch import nn
 
 WIDTH, ROWS = 32, 4
 WIDE = 1024  # a layer is 4 MB: its transfer takes a share of the layer's time
+MIDDLE, MIDDLE_ROWS = 512, 4096  # a layer is 1 MB, a message between stages 512 kB
+MIDDLE_LAYERS = 3
 LAYERS = 5
 LAYER_S, WIDE_LAYER_S = 0.03, 0.06
 
@@ -70,10 +76,27 @@ def layers(factor, n=LAYERS, seconds=LAYER_S, width=WIDTH):
     return nn.Sequential(*(Layer(seconds * factor, width) for _ in range(n)))
 
 
-class Loop:
-    """Runs and times steps, recorded or profiled or neither."""
+#: Linux: bytes a second that a socket sends at most; TCP keeps to it without a queueing discipline.
+SO_MAX_PACING_RATE = 47
+UNPACED = 2**32 - 1  # unsigned
 
-    def __init__(self, folder, rank, steps, seen, degrees):
+
+def pace(rate):
+    """Limit what this process sends on each of its TCP connections, bytes a second."""
+    limit = rate.to_bytes(4, sys.byteorder)
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # the listing's own is closed
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if connection.family != socket.AF_UNIX:
+                        connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, limit)
+
+
+class Loop:
+    """Runs and times steps, recorded or profiled or neither, the NIC slow in some."""
+
+    def __init__(self, folder, rank, steps, seen, nics, degrees):
+        self.nics = [(rate, slow) for of, rate, slow in nics if of == rank]
         self.steps, self.times, self.losses = steps, [], []
         self.recorder = self.profiler = None
         if seen == "recorded":
@@ -93,6 +116,8 @@ class Loop:
 
     def run(self, step):
         for number in range(self.steps):
+            for rate, slow in self.nics:
+                pace(rate if number in slow else UNPACED)
             dist.barrier()
             began = time.perf_counter()
             if self.recorder is None:
@@ -103,6 +128,8 @@ class Loop:
             self.times.append(time.perf_counter() - began)
             if self.profiler is not None:
                 self.profiler.step()
+        if self.nics:  # the next job has the same connections
+            pace(UNPACED)
 
 
 def fsdp(case, rank, world, factor, loop):
@@ -113,8 +140,9 @@ def fsdp(case, rank, world, factor, loop):
     )
     mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
     wide = "wide" in case
-    width = WIDE if wide else WIDTH
-    model = layers(factor, seconds=WIDE_LAYER_S if wide else LAYER_S, width=width)
+    width = WIDE if wide else MIDDLE if case.endswith("-middle") else WIDTH
+    n = MIDDLE_LAYERS if width == MIDDLE else LAYERS
+    model = layers(factor, n, seconds=WIDE_LAYER_S if wide else LAYER_S, width=width)
     if case == "fsdp-unshard":
         model = Ahead(*model)
     options = {"mesh": mesh}
@@ -166,7 +194,8 @@ def prefetch(units, distance):
 
 def ddp(case, rank, world, factor, loop):
     wide = WIDE if "wide" in case else 128  # a layer is a bucket of 66 kB
-    model = layers(factor, width=wide, seconds=WIDE_LAYER_S if wide == WIDE else LAYER_S)
+    wide, n = (MIDDLE, MIDDLE_LAYERS) if case.endswith("-middle") else (wide, LAYERS)
+    model = layers(factor, n, width=wide, seconds=WIDE_LAYER_S if wide == WIDE else LAYER_S)
     cap = {"ddp-one": 25, "ddp-wide": 3, "ddp-wide-each": 3, "ddp-wide-two": 8}.get(case, 0.05)
     cap = 25 if case == "ddp-wide-one" else cap
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap)
@@ -363,8 +392,8 @@ SCHEDULES = {
 def pipeline(case, rank, world, factor, loop):
     from torch.distributed.pipelining import PipelineStage, schedules
 
-    name, chunks = SCHEDULES[case]
-    layer = Layer if case in ("1f1b", "interleaved") else SplitLayer
+    name, chunks = SCHEDULES[case.removesuffix("-middle")]
+    layer = Layer if case.startswith(("1f1b", "interleaved")) else SplitLayer
     parts = [nn.Sequential(layer(LAYER_S * factor)) for _ in range(chunks)]
     places = [chunk * world + rank for chunk in range(chunks)]
     if case in ("zbv", "dualpipev"):
@@ -375,14 +404,15 @@ def pipeline(case, rank, world, factor, loop):
     ]
     microbatches = 2 * world if case == "dualpipev" else world
     schedule = getattr(schedules, name)(
-        stages[0] if case == "1f1b" else stages, microbatches, loss_fn=nn.MSELoss()
+        stages[0] if case.startswith("1f1b") else stages, microbatches, loss_fn=nn.MSELoss()
     )
     if loop.recorder is not None:
         import paceline.record as record
 
         record.instrument_torch_pipelining(schedule)
     optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], 1e-2)
-    x = torch.randn(ROWS * microbatches, WIDTH)
+    rows = MIDDLE_ROWS if case.endswith("-middle") else ROWS
+    x = torch.randn(rows * microbatches, WIDTH)
 
     def step():
         optimizer.zero_grad()
@@ -449,10 +479,10 @@ def main(jobs, world, rank):
     os._exit(0)  # past torch's teardown, which aborts now and then
 
 
-def run(case, folder, factors, steps, seen, world, rank):
+def run(case, folder, factors, steps, seen, nics, world, rank):
     """One job; what it tells of its steps."""
     torch.manual_seed(0)
-    loop = Loop(Path(folder), rank, steps, seen, DEGREES.get(case, {}))
+    loop = Loop(Path(folder), rank, steps, seen, nics, DEGREES.get(case, {}))
     kind = next(f for name, f in KINDS.items() if case.startswith(name))
     kind(case, rank, world, factors[rank], loop)
     if loop.recorder is not None:

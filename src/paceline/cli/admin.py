@@ -1,4 +1,4 @@
-"""``paceline admin``: tokens, backups and clearing up of a monitor."""
+"""``paceline admin``: tokens, accounts, backups and clearing up of a monitor."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from paceline.cli import monitor_config
+from paceline.cli import admin_access, monitor_config
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
     from paceline.client import Client
-    from paceline.monitor.store.tokens import Token
 
 EPILOG = """\
 examples:
   paceline admin token create job-17 --scope push --project llm --days 30
   paceline admin token list
   paceline admin token revoke 3
+  paceline admin account create ci --scope push --project llm
+  paceline admin account token 1 --days 90
+  paceline admin audit --project llm
   paceline admin backup /backups/monitor.tar
   paceline admin restore /backups/monitor.tar --data /srv/paceline
   paceline admin check
@@ -33,41 +36,21 @@ give the --config, --store or --data of paceline serve; beside a running service
 Only restore and gc need it stopped (it clears up by itself).
 """
 
-DAY_S = 86_400.0
-
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = subparsers.add_parser(
         "admin",
-        help="tokens, backups and clearing up of a monitor",
+        help=HELP["admin"],
         description="Commands for the operators of the monitor.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add_token(actions)
+    admin_access.add(actions)
     _add_files(actions)
     _add_service(actions)
     parser.set_defaults(run=run)
-
-
-def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    token = actions.add_parser("token", help="create, list or revoke tokens")
-    verbs = token.add_subparsers(dest="verb", metavar="VERB", required=True)
-    create = verbs.add_parser("create", help="make a token and print it, once")
-    create.add_argument("name", help="whose it is: a person, a job, a service")
-    create.add_argument(
-        "--scope", choices=("push", "read", "admin"), required=True, help="what it may"
-    )
-    create.add_argument("--project", default="*", help="the only project it is for (default all)")
-    create.add_argument("--days", type=float, metavar="N", help="expires after N days")
-    listed = verbs.add_parser("list", help="all tokens, without their secrets")
-    revoke = verbs.add_parser("revoke", help="make a token good for nothing")
-    revoke.add_argument("id", type=int, help="its number in the list")
-    for verb, action in ((create, _create), (listed, _list), (revoke, _revoke)):
-        monitor_config.add_arguments(verb)
-        verb.set_defaults(act=action)
 
 
 def _add_files(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,46 +86,6 @@ def _add_service(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(args: argparse.Namespace) -> int:
     """Do the action."""
     return int(args.act(args))
-
-
-def _create(args: argparse.Namespace) -> int:
-    config = monitor_config.config_of(args)
-    from paceline.monitor.store.tokens import create_token
-
-    now = time.time()
-    _, secret = create_token(
-        monitor_config.engine_of(config),
-        args.name,
-        scope=args.scope,
-        project=args.project,
-        now=now,
-        expires_at=None if args.days is None else now + args.days * DAY_S,
-    )
-    print(secret)
-    return 0
-
-
-def _list(args: argparse.Namespace) -> int:
-    config = monitor_config.config_of(args)
-    from paceline.monitor.store.tokens import list_tokens
-
-    print(f"{'id':>4}  {'scope':5}  {'project':16}  {'name':20}  {'last used':16}  state")
-    for token in list_tokens(monitor_config.engine_of(config)):
-        used = "never" if token.used_at is None else _date(token.used_at)
-        print(
-            f"{token.id:>4}  {token.scope:5}  {token.project:16}  {token.name:20}  {used:16}  "
-            f"{_state(token)}"
-        )
-    return 0
-
-
-def _revoke(args: argparse.Namespace) -> int:
-    config = monitor_config.config_of(args)
-    from paceline.monitor.store.tokens import revoke_token
-
-    token = revoke_token(monitor_config.engine_of(config), args.id, time.time())
-    print(f"token {token.id} ({token.name}) is revoked")
-    return 0
 
 
 def _backup(args: argparse.Namespace) -> int:
@@ -241,14 +184,3 @@ def _grafana(args: argparse.Namespace) -> int:
     else:
         write_files({args.out: text_writer(text)}, force=args.force)
     return 0
-
-
-def _state(token: Token) -> str:
-    problem = token.problem(time.time())
-    if problem:
-        return problem
-    return "good" if token.expires_at is None else f"good until {_date(token.expires_at)}"
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

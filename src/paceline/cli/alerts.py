@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.cli import monitor_config
+from paceline.cli.commands import HELP
 from paceline.errors import MonitorError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "alerts",
-        help="try the monitor's alerts, list and silence them",
+        help=HELP["alerts"],
         description="The alerts of a monitor: rules, channels, what fires, silences.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -166,7 +167,7 @@ def _silence(args: argparse.Namespace) -> int:
 
     engine, now = monitor_config.engine_of(config), time.time()
     if args.end is not None:
-        if not alerts.end_silence(engine, args.end, "*", now):
+        if not alerts.end_silence(engine, args.end, "*", now, monitor_config.actor()):
             raise MonitorError(f"no silence {args.end} holds; paceline alerts list shows them")
         print(f"silence {args.end} is over")
         return 0
@@ -183,6 +184,7 @@ def _silence(args: argparse.Namespace) -> int:
         until=now + args.hours * 3600,
         comment=args.comment,
         now=now,
+        by=monitor_config.actor(),
     )
     print(f"silence {number} holds for {args.hours:g} hours; --end {number} ends it")
     return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
+from paceline.cli.commands import HELP
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "analyze",
-        help="what stragglers cost a job, and which parts of it cost it",
+        help=HELP["analyze"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -37,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="fit a cluster's efficiencies to your own measured step times",
+        help=HELP["calibrate"],
         description="Fit the shares of the datasheet that your jobs reach, for predict and plan.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

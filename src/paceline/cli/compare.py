@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import TraceInput
@@ -38,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "compare",
-        help="two traces side by side: did the fix work?",
+        help=HELP["compare"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

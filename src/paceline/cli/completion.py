@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from paceline.cli.commands import HELP
+
 EPILOG = """\
 install:
   bash   paceline completion bash > ~/.local/share/bash-completion/completions/paceline
@@ -17,7 +19,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a shell's completion script",
+        help=HELP["completion"],
         description="Print the script that completes commands, options and file names.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -30,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
+    from paceline.cli.main import build_parser
+
     paths = {
         "TRACE": shtab.FILE,
         "BEFORE": shtab.FILE,
@@ -38,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
         "FILE": shtab.FILE,
         "DIR": shtab.DIRECTORY,
     }
-    _complete_paths(args.parser, paths)
-    print(shtab.complete(args.parser, args.shell))
+    parser = build_parser()
+    _complete_paths(parser, paths)
+    print(shtab.complete(parser, args.shell))
     return 0
 
 

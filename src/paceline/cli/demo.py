@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from paceline.cli import nccl, trace_input
+from paceline.cli.commands import HELP
 
 EPILOG = """\
 examples:
@@ -23,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "demo",
-        help="train a small GPT here, slow it down, find out why, heal it",
+        help=HELP["demo"],
         description="Train a small GPT for real (four processes, 2 replicas x 2 stages), record "
         "it, slow one rank down on purpose, and show that analysis, detector, validation and "
         "planner find and heal it.",

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from math import isnan
 from typing import TYPE_CHECKING
 
-from paceline.cli import detect_ras, telemetry, trace_input
-from paceline.cli.progress import ProgressBar
+from paceline.cli import detect_file, detect_stream, trace_input
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from typing import Any
 
-    from paceline.detect.accept import Accepted
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import Detector
-    from paceline.detect.event import Event
-    from paceline.detect.job import JobEvent
-    from paceline.detect.steps_of_calls import StepTimes
-    from paceline.sources.step_times import StepTimes as Table
-    from paceline.trace.calls import CallLog
 
 EPILOG = """\
 examples:
@@ -57,7 +48,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "detect",
-        help="when did a job become slow? step times in, fail-slows out",
+        help=HELP["detect"],
         description="Find onsets and reliefs of fail-slows in step times, one step at a time.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -145,7 +136,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--running",
         action="store_true",
-        help="the job runs still: tell whether its last step hangs, by when FILE was last written",
+        help="the job runs still: tell whether its last step hangs, by when FILE was last written; "
+        "of a hang, who did not arrive (--collectives), and stacks of the ranks on this host",
+    )
+    parser.add_argument(
+        "--pid",
+        metavar="N",
+        type=int,
+        nargs="+",
+        help="with --running: the job's processes on this host, whose stacks py-spy shows at a "
+        "hang (default: those that recorded FILE, or that have a rank in their environment)",
+    )
+    parser.add_argument(
+        "--no-stacks", action="store_true", help="with --running: do not look at processes"
     )
     parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
@@ -185,16 +188,18 @@ def run(args: argparse.Namespace) -> int:
         ranks = 1 if args.ranks is None else args.ranks
         if not 1 <= ranks <= MAX_RANKS:
             raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
-        return _online(args, detector_of(ranks))
+        return detect_stream.run(args, detector_of(ranks))
     if args.pattern is not None and args.input is None:
         raise DetectError("--pattern is for FILE")
     if args.ranks is not None:
         raise DetectError("--ranks is for standard input; a file says which ranks it has")
     if args.job is not None and args.trace is None:
         raise DetectError("--job describes the job of --trace; give that too")
+    if args.pid and not args.running:
+        raise DetectError("--pid is for --running; give that too")
     if args.hosts is not None and not args.telemetry:
         raise DetectError("--hosts says where the GPUs of --telemetry run; give that too")
-    return _offline(args, detector_of, like)
+    return detect_file.run(args, detector_of, like)
 
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
@@ -209,278 +214,3 @@ def _earlier_runs(args: argparse.Namespace) -> list[Any]:
         few = f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them counts as plan"
         print(f"note: {few}", file=sys.stderr)
     return runs
-
-
-def _offline(
-    args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
-) -> int:
-    """Step times from a file or a call log; events merged over ranks, with who is slow."""
-    from dataclasses import replace
-
-    from paceline.detect.job import job_events
-    from paceline.detect.limits import WARM_UP
-    from paceline.errors import DetectError
-
-    log = step_times = None
-    if args.collectives:
-        if detect_ras.applies(args.collectives):
-            return detect_ras.run(args.collectives, args.input, as_json=args.json)
-        log, step_times = _calls(args)
-    if args.input is not None:
-        times = _table(args)
-    elif step_times is not None:
-        times = step_times.table()
-    else:
-        raise DetectError("give a FILE of step times, - for standard input, or --collectives LOG")
-    for warning in times.warnings:
-        print(f"note: {warning}", file=sys.stderr)
-    n_steps, n_ranks = times.duration_s.shape
-    if n_steps <= WARM_UP:
-        few = f"{n_steps} steps; the first {WARM_UP} are the warm-up"
-        if args.input is not None:
-            raise DetectError(f"{args.input} has {few}, give more")
-        print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
-        return _whole_log(args, log, step_times)
-    _tell_slow_start(args, times, like)
-    detector = detector_of(n_ranks)
-    rank_events = _events(times, detector, args.accept)
-    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
-    job_wide = _locate(args, merged, log, step_times)
-    events = rank_events if args.by_rank else job_wide
-    for event in events:
-        print(json.dumps(event.to_mapping()) if args.json else event.explain())
-    if not args.json:
-        stakes = [event.stake() for event in job_wide]
-        if stakes and stakes[-1] is not None:
-            print(f"  {stakes[-1]}")
-        for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
-            print(f"  {suspect.explain()}")
-        slow = int(detector.slow.sum())
-        print(
-            f"{n_steps:,} steps of {n_ranks:,} ranks: "
-            f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
-        )
-    if args.running:
-        _tell_hang(args, times)
-    if args.telemetry and any(event.kind == "onset" for event in job_wide):
-        ranks = [rank for event in job_wide for s in event.suspects or () for rank in s.ranks]
-        telemetry.tell_beside(args.telemetry, args.hosts, ranks, as_json=args.json)
-    return 0
-
-
-def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
-    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
-    from dataclasses import asdict
-
-    from paceline.detect.limits import WARM_UP
-    from paceline.detect.slow_start import comparable, slow_run
-    from paceline.sources.step_logs.files import median_of_ranks
-
-    if not like:
-        return
-    earlier = comparable(int(times.steps[0]), like)
-    found = slow_run(median_of_ranks(times.duration_s), earlier)
-    if found is None:
-        return
-    mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
-    head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
-    print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
-
-
-def _tell_hang(args: argparse.Namespace, times: Table) -> None:
-    """Say whether the file has grown lately."""
-    import time
-
-    import numpy as np
-
-    from paceline.detect.hang import is_overdue
-    from paceline.detect.job import JobEvent
-
-    if args.input is None:
-        return
-    path = trace_input.file_name(args.input)
-    files = [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
-    waited_s = time.time() - max(entry.stat().st_mtime for entry in files)
-    step_s = float(np.nanmedian(times.duration_s[-10:]))
-    if is_overdue(waited_s, step_s * times.steps_per_sample, step_s):
-        step, ranks = int(times.steps[-1]) + 1, tuple(times.ranks.tolist())
-        hang = JobEvent("hang", step, step, ranks, len(ranks), np.nan, waited_s, step_s)
-        print(json.dumps(hang.to_mapping()) if args.json else hang.explain())
-    elif not args.json:
-        print(f"no hang: the last line came {max(waited_s, 0.0):.3g} s ago")
-
-
-def _table(args: argparse.Namespace) -> Table:
-    """Step times of a file, or of a recorded run, which is also the trace that says who."""
-    from paceline.sources import recording
-    from paceline.sources.step_logs.files import load_step_log
-
-    path = trace_input.file_name(args.input)
-    if not path.is_dir() or not recording.matches(path):
-        return load_step_log(path, args.pattern)
-    times = recording.load_recorded_step_times(path)
-    if args.trace is None and not args.collectives:
-        args.trace = path
-    return times
-
-
-def _update(
-    detector: Detector | Bocd,
-    step: int,
-    row: Any,
-    workload: dict[str, float] | None,
-    accepted: Accepted,
-) -> list[Event]:
-    """The events of a step that nobody has accepted."""
-    from paceline.detect.detector import Detector
-
-    events = detector.update(step, row, workload)
-    return accepted.apply(detector, events) if isinstance(detector, Detector) else events
-
-
-def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
-    """All events of a table of step times, with its own numbers of ranks."""
-    from dataclasses import replace
-
-    from paceline.detect.accept import NEAR_STEPS, Accepted
-    from paceline.detect.detector import Detector
-
-    accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
-    events: list[Event] = []
-    n_steps = len(times.steps)
-    if isinstance(detector, Detector):
-        detector.expected_steps = n_steps
-    with ProgressBar("detecting") as progress:
-        for i, step in enumerate(times.steps.tolist()):
-            row, workload = times.duration_s[i], times.workload_of(i)
-            events += _update(detector, step, row, workload, accepted)
-            if i % 256 == 0:
-                progress(i, n_steps)
-    return [
-        replace(
-            event,
-            rank=int(times.ranks[event.rank]),
-            lost_s=event.lost_s * times.steps_per_sample,
-        )
-        for event in events
-    ]
-
-
-def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
-    """The call log and its steps, which are told."""
-    from paceline.detect.steps_of_calls import step_times
-    from paceline.sources.call_logs.files import load_call_log
-
-    log, notes = load_call_log(args.collectives)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    times = step_times(log)
-    if args.json:
-        print(json.dumps(times.to_mapping()))
-    else:
-        print(times.explain())
-    return log, times
-
-
-def _locate(
-    args: argparse.Namespace,
-    events: list[JobEvent],
-    log: CallLog | None,
-    step_times: StepTimes | None,
-) -> list[JobEvent]:
-    """Events with who is slow, where a trace or a call log says it."""
-    from paceline.detect import locate
-    from paceline.detect.who_calls import is_comparable, who_from_calls
-    from paceline.errors import TraceError
-    from paceline.mitigate.advice import advice
-    from paceline.sources import load
-
-    onsets = [event for event in events if event.kind == "onset"]
-    if args.trace is not None and onsets:
-        try:
-            trace = load(args.trace, args.job)
-        except TraceError as error:
-            if str(args.trace) != args.input:
-                raise
-            print(f"note: who is slow is unknown: {error}", file=sys.stderr)
-            return events
-        events = locate.locate_in_trace(events, trace, advise=advice)
-        if all(event.suspects is None for event in events):
-            print(
-                f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
-                "fail-slow; who is slow is unknown",
-                file=sys.stderr,
-            )
-    elif log is not None and step_times is not None and onsets:
-        if args.input is None:
-            events = locate.locate_in_calls(events, log, step_times)
-        elif is_comparable(log):
-            events = locate.locate_last(events, who_from_calls(log, step_times))
-    return events
-
-
-def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """The slow ranks in a log that is too short to say since when."""
-    from paceline.detect.who_calls import is_comparable, who_from_calls
-
-    if log is None or step_times is None:
-        return 0
-    if not is_comparable(log):
-        why = "the log has one rank only; logs of the ranks that it meets would tell"
-        print(
-            json.dumps({"kind": "who", "who": None, "why": why})
-            if args.json
-            else f"who: unknown: {why}"
-        )
-        return 0
-    suspects = who_from_calls(log, step_times)
-    if args.json:
-        mappings = [suspect.to_mapping() for suspect in suspects]
-        print(json.dumps({"kind": "who", "who": mappings}))
-    else:
-        text = "\n".join(suspect.explain() for suspect in suspects)
-        print(text or "who: nobody stands out")
-    return 0
-
-
-def _online(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; sure events are printed at once."""
-    from dataclasses import replace
-
-    from paceline.detect.accept import Accepted
-    from paceline.detect.arrivals import Arrivals
-    from paceline.detect.job import job_events
-    from paceline.detect.limits import WARM_UP
-    from paceline.sources.step_times import json_lines, sample_of, workload_of_line
-
-    arrivals = Arrivals(detector.ranks)
-    accepted = Accepted(tuple(args.accept))
-
-    def feed(steps: Iterable[tuple[int, Any]]) -> None:
-        for step, row in steps:
-            if detector.last_step is not None and step <= detector.last_step:
-                restart = f"the job goes on from step {step:,} after step {detector.last_step:,}"
-                print(f"note: {restart}: a restart", file=sys.stderr, flush=True)
-                detector.go_back()
-            events = _update(detector, step, row, arrivals.workload, accepted)
-            merged = [replace(e, gpus=args.gpus) for e in job_events(events, detector.ranks)]
-            for event in events if args.by_rank else merged:
-                line = json.dumps(event.to_mapping()) if args.json else event.explain()
-                print(line, flush=True)
-
-    empty = 0
-    for number, line in json_lines(sys.stdin, "standard input"):
-        sample = sample_of(line, f"standard input:{number}", detector.ranks)
-        empty += isnan(sample[2])
-        feed(arrivals.add(*sample, workload_of_line(line, f"standard input:{number}")))
-    feed(arrivals.end())
-    for n, problem in (
-        (empty, "are empty"),
-        (arrivals.late, "repeat a step or came after it was over; left out"),
-    ):
-        if n:
-            print(f"note: {n:,} samples {problem}", file=sys.stderr)
-    if detector.steps <= WARM_UP:
-        few = f"{detector.steps} steps came; the first {WARM_UP} are the warm-up"
-        print(f"note: {few}, so nothing could be said", file=sys.stderr)
-    return 0

@@ -7,6 +7,7 @@ import sys
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
+from paceline.cli.commands import HELP
 
 EPILOG = """\
 examples:
@@ -19,7 +20,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "diagnose",
-        help="why a job is slow, and what each fix would gain",
+        help=HELP["diagnose"],
         description="Find the causes of a job's slowness, the share of the loss that each explains,"
         " where the time goes, and what each remedy would gain.",
         epilog=EPILOG,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from paceline.cli.case_input import add_json
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from paceline.doctor import Checkup
@@ -26,7 +27,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="versions, extras, GPU, and what works on this machine",
+        help=HELP["doctor"],
         description="Say what works on this machine, and what to install for what does not.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

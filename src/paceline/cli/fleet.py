@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, engine_input, trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.progress import ProgressBar
 from paceline.errors import FleetError
 
@@ -37,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "fleet",
-        help="what stragglers cost a fleet of jobs: many traces, one dataset",
+        help=HELP["fleet"],
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

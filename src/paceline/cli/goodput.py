@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 EPILOG = """\
@@ -29,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "goodput",
-        help="where did a job's wall time go? logs in, a ledger that adds up out",
+        help=HELP["goodput"],
         description="Share out a job's wall time: productive steps, stragglers, fail-slows, "
         "restarts, lost steps, checkpoints, evaluation, data, start-up, compilation, idle time.",
         epilog=EPILOG,

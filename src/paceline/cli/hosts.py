@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "hosts",
-        help="validations of each host over months: list, history, what to cordon",
+        help=HELP["hosts"],
         description="Results of validations per host, and which hosts have a slow GPU or port.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from paceline.cli import trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.trace_input import file_name
 
@@ -31,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "import",
-        help="make a trace of the files of other tools",
+        help=HELP["import"],
         description="Turn profiles and timelines of all ranks into one trace file, and say how "
         "much of them could be used.",
         epilog=EPILOG,

@@ -16,52 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import (
-    admin,
-    alerts,
-    analyze,
-    calibrate,
-    compare,
-    completion,
-    demo,
-    detect,
-    diagnose,
-    doctor,
-    fleet,
-    goodput,
-    hosts,
-    import_,
-    layers,
-    mitigate,
-    nccl,
-    optimal,
-    otlp,
-    plan,
-    predict,
-    profile,
-    push,
-    queue,
-    ranks,
-    record,
-    remedy,
-    serve,
-    synth,
-    telemetry,
-    timeline,
-    times,
-    validate,
-    watch,
-)
+from paceline.cli.commands import HELP, module_of
 from paceline.errors import PacelineError
-
-#: Each has ``add(subparsers)``, which declares the command and sets the default ``run``, and
-#: ``run(args)``, which returns the exit code.
-COMMANDS = (
-    *(import_, ranks, times, analyze, diagnose, remedy, compare, fleet, timeline, synth),
-    *(detect, validate, hosts, telemetry, goodput, mitigate),
-    *(layers, predict, plan, optimal, queue, profile, calibrate),
-    *(record, nccl, watch, push, otlp, demo, serve, alerts, admin, doctor, completion),
-)
 
 DESCRIPTION = """\
 How fast should a distributed training job be, why is it not, and what would each
@@ -87,8 +43,12 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands.
+
+    Args:
+        words: what will be parsed: only the command that they name is loaded; None: all are.
+    """
     parser = argparse.ArgumentParser(
         prog="paceline",
         description=DESCRIPTION,
@@ -96,8 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for command in COMMANDS:
-        command.add(subparsers)
+    # No option before the command takes a value.
+    named = None if words is None else next((w for w in words if not w.startswith("-")), "")
+    for command, line in HELP.items():
+        if named is None or command == named:
+            module_of(command).add(subparsers)
+        else:
+            subparsers.add_parser(command, help=line)
     for command_parser in (parser, *subparsers.choices.values()):
         # Before and after the command alike; a missing option must not undo the other place.
         command_parser.add_argument(
@@ -122,9 +87,10 @@ def run(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 (for good)
     # Slurm and Kubernetes end jobs this way: leave through the handlers that clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parser = build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words)
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_args(words)
     except SystemExit as stop:  # --help, --version, or a usage error that argparse has printed
         try:
             sys.stdout.flush()
@@ -134,7 +100,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
-    args.parser = parser
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where "×" cannot be shown, "?" will do
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_floats, whole_number
 from paceline.cli.trace_input import TraceInput
 
@@ -58,7 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "mitigate",
-        help="what to do about fail-slows, and when it pays",
+        help=HELP["mitigate"],
         description="Predict by simulation what each strategy against fail-slows would give (S1 "
         "ignore, S2 microbatches, S3 placement, S4 restart), and plan when to use it.",
         epilog=EPILOG,

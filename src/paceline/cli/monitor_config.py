@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from paceline.monitor.config import Config
+    from paceline.monitor.store.audit import Actor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,19 @@ def config_of(args: argparse.Namespace, **changes: Any) -> Config:
     if args.config is not None:
         return load_config(Path(args.config), **options)
     return Config(**options)
+
+
+def actor() -> Actor:
+    """The system's user, for the log of acts."""
+    import getpass
+
+    from paceline.monitor.store.audit import Actor
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        name = str(os.getuid())
+    return Actor(name, "command")
 
 
 def engine_of(config: Config) -> Engine:

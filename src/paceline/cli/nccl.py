@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from paceline.cli.commands import HELP
+
 #: Sources and, once built, the plugin.
 NATIVE = Path(__file__).parents[1] / "native"
 PLUGIN = "libpaceline-nccl.so"
@@ -32,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     parser = subparsers.add_parser(
         "nccl",
-        help="the profiler plugin for NCCL: records collectives of any framework, pauses the job",
+        help=HELP["nccl"],
         description="Where the profiler plugin is that NCCL loads into a job; pause that job; who "
         "waits for whom in it.",
         epilog=EPILOG,

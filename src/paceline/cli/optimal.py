@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from paceline.cli.case_input import add_json
+from paceline.cli.commands import HELP
 from paceline.cli.plan import add_space, space_options
 from paceline.cli.progress import ProgressBar
 
@@ -23,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "optimal",
-        help="the largest compute-optimal model that really fits into GPUs and days",
+        help=HELP["optimal"],
         description="The compute-optimal size (Chinchilla) for some GPUs and days: at the GPUs' "
         "peak, as is often computed, and with the best plan that each size can run.",
         epilog=EXAMPLES,

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "otlp",
-        help="take in the OpenTelemetry spans that a running job sends",
+        help=HELP["otlp"],
         description="Receive spans by OTLP/HTTP (protobuf or JSON) and keep them in a folder.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

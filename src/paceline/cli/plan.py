@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
+from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
@@ -58,7 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "plan",
-        help="the best plan for a model: every legal one, evaluated",
+        help=HELP["plan"],
         description="Evaluate every legal plan for a number of GPUs (or a range): step time, "
         "memory, cost; rank those that fit, and say what was ruled out and why.",
         epilog=EXAMPLES,

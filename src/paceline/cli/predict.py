@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
+from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.plan import add_overlap_factor, tokens
@@ -62,7 +63,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "predict",
-        help="step time, memory and cost of a plan before the run",
+        help=HELP["predict"],
         description="Predict a training step: how long, made of what, does it fit, what it costs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

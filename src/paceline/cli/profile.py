@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from paceline.cli import trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "profile",
-        help="time the operators of a model on this machine's GPU",
+        help=HELP["profile"],
         description="Time the operators that predictions need, each once per shape, on the GPU (or "
         "CPU) of this machine, and write their seconds to a file for `paceline predict --profile`. "
         "Needs PyTorch: pip install 'paceline[profile]'.",

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli import case_input, trace_input
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from paceline.monitor.pusher import Pushed, Target
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "push",
-        help="send a trace or a recording to the monitor",
+        help=HELP["push"],
         description="Send a trace, or a recording's profiled steps and step times, to a service "
         "that `paceline serve` runs.",
         epilog=EPILOG,

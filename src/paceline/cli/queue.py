@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.case_input import add_json
+from paceline.cli.commands import HELP
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -40,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "queue",
-        help="replay a cluster's queue: another policy, or better plans",
+        help=HELP["queue"],
         description="Replay the jobs of a cluster under scheduling policies: deadlines met, "
         "completion and waiting times, makespan, GPU-hours, and who loses by the change.",
         epilog=EXAMPLES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 EPILOG = """\
@@ -22,7 +23,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "ranks",
-        help="what profiles of some ranks say: compute, communication, idle time, kernels",
+        help=HELP["ranks"],
         description="Break down the time of each rank's device, step by step: computing, exposed "
         "and hidden communication, copies, idle time, the kernels that take longest.",
         epilog=EPILOG,

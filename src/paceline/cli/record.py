@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "record",
-        help="what a running job has recorded; switch its recorder on and off",
+        help=HELP["record"],
         description="Files of a running job's recorder, and its switch.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

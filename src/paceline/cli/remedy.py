@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import case_input, trace_input
 from paceline.cli.case_input import CaseInput
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from paceline.remedies import Case, RemedyKind
@@ -43,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "remedy",
-        help="what one change to the job would gain",
+        help=HELP["remedy"],
         description="Predict by simulation what a change to the job would gain.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

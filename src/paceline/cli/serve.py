@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
+from paceline.cli.commands import HELP
 
 if TYPE_CHECKING:
     from paceline.monitor.config import Config
@@ -30,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "serve",
-        help="watch all jobs: a service with a web page and alerts",
+        help=HELP["serve"],
         description="Run the monitor: it takes in traces and step times, analyses and shows them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,6 +41,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--bind",
         metavar="HOST:PORT",
         help="address to listen on (default 127.0.0.1:8765); port 0 takes a free one",
+    )
+    parser.add_argument(
+        "--blobs",
+        metavar="URL",
+        help="where traces and results lie: s3://BUCKET/PREFIX (default: in --data)",
+    )
+    parser.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="name of this one among several that share a PostgreSQL (--store) and a bucket",
     )
     parser.add_argument(
         "--public-read", action="store_true", default=None, help="reading needs no token"
@@ -54,10 +65,13 @@ def run(args: argparse.Namespace) -> int:
     config = monitor_config.config_of(
         args,
         bind=args.bind,
+        blobs=args.blobs,
+        instance=args.instance,
         public_read=args.public_read,
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
     )
+    from paceline.monitor.instances.instance import Instance
     from paceline.monitor.log import configure
     from paceline.monitor.service import Service
     from paceline.monitor.web.app import create_app
@@ -68,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     socket = listen(config)  # before anything is made: a second one on this port stops here
     config = _reachable(config, *socket.getsockname()[:2])
     with socket, monitor_config.private():
-        service = Service(config)
+        service = Instance(config) if config.instance else Service(config)
         server = server_of(
             create_app(service),
             config,

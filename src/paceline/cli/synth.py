@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from paceline.cli import synth_layers, trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_floats, whole_number
 from paceline.cli.trace_input import file_name
 
@@ -27,7 +28,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "synth",
-        help="make a trace with known causes of slowness",
+        help=HELP["synth"],
         description="Simulate a training job with chosen causes of slowness and write its trace. "
         "The file's metadata keeps the injected causes.",
         epilog=EXAMPLE,

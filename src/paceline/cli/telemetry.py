@@ -8,6 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "telemetry",
-        help="which GPUs throttle, have errors or slow links? nvidia-smi's or DCGM's samples in",
+        help=HELP["telemetry"],
         description="Name the GPUs whose clocks, throttling, temperatures, links or error counts "
         "differ from the others'.",
         epilog=EPILOG,

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from paceline.cli import trace_input
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.trace_input import TraceInput
 
@@ -34,7 +35,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "timeline",
-        help="draw a job, as it was or as it could be, for Perfetto",
+        help=HELP["timeline"],
         description="Write when every operation ran, or would run, as a Chrome trace.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

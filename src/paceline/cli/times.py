@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 EPILOG = """\
@@ -21,7 +22,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "times",
-        help="step times and who is late, from spans or logs that are no trace",
+        help=HELP["times"],
         description="Say what hosts measured: step times, computes per rank, who is late.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

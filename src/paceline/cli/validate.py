@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "validate",
-        help="which GPU or link is slow? matrix products and messages, measured",
+        help=HELP["validate"],
         description="Test each rank by matrix products, and each link of a ring or tree by "
         "messages, in a few passes whatever the number of ranks.",
         epilog=EPILOG,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import validate
+from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the command."""
     parser = subparsers.add_parser(
         "watch",
-        help="watch a running job: onset, who, validation, plan, without a person",
+        help=HELP["watch"],
         description="Watch the folder of a recorded run, and follow a fail-slow to its plan.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,6 +69,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--no-validation", action="store_true", help="do not ask the job's validator"
+    )
+    parser.add_argument(
+        "--no-stacks",
+        action="store_true",
+        help="of a hang, do not look where the job's processes on this host stand (py-spy)",
     )
     parser.add_argument(
         "--pause",
@@ -123,7 +129,9 @@ def run(args: argparse.Namespace) -> int:
     examine = _examine(args) if args.pause else None
     watch: Watch | CallsWatch
     if has_calls(args.folder) and not any(args.folder.glob("rank-*")):
-        watch = CallsWatch(args.folder, overheads=overheads, examine=examine)
+        watch = CallsWatch(
+            args.folder, overheads=overheads, examine=examine, stacks=not args.no_stacks
+        )
     else:
         watch = Watch(
             args.folder,
@@ -132,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             validate=not args.no_validation,
             examine=examine,
+            stacks=not args.no_stacks,
         )
     tell = _teller(args)
     if not args.json:

@@ -14,12 +14,12 @@ from paceline.comparison.interval import (
     Means,
     certain,
     means_of,
-    t_quantile,
 )
 from paceline.diagnose import MIN_OF_STEP, Finding
-from paceline.graph import Measured
+from paceline.graph import Measured, StepGraph
 from paceline.remedies import Advice
-from paceline.simulate import Lanes, Rules, step_times
+from paceline.robust import t_quantile
+from paceline.simulate import Lanes, Rules, all_lanes, step_times
 from paceline.trace import OpKind
 from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS, PASSES
 from paceline.whatif import WhatIf
@@ -101,7 +101,7 @@ def _below_ideal(measured: Measured) -> dict[str, Array]:
     ideal = _ideal_by_step(measured)
     computes = np.isin(kind, PASSES)
     p2p = np.isin(kind, [int(k) for k in P2P_KINDS])
-    lanes = _one_lane_each(measured)
+    lanes = _lanes(graph)
 
     def steps(seconds: Array) -> Array:
         rules = Rules.common(graph, seconds)
@@ -146,8 +146,13 @@ def _ideal_by_step(measured: Measured) -> Array:
     return ideal
 
 
-def _one_lane_each(measured: Measured) -> Lanes:
-    """One step in which one replica of each structure stands for all: they take equal times."""
-    variants = np.arange(measured.graph.n_variants)
+def _lanes(graph: StepGraph) -> Lanes:
+    """One step in which one replica of each structure stands for all: they take equal times.
+
+    Of ranks that meet in sets (hybrid sharding) every replica has its own lane.
+    """
+    if graph.has_families:
+        return all_lanes(graph, 1)
+    variants = np.arange(graph.n_variants)
     none = np.zeros_like(variants)
     return Lanes(set=none, variant=variants, rule=none, column=none, n_sets=1)

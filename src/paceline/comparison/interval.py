@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.robust import t_quantile
 
 Array = npt.NDArray[np.float64]
 
@@ -155,34 +156,3 @@ def _freedom(before: Means, after: Means, n_before: Array, n_after: Array) -> Ar
     variance = before.variance + after.variance
     exact = ~(squares > 0)  # also where the variance is unknown
     return np.asarray(np.where(exact, MIN_FREEDOM, variance**2 / np.where(exact, 1.0, squares)))
-
-
-def t_quantile(misses: float, freedom: Array) -> Array:
-    """The size that Student's t exceeds with probability ``misses`` (two-sided).
-
-    Hill, "Algorithm 396: Student's t-quantiles", 1970: to 4 digits from 2 degrees of freedom on.
-    """
-    n = np.minimum(np.asarray(freedom, dtype=np.float64), _MANY)
-    a = 1 / (n - 0.5)
-    b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * np.sqrt(a * math.pi / 2) * n
-    y = (d * misses) ** (2 / n)
-    normal = _near_normal(misses, n, b, c, d) * a
-    heavy = (
-        (1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1
-    ) * (n + 1) / (n + 2) + 1 / y
-    squared = np.where(y > 0.05 + a, np.expm1(np.minimum(normal, 700.0)), heavy)
-    out = np.sqrt(np.maximum(n * squared, 0.0))
-    two_degrees = math.sqrt(2 / (misses * (2 - misses)) - 2)
-    return np.where(np.abs(n - 2) < 1e-9, two_degrees, out)
-
-
-def _near_normal(misses: float, n: Array, b: Array, c: Array, d: Array) -> Array:
-    """Hill's expansion around the normal quantile, squared."""
-    x = NormalDist().inv_cdf(misses / 2)
-    c = np.where(n < 5, c + 0.3 * (n - 4.5) * (x + 0.6), c)
-    c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c
-    y = x * x
-    y_n = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
-    return np.asarray(y_n**2)

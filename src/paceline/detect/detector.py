@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.detect import levels
-from paceline.detect.event import Event, Kind
+from paceline.detect.estimate import estimate
+from paceline.detect.event import SLOW_KINDS, Event, Kind
 from paceline.detect.limits import (
     ANCHOR_STEPS,
     MAX_STEP_S,
@@ -186,6 +187,10 @@ class Detector:
         level_s: Array = self._floats[:, levels.LEVEL_S] * self._scale
         return level_s
 
+    def columns(self) -> tuple[Array, npt.NDArray[np.int64]]:
+        """A copy of the kernel's columns, of which the ranks' levels are refined."""
+        return self._floats.copy(), self._wholes.copy()
+
     def update(
         self,
         step: int,
@@ -246,8 +251,13 @@ class Detector:
         kind = _KINDS[int(code)]
         if kind == "silent":
             since = step - SILENT_AFTER + 1
+        first = None
+        if kind in SLOW_KINDS or kind == "faster":
+            first = estimate(self._floats[int(rank)], self._wholes[int(rank)], factor)
         return Event(
-            kind, int(rank), step, int(since), factor, lost_s, healthy_s, before_factor=before
+            *(kind, int(rank), step, int(since), factor, lost_s, healthy_s),
+            before_factor=before,
+            estimate=first,
         )
 
     def _jump(self, rank: int, step: int) -> Event:

@@ -21,6 +21,31 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A level's factor to the healthy one, with an interval.
+
+    Attributes:
+        factor: how many times as long as healthy.
+        low, high: hold the true one in 95% of the cases.
+        samples: of the level, that it rests on.
+    """
+
+    factor: float
+    low: float
+    high: float
+    samples: int
+
+    def explain(self) -> str:
+        """In numbers."""
+        return f"{self.factor:.3f}x ({self.low:.3f} to {self.high:.3f}; {self.samples:,} samples)"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        low, high = (None if not math.isfinite(value) else value for value in (self.low, self.high))
+        return {"factor": self.factor, "low": low, "high": high, "samples": self.samples}
+
+
+@dataclass(frozen=True)
 class Event:
     """Something happened to a rank.
 
@@ -38,6 +63,8 @@ class Event:
         healthy_s: the healthy step time; at "faster" the new one.
         before_factor: the new level over the level before; nan where no level changed.
         planned: whether plan explains the change; False, as such changes are no events.
+        estimate: ``factor`` with an interval; None where it is not that of one level.
+        refined: the same once all samples of the level were there; None before.
     """
 
     kind: Kind
@@ -49,6 +76,8 @@ class Event:
     healthy_s: float
     before_factor: float = math.nan
     planned: bool = False
+    estimate: Estimate | None = None
+    refined: Estimate | None = None
 
     def explain(self) -> str:
         """The event in words and numbers."""
@@ -94,5 +123,15 @@ class Event:
             "planned": self.planned,
             "lost_s": self.lost_s,
             "healthy_s": None if math.isnan(self.healthy_s) else self.healthy_s,
+            **estimates(self.estimate, self.refined),
             "text": self.explain(),
         }
+
+
+def estimates(first: Estimate | None, refined: Estimate | None) -> dict[str, Any]:
+    """Both as JSON knows them."""
+    return {
+        "factor_low": None if first is None else first.to_mapping()["low"],
+        "factor_high": None if first is None else first.to_mapping()["high"],
+        "refined": None if refined is None else refined.to_mapping(),
+    }

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Event, duration
+from paceline.detect.event import Estimate, Event, duration, estimates
+from paceline.detect.missing_calls import Waiting
+from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
 
 #: Onsets (reliefs) belong together up to this distance in steps.
@@ -39,6 +41,9 @@ class JobEvent:
             stands out.
         advice: the action and its gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
+        estimate, refined: as of an :class:`Event`, medians over the ranks.
+        waiting: of a hang, the calls of which some members have not come.
+        stacks: of a hang, those of the job's processes on this host; None where nobody looked.
     """
 
     kind: str
@@ -54,6 +59,15 @@ class JobEvent:
     suspects: tuple[Suspect, ...] | None = None
     advice: str | None = None
     gpus: int | None = None
+    estimate: Estimate | None = None
+    refined: Estimate | None = None
+    waiting: tuple[Waiting, ...] = ()
+    stacks: Stacks | None = None
+
+    def details(self) -> list[str]:
+        """Further lines: of a hang, the calls that ranks wait in, and the ranks' stacks."""
+        lines = [call.explain() for call in self.waiting]
+        return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
     def explain(self, lost_by: str = "so far") -> str:
         """The event in words and numbers; ``lost_by`` says until when its loss is counted."""
@@ -127,7 +141,11 @@ class JobEvent:
         return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """As JSON knows it; ``waiting`` and ``stacks`` are of a hang only."""
+        hang = {
+            "waiting": [call.to_mapping() for call in self.waiting],
+            "stacks": None if self.stacks is None else self.stacks.to_mapping(),
+        }
         return {
             "kind": self.kind,
             "step": self.step,
@@ -143,7 +161,9 @@ class JobEvent:
             "at_stake_gpu_hours_per_1000_steps": self.gpu_hours(self.at_stake_s()),
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
+            **estimates(self.estimate, self.refined),
             "text": self.explain(),
+            **(hang if self.kind == "hang" else {}),
         }
 
 
@@ -174,4 +194,16 @@ def _merge(group: list[Event], ranks: int) -> JobEvent:
         healthy_s=float(np.median([event.healthy_s for event in group])),
         before_factor=float(np.median([event.before_factor for event in group])),
         planned=all(event.planned for event in group),
+        estimate=_median([event.estimate for event in group]),
+        refined=_median([event.refined for event in group]),
     )
+
+
+def _median(estimates: list[Estimate | None]) -> Estimate | None:
+    """Of those that are there: ranks that wait for each other are slow alike."""
+    given = [estimate for estimate in estimates if estimate is not None]
+    if not given:
+        return None
+    rows = np.array([(e.factor, e.low, e.high, e.samples) for e in given])
+    factor, low, high, samples = np.median(rows, axis=0).tolist()
+    return Estimate(factor, low, high, int(samples))

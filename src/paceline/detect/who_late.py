@@ -157,7 +157,7 @@ def _meetings(log: CallLog, codes: Ints, step: Ints, group: int) -> tuple[Ints, 
     Where a step begins is told apart for each rank and may differ by calls, so calls are matched by
     their order in the group, and the steps are those of its first rank.
     """
-    own = np.flatnonzero((log.communicator == group) & _collectives(log)[log.op])
+    own = np.flatnonzero((log.communicator == group) & collectives(log)[log.op])
     members = [own[log.rank[own] == rank] for rank in np.unique(log.rank[own])]
     if len(members) < 2:
         return None
@@ -184,7 +184,7 @@ def _meetings(log: CallLog, codes: Ints, step: Ints, group: int) -> tuple[Ints, 
     )
 
 
-def _collectives(log: CallLog) -> npt.NDArray[np.bool_]:
+def collectives(log: CallLog) -> npt.NDArray[np.bool_]:
     """[op] whether all members arrive, not a sender and a receiver each in its own time."""
     return np.array(["send" not in op.lower() and "recv" not in op.lower() for op in log.ops])
 

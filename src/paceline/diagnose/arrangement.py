@@ -125,7 +125,8 @@ class _Arranged:
         """Nothing runs yet behind which the first gather of a step could hide."""
         first = []
         for offset, ops, steps in self.programs:
-            gathers = [s for s in steps if s >= 0 and ops.kind[s] == K.PARAMS_ALL_GATHER]
+            kind, gather = ops.kind.tolist(), int(K.PARAMS_ALL_GATHER)
+            gathers = [s for s in steps if s >= 0 and kind[s] == gather]
             first += [offset + op for op in gathers[:1]]
         if not first:
             return None

@@ -210,12 +210,13 @@ def _stood(ops: ReplicaOps, stage: int, end: Array) -> Mapping[int, Array]:
     It waits from the end of its last compute, or of its wait before, to the op's end.
     """
     free = np.zeros(end.shape[1:])
+    local = np.isin(ops.kind, [int(kind) for kind in LOCAL_KINDS]).tolist()
     stood: dict[int, Array] = {}
     for step in program_steps(ops, stage):
         op = step if step >= 0 else ~step
         if step < 0:
             stood[op] = np.maximum(end[op] - free, 0.0)
-        elif ops.kind[op] not in LOCAL_KINDS:
+        elif not local[op]:
             continue
         free = np.maximum(free, end[op])
     return stood

@@ -17,6 +17,7 @@ from paceline.diagnose.groups import group_causes
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
+from paceline.diagnose.nics import nic_cause
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.peer_groups import peer_causes
 from paceline.diagnose.remove import Effect
@@ -116,7 +117,7 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
         worker_cause(durations, fit, result.steps),
         sequence_cause(durations, fit),
         garbage_cause(durations, fit),
-        link_cause(durations, ideal),
+        link_cause(durations, ideal) or nic_cause(durations, ideal),
         *group_causes(durations, ideal, result.steps),
         *peer_causes(durations, ideal, result.steps),
     )

@@ -121,13 +121,10 @@ def fit_computes(durations: Durations) -> Fit:
 
 
 def _fit(measured: Durations) -> Fit:
-    durations = whole_passes(measured)
-    graph = durations.graph
+    graph, passes = measured.graph, whole_passes(measured)
     computes = computes_of(graph)
     ops, stage_of_place = computes.ops, computes.stage
-    logs = [
-        np.log(np.maximum(durations.block(v)[ops[v]], _TINY_S)) for v in range(graph.n_variants)
-    ]
+    logs = [np.log(np.maximum(passes.of(v, ops[v]), _TINY_S)) for v in range(graph.n_variants)]
     by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
     for log, dps in zip(logs, graph.variant_dps, strict=True):
         by_replica[..., dps] = np.median(log, axis=(2, 3))
@@ -315,13 +312,14 @@ def pauses(durations: Durations, fit: Fit, kind: int, least: float | None = None
         least: residual (logarithm) above which a compute is paused; None: that of its kind.
     """
     least = float(pause_residual(fit)[kind]) if least is None else least
-    durations = whole_passes(durations)
+    passes = whole_passes(durations)
     tables = []
     for v, variant in enumerate(fit.variants):
         residual = variant.residual[kind]
         excess = np.zeros(residual.shape)
         at = np.nonzero(residual > least)
-        duration_s = durations.block(v)[variant.ops[kind][at[0], at[1]], at[2], at[3]]
+        rows = passes.row[v][variant.ops[kind][at[0], at[1]]]
+        duration_s = passes.blocks[v][rows, at[2], at[3]]
         seconds = duration_s * -np.expm1(-residual[at])
         excess[at] = np.where(seconds > PAUSE_S, seconds, 0.0)
         tables.append(excess)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.links import LATE_TIMES, MAX_CHANCE, OUTLIER_SIGMAS, RARE_SHARE, SLOW_TIMES
 from paceline.diagnose.remove import Effect, Scaled
-from paceline.graph import Durations
+from paceline.graph import Durations, StepGraph
 from paceline.trace import OpKind
 from paceline.trace.job import place_of
 from paceline.trace.kinds import PEER_KINDS
@@ -42,7 +42,7 @@ MAX_LISTED = 256
 
 @dataclass(frozen=True)
 class Group:
-    """One collective of a stage, or all of one kind among the same members.
+    """One collective of a stage, or all of one kind among the same members (of programs).
 
     Attributes:
         kind, stage: which.
@@ -62,7 +62,7 @@ class Group:
     @cached_property
     def level(self) -> Array:
         """[step] the middle member's time over the usual one."""
-        middle: Array = np.median(self.times, axis=1)
+        middle: Array = robust.median(self.times, axis=1)
         return middle
 
 
@@ -100,27 +100,54 @@ def group_causes(
 
 
 def _groups(durations: Durations, ideal: Array) -> list[Group]:
+    """Each collective of a stage; of programs, all collectives of a kind among the same members.
+
+    A program repeats a collective for each unit or bucket, all over the same connections: its
+    units are no other groups to compare it with.
+    """
     graph = durations.graph
+    collectives: dict[_Meeting, list[npt.NDArray[np.int64]]] = {}
+    for number, members in enumerate(graph.dp_groups):
+        if int(graph.kind[members[0]]) not in PEER_KINDS:
+            meeting = _Meeting.of(graph, members, -1 if graph.programmed else number)
+            collectives.setdefault(meeting, []).append(members)
     groups = []
-    for members in graph.dp_groups:
-        kind = OpKind(int(graph.kind[members[0]]))
-        if kind in PEER_KINDS:
-            continue
-        usual_s = max(float(ideal[members[0]]), 1e-9)
-        times = np.concatenate([durations.row(op) for op in members.tolist()], axis=1) / usual_s
-        workers = [
-            (int(dp), int(graph.pp[op]))
-            for op in members.tolist()
-            for dp in graph.variant_dps[int(graph.variant[op])]
+    for meeting, of_meeting in collectives.items():
+        usual_s = max(sum(float(ideal[members[0]]) for members in of_meeting), 1e-9)
+        seconds = [
+            np.concatenate([durations.row(op) for op in members.tolist()], axis=1)
+            for members in of_meeting
         ]
-        first = int(members[0])
-        stage = int(graph.pp[first])
-        sets = graph.sets_of(first)[[dp for dp, _ in workers]]
+        times = np.sum(seconds, axis=0) / usual_s
+        ops, workers = np.concatenate(of_meeting), meeting.workers
+        sets = graph.families[meeting.family][[dp for dp, _ in workers]]
         for number in np.unique(sets).tolist():
             own = np.flatnonzero(sets == number)
             met = [workers[at] for at in own.tolist()]
-            groups.append(Group(kind, stage, members, times[:, own], met, usual_s))
+            groups.append(Group(meeting.kind, meeting.stage, ops, times[:, own], met, usual_s))
     return groups
+
+
+class _Meeting(NamedTuple):
+    """Traits that collectives of one group share; of whole passes each has its own number."""
+
+    kind: OpKind
+    stage: int
+    family: int
+    workers: tuple[tuple[int, int], ...]
+    number: int
+
+    @classmethod
+    def of(cls, graph: StepGraph, members: npt.NDArray[np.int64], number: int) -> _Meeting:
+        """That of a collective with these ops, of all variants."""
+        first = int(members[0])
+        workers = tuple(
+            (int(dp), int(graph.pp[op]))
+            for op in members.tolist()
+            for dp in graph.variant_dps[int(graph.variant[op])]
+        )
+        kind, family = OpKind(int(graph.kind[first])), int(graph.family[graph.group[first]])
+        return cls(kind, int(graph.pp[first]), family, workers, number)
 
 
 def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
@@ -168,7 +195,7 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     """Whether a group is slow beside the others of its kind, or beside itself over time."""
     levels = others.levels
     level = group.level
-    usual = float(np.median(levels)) if len(levels) else 1.0
+    usual = float(robust.median(levels)) if len(levels) else 1.0
     if usual <= 0:  # most take no time at all: there is nothing to compare with
         return None
     factor = float(others.typical[others.one]) / max(usual, 1e-9)
@@ -195,17 +222,34 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
 def _of_groups(
     durations: Durations, slow: Sequence[SlowGroup], steps: npt.NDArray[np.int64], n_groups: int
 ) -> Candidate:
-    worst = slow[0]
+    worst, graph = slow[0], durations.graph
     stage, label = worst.group.stage, worst.group.kind.label
-    times, evidence = in_steps(worst), group_evidence(slow, steps, n_groups)
+    evidence = group_evidence(slow, steps, n_groups)
+    place: dict[str, Any] = {"stage": stage, "kind": label}
+    of_members, common = f"of stage {stage}", ""
+    if len(worst.group.workers) < graph.n_dp:  # one of several groups of the stage
+        place["workers"] = [list(worker) for worker in worst.group.workers[:MAX_LISTED]]
+        first = graph.worker_name(*worst.group.workers[0])
+        of_members = f"of {first} ({len(worst.group.workers)} members)"
+    if (worker := _in_all(slow)) is not None:
+        evidence["in_all"] = list(worker)
+        common = f"; all slow groups have worker {graph.worker_name(*worker)}"
     return Candidate(
         "dp-network",
-        f"the data-parallel group of stage {stage} is {worst.factor:.1f}x slow{times} ({label})",
-        {"group": {"stage": stage, "kind": label}},
+        f"the data-parallel group {of_members} is {worst.factor:.1f}x slow{in_steps(worst)} "
+        f"({label}){common}",
+        {"group": place},
         evidence,
         Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
-        _ambiguity(worst),
+        _ambiguity(worst, one_of_several="workers" in place),
     )
+
+
+def _in_all(slow: Sequence[SlowGroup]) -> tuple[int, int] | None:
+    """The one worker that groups of unlike members share: its NIC, not their network, is slow."""
+    members = {frozenset(entry.group.workers) for entry in slow}
+    common = frozenset.intersection(*members)
+    return next(iter(common)) if len(members) > 1 and len(common) == 1 else None
 
 
 def in_steps(worst: SlowGroup) -> str:
@@ -239,9 +283,11 @@ def group_evidence(
     return evidence
 
 
-def _ambiguity(worst: SlowGroup) -> str:
+def _ambiguity(worst: SlowGroup, one_of_several: bool) -> str:
     if not worst.lasting or worst.factor >= LATE_TIMES:
         return ""
+    if one_of_several:
+        return "other work on the hosts of these members slows their transfers, too"
     return "a stage with more parameters (embedding, output layer) takes longer in all steps, too"
 
 
@@ -277,11 +323,11 @@ def _late_members(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
     late = []
     for group in groups:
         n_steps, n_members = group.times.shape
-        usual = float(np.median(group.level))
+        usual = float(robust.median(group.level))
         if n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
             continue
         behind = group.times - group.level[:, None]
-        typical = np.median(behind, axis=0)
+        typical = robust.median(behind, axis=0)
         # Members of a healthy group end late by turns; their own spread and the others' both count.
         error = np.maximum(robust.median_error(behind), robust.spread(typical))
         blamed = np.flatnonzero(typical >= np.maximum(MEMBER_SHARE * usual, MEMBER_ERRORS * error))
@@ -327,10 +373,9 @@ def _on_time(durations: Durations, group: Group, member: int) -> Scaled:
     dp, pp = group.workers[member]
     v = int(graph.replica_variant[dp])
     own_op = (graph.variant[group.ops] == v) & (graph.pp[group.ops] == pp)
-    op = int(group.ops[own_op][0])
     behind = group.times[:, member] - group.level
     own = group.times[:, member]
     on_time_s = np.maximum(own - max(float(np.median(behind)), 0.0), 0.0)
     factor = np.where(own > 0, on_time_s / np.maximum(own, 1e-12), 1.0)
-    rows = np.array([op - int(graph.variant_ptr[v])])
+    rows = group.ops[own_op] - int(graph.variant_ptr[v])
     return Scaled(v, rows, int(graph.dp_index[dp]), factor[None, :, None])

@@ -198,7 +198,7 @@ def _usual_levels(links: _Links) -> Array:
             continue
         for link in members.tolist():
             others = links.level[members[members != link]]
-            usual[link] = max(1.0, float(np.median(others))) if len(others) else 1.0
+            usual[link] = max(1.0, float(robust.median(others))) if len(others) else 1.0
     return usual
 
 

@@ -55,7 +55,9 @@ class Effect:
 
 
 def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durations:
-    """The durations without some causes."""
+    """The durations without some causes; they themselves without none."""
+    if not effects:
+        return durations
     changed = Durations(durations.graph, durations.n_steps, durations.values.copy())
     if any(effect.factor is not None or effect.excess is not None for effect in effects):
         for k in range(len(KINDS)):
@@ -80,8 +82,7 @@ def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], k
     before = after = 0.0
     passes = whole_passes(changed)
     for v, variant in enumerate(fit.variants):
-        block, ops = passes.block(v), variant.ops[kind]
-        table = block[ops]  # [place, microbatch, step, dp]
+        table = passes.of(v, variant.ops[kind])  # [place, microbatch, step, dp]
         before += float(table.sum())
         for effect in effects:
             if effect.excess is not None and kind == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +30,16 @@ MIN_ERRORS = 4.0
 #: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
 MIN_SPREADS, ALWAYS_SLOW_SHARE = 4.0, 0.05
 
+#: Fewer steps than ``FEW_STEPS`` do not show how much a worker's steps differ. They are taken to
+#: vary by this share: whole steps of the what-if paper's public jobs do by 0.6 to 2.3%.
+FEW_STEPS, USUAL_STEP_SPREAD = 4, 0.025
+
 #: Beside a worker this many times as far off, one under 5% is not worth naming.
 DWARFING_RATIO = 2.0
+
+#: ... nor one that noise shows in more than this share of jobs. (The worst one's chance is part of
+#: the finding's confidence.)
+MAX_CHANCE = 0.01
 
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
@@ -61,8 +70,11 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     weight = of_kinds / of_kinds.sum(axis=0)
     lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
-    slow = lasting >= _bar(apparent, fit)
+    slow = lasting >= np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
+    if durations.n_steps >= FEW_STEPS:  # of fewer Student's t says next to nothing
+        chances = _chances(lasting, fit, durations.n_steps)
+        slow &= (lasting == lasting.max()) | (chances <= MAX_CHANCE)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
@@ -116,6 +128,11 @@ def _bar(apparent: Array, fit: Fit) -> Array:
     return bar
 
 
+def _least_of_few(n_steps: int) -> float:
+    """The share by which a worker must be slow in a few steps, for steps vary, too."""
+    return 0.0 if n_steps >= FEW_STEPS else MIN_ERRORS * USUAL_STEP_SPREAD / math.sqrt(n_steps)
+
+
 def _steps_of(cell: tuple[int, int], slow: Mask, by_step: Array) -> Mask | None:
     """[step] in which a worker is slow; None: in all."""
     return None if slow[cell] else by_step[cell[0], :, cell[1]] > 0
@@ -167,8 +184,15 @@ def _chance(worst: tuple[int, int], lasting: Array, slow: Mask, fit: Fit, n_step
     """Bound on the chance that noise shows a worker as slow as the worst one."""
     if not slow[worst] or n_steps < 2:
         return 0.0  # single steps are held to STEP_ERRORS
-    t = lasting[worst] / max(float(fit.worker_error[worst]), 1e-12)
-    return min(1.0, float(robust.student_chance(np.array(t), n_steps)) * lasting.size)
+    return float(_chances(lasting, fit, n_steps)[worst])
+
+
+def _chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
+    """[stage, dp] bounds on the chance that noise shows any worker as slow as that one."""
+    if n_steps < 2:
+        return np.zeros_like(lasting)
+    t = lasting / np.maximum(fit.worker_error, 1e-12)
+    return np.minimum(1.0, robust.student_chance(t, n_steps) * lasting.size)
 
 
 def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
@@ -206,6 +230,7 @@ def _step_deviations(durations: Durations, fit: Fit) -> Array:
             errors[stage, dps] = robust.MEDIAN_ERROR * sigma / np.sqrt(len(flat))
             deviations[stage][:, dps] = middle
     noise = np.maximum(errors[:, None], robust.spread(deviations))
-    bar = np.maximum(STEP_SLOW, STEP_ERRORS * noise)
+    usual = MIN_ERRORS * USUAL_STEP_SPREAD if durations.n_steps < FEW_STEPS else STEP_SLOW
+    bar = np.maximum(usual, STEP_ERRORS * noise)
     slow: Array = np.where(deviations > bar, deviations, 0.0)
     return slow

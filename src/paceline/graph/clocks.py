@@ -206,9 +206,10 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
     """One group per collective that spans the replicas; those within passes by stage and family."""
     groups: list[_Group] = []
     within: dict[tuple[int, int, int], list[int]] = {}
+    of_peers = np.isin(graph.kind, [int(kind) for kind in PEER_KINDS])
     for members in graph.dp_groups:
         first = int(members[0])
-        if graph.kind[first] in PEER_KINDS and len(members) == 1:
+        if of_peers[first] and len(members) == 1:
             family = int(graph.family[graph.group[first]])
             key = int(graph.kind[first]), int(graph.pp[first]), family
             within.setdefault(key, []).append(first)

@@ -23,7 +23,7 @@ class Computes:
 
     Attributes:
         ops: per variant [kind, place, microbatch] ops, counted from the variant's first; of passes
-            that consist of parts the first part, see :func:`whole_passes`.
+            that consist of parts the first part, see :class:`Passes`.
         stage: [place].
     """
 
@@ -35,12 +35,10 @@ class Computes:
         ops: Ints = self.ops[variant][:, self.stage == stage]
         return ops
 
-    def typical(self, durations: Durations) -> Array:
+    def typical(self, passes: Passes) -> Array:
         """[kind, place] median seconds over microbatches, steps and replicas."""
         places = [
-            np.concatenate(
-                [durations.block(v)[ops[k, p]].ravel() for v, ops in enumerate(self.ops)]
-            )
+            np.concatenate([passes.of(v, ops[k, p]).ravel() for v, ops in enumerate(self.ops)])
             for k in range(len(KINDS))
             for p in range(len(self.stage))
         ]
@@ -64,30 +62,50 @@ def computes_of(graph: StepGraph) -> Computes:
     return Computes(tuple(tables), np.repeat(np.arange(graph.n_pp), n_chunks))
 
 
-def whole_passes(durations: Durations) -> Durations:
-    """Durations with the time of each pass in the row of its first part, and 0 in all others.
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Seconds of passes, those that consist of parts as a whole.
 
-    The durations themselves where no pass consists of parts. Rows of 0 take no memory until they
-    are looked at.
+    Attributes:
+        blocks: per variant [pass, step, dp] seconds.
+        row: per variant [op, counted from its first] the pass whose first part it is; -1 where it
+            is none.
     """
+
+    blocks: tuple[Array, ...]
+    row: tuple[Ints, ...]
+
+    def of(self, variant: int, ops: Ints) -> Array:
+        """[..., step, dp] seconds of the passes whose first parts are ``ops`` [...]."""
+        seconds: Array = self.blocks[variant][self.row[variant][ops]]
+        return seconds
+
+
+def whole_passes(durations: Durations) -> Passes:
+    """The passes of all variants; views of the durations where no pass consists of parts."""
     graph = durations.graph
     if not graph.has_parts:
-        return durations
-    whole = Durations.empty(graph, durations.n_steps)
+        rows = tuple(np.arange(len(block)) for block in durations.blocks)
+        return Passes(durations.blocks, rows)
     local = np.isin(graph.kind, [int(kind) for kind in LOCAL_KINDS])
+    blocks, row_of = [], []
     for v in range(graph.n_variants):
         ops = graph.variant_ops(v)
-        block, sums = durations.block(v), whole.block(v)
+        block = durations.block(v)
         of_pass = graph.pass_of[ops] - ops.start
         first = of_pass == np.arange(len(of_pass))
         alone = np.flatnonzero(local[ops] & first)
-        sums[alone] = block[alone]
+        row = np.full(len(of_pass), -1)
+        row[alone] = np.arange(len(alone))
+        seconds = block[alone]
         parts = np.flatnonzero(~first)
         nth = occurrence((of_pass[parts],), np.argsort(of_pass[parts], kind="stable"))
         for number in range(int(nth.max(initial=-1)) + 1):
             some = parts[nth == number]
-            sums[of_pass[some]] += block[some]
-    return whole
+            seconds[row[of_pass[some]]] += block[some]
+        blocks.append(seconds)
+        row_of.append(row)
+    return Passes(tuple(blocks), tuple(row_of))
 
 
 def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:

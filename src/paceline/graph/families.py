@@ -71,9 +71,8 @@ def with_families(
             which = _name(ops, int(np.argmax(differs)))
             raise GraphError(f"the groups of {which} change from step to step")
     _check_partitions(ops, first)
-    _check_sizes(trace, ops, first)
-    distinct, index = np.unique(first, axis=0, return_inverse=True)
-    index = index.reshape(-1)
+    distinct, example, index = _distinct_rows(first)
+    _check_sizes(trace, ops, distinct, example)
     sets = np.stack(
         [np.unique(numbers, return_inverse=True)[1].reshape(-1) for numbers in distinct]
     )
@@ -84,6 +83,19 @@ def with_families(
     # Sorted, all ranks in one set come first.
     family = number.reshape(-1)[1:][index]
     return [replace(ops, family=family)], np.ascontiguousarray(families[:, :-1])
+
+
+def _distinct_rows(table: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+    """The distinct rows, sorted, the first place of each, and [row] which of them it is."""
+    words = [row.tobytes() for row in table]
+    place: dict[bytes, int] = {}
+    for at, word in enumerate(words):
+        place.setdefault(word, at)
+    # Few are distinct, and to sort rows is slow.
+    distinct, first = np.unique(table[list(place.values())], axis=0, return_index=True)
+    example = np.array(list(place.values()))[first]
+    number = dict(zip((words[at] for at in example.tolist()), range(len(example)), strict=True))
+    return distinct, example, np.array([number[word] for word in words])
 
 
 def _namesakes(kind: npt.NDArray[Any], index: Ints, sets: Ints) -> Ints:
@@ -124,7 +136,7 @@ def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
         )
 
 
-def _check_sizes(trace: Trace, ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
+def _check_sizes(trace: Trace, ops: ReplicaOps, rows: npt.NDArray[np.int32], example: Ints) -> None:
     """Groups of a collective are of one size: of ranks that name unlike ones some stand alone.
 
     Links of a ring are not: a rank that has none in a turn is a group of its own.
@@ -132,10 +144,10 @@ def _check_sizes(trace: Trace, ops: ReplicaOps, group: npt.NDArray[np.int32]) ->
     Args:
         trace: whose ranks.
         ops: the ops of a replica.
-        group: [op, dp] numbers of groups, -1 = all ranks.
+        rows: [distinct, dp] numbers of groups, -1 = all ranks.
+        example: [distinct] the first op that has them.
     """
-    rows, first = np.unique(group, axis=0, return_index=True)
-    for numbers, op in zip(rows, first.tolist(), strict=True):
+    for numbers, op in zip(rows, example.tolist(), strict=True):
         if ops.kind[op] == OpKind.CONTEXT_COMM or (numbers < 0).any():
             continue
         names, member, sizes = np.unique(numbers, return_inverse=True, return_counts=True)

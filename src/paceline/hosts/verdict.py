@@ -3,6 +3,12 @@
 A single validation compares GPUs by a floor of 10% (:mod:`paceline.detect.verdict`), which a GPU
 that is slow by 10% exceeds every other time. Over validations the noise of each is averaged, and
 what remains is how much healthy GPUs differ from each other, and from themselves.
+
+Peers are compared by Student's t: each GPU with the mean and deviation of those faster than it, the
+slowest first, so that several slow ones do not hide each other (a generalised extreme Studentized
+deviate test of one side; Rosner, "Percentage points for a generalized ESD many-outlier procedure",
+1983). Of one candidate among GPUs that differ normally no test with the same rate of false names
+finds more.
 """
 
 from __future__ import annotations
@@ -12,8 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from paceline.hosts.result import Result
-from paceline.robust import SIGMA_OF_MAD
+from paceline.robust import SIGMA_OF_MAD, t_quantile
 
 #: The newest results, whose median counts: one disturbed validation accuses nobody.
 RECENT = 5
@@ -22,7 +30,10 @@ BASELINE, MIN_BASELINE = 50, 8
 #: Slower than peers, or than itself, by less is not called slow.
 FLOORS = {"gemm": 0.05, "hbm": 0.05, "link": 0.20}
 _OTHER_FLOOR = 0.10
-#: Robust standard deviations; 4.5 because a fleet has thousands of GPUs.
+#: Chance that a healthy GPU is called slow by its peers, and of such names in a whole fleet, where
+#: healthy GPUs differ normally; the smaller counts.
+_MISSES, _FLEET_MISSES = 0.0009, 0.3
+#: Robust standard deviations of a GPU's own past results, of which some were disturbed.
 _SIGMAS = 4.5
 _MIN_PEERS = 4
 
@@ -93,7 +104,7 @@ def judge_units(results: Iterable[Result]) -> list[UnitVerdict]:
     peers: dict[tuple[str, str], list[float]] = {}
     for (_, _, device, test), ratio in newest.items():
         peers.setdefault((device, test), []).append(ratio)
-    bounds = {(d, test): _bound(values, test) for (d, test), values in peers.items()}
+    bounds = {(d, test): peer_bound(values, test) for (d, test), values in peers.items()}
     return [
         _verdict(unit, rows, newest[unit], bounds[unit[2], unit[3]])
         for unit, rows in sorted(ratios.items())
@@ -109,7 +120,7 @@ def _verdict(
     if len(past) >= MIN_BASELINE:
         usual = statistics.median(past)
         own_ratio = ratio / usual
-        own_bound = _bound([value / usual for value in past], test)
+        own_bound = _own_bound([value / usual for value in past], test)
     is_told = len(rows) >= RECENT
     above_own = own_ratio is not None and own_bound is not None and own_ratio > own_bound
     slow = is_told and (ratio > bound or above_own)
@@ -119,11 +130,33 @@ def _verdict(
     )
 
 
-def _bound(values: Sequence[float], test: str) -> float:
-    """Bound that healthy hosts stay below."""
-    floor = FLOORS.get(test.partition(" ")[0], _OTHER_FLOOR)
+def peer_bound(values: Sequence[float], test: str) -> float:
+    """Bound that healthy GPUs stay below, from the ratios of all of a kind."""
+    usual, n = statistics.median_low(values), len(values)
+    if n < _MIN_PEERS:
+        return usual * (1 + 2 * _floor(test))
+    fastest = np.sort(values)
+    count = np.arange(1, n + 1)
+    mean = np.cumsum(fastest) / count
+    # Squares around the median: differences of large numbers would lose digits.
+    squares = np.cumsum((fastest - usual) ** 2) - count * (mean - usual) ** 2
+    deviation = np.sqrt(np.maximum(squares, 0.0) / np.maximum(count - 1, 1))
+    misses = min(_MISSES, _FLEET_MISSES / n)
+    error = deviation * np.sqrt(1 + 1 / count)
+    bound = mean + t_quantile(2 * misses, np.maximum(count - 1, 1)) * error
+    # Of ``rest`` peers, the next one is slow; at least half of all are healthy.
+    rest = np.arange(n // 2 + 1, n)
+    slow = rest[fastest[rest] > bound[rest - 1]]
+    healthy = int(slow[0]) if len(slow) else n
+    return max(usual * (1 + _floor(test)), float(bound[healthy - 1]))
+
+
+def _own_bound(values: Sequence[float], test: str) -> float:
+    """Bound that a healthy GPU's newest results stay below, from its first ones."""
     usual = statistics.median_low(values)
-    if len(values) < _MIN_PEERS:
-        return usual * (1 + 2 * floor)
     sigma = SIGMA_OF_MAD * statistics.median(abs(value - usual) for value in values)
-    return max(usual * (1 + floor), usual + _SIGMAS * sigma)
+    return max(usual * (1 + _floor(test)), usual + _SIGMAS * sigma)
+
+
+def _floor(test: str) -> float:
+    return FLOORS.get(test.partition(" ")[0], _OTHER_FLOOR)

@@ -41,7 +41,7 @@ RESERVE = 0.08
 #: The same where PyTorch's allocator has no expandable segments: a free piece of one segment cannot
 #: join that of another, so memory runs out while much of it is free. One measured job (Llama 3 70B,
 #: tp 4, pp 4, vpp 5, H100 of 80 GB; ``memory_peaks.csv``, mb-70b-0) did so at a peak of 58.8 GB.
-#: Megatron-Bridge calls it "segmentation penalties" (067f987, ``docs/performance-guide.md``).
+#: Megatron-Bridge calls it "segmentation penalties" (067f987, its performance guide).
 FIXED_SEGMENTS_RESERVE = 1 - 58.8 / 80
 
 #: Launch files set this variable; the README of Megatron-Core's ``transformer/moe``

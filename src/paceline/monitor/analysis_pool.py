@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +26,13 @@ from paceline.monitor.blobs import RESULTS, Blobs, BlobsAway, result_key, trace_
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
-from paceline.monitor.store import jobs, sessions
+from paceline.monitor.store import jobs, leases, sessions
 
 #: An analysis that could not be run is tried so often, after a pause; for ever while the disk is
 #: full or the store away.
 _ATTEMPTS, _PAUSE_S = 5, 5.0
+#: The pause of a session is doubled so often.
+_MOST_DOUBLED = 7
 #: How often a worker without work looks for some, should a call to wake it be lost.
 _LOOK_S = 5.0
 #: A session stands for the time since the one before it, but not for more than this.
@@ -59,6 +63,7 @@ class Analyses:
         bus: told of sessions.
         clock: seconds since 1970.
         on_done: called with (job, session) numbers once a result is stored.
+        worker: number of the instance, where several take sessions from one queue.
     """
 
     def __init__(
@@ -69,9 +74,11 @@ class Analyses:
         bus: Bus,
         clock: Callable[[], float],
         on_done: Callable[[int, int], None],
+        worker: str | None = None,
     ) -> None:
         self._config, self._engine, self._blobs, self._bus = config, engine, blobs, bus
-        self._clock, self._on_done = clock, on_done
+        self._clock, self._on_done, self._worker = clock, on_done, worker
+        self._looked_at = -math.inf
         self._stop = threading.Event()
         self._work = threading.Condition()
         self._taking = threading.Lock()
@@ -128,9 +135,12 @@ class Analyses:
         """The session to be analysed next."""
         with self._taking:
             if self._unsure:
-                sessions.requeue_running(self._engine, but=self._busy)
+                sessions.requeue_running(self._engine, but=self._busy, worker=self._worker)
                 self._unsure = False
-            row = sessions.start_next(self._engine, self._clock())
+            if self._worker is not None and time.monotonic() - self._looked_at >= _LOOK_S:
+                sessions.requeue_of_dead(self._engine, leases.living(self._engine))
+                self._looked_at = time.monotonic()
+            row = sessions.start_next(self._engine, self._clock(), self._worker)
             if row is not None:
                 self._busy.add(row["id"])
             return row
@@ -150,9 +160,10 @@ class Analyses:
             lost = self._gpu_hours_lost(row, job, summary)
             self._learn(job, summary)
             values |= {"status": "done", "gpu_hours_lost": lost, "reason": None}
-            self._finish(row, values, summary["facts"])
+            if not self._finish(row, values, summary["facts"]):
+                return
         except _Stopping:
-            sessions.put_back(self._engine, row["id"])
+            sessions.put_back(self._engine, row)
             return
         except Failed as failed:
             self._fail(row, job, str(failed))
@@ -163,6 +174,8 @@ class Analyses:
             if self._tried[row["id"]] < _ATTEMPTS or (
                 passes and not isinstance(error, FileNotFoundError)
             ):
+                pause_s = _PAUSE_S * 2 ** min(self._tried[row["id"]] - 1, _MOST_DOUBLED)
+                sessions.try_later(self._engine, dict(row), self._clock() + pause_s)
                 raise
             self._fail(row, job, f"the analysis could not be run: {_reason(error)}")
             return
@@ -172,21 +185,21 @@ class Analyses:
     def _fail(self, row: Mapping[str, Any], job: Mapping[str, Any], reason: str) -> None:
         log(logging.WARNING, "analysis failed", session=row["id"], reason=reason)
         with contextlib.suppress(_Stopping):
-            self._finish(row, {"status": "failed", "reason": reason})
-            self._tell(row, job, "failed")
+            if self._finish(row, {"status": "failed", "reason": reason}):
+                self._tell(row, job, "failed")
 
     def _finish(
         self,
         row: Mapping[str, Any],
         values: Mapping[str, Any],
         facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Store the outcome, however long the database is away."""
+    ) -> bool:
+        """Store the outcome, however long the database is away; False: another worker has it."""
         while True:
             try:
                 now = self._clock()
-                sessions.finish(self._engine, row["id"], {**values, "finished_at": now}, facts)
-                return
+                done = {**values, "finished_at": now}
+                return sessions.finish(self._engine, row["id"], done, facts, row)
             except Exception as error:
                 log(logging.ERROR, "failed", what="storing an analysis", reason=_reason(error))
                 if self._stop.wait(1.0):

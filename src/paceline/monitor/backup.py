@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import MonitorError, OutputError
@@ -29,6 +29,7 @@ from paceline.monitor.otlp_jobs import PLAN
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.dump import read_rows, write_rows
 from paceline.monitor.store.health import problem_in
+from paceline.monitor.store.tables import stores
 
 FORMAT = 1
 #: Parts of the data folder in a backup: traces and results, step times, spans of no session yet.
@@ -46,6 +47,12 @@ def write_backup(config: Config, engine: Engine, file: BinaryIO) -> dict[str, in
 
     The store is read first, at one moment: what its rows refer to is in the folder by then.
     """
+    with engine.connect() as connection:
+        if connection.execute(select(stores.c.several)).scalar():
+            raise MonitorError(
+                "several instances share the store: all is in the database and the bucket; back "
+                "them up with their own means (docs/operate.md)"
+            )
     os.fchmod(file.fileno(), 0o600)  # it has the key of the logins, and everybody's data
     members: dict[str, dict[str, Any]] = {}
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:

@@ -16,6 +16,8 @@ from paceline.monitor.refusal import Refusal
 
 RESULT, REPORT, PERFETTO = "result.json", "report.html", "ideal.json.gz"
 RESULTS = (RESULT, REPORT, PERFETTO)
+#: Keys of parts of uploads begin with it.
+PARTS = "uploads"
 
 
 def trace_key(sha256: str) -> str:

@@ -346,6 +346,52 @@ class SpooledBlobs:
             self._store = ""
 
 
+class DirectBlobs(BucketBlobs):
+    """Blobs in a bucket that several instances share: what is taken is there, nowhere else.
+
+    Args:
+        url: of the bucket.
+        gate: runs its calls.
+    """
+
+    def __init__(self, url: str, gate: Gate) -> None:
+        super().__init__(url, gate)
+        self._store = ""
+
+    @property
+    def problem(self) -> str:
+        """Why the bucket cannot be used; "" where it can."""
+        return self._gate.problem
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Nothing waits here."""
+        return 0, 0
+
+    def claim(self, store: str) -> None:
+        """See that the bucket is this store's: now, or before something is taken."""
+        self._store = store
+        try:
+            super().claim(store)
+            self._store = ""
+        except BlobsAway as away:
+            log(logging.ERROR, "bucket", error=str(away))
+
+    def start(self) -> None:
+        """Nothing waits here."""
+
+    def stop(self) -> None:
+        """Nothing waits here."""
+
+    def take(self, path: Path, key: str) -> None:
+        """Move a file in: in the bucket when this returns."""
+        if self._store:
+            self.claim(self._store)
+            if self._store:
+                raise BlobsAway(self.problem)
+        super().take(path, key)
+
+
 def open_blobs(url: str, data: Path) -> Blobs:
     """The blobs that the settings name: "" = files in ``data``.
 

@@ -68,6 +68,11 @@ class Bus:
         self._readers: set[Subscription] = set()
         self.closed = False
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._readers)
+
     def subscribe(self, project: str = "*") -> Subscription:
         """Messages of a project ("*" = of all) from now on; call it in an event loop."""
         subscription = Subscription(self, project)

@@ -18,6 +18,8 @@ DAY_S = 86_400.0
 LEAST_ANALYSIS_MIB = 512
 #: Pattern of Prometheus' label names.
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,60}")
+#: Names of instances.
+_INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Config:
         data: folder of everything but the database: blobs, uploads, step times, secrets.
         store: URL of the database; "" = SQLite in ``data``.
         blobs: where traces and results lie: "" = in ``data``, or an fsspec URL (s3://bucket/x).
+        instance: name of this one among several that share store and blobs; "" = the only one.
+        log_hours: how long instances keep step times as they were pushed, at the least.
         bind: host:port to listen on.
         base_url: how users reach it, for links in alerts; "" = http://bind.
         public_read: pages and reads need no token.
@@ -45,12 +49,17 @@ class Config:
         silent_after_s: time without a step after which a running job is silent.
         metric_labels: names of jobs' labels that ``paceline_job_info`` has, too, with commas.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
+        projects: YAML file of what each project keeps and may send; "" = all alike.
+        sign_on: YAML file of the OpenID provider and what its users may; "" = tokens only.
+        keep_audit_days: the log of who did what; 0 = for ever.
         log_level: debug, info, warning or error.
     """
 
     data: Path = Path("paceline-data")
     store: str = ""
     blobs: str = ""
+    instance: str = ""
+    log_hours: float = 6.0
     bind: str = "127.0.0.1:8765"
     base_url: str = ""
     public_read: bool = False
@@ -70,6 +79,9 @@ class Config:
     silent_after_s: float = 900.0
     metric_labels: str = ""
     alerts: str = ""
+    projects: str = ""
+    sign_on: str = ""
+    keep_audit_days: float = 365.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -84,9 +96,22 @@ class Config:
         for name in ("analysis_seconds", "requests_per_minute", "step_samples_per_minute"):
             good = 0 < getattr(self, name) < math.inf
             _require(good, f"{name} must be above 0, and finite", name)
-        for name in ("keep_days", "keep_gib", "silent_after_s", "analysis_queue"):
+        for name in (
+            "keep_days",
+            "keep_gib",
+            "keep_audit_days",
+            "silent_after_s",
+            "analysis_queue",
+            "log_hours",
+        ):
             good = 0 <= getattr(self, name) < math.inf
             _require(good, f"{name} must be 0 or more, and finite", name)
+        if self.instance:
+            good = bool(_INSTANCE.fullmatch(self.instance))
+            _require(good, "instance has 1 to 40 of A-Z a-z 0-9 . _ -", "instance")
+            good = self.store.startswith("postgresql") and bool(self.blobs)
+            message = "several instances need a PostgreSQL (store) and a bucket (blobs)"
+            _require(good, message, "instance")
         least = LEAST_ANALYSIS_MIB
         good = self.analysis_memory_mib >= least
         _require(good, f"analysis_memory_mib must be {least} or more", "analysis_memory_mib")

@@ -20,15 +20,16 @@ from paceline.detect.limits import WARM_UP
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
 from paceline.monitor.earlier_runs import find_earlier_runs, slow_start_of
+from paceline.monitor.keeper import Keeper, OneProcess
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
-from paceline.monitor.rank_file import load_rank_map, restore_rank_map
+from paceline.monitor.rank_file import restore_rank_map
 from paceline.monitor.rank_map import RankMap, Ratios
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
-from paceline.monitor.step_files import Batch, StepFile, StepFiles
+from paceline.monitor.step_files import MARGIN_S, Batch, StepFile, StepFiles
 from paceline.monitor.step_series import append_rows, last_row, read_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
@@ -44,8 +45,6 @@ STOP_S = 10.0
 TICK_S = 1.0
 #: Samples after which a stream is saved, and how long it is idle before it is saved anyway.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
-#: Batches that come at the same time may be taken in another order than they are stored.
-_MARGIN_S = 60.0
 #: Jobs taken up at a time: each has a segment of its file in memory, and the file open.
 _MAX_LOADS = 8
 #: Memory of the streams; beyond, those idle longest are saved and let go.
@@ -71,6 +70,7 @@ class Detectors:
         clock: seconds since 1970.
         on_event: called with (job, event) numbers once an event is stored.
         keep_s: how long ranks' step times are kept; 0 = always.
+        keeper: where detectors are kept beside the files.
     """
 
     def __init__(
@@ -81,9 +81,11 @@ class Detectors:
         clock: Callable[[], float],
         on_event: Callable[[int, int], None],
         keep_s: float = 0.0,
+        keeper: Keeper | None = None,
     ) -> None:
         self._engine, self._files, self._bus, self._clock = engine, files, bus, clock
         self._on_event, self._keep_s = on_event, keep_s
+        self._keeper: Keeper = keeper or OneProcess()
         self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # samples of each project
@@ -147,7 +149,8 @@ class Detectors:
         """How the ranks of a job compared, from step ``first`` to ``last``: of now, or as saved."""
         live = self._live.get(job.id)
         try:
-            rank_map = live.rank_map if live else load_rank_map(self._files.path(job.id))
+            folder = self._files.path(job.id)
+            rank_map = live.rank_map if live else self._keeper.rank_map(job.id, folder)
         except StateError:  # told when it is made anew
             rank_map = None
             self._queue.put((job, _RESTORE))
@@ -244,7 +247,7 @@ class Detectors:
             saved_at = (self._files.path(job.id) / SNAPSHOT).stat().st_mtime
         except FileNotFoundError:
             saved_at = 0.0
-        return self._files.written_at(job.id) <= max(0.0, saved_at - _MARGIN_S)
+        return self._files.written_at(job.id) <= max(0.0, saved_at - MARGIN_S)
 
     def _load(self, job: JobKey) -> Work:
         """Take up a job where it was saved, with all that came since."""
@@ -253,10 +256,11 @@ class Detectors:
         folder = self._files.path(job.id)
         self._n_loading += 1
         try:
+            self._keeper.take_up(job.id, folder)
             live, is_unfit = self._restore(job)
             live.start = live.stream.start
             saved_to = None if is_unfit else (live.stream.start, live.stream.last_step)
-            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.path)
+            live.stream.earlier = find_earlier_runs(self._engine, job, self._files.rows)
             with self._files.of(job.id) as file:
                 yield from self._restore_rank_map(live, file, saved_to)
                 last = last_row(folder)
@@ -271,14 +275,15 @@ class Detectors:
                         yield
         finally:
             self._n_loading -= 1
-        live.stream.pulse.listen(self._clock())
+        live.saved_at = self._clock()
+        live.stream.pulse.listen(live.saved_at)
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
 
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
         """Samples since the stream was saved; if they do not fit, all those behind a new one."""
         if not is_unfit:
-            return file.read(since=live.stream.seen_at - _MARGIN_S)
+            return file.read_behind(live.stream.seen_at)
         return replay(file, live.stream, lambda: self._look_for_ongoing(live))
 
     def _look_for_ongoing(self, live: LiveJob) -> None:
@@ -340,6 +345,7 @@ class Detectors:
         if rows:
             folder = self._files.path(live.job.id)
             append_rows(folder, np.array(rows))
+            self._keeper.add_rows(live.job.id, np.array(rows))
             self._look_at_first_steps(live, folder, len(rows))
         self._store_events(live)
         return are_all
@@ -360,7 +366,7 @@ class Detectors:
                 if live.is_replayed(row) and self._is_stored(row):
                     del live.events[0]
                     continue
-                number, new = event_rows.add(self._engine, row)
+                number, new = event_rows.add(self._engine, row, self._keeper.held)
             except Exception as error:
                 _say("an event", error)
                 return
@@ -389,19 +395,26 @@ class Detectors:
                 self._turns.add(live.job.id, self._work_due(live, now))
                 continue
             idle = now - live.used_at > _IDLE_S and not waits
-            if live.unsaved >= _SAVE_SAMPLES or (live.unsaved and (idle or stopping)):
+            late = now - live.saved_at >= self._keeper.save_every_s
+            if live.unsaved >= _SAVE_SAMPLES or (live.unsaved and (idle or stopping or late)):
                 self._save(live)
             if idle and not live.events:
                 self._live.pop(live.job.id, None)
         self._let_go()
+        try:
+            self._keeper.flush()
+        except Exception as error:
+            _say("series of the jobs", error)
         self._tell()
 
     def _save(self, live: LiveJob) -> None:
         """Save it if it may be; else later."""
         try:
             if live.may_be_saved:
-                keep_from = self._clock() - self._keep_s if self._keep_s else 0.0
-                live.save(self._files.path(live.job.id), keep_from)
+                folder, now = self._files.path(live.job.id), self._clock()
+                live.save(folder, now - self._keep_s if self._keep_s else 0.0)
+                self._keeper.saved(live.job.id, folder, live.stream.covered_to)
+                live.unsaved, live.saved_at = 0, now
         except Exception as error:
             _say(f"step times of {live.job.name}", error)
 
@@ -421,7 +434,7 @@ class Detectors:
         changed = [live for live in self._live.values() if live.changed]
         rows = [live.row() for live in changed]
         try:
-            update_live(self._engine, rows)
+            update_live(self._engine, rows, self._keeper.held)
         except Exception as error:
             _say("rows of the jobs", error)
             return

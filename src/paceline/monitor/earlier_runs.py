@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from sqlalchemy import Engine
 
 from paceline.detect.limits import WARM_UP
 from paceline.detect.slow_start import SlowStart, slow_start
-from paceline.monitor.step_series import read_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey
 
@@ -50,8 +48,10 @@ class EarlierRuns:
         ]
 
 
-def find_earlier_runs(engine: Engine, job: JobKey, path_of: Callable[[int], Path]) -> EarlierRuns:
-    """The runs that a job's label names, the latest ones."""
+def find_earlier_runs(
+    engine: Engine, job: JobKey, rows_of: Callable[[int], npt.NDArray[Any]]
+) -> EarlierRuns:
+    """The runs that a job's label names, the latest ones, by the rows of their series."""
     row = jobs.by_id(engine, job.id)
     label = None if row is None else row["labels"].get(LIKE)
     if not isinstance(label, str) or not label:
@@ -62,7 +62,7 @@ def find_earlier_runs(engine: Engine, job: JobKey, path_of: Callable[[int], Path
         if row["id"] < job.id
         and (fnmatch.fnmatchcase(row["name"], label) or row["labels"].get(LIKE) == label)
     ]
-    return EarlierRuns([read_rows(path_of(number)) for number in alike[:MOST_RUNS]])
+    return EarlierRuns([rows_of(number) for number in alike[:MOST_RUNS]])
 
 
 def slow_start_of(rows: npt.NDArray[Any], earlier: EarlierRuns) -> SlowStart | None:

@@ -69,6 +69,11 @@ class StoreIdentity:
             MonitorError: they belong to different stores.
             OutputError: the folder cannot be written.
         """
+        with self._engine.connect() as connection:
+            if connection.execute(select(stores.c.several)).scalar():
+                raise MonitorError(
+                    "several instances share the store; start with --instance and a name"
+                )
         in_database, in_folder = self._in_database(), self._in_folder()
         if in_database is None:
             if in_folder is not None or self._is_of_others():

@@ -13,7 +13,6 @@ from sqlalchemy import Engine
 
 from paceline.ledger.ledger import Ledger, ledger_of
 from paceline.monitor.step_files import StepFiles
-from paceline.monitor.step_series import read_rows
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.events import level_events
 from paceline.sources.run_logs.timeline import Start, Steps, Timeline
@@ -33,7 +32,7 @@ def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | Non
         return None
     session = sessions.latest_done(engine, job_id)
     return job_ledger(
-        read_rows(files.path(job_id)),
+        files.rows(job_id),
         level_events(engine, job_id),
         gpus=row["gpus"],
         slowdown=None if session is None else healthy_slowdown(session, row["healthy_s"]),

@@ -36,6 +36,7 @@ class LiveJob:
     used_at: float
     rank_map: RankMap = field(default_factory=RankMap)
     unsaved: int = 0
+    saved_at: float = 0.0
     start: int = 0  # of the job
     under_way: bool = False  # a batch is taken in part: not to be saved, nor let go
     changed: bool = False
@@ -67,7 +68,6 @@ class LiveJob:
         self.rank_map.drop_before(keep_from)
         save_rank_map(self.rank_map, folder)  # first: it may be ahead of the stream, not behind
         save_stream(self.stream, folder)
-        self.unsaved = 0
 
     def take(self, step: Closed, last: Any) -> list[Any]:
         """Note a step's events; returns its row, unless the series up to ``known`` has it."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from paceline.client import Client
@@ -45,9 +46,13 @@ class Target:
     labels: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
-    def meta(self, degrees: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The data that goes with a trace."""
-        hosts = {str(rank): list(place) for rank, place in self.hosts.items()}
+    def meta(
+        self,
+        degrees: Mapping[str, Any] | None,
+        recorded: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """The data that goes with a trace; the user's hosts go before those ``recorded``."""
+        hosts = {str(rank): list(place) for rank, place in {**recorded, **self.hosts}.items()}
         return {**({"job": degrees} if degrees else {}), **({"hosts": hosts} if hosts else {})}
 
 
@@ -182,9 +187,8 @@ class _Push:
             name = job_name(self.target.name or str(meta.get("run") or self.tail.folder.name))
             degrees = {f"{key}_size": meta[key] for key in ("dp", "pp", "tp", "vpp")}
             degrees |= {"dsp_size": meta["cp"], "world_size": meta["world"]}
-            self.target.client.register(
-                name, gpus=meta["world"], degrees=degrees, labels=self.target.labels
-            )
+            labels = {**(meta.get("labels") or {}), **self.target.labels}
+            self.target.client.register(name, gpus=meta["world"], degrees=degrees, labels=labels)
             self._name = name
         return has_more
 
@@ -233,7 +237,8 @@ class _Push:
                 self.tail.forget(max(steps))  # it would be refused the next time, too
                 raise
             parquet.write(trace, path)
-            number = self.target.client.push_trace(self._name, path, self.target.meta(None))
+            meta = self.target.meta(None, self.tail.hosts())
+            number = self.target.client.push_trace(self._name, path, meta)
         self.tail.forget(max(steps))
         self._sessions.append(number)
 

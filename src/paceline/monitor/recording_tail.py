@@ -14,6 +14,8 @@ from paceline.errors import TraceError
 
 #: Bytes of one file read at a time.
 _READ_BYTES = 16 << 20
+#: Ranks whose hosts fit into what goes with a trace.
+_MOST_HOSTS = 20_000
 
 
 @dataclass(eq=False)
@@ -90,6 +92,11 @@ class RecordingTail:
         )
         return newest.session if newest is not None else ""
 
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """Headers of the processes of the job's last start."""
+        return [file.meta for file in self._present]
+
     def look(self) -> bool:
         """Read the new part, up to some MiB of each file; whether there was anything.
 
@@ -119,6 +126,16 @@ class RecordingTail:
 
     def _offsets(self) -> list[int]:
         return [file.offset for file in self._files.values()]
+
+    def hosts(self) -> dict[int, tuple[str, str]]:
+        """Rank -> (host, GPU) of the job's last start, as the ranks' processes said."""
+        if len(self._present) > _MOST_HOSTS:
+            return {}
+        return {
+            int(file.meta["rank"]): (str(file.meta["host"]), str(file.meta.get("gpu") or ""))
+            for file in self._present
+            if file.meta.get("host")
+        }
 
     def take_times(self) -> Iterator[tuple[str, int, list[tuple[int, float]]]]:
         """(start of the job, rank, [(step, seconds)]) that were not taken yet."""

@@ -27,11 +27,13 @@ from paceline.monitor.identity import StoreIdentity
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.otlp_steps import step_times
+from paceline.monitor.projects import load_projects
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.retention import Retention
 from paceline.monitor.step_files import Batch, StepFiles
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs, sessions
+from paceline.monitor.store.audit import SERVICE, Actor, note
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
@@ -46,6 +48,8 @@ _AGAIN_S = 900.0
 class Service:
     """Everything behind the pages and the API; one process has store and data folder at a time.
 
+    (:class:`~paceline.monitor.instances.instance.Instance` is one of several.)
+
     Attributes:
         config: the settings.
         clock: seconds since 1970.
@@ -59,8 +63,16 @@ class Service:
         analyses: of the sessions.
         retention: removes data that is too old or too much.
         alerts: told of sessions and events.
+        projects: what each keeps and may send.
         started_at: when it began to work.
     """
+
+    _several = False  # processes that share the store
+    blobs: Blobs
+    steps: StepFiles
+    uploads: Uploads
+    detectors: Detectors
+    analyses: Analyses
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
         """Open the store and the data folder.
@@ -71,38 +83,38 @@ class Service:
             OutputError: the data folder cannot be written.
         """
         self.config, self.clock = config, clock
+        self.projects = load_projects(config.projects, config.keep_days)
         make_folder(config.data)
         self._lock = lock_file(config.data / "lock", str(config.data))
         try:
-            self.blobs: Blobs = open_blobs(config.blobs, config.data)
+            self.blobs = self._open_blobs()
             self.engine = open_database(config.store_url)
             try:
-                self._store_lock = StoreLock(self.engine)
+                self._store_lock = StoreLock(self.engine, several=self._several)
             except BaseException:
                 self.engine.dispose()
                 raise
         except BaseException:
             os.close(self._lock)
             raise
-        self.steps = StepFiles(config.data / "steps")
-        self.identity = StoreIdentity(self.engine, config.data, self.steps)
+        self.bus = Bus()
         try:
-            self.identity.claim(clock())
-            self.blobs.claim(self.identity.name)
+            self._open()
         except BaseException:
             self._release()
             raise
-        self.bus = Bus()
-        self.uploads = Uploads(config, self.engine, self.blobs)
         self.spans = SpanFiles(
             config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
         )
         self.alerts = Alerts(self)
-        keep_s = config.keep_days * DAY_S
-        self.detectors = Detectors(self.engine, self.steps, self.bus, clock, self._event, keep_s)
-        self.analyses = Analyses(config, self.engine, self.blobs, self.bus, clock, self._session)
         self.retention = Retention(
-            config, self.engine, self.blobs, self.steps, self.uploads, self.spans
+            config,
+            self.engine,
+            self.blobs,
+            self.steps,
+            self.uploads,
+            self.spans,
+            self.projects,
         )
         self._stop = threading.Event()
         self._threads = [
@@ -114,21 +126,47 @@ class Service:
         self.running = False
         self.started_at = clock()
 
+    def _open_blobs(self) -> Blobs:
+        return open_blobs(self.config.blobs, self.config.data)
+
+    def _open(self) -> None:
+        """Open what the store's owner has to itself."""
+        config = self.config
+        self.steps = StepFiles(config.data / "steps")
+        self.identity = StoreIdentity(self.engine, config.data, self.steps)
+        self.identity.claim(self.clock())
+        self.blobs.claim(self.identity.name)
+        self.uploads = Uploads(config, self.engine, self.blobs)
+        keep_s = self.projects.longest_days * DAY_S
+        self.detectors = Detectors(
+            self.engine, self.steps, self.bus, self.clock, self._event, keep_s
+        )
+        self.analyses = Analyses(
+            config, self.engine, self.blobs, self.bus, self.clock, self._session
+        )
+
     def start(self) -> None:
         """Take up what the last end left, and work."""
         self.started_at = self.clock()
         self.uploads.remove_strays()
         self.blobs.start()
-        self.alerts.start()
         self.detectors.start()
-        self.detectors.resume(jobs.seen_since(self.engine, self.clock() - DAY_S))
+        self._begin()
         self.analyses.start()
-        self._safely("spans", self.spans.start, self.clock())
-        for job_id, session_id in sessions.recently_done(self.engine, self.clock() - _AGAIN_S):
-            self._session(job_id, session_id)
         for thread in self._threads:
             thread.start()
         self.running = True
+
+    def _begin(self) -> None:
+        """Take up the jobs, and what was not told."""
+        self.alerts.start()
+        self.detectors.resume(jobs.seen_since(self.engine, self.clock() - DAY_S))
+        self._safely("spans", self.spans.start, self.clock())
+        self._judge_done(self.clock() - _AGAIN_S)
+
+    def _judge_done(self, since: float) -> None:
+        for job_id, session_id in sessions.recently_done(self.engine, since):
+            self._session(job_id, session_id)
 
     def stop(self) -> None:
         """Finish acknowledged work, save, and let go of store and data folder."""
@@ -141,12 +179,16 @@ class Service:
         if self._threads[0].ident is not None:
             self._threads[0].join()
             self.analyses.stop()
-            self.detectors.stop()
-            self.alerts.stop()
+            self._end()
         self.spans.stop()
         self.steps.close()
         self._release()
         log(logging.INFO, "stopped")
+
+    def _end(self) -> None:
+        """Save the detectors, and tell nobody any more."""
+        self.detectors.stop()
+        self.alerts.stop()
 
     def _release(self) -> None:
         """Let go of the store and the data folder."""
@@ -165,13 +207,23 @@ class Service:
             self.detectors.feed(job, batch)
         return new
 
+    def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
+        """Store the step times of several jobs: whether each batch is new, or why it is not there.
+
+        Safe to be sent again, wholly or in part.
+        """
+        return [_outcome(self.take_steps, job, batch) for job, batch in batches]
+
     def end_job(self, job: JobKey) -> None:
         """A job is over: it is not silent, and its alerts end."""
         now = self.clock()
         jobs.end(self.engine, job.id, now)
         self._safely("alerts", self.alerts.judge, job.id, now)
 
-    def accept_level(self, job: JobKey) -> None:
+    def may_send(self) -> None:
+        """Alerts are sent by this process, which is the only one."""
+
+    def accept_level(self, job: JobKey, by: Actor = SERVICE) -> None:
         """Call a job's current step times healthy: nobody will change them.
 
         Raises:
@@ -181,6 +233,8 @@ class Service:
         if row is None or row["slow_since_step"] is None:
             raise Refusal(409, f"{job.name} is not slow; there is no level to accept")
         self.detectors.accept(job)
+        now = self.clock()
+        note(self.engine, by, "level-accepted", job.name, project=job.project, at=now)
 
     def tell_event(
         self, job: JobKey, kind: str, step: int, at: float, text: str, ranks: Sequence[int]
@@ -234,7 +288,10 @@ class Service:
         """Remove data that is too old; in a thread of its own, for a bucket may take its time."""
         while not self._stop.wait(RETENTION_S if self._has_cleared else TICK_S):
             self._has_cleared = True
-            self._safely("retention", self.retention.run, self.clock())
+            self._safely("retention", self._keep_tidy, self.clock())
+
+    def _keep_tidy(self, now: float) -> None:
+        self.retention.run(now)
 
     def _tell_problems(self) -> None:
         problems = self.problems
@@ -249,11 +306,15 @@ class Service:
         while not self._stop.wait(TICK_S):
             now = self.clock()
             self._safely("the store's lock", self._store_lock.keep)
-            self._safely("the store's name", self.identity.beat, now)
-            self._safely("silent jobs", self._find_silent, now)
-            self._safely("alerts", self.alerts.tick, now)
-            self._safely("spans", self.spans.tick, now)
+            self._tick(now)
             self._safely("disk and bucket", self._tell_problems)
+
+    def _tick(self, now: float) -> None:
+        """Do what one process does for all, every few seconds."""
+        self._safely("the store's name", self.identity.beat, now)
+        self._safely("silent jobs", self._find_silent, now)
+        self._safely("alerts", self.alerts.tick, now)
+        self._safely("spans", self.spans.tick, now)
 
     def _find_silent(self, now: float) -> None:
         quiet_s = self.config.silent_after_s
@@ -276,3 +337,10 @@ class Service:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             log(logging.ERROR, "failed", what=subject, reason=reason)
+
+
+def _outcome(work: Callable[..., bool], *args: Any) -> bool | Exception:
+    try:
+        return work(*args)
+    except Exception as error:
+        return error

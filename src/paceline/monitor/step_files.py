@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,10 @@ import numpy.typing as npt
 from paceline.errors import OutputError
 from paceline.files import sync
 from paceline.monitor.log import log
-from paceline.monitor.step_series import Series, read_series
+from paceline.monitor.step_series import Series, read_rows, series_of
 
+#: Batches that come at the same time may be taken in another order than they are stored.
+MARGIN_S = 60.0
 #: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
 #: batches).
 SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
@@ -54,6 +57,7 @@ class Batch:
         world: ranks of the job; 0 = unknown.
         workload: step -> column -> what the step has to do by plan; steps of which nobody says it
             are left out.
+        place: in the log that instances share; (0, 0) without one.
     """
 
     source: str
@@ -64,6 +68,7 @@ class Batch:
     durations_s: npt.NDArray[np.float32]
     world: int = 0
     workload: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    place: tuple[int, int] = (0, 0)
 
     def key(self) -> bytes:
         """Key of the batch."""
@@ -134,6 +139,10 @@ class StepFile:
                 data = self._path(number).read_bytes()
                 for begin, end in blocks_of(data):
                     yield decode(data[begin:end])
+
+    def read_behind(self, seen_at: float) -> Iterator[Batch]:
+        """The batches that a detector may lack which was saved when it had seen those before."""
+        return self.read(since=seen_at - MARGIN_S)
 
     def remove_older(self, before: float) -> int:
         """Remove segments not written to since ``before``; returns how many bytes."""
@@ -294,8 +303,12 @@ class StepFiles:
     def series(
         self, job_id: int, *, first: int | None = None, last: int | None = None, points: int = 2000
     ) -> Series:
-        """A job's step times, one row per step; see :func:`step_series.read_series`."""
-        return read_series(self.path(job_id), first=first, last=last, points=points)
+        """A job's step times, one row per step; see :func:`step_series.series_of`."""
+        return series_of(self.rows(job_id), first=first, last=last, points=points)
+
+    def rows(self, job_id: int) -> npt.NDArray[Any]:
+        """All rows of a job's series, :data:`~paceline.monitor.step_series.ROW` each."""
+        return read_rows(self.path(job_id))
 
     def remove_older(self, job_id: int, before: float) -> int:
         """Remove a job's segments not written to since ``before``; returns how many bytes."""

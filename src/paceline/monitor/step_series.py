@@ -98,14 +98,13 @@ def row_from(folder: Path, at: float) -> Any:
     return rows[later[0] if len(later) else -1].copy() if len(rows) else None
 
 
-def read_series(
-    folder: Path, *, first: int | None = None, last: int | None = None, points: int = 2000
+def series_of(
+    rows: npt.NDArray[Any], *, first: int | None = None, last: int | None = None, points: int = 2000
 ) -> Series:
     """The steps from ``first`` to ``last`` of all starts; of many, evenly spread ``points``.
 
     The newest step is always among them, and of the steps between two points the slowest is shown.
     """
-    rows = read_rows(folder)
     lost = _lost(rows)
     if first is not None or last is not None:
         low, high = (-np.inf if first is None else first), (np.inf if last is None else last)

@@ -49,6 +49,7 @@ class _Waiting:
 
     durations_s: Array
     since: float
+    place: tuple[int, int]
     count: int = 0
 
 
@@ -119,6 +120,7 @@ class Stream:
         self._order: list[int] = []  # a heap of its steps
         self._workload: dict[int, dict[str, float]] = {}  # of steps that wait
         self._world = 0
+        self._place = (0, 0)  # of the last batch in the log that instances share
         self._begun_at = self._joined_at = 0.0  # first sample of this start; last new rank
 
     @property
@@ -132,6 +134,7 @@ class Stream:
         None is a pause. Nothing else may be asked to change the stream before the end.
         """
         self.seen_at = max(self.seen_at, batch.at)
+        self._place = max(self._place, batch.place)
         session, slash, _ = batch.source.partition("/")
         session = session if slash else ""
         if session in self._old_sessions or batch.at < self._back_at:
@@ -168,7 +171,7 @@ class Stream:
         steps, column, durations = steps[order], column[order], durations[order]
         first = np.flatnonzero(np.append(True, np.diff(steps) != 0))
         for n, (begin, end) in enumerate(zip(first, [*first[1:], len(steps)], strict=True), 1):
-            self._add(int(steps[begin]), column[begin:end], durations[begin:end], batch.at)
+            self._add(int(steps[begin]), column[begin:end], durations[begin:end], batch)
             if n % PAUSE_STEPS == 0:
                 yield None
         yield from self.close_due(batch.at)
@@ -177,6 +180,14 @@ class Stream:
     def needed_from(self) -> float:
         """When the first batch came that :meth:`state_dict` does not wholly cover."""
         return min((waiting.since for waiting in self._waiting.values()), default=self.seen_at)
+
+    @property
+    def covered_to(self) -> tuple[int, int]:
+        """Up to where of the log :meth:`state_dict` covers all batches wholly."""
+        if not self._waiting:
+            return self._place
+        position, seq = min(waiting.place for waiting in self._waiting.values())
+        return position, seq - 1
 
     @property
     def may_be_saved(self) -> bool:
@@ -313,10 +324,11 @@ class Stream:
         if self.detector is not None:
             self.detector = self.detector.widened(len(self.ranks), place)
 
-    def _add(self, step: int, column: Any, durations_s: Any, at: float) -> None:
+    def _add(self, step: int, column: Any, durations_s: Any, batch: Batch) -> None:
         waiting = self._waiting.get(step)
         if waiting is None:
-            waiting = self._waiting[step] = _Waiting(np.full(len(self.ranks), np.nan), at)
+            unknown = np.full(len(self.ranks), np.nan)
+            waiting = self._waiting[step] = _Waiting(unknown, batch.at, batch.place)
             heappush(self._order, step)
         waiting.durations_s[column] = durations_s
         waiting.count = int(np.count_nonzero(~np.isnan(waiting.durations_s)))

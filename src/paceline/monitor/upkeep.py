@@ -12,6 +12,7 @@ from paceline.monitor.blobs import RESULTS, BlobsAway, result_key, trace_key
 from paceline.monitor.log import log
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import retained, sessions
+from paceline.monitor.store.audit import Actor, note, record
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.tables import jobs, stores
 from paceline.monitor.store.tables import sessions as session_rows
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.monitor.service import Service
 
 
-def analyse_again(service: Service, job: JobKey, session_id: int, sha256: str) -> None:
+def analyse_again(service: Service, job: JobKey, session_id: int, sha256: str, by: Actor) -> None:
     """Queue a session that is over; one that waits or runs is left to it.
 
     Raises:
@@ -29,27 +30,35 @@ def analyse_again(service: Service, job: JobKey, session_id: int, sha256: str) -
     if not service.blobs.exists(trace_key(sha256)):
         raise Refusal(409, "its trace is gone; push it again")
     if sessions.requeue(service.engine, session_id):
+        subject, now = f"{session_id} of {job.name}", service.clock()
+        note(service.engine, by, "session-queued", subject, project=job.project, at=now)
         service.tell_session(job, session_id)
 
 
-def remove_session(service: Service, job: JobKey, session_id: int, who: str) -> None:
+def remove_session(service: Service, job: JobKey, session_id: int, by: Actor) -> None:
     """Remove a session with its results, and its trace where no other one has it."""
     rows = _held(service, session_rows.c.id == session_id)
-    retained.remove(service.engine, [session_id])
-    log(logging.INFO, "session removed", session=session_id, job=job.name, who=who)
+    subject, now = f"{session_id} of {job.name}", service.clock()
+    with service.engine.begin() as connection:
+        retained.remove_in(connection, [session_id])
+        record(connection, by, "session-removed", subject, project=job.project, at=now)
+    log(logging.INFO, "session removed", session=session_id, job=job.name, who=by.name)
     _remove_blobs(service, rows)
     message = {"job": job.name, "job_id": job.id, "id": session_id, "status": "removed"}
     service.bus.publish(job.project, "session", message)
 
 
-def remove_job(service: Service, job: JobKey, who: str) -> None:
+def remove_job(service: Service, job: JobKey, by: Actor) -> None:
     """Remove a job: sessions, events, alerts, step times. Its number is not given again."""
     rows = _held(service, session_rows.c.job_id == job.id)
     with service.engine.begin() as connection:
         largest = (stores.c.last_job < job.id) | stores.c.last_job.is_(None)
         connection.execute(update(stores).where(largest).values(last_job=job.id))
         connection.execute(delete(jobs).where(jobs.c.id == job.id))
-    log(logging.INFO, "job removed", job=job.name, project=job.project, job_id=job.id, who=who)
+        now = service.clock()
+        record(connection, by, "job-removed", job.name, project=job.project, at=now)
+    names = {"job": job.name, "project": job.project, "job_id": job.id, "who": by.name}
+    log(logging.INFO, "job removed", **names)
     service.detectors.forget(job)
     service.steps.remove(job.id)
     _remove_blobs(service, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 from paceline import blockfile
 from paceline.record.clocks import HostClock, Offset
 from paceline.record.place import Place
+from paceline.record.scheduler import job_labels, place_of
 from paceline.record.steps import Op, Step
 
 log = logging.getLogger("paceline.record")
@@ -159,7 +159,8 @@ class Writer:
         self._has_header = True
         meta = {
             **self.place.to_mapping(),
-            "host": socket.gethostname(),
+            **place_of(),
+            "labels": job_labels(),
             "pid": os.getpid(),
             "started_ns": self._started_ns,
             "clock": type(self._clock).__name__,

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from paceline.diagnose.fit import PAUSE_S, Fit, fit_computes, pause_residual
 from paceline.errors import NotApplicableError
-from paceline.graph import Durations
-from paceline.graph.computes import Computes, set_passes, whole_passes
+from paceline.graph import Durations, StepGraph
+from paceline.graph.computes import Computes, Passes, set_passes, whole_passes
 from paceline.robust import SIGMA_OF_MAD
 
 Array = npt.NDArray[np.float64]
@@ -72,8 +72,10 @@ def healthy_workers(
     """
     blamed = frozenset(workers)
     fit = fit_computes(durations)
-    durations = whole_passes(durations)
-    return [_Peers(durations, computes, worker, blamed).healthy(fit) for worker in sorted(blamed)]
+    graph, passes = durations.graph, whole_passes(durations)
+    return [
+        _Peers(graph, passes, computes, worker, blamed).healthy(fit) for worker in sorted(blamed)
+    ]
 
 
 class _Peers:
@@ -83,10 +85,14 @@ class _Peers:
     """
 
     def __init__(
-        self, durations: Durations, computes: Computes, worker: Worker, blamed: frozenset[Worker]
+        self,
+        graph: StepGraph,
+        passes: Passes,
+        computes: Computes,
+        worker: Worker,
+        blamed: frozenset[Worker],
     ) -> None:
-        graph = durations.graph
-        self.durations, self.computes, self.worker = durations, computes, worker
+        self.graph, self.passes, self.computes, self.worker = graph, passes, computes, worker
         self.blamed = blamed
         dp, self.stage = worker
         self.variant = int(graph.replica_variant[dp])
@@ -116,7 +122,8 @@ class _Peers:
     def _logs(self, group: tuple[int, Ints], places: Ints) -> Array:
         variant, index = group
         ops = self.computes.ops[variant][:, places]
-        seconds = self.durations.block(variant)[ops[..., None], :, index]
+        rows = self.passes.row[variant][ops]
+        seconds = self.passes.blocks[variant][rows[..., None], :, index]
         return np.log(np.maximum(seconds, _TINY_S))
 
     def healthy(self, fit: Fit) -> HealthyWorker:
@@ -158,7 +165,7 @@ class _Peers:
 
     def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
         """Per group of peers [replica] whether its worker of a stage is blamed."""
-        graph = self.durations.graph
+        graph = self.graph
         return [
             np.array([(dp, stage) in self.blamed for dp in graph.variant_dps[v][index].tolist()])
             for v, index in self.peers

@@ -150,6 +150,7 @@ def fix_nic(case: Case) -> Remedy:
     entries: Sequence[dict[str, Any]] = finding.evidence["groups"]
     stages = sorted({int(entry["stage"]) for entry in entries})
     noun = "stage" if len(stages) == 1 else "stages"
+    member = finding.evidence.get("in_all")
     return outcome(
         case,
         NIC,
@@ -158,7 +159,10 @@ def fix_nic(case: Case) -> Remedy:
         {"groups": [{"stage": entry["stage"], "kind": entry["kind"]} for entry in entries]},
         notes=(
             "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
-            "test the members pairwise (falcon paper, 4.3)",
+            "test the members pairwise (falcon paper, 4.3)"
+            if member is None
+            else f"worker {case.measured.job.worker_name(*member)} is in all slow groups: test its "
+            "NIC first",
             "a group that is slow in all steps comes to take what other stages' groups take, one "
             "that is slow in some what it takes in the others; the members' own jitter stays",
         ),

@@ -157,12 +157,6 @@ def matches(path: Path) -> bool:
     return '"nccl_version"' in start and '"communicators_count"' in start
 
 
-def is_text(path: Path) -> bool:
-    """Whether the file is what ``ncclras`` prints for people, its own format in every release."""
-    start = head(path, 1 << 12)
-    return start.lstrip().startswith("NCCL version ") and "\nJob summary\n=====" in start
-
-
 def read(path: Path) -> RasStatus:
     """Read one status.
 

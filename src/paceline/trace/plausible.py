@@ -78,11 +78,12 @@ def check_lengths(
 
 def _typical(trace: Trace, kind: npt.NDArray[np.int8], duration: Array) -> npt.NDArray[np.float64]:
     """[kind] seconds of a typical operation: the lower median, which one odd row cannot be."""
-    rows = np.arange(len(trace))
-    if len(rows) > _MOST_ROWS:  # the middle operation of each kind of each worker in each step
+    if len(trace) > _MOST_ROWS:  # the middle operation of each kind of each worker in each step
         counts = trace.counts.ravel()
         first = np.cumsum(counts, dtype=np.int64) - counts
         rows = (first + counts // 2)[counts > 0]
+    else:
+        rows = np.arange(len(trace))
     positive = duration[rows][duration[rows] > 0]
     typical = np.full(len(OpKind), _lower_median(positive) if len(positive) else 0.0)
     for number in range(len(OpKind)):

@@ -143,10 +143,13 @@ def check_waits(columns: Columns, where: str) -> None:
     issued, awaited = columns.issued, columns.awaited
     if issued is None or awaited is None or not len(issued):
         return
-    if not all(np.isfinite(of).all() and (of % 1 == 0).all() for of in (issued, awaited)):
+    if not (_whole(issued) and _whole(awaited)):
         return  # other numbers are refused for that
-    stages, stage = np.unique(columns.pp, return_inverse=True)
-    last = np.zeros(len(stages), dtype=issued.dtype)
+    stage, n_stages = columns.pp, int(columns.pp.max()) + 1 if _whole(columns.pp) else 0
+    if not (np.issubdtype(stage.dtype, np.integer) and stage.min() >= 0 and n_stages < len(stage)):
+        stages, stage = np.unique(columns.pp, return_inverse=True)
+        n_stages = len(stages)
+    last = np.zeros(n_stages, dtype=issued.dtype)
     np.maximum.at(last, stage, issued)
     wrong = np.flatnonzero((awaited > last[stage]) & (awaited <= LARGEST))
     if len(wrong):
@@ -156,6 +159,13 @@ def check_waits(columns: Columns, where: str) -> None:
             f"row {row} ({describe(columns, row)}: awaited {awaited[row]}, but the last op of "
             f"stage {columns.pp[row]} has issued {last[stage[row]]}); -1 = never awaited"
         )
+
+
+def _whole(values: npt.NDArray[Any]) -> bool:
+    """Whether all values are whole numbers."""
+    if np.issubdtype(values.dtype, np.integer):
+        return True
+    return bool(np.isfinite(values).all() and (values % 1 == 0).all())
 
 
 def _all_apart(lane: npt.NDArray[Any], issued: npt.NDArray[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 
 from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS
+from paceline.detect.hang import hang_of
 from paceline.detect.job import JobEvent, job_events
 from paceline.detect.limits import WARM_UP
 from paceline.detect.locate import locate_in_calls
+from paceline.detect.stacks import Stacks, find_processes, stacks_of
 from paceline.detect.steps_of_calls import StepTimes, step_times
 from paceline.errors import DetectError
 from paceline.mitigate.strategies import OVERHEAD_S, RESTART
 from paceline.mitigate.times_only import TimesOnly
+from paceline.monitor.pulse import Pulse
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX
 from paceline.trace.calls import CallLog
@@ -45,6 +49,7 @@ class CallsWatch:
         overheads: strategy -> seconds that it costs once; None forbids it. Calls tell of no
             microbatches and no placement, so a restart (S4) is all that is weighed against S1.
         examine: pauses the job and validates its ranks; called at the look behind an onset.
+        stacks: of a hang, look where the processes on this host stand that have a rank.
         clock: seconds since the epoch.
     """
 
@@ -54,9 +59,12 @@ class CallsWatch:
         *,
         overheads: Mapping[str, float | None] | None = None,
         examine: Examine | None = None,
+        stacks: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder, self._clock = folder, clock
+        self.folder, self._clock, self._may_look = folder, clock, stacks
+        self._pulse = Pulse()
+        self._last: tuple[CallLog, StepTimes] | None = None
         self._planner = TimesOnly({**OVERHEAD_S, **(overheads or {})}[RESTART])
         self._examiner = None if examine is None else Examiner(examine, clock)
         self._suspects: set[int] | None = None  # of the fail-slow that is examined next
@@ -77,8 +85,11 @@ class CallsWatch:
             return self._examine(self._suspects)
         size = sum(path.stat().st_size for path in self.folder.glob(f"*{SUFFIX}"))
         began_s = self._clock()
-        if size == self._read_bytes or began_s < self._next_s:
+        if size == self._read_bytes:
+            return self._hang(began_s)
+        if began_s < self._next_s:
             return []
+        self._pulse.beat(began_s)
         self._read_bytes = size
         log, _ = load_call_log([self.folder])
         try:
@@ -87,7 +98,30 @@ class CallsWatch:
             return []  # too few calls yet
         finally:
             self._next_s = began_s + _REST * (self._clock() - began_s)
+        self._last = log, steps
         return [*self._watching(steps), *self._changes(log, steps)]
+
+    def _hang(self, now_s: float) -> list[News]:
+        """A step that does not end, told once, with the ranks that lack the last calls."""
+        if self._last is None:
+            return []
+        log, steps = self._last
+        step_s = float(np.median(steps.duration_s))
+        waited_s = self._pulse.overdue_s(now_s, step_s)
+        if waited_s is None:
+            return []
+        self._pulse.tell()
+        table = steps.table()
+        event = hang_of(table.steps, table.ranks, table.duration_s, waited_s, step_s, log)
+        if self._may_look:
+            try:
+                stacks = stacks_of(find_processes(len(table.ranks)))
+            except DetectError as error:
+                stacks = Stacks((), (str(error),))
+            event = replace(event, stacks=stacks)
+        said = event.to_mapping()
+        details = tuple(event.details())
+        return [News("change", now_s, event.step, said["text"], None, said, details)]
 
     def _watching(self, steps: StepTimes) -> list[News]:
         if self._is_watching:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import numpy as np
 from paceline.detect import locate
 from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS
+from paceline.detect.hang import hang_of
 from paceline.detect.job import JobEvent, job_events
+from paceline.detect.stacks import is_here, processes_of, stacks_of
 from paceline.detect.steps_of_calls import step_times
 from paceline.detect.validation_files import ask_validation, read_validation
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, who_from_calls
 from paceline.errors import PacelineError, TraceError
 from paceline.mitigate.strategies import OVERHEAD_S
+from paceline.monitor.pulse import Pulse
 from paceline.monitor.recording_tail import RecordingTail
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.recording.status import record_now
@@ -47,6 +51,7 @@ class Watch:
         steps: profiled steps that are asked for.
         validate: ask the job's validator (:mod:`paceline.hosts.periodic`) about the suspects.
         examine: pauses the job and validates its ranks, where it has no validator.
+        stacks: of a hang, look where the job's processes on this host stand.
         clock: seconds since the epoch.
     """
 
@@ -59,13 +64,15 @@ class Watch:
         steps: int = PROFILED_STEPS,
         validate: bool = True,
         examine: Examine | None = None,
+        stacks: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.folder, self.collectives = folder, tuple(collectives)
         self.overheads = {**OVERHEAD_S, **(overheads or {})}
         self._steps_wanted, self._may_validate, self._clock = steps, validate, clock
         self._examiner = None if examine is None else Examiner(examine, clock)
-        self._tail = RecordingTail(folder)
+        self._may_look = stacks
+        self._tail, self._pulse = RecordingTail(folder), Pulse()
         self._session = ""
         self._rows: Rows | None = None
         self._detector: Detector | None = None
@@ -79,7 +86,8 @@ class Watch:
         Raises:
             TraceError: a file cannot be read.
         """
-        self._tail.look()
+        if self._tail.look():
+            self._pulse.beat(self._clock())
         news = []
         for session, rank, times in self._tail.take_times():
             news += self._begin(session)
@@ -90,7 +98,32 @@ class Watch:
             self._tail.forget(self._step)  # profiled steps of a healthy job name nobody
         else:
             news += self._follow(self._episode)
-        return news
+        return [*news, *self._hang()]
+
+    def _hang(self) -> list[News]:
+        """A step that does not end, told once; not of a job whose processes have all ended."""
+        if self._rows is None or not self._recent:
+            return []
+        step_s = float(np.median(self._recent[-_RECENT:]))
+        waited_s = self._pulse.overdue_s(self._clock(), step_s)
+        if waited_s is None:
+            return []
+        self._pulse.tell()
+        headers = self._tail.headers
+        pid_of = processes_of(headers)
+        if not pid_of and any(is_here(header) for header in headers):
+            return [self._news("ended", f"no step for {waited_s:.0f} s: no process of it runs")]
+        log = None
+        if self.collectives:
+            try:
+                log, _ = load_call_log(self.collectives)
+            except PacelineError as error:
+                return [self._news("not-named", f"the call log names nobody: {error}")]
+        event = hang_of(*self._rows.newest(), waited_s, step_s, log)
+        if self._may_look:
+            event = replace(event, stacks=stacks_of(pid_of))
+        said = event.to_mapping()
+        return [replace(self._news("change", said["text"], said), details=tuple(event.details()))]
 
     def _begin(self, session: str) -> list[News]:
         """A start of the job is seen for the first time; its ranks are known from then on."""

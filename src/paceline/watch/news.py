@@ -10,6 +10,7 @@ from typing import Any, Literal
 NewsKind = Literal[
     "watching",
     "restart",
+    "ended",
     "change",
     "profile-asked",
     "named",
@@ -23,6 +24,9 @@ NewsKind = Literal[
     "plan",
 ]
 
+#: Below a line's text.
+_INDENT = " " * 22
+
 
 @dataclass(frozen=True)
 class News:
@@ -35,6 +39,7 @@ class News:
         text: in words.
         after_onset_s: since the first slow step began; None outside of a fail-slow.
         fields: what else JSON has.
+        details: further lines for a terminal.
     """
 
     kind: NewsKind
@@ -43,6 +48,7 @@ class News:
     text: str
     after_onset_s: float | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    details: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it; a detector's event has its own ``kind``, as ``paceline detect``."""
@@ -59,4 +65,4 @@ class News:
         """For a terminal."""
         clock = datetime.fromtimestamp(self.at_s).strftime("%H:%M:%S")
         after = "" if self.after_onset_s is None else f"+{self.after_onset_s:.1f} s"
-        return f"{clock} {after:>9s}  {self.text}"
+        return "\n".join([f"{clock} {after:>9s}  {self.text}", *map(_INDENT.__add__, self.details)])

@@ -43,3 +43,12 @@ class Rows:
         for step in sorted(step for step in self._open if step <= until):
             self._closed = step
             yield step, self._open.pop(step)
+
+    def newest(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
+        """The newest step that a rank has told, [rank] numbers, and [step, rank] seconds of it.
+
+        Seconds are nan for ranks that have not told it; of a step that is closed they are 0.
+        """
+        step = max(self._newest.values(), default=0)
+        told = np.array([self._newest.get(rank, -1) >= step for rank in range(self.ranks)])
+        return np.array([step]), np.arange(self.ranks), np.where(told, 0.0, np.nan)[None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ Ops = npt.NDArray[np.int64]
 
 #: Values of a kind that tell its level in a step; more would cost time and change little.
 MAX_SAMPLES = 2048
+
+#: Values that are copied at once to take means of.
+_MEAN_VALUES = 1 << 20
 
 #: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
 MIN_SLOW_SHARE = 0.2
@@ -65,8 +69,17 @@ class Reference:
         return bool((self.seconds != self.paper).any())
 
 
+_REFERENCES: WeakKeyDictionary[Durations, Reference] = WeakKeyDictionary()
+
+
 def reference(durations: Durations) -> Reference:
-    """The ideal duration of every op."""
+    """The ideal duration of every op; found once per durations."""
+    if durations not in _REFERENCES:
+        _REFERENCES[durations] = _find_reference(durations)
+    return _REFERENCES[durations]
+
+
+def _find_reference(durations: Durations) -> Reference:
     graph = durations.graph
     paper = np.zeros(graph.n_ops)
     for kind, ops in _ops_by_kind(graph):
@@ -125,9 +138,8 @@ def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Ar
     (DualPipe runs some in one).
     """
     graph = durations.graph
-    chosen = slice(None) if steps is None else steps
     n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[ops]]
-    mean = np.array([durations.row(op)[chosen].mean() for op in ops.tolist()])
+    mean = _means(durations, ops, steps)
     _, passes = np.unique(graph.pass_of[ops], return_inverse=True)
     whole, weights = np.bincount(passes, mean), np.bincount(passes, n_replicas)
     usual_pass = float(np.average(whole, weights=weights / np.bincount(passes)))
@@ -139,6 +151,19 @@ def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Ar
     share = typical / np.maximum(np.bincount(passes, typical), TINY_S)[passes]
     usual: Array = usual_pass * share
     return usual
+
+
+def _means(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
+    """[op] mean over steps and replicas."""
+    graph, means = durations.graph, np.empty(len(ops))
+    chosen = slice(None) if steps is None else steps
+    for v in range(graph.n_variants):
+        block = durations.block(v)
+        own = np.flatnonzero(graph.variant[ops] == v)
+        for few in np.array_split(own, 1 + own.size * block[0].size // _MEAN_VALUES):
+            rows = block[ops[few] - graph.variant_ops(v).start][:, chosen]
+            means[few] = rows.reshape(len(few), -1).mean(axis=1)
+    return means
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:

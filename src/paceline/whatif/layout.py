@@ -268,9 +268,12 @@ def classes(
             family, until no class splits.
     """
     while True:
-        keys = np.stack([colour, *(_of_sets(colour, partition) for partition in partitions)])
-        _, refined = np.unique(keys, axis=1, return_inverse=True)
-        refined = refined.reshape(-1)
+        refined = colour
+        for partition in partitions:
+            number = _of_sets(colour, partition)
+            keys = refined * (int(number.max()) + 1) + number
+            _, refined = np.unique(keys, return_inverse=True)
+            refined = refined.reshape(-1)
         if refined.max(initial=0) == np.unique(colour).size - 1:
             return refined
         colour = refined
@@ -282,7 +285,8 @@ def _of_sets(
     """[dp] a number for the colours that occur in the replica's set."""
     present = np.zeros((int(partition.max()) + 1, int(colour.max()) + 1), dtype=bool)
     present[partition, colour] = True
-    _, number = np.unique(present, axis=0, return_inverse=True)
+    words = present.view(f"S{present.shape[1]}")  # rows as words sort much faster
+    _, number = np.unique(words, return_inverse=True)
     numbers: npt.NDArray[np.int64] = number.reshape(-1)[partition]
     return numbers
 

@@ -140,40 +140,68 @@ class _Meetings:
     def __init__(self, graph: StepGraph, end: Durations, replay: Replay | None, first: int) -> None:
         self.graph, self.end, self.replay, self.first = graph, end, replay, first
         self.cache: dict[tuple[int, int], _Last] = {}
+        # (family, set, variant) -> [lane] replicas of the set, counted within the variant.
+        self.lanes: dict[tuple[int, int, int], Ints] = {}
 
     def last(self, node: int, dp: int) -> _Last:
         """The last launched members that a rank meets in the collective that is a node."""
-        sets = self.graph.sets_of(int(self.graph.order[self.graph.node_ptr[node]]))
-        key = (node, int(sets[dp]))
+        graph = self.graph
+        family = int(graph.family[graph.group[graph.order[graph.node_ptr[node]]]])
+        number = int(graph.families[family, dp])
+        key = (node, number)
         if key not in self.cache:
-            self.cache[key] = self._last(node, sets == sets[dp])
+            self.cache[key] = self._last(node, family, number)
         return self.cache[key]
 
-    def _last(self, node: int, meets: npt.NDArray[np.bool_]) -> _Last:
+    def _last(self, node: int, family: int, number: int) -> _Last:
         graph, n_steps = self.graph, self.end.n_steps
         steps = np.arange(n_steps)
         op, dp, before = np.full((3, n_steps), -1)
         ready, at = np.zeros(n_steps), np.full(n_steps, -np.inf)
         for member in graph.order[graph.node_ptr[node] : graph.node_ptr[node + 1]].tolist():
-            dps = graph.variant_dps[graph.variant[member]]
-            deps = graph.dep[graph.dep_ptr[member] : graph.dep_ptr[member + 1]]
-            ends = np.zeros((1, n_steps, len(dps)))
-            if len(deps):
-                ends = np.stack([self.end.row(dep) for dep in deps.tolist()])  # [dep, step, dp]
-            latest = ends.max(axis=0)
+            variant = int(graph.variant[member])
+            lanes = self._lanes(family, number, variant)
+            if not len(lanes):
+                continue
+            latest, source = self._latest_of(member, lanes)
             launch = latest
             if self.replay is not None:
-                launch = latest + self.replay.delays.row(member)[self.first :][:n_steps]
-            if not meets[dps].all():
-                launch = np.where(meets[dps], launch, -np.inf)
+                delays = self.replay.delays.row(member)
+                launch = latest + delays[self.first : self.first + n_steps, lanes]
             lane = launch.argmax(axis=1)
             own = launch[steps, lane]
-            source = deps[ends.argmax(axis=0)[steps, lane]] if len(deps) else np.full(n_steps, -1)
             later = own > at
             at, ready = np.where(later, own, at), np.where(later, latest[steps, lane], ready)
-            op, dp = np.where(later, member, op), np.where(later, dps[lane], dp)
-            before = np.where(later, source, before)
+            op = np.where(later, member, op)
+            dp = np.where(later, graph.variant_dps[variant][lanes[lane]], dp)
+            last_dep = source if isinstance(source, int) else source[steps, lane]
+            before = np.where(later, last_dep, before)
         return _Last(op.tolist(), dp.tolist(), ready.tolist(), at.tolist(), before.tolist())
+
+    def _lanes(self, family: int, number: int, variant: int) -> Ints:
+        key = (family, number, variant)
+        if key not in self.lanes:
+            dps = self.graph.variant_dps[variant]
+            self.lanes[key] = np.flatnonzero(self.graph.families[family, dps] == number)
+        return self.lanes[key]
+
+    def _latest_of(self, op: int, lanes: Ints) -> tuple[Floats, Ints | int]:
+        """[step, lane] the latest end among an op's dependencies, and which it is, -1 = none.
+
+        Of equal ones the first; one number where it is the same in all.
+        """
+        graph = self.graph
+        deps = graph.dep[graph.dep_ptr[op] : graph.dep_ptr[op + 1]].tolist()
+        if not deps:
+            return np.zeros((self.end.n_steps, len(lanes))), -1
+        first, *others = deps
+        latest: Floats = self.end.row(first)[:, lanes]
+        source: Ints | int = first
+        for dep in others:
+            ends = self.end.row(dep)[:, lanes]
+            source = np.where(ends > latest, dep, source)
+            latest = np.maximum(latest, ends)
+        return latest, source
 
 
 def _last_ends(end: Durations) -> list[tuple[int, int, float]]:

@@ -18,6 +18,7 @@ from paceline.monitor.alerts.settings import Route
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store.health import problem_in
+from paceline.monitor.store.leases import LeaseLost
 
 #: Seconds to wait after the first failure, doubled each time, up to the longest.
 FIRST_WAIT_S, MAX_WAIT_S = 5.0, 900.0
@@ -35,7 +36,7 @@ class Courier(threading.Thread):
     """Brings one channel its messages; a channel that hangs holds up no other.
 
     Args:
-        service: has config, engine and clock.
+        service: has config, engine, clock and may_send.
         route: the channel.
     """
 
@@ -61,6 +62,8 @@ class Courier(threading.Thread):
                 wait_s = self.round()
             except SQLAlchemyError as error:
                 log(logging.ERROR, "store", error=problem_in(error))
+            except LeaseLost as lost:
+                log(logging.WARNING, "not sent", channel=self._channel.name, reason=str(lost))
             except Exception as error:
                 logger.error("delivery", exc_info=error)
             self._woken.wait(wait_s)
@@ -104,6 +107,7 @@ class Courier(threading.Thread):
         notices = [self._notice(row) for row in rows]
         ids = [row["id"] for row in rows]
         fields = {"channel": self._channel.name, "alerts": [row["alert_id"] for row in rows]}
+        self._service.may_send()
         try:
             self._channel.send(notices, now)
         except MonitorError as error:
@@ -145,6 +149,7 @@ class Courier(threading.Thread):
         rows = self._due_again(rows, now)
         if not rows:
             return
+        self._service.may_send()
         try:
             self._channel.send([self._notice(row) for row in rows], now)
         except MonitorError as error:

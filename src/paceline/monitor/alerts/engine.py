@@ -32,8 +32,8 @@ from paceline.monitor.documents import read_report
 from paceline.monitor.log import log, logger
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.store import alerts as store
-from paceline.monitor.store import sessions
 from paceline.monitor.store.health import problem_in
+from paceline.monitor.store.queries import latest_meta
 from paceline.results.facts import cause_place, gain
 from paceline.units import several
 
@@ -229,11 +229,15 @@ class Alerts:
         return (None, None) if report is None else (cause_place(report, alarm.cause), gain(report))
 
     def _with_hosts(self, alarm: Alarm, facts: Facts) -> str | None:
-        """Its place, with the hosts of its ranks where the latest session was pushed with them."""
-        if not alarm.ranks or not facts.sessions:
+        """Its place, with the hosts of its ranks where the latest session was pushed with them.
+
+        That one need not be analysed yet: who is woken wants the host now.
+        """
+        if not alarm.ranks:
             return alarm.place
-        row = sessions.by_id(self._service.engine, facts.sessions[0]["id"], "*")
-        hosts = _hosts_of(row["meta"] if row else {}, alarm.ranks)
+        with self._service.engine.connect() as connection:
+            meta = latest_meta(connection, facts.job["id"])
+        hosts = _hosts_of(meta or {}, alarm.ranks)
         return f"{alarm.place}; host {hosts}" if hosts else alarm.place
 
     def _catch_up(self) -> None:

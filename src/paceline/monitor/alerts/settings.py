@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +20,11 @@ from paceline.monitor.alerts.pagers import (
     Teams,
 )
 from paceline.monitor.alerts.rules import IMPORTANCES, KINDS, Rule, default_rules, rules_of
+from paceline.monitor.file_texts import text_of, texts_of
 from paceline.results.words.names import CAUSES
 
 #: Alerts of one rule that begin within this time are told in one message.
 GROUP_WAIT_S = 10.0
-_ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ROUTE = ("rules", "projects", "importance")
 
 
@@ -115,20 +113,20 @@ def _route(channels: Section, name: str, rule_names: Sequence[str]) -> Route:
     importance = section.text("importance") if "importance" in section else "info"
     if importance not in IMPORTANCES:
         section.fail("importance", f"must be one of {', '.join(IMPORTANCES)}")
-    rules = _texts(section, "rules") or ("*",)
+    rules = texts_of(section, "rules") or ("*",)
     for pattern in rules:
         if not fnmatch.filter(rule_names, pattern):
             section.fail("rules", f"no rule is like {pattern}; known are {', '.join(rule_names)}")
     return Route(
         make(name, section),
         rules,
-        _texts(section, "projects") or ("*",),
+        texts_of(section, "projects") or ("*",),
         importance,
     )
 
 
 def _webhook(name: str, section: Section) -> Channel:
-    return Webhook(name, _url(section), _headers(section), _text(section, "secret", ""))
+    return Webhook(name, _url(section), _headers(section), text_of(section, "secret", ""))
 
 
 def _slack(name: str, section: Section) -> Channel:
@@ -140,11 +138,11 @@ def _alertmanager(name: str, section: Section) -> Channel:
 
 
 def _pagerduty(name: str, section: Section) -> Channel:
-    return PagerDuty(name, _text(section, "routing_key"), _url(section, PAGERDUTY_URL))
+    return PagerDuty(name, text_of(section, "routing_key"), _url(section, PAGERDUTY_URL))
 
 
 def _opsgenie(name: str, section: Section) -> Channel:
-    return Opsgenie(name, _text(section, "key"), _url(section, OPSGENIE_URL))
+    return Opsgenie(name, text_of(section, "key"), _url(section, OPSGENIE_URL))
 
 
 def _teams(name: str, section: Section) -> Channel:
@@ -156,20 +154,20 @@ def _discord(name: str, section: Section) -> Channel:
 
 
 def _email(name: str, section: Section) -> Channel:
-    security = _text(section, "security", "starttls")
+    security = text_of(section, "security", "starttls")
     if security not in ("starttls", "tls", "none"):
         section.fail("security", "must be starttls, tls or none")
-    to = _texts(section, "to")
+    to = texts_of(section, "to")
     if not to:
         section.fail("to", "must be an address, or a list of them")
     return Email(
         name,
-        host=_text(section, "host"),
-        sender=_text(section, "from"),
+        host=text_of(section, "host"),
+        sender=text_of(section, "from"),
         to=to,
         port=_port(section, 465 if security == "tls" else 587),
-        user=_text(section, "user", ""),
-        password=_text(section, "password", ""),
+        user=text_of(section, "user", ""),
+        password=text_of(section, "password", ""),
         security=security,
     )
 
@@ -184,36 +182,6 @@ _TYPES: dict[Any, tuple[Callable[[str, Section], Channel], tuple[str, ...]]] = {
     "discord": (_discord, ("url",)),
     "email": (_email, ("host", "port", "from", "to", "user", "password", "security")),
 }
-
-
-def _text(section: Section, field: str, usual: str | None = None) -> str:
-    """A text, with ${NAME} out of the environment, where secrets belong."""
-    if field not in section:
-        if usual is None:
-            section.fail("", f"{field} is missing")
-        return usual
-    return _fill_in(section, field, section.text(field))
-
-
-def _fill_in(section: Section, field: str, text: str) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            section.fail(field, f"the environment has no {match[1]}; set it for the service")
-        return os.environ[match[1]]
-
-    filled = _ENVIRONMENT.sub(value, text)
-    if any(ord(c) < 32 for c in filled):
-        section.fail(field, "has a line break or control character")
-    return filled
-
-
-def _texts(section: Section, field: str) -> tuple[str, ...]:
-    """A text or a list of texts; empty where it is missing."""
-    value = section.plain(field) if field in section else []
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        section.fail(field, "must be a text, or a list of texts")
-    return tuple(_fill_in(section, field, text) for text in texts)
 
 
 def _seconds(section: Section, field: str) -> float:
@@ -231,7 +199,7 @@ def _port(section: Section, usual: int) -> int:
 
 
 def _url(section: Section, usual: str | None = None) -> str:
-    url = _text(section, "url", usual)
+    url = text_of(section, "url", usual)
     if not url.startswith(("http://", "https://")) or " " in url:
         section.fail("url", "must begin with http:// or https://")
     return url
@@ -239,4 +207,4 @@ def _url(section: Section, usual: str | None = None) -> str:
 
 def _headers(section: Section) -> dict[str, str]:
     headers = section.section("headers")
-    return {name: _text(headers, name) for name in headers.nodes}
+    return {name: text_of(headers, name) for name in headers.nodes}

@@ -12,8 +12,10 @@ from sqlalchemy import Engine, Select, delete, desc, func, insert, or_, select, 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
+from paceline.monitor.store.audit import SERVICE, Actor, record
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
+from paceline.units import moment
 
 Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
@@ -46,10 +48,12 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
                 .values(**changed, updated_at=alert["updated_at"])
             )
             return {"id": row.id, "new": False}
-        key = connection.execute(insert(alerts).values(**alert)).inserted_primary_key
-        assert key is not None
-        _tell(connection, engine, key[0], channels, "firing", next_at)
-        return {"id": key[0], "new": True}
+        statement = insert_new(engine, alerts).values(**alert).returning(alerts.c.id)
+        number = connection.execute(statement).scalar_one_or_none()
+        if number is None:  # another instance was faster
+            return {"id": 0, "new": False}
+        _tell(connection, engine, number, channels, "firing", next_at)
+        return {"id": number, "new": True}
 
 
 def resolve(
@@ -203,7 +207,7 @@ def add_silence(
     until: float,
     comment: str,
     now: float,
-    who: str = "",
+    by: Actor = SERVICE,
 ) -> int:
     """Tell nobody of alerts of a rule and job (None = any) until then; returns its number.
 
@@ -214,11 +218,13 @@ def add_silence(
         raise MonitorError("the silence would be over already, or never; give another time")
     values = {"project": project, "rule": rule, "job": job, "until": until, "comment": comment}
     with engine.begin() as connection:
-        row = {**values, "who": who or None, "created_at": now}
+        row = {**values, "who": by.name, "created_at": now}
         done = connection.execute(insert(silences).values(**row))
         assert done.inserted_primary_key is not None
         number = int(done.inserted_primary_key[0])
-    log(logging.INFO, "silence", who=who, project=project, rule=rule, job=job, until=until)
+        subject = f"{number}: {rule or 'any rule'}, {job or 'any job'} until {moment(until)} UTC"
+        record(connection, by, "silence-begun", subject, project=project, at=now)
+    log(logging.INFO, "silence", who=by.name, project=project, rule=rule, job=job, until=until)
     return number
 
 
@@ -231,16 +237,19 @@ def list_silences(engine: Engine, project: str, now: float) -> list[Row]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def end_silence(engine: Engine, number: int, project: str, now: float) -> bool:
+def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor = SERVICE) -> bool:
     """End a silence of a project ("*" = of any); False if there is none of that number."""
     mine = silences.c.id == number
     if project != "*":
         mine &= silences.c.project == project
+    mine &= silences.c.until > now
     with engine.begin() as connection:
-        changed = connection.execute(
-            update(silences).where(mine & (silences.c.until > now)).values(until=now)
-        )
-        return bool(changed.rowcount)
+        row = connection.execute(select(silences.c.project).where(mine)).first()
+        done = connection.execute(update(silences).where(mine).values(until=now))
+        if row is None or not done.rowcount:
+            return False
+        record(connection, by, "silence-ended", str(number), project=row.project, at=now)
+    return True
 
 
 def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    delete,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from paceline.errors import MonitorError
+from paceline.monitor.log import log
+from paceline.monitor.store.tables import revisions
 
 #: Seconds that a writer waits for another one.
 _BUSY_S = 30.0
+#: Of libpq: a server, or a network, that is gone without a word is noticed within half a minute.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 20_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 #: SQLite's message about a file that something else has written to.
 _DAMAGED = ("malformed", "not a database", "disk I/O error")
 
@@ -37,7 +60,8 @@ def open_database(url: str) -> Engine:
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise MonitorError(f"{parsed.drivername} is no known store; use sqlite or postgresql")
     try:
-        engine = create_engine(parsed, pool_pre_ping=True)
+        options = _PATIENCE if parsed.get_backend_name() == "postgresql" else {}
+        engine = create_engine(parsed, pool_pre_ping=True, connect_args=options)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _careful)
         try:
@@ -67,6 +91,21 @@ def _careful(connection: Any, _: Any) -> None:
     cursor.close()
 
 
+def hold_nothing_up(engine: Engine, seconds: float) -> None:
+    """End transactions of ours that stand still for some seconds: we were paused, say.
+
+    Others wait for the rows that such a transaction has locked, and for its end.
+    """
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, _: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_in_transaction_session_timeout = {int(seconds * 1000)}")
+        connection.commit()
+
+    engine.dispose()  # connections from before
+
+
 def upgrade(engine: Engine) -> None:
     """Run the migrations that the database lacks.
 
@@ -87,6 +126,8 @@ def upgrade(engine: Engine) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))
         current = MigrationContext.configure(connection).get_current_heads()
         if not known_revisions.issuperset(current):
+            if _may_be_used(connection, known_revisions):
+                return
             raise MonitorError(
                 "the store was made by a later version of Paceline; install that one, or restore a "
                 "backup"
@@ -97,3 +138,21 @@ def upgrade(engine: Engine) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        connection.execute(delete(revisions))
+        rows = [
+            {"revision": script.revision, "additive": getattr(script.module, "additive", False)}
+            for script in scripts.walk_revisions()
+        ]
+        connection.execute(insert(revisions), rows)
+
+
+def _may_be_used(connection: Connection, known_revisions: Set[str]) -> bool:
+    """Whether all that a later version has done to the tables was to add to them."""
+    if not inspect(connection).has_table(revisions.name):
+        return False
+    rows = connection.execute(select(revisions.c.revision, revisions.c.additive)).all()
+    later = [additive for revision, additive in rows if revision not in known_revisions]
+    if not later or not all(later):
+        return False
+    log(logging.WARNING, "store of a later version", reason="it has only added to the tables")
+    return True

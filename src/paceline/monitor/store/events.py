@@ -9,6 +9,7 @@ from sqlalchemy import Engine, delete, desc, or_, select, update
 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.leases import Held, LeaseLost, all_held
 from paceline.monitor.store.tables import events, jobs
 
 Row = dict[str, Any]
@@ -17,8 +18,12 @@ Row = dict[str, Any]
 _SAME_S = 60.0
 
 
-def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
-    """(id, whether it is new) of an event: of the same job, kind, start and step there is one."""
+def add(engine: Engine, row: Mapping[str, Any], held: Held = all_held) -> tuple[int, bool]:
+    """(id, whether it is new) of an event: of the same job, kind, start and step there is one.
+
+    Raises:
+        LeaseLost: the job's detector is another instance's by now.
+    """
     place = (
         (events.c.job_id == row["job_id"])
         & (events.c.kind == row["kind"])
@@ -27,6 +32,8 @@ def add(engine: Engine, row: Mapping[str, Any]) -> tuple[int, bool]:
     same_event = place & (events.c.start == row["start"])
     near = events.c.at.between(row["at"] - _SAME_S, row["at"] + _SAME_S)
     with engine.begin() as connection:
+        if row["job_id"] not in held(connection, [row["job_id"]]):
+            raise LeaseLost("the job is another instance's")
         # One that an older version stored without its start, now seen again.
         unknown = update(events).where(place & events.c.start.is_(None) & near)
         connection.execute(unknown.values(start=row["start"]))
@@ -84,7 +91,8 @@ def level_events(engine: Engine, job_id: int) -> list[Row]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def remove_older(engine: Engine, before: float) -> int:
-    """Remove those before that time; returns how many."""
+def remove_older(engine: Engine, before: float, project: str) -> int:
+    """Remove those of a project before that time; returns how many."""
+    mine = events.c.job_id.in_(select(jobs.c.id).where(jobs.c.project == project))
     with engine.begin() as connection:
-        return int(connection.execute(delete(events).where(events.c.at < before)).rowcount)
+        return int(connection.execute(delete(events).where(mine, events.c.at < before)).rowcount)

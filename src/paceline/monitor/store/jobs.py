@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
+from paceline.monitor.store.leases import Held, all_held
 from paceline.monitor.store.tables import jobs, sessions, stores
 
 #: Sessions whose slowdown a job's row keeps, for its sparkline.
@@ -57,6 +58,28 @@ def register(
     return JobKey(job_id, project, name)
 
 
+def register_many(
+    engine: Engine, project: str, names: Collection[str], now: float
+) -> dict[str, JobKey]:
+    """The jobs of these names, made where they are new, in one transaction."""
+    if engine.dialect.name == "sqlite":  # numbers them one by one; no round trip, either
+        return {name: register(engine, project, name, now) for name in names}
+    known = select(jobs.c.name, jobs.c.id).where(
+        (jobs.c.project == project) & jobs.c.name.in_(list(names))
+    )
+    with engine.begin() as connection:
+        found = {row.name: row.id for row in connection.execute(known)}
+        new = sorted(set(names) - found.keys())  # in one order, for others do the same
+        if new:
+            rows = [
+                {"project": project, "name": name, "created_at": now, "seen_at": now}
+                for name in new
+            ]
+            connection.execute(insert_new(engine, jobs), rows)
+            found = {row.name: row.id for row in connection.execute(known)}
+    return {name: JobKey(found[name], project, name) for name in names}
+
+
 def find(engine: Engine, project: str, name: str) -> JobKey | None:
     """The job of that name; in project "*" the one of ``default``, else the newest."""
     condition = jobs.c.name == name if project == "*" else _has_name(project, name)
@@ -69,6 +92,17 @@ def find(engine: Engine, project: str, name: str) -> JobKey | None:
     with engine.connect() as connection:
         row = connection.execute(query).first()
     return JobKey(row.id, row.project, name) if row else None
+
+
+def labelled(engine: Engine, project: str, labels: Mapping[str, str]) -> list[JobKey]:
+    """Jobs of a project ("*" = of any) that have not ended and have all these labels."""
+    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.status != "ended")
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    for name, text in labels.items():
+        query = query.where(jobs.c.labels[name].as_string() == text)
+    with engine.connect() as connection:
+        return [JobKey(*row) for row in connection.execute(query.order_by(jobs.c.id))]
 
 
 def key_of(engine: Engine, job_id: int) -> JobKey | None:
@@ -107,11 +141,11 @@ def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
+def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = all_held) -> None:
     """State by the step times: the jobs run, but for those that have ended since.
 
     Each row has ``job_id``, ``seen_at`` (when the last samples came) and the same columns as the
-    others.
+    others. Those of which another instance has the detector are left out.
     """
     rows = list(rows)
     if not rows:
@@ -133,7 +167,10 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]]) -> None:
         {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}} for row in rows
     ]
     with engine.begin() as connection:
-        connection.execute(statement, values)
+        ours = held(connection, [row["job_id"] for row in rows])
+        values = [value for value in values if value["job_id"] in ours]
+        if values:
+            connection.execute(statement, values)
 
 
 def end(engine: Engine, job_id: int, now: float) -> None:

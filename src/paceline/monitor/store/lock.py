@@ -17,9 +17,14 @@ _PATIENCE_S = 3.0
 
 
 class StoreLock:
-    """Held until it is closed: a file beside an SQLite, a connection of its own to a PostgreSQL."""
+    """Held until it is closed: a file beside an SQLite, a connection of its own to a PostgreSQL.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: the store.
+        several: instances of one store share it, and only those.
+    """
+
+    def __init__(self, engine: Engine, *, several: bool = False) -> None:
         """Take it.
 
         Raises:
@@ -28,6 +33,7 @@ class StoreLock:
         """
         self._public_url = engine.url.set(query={}).render_as_string(hide_password=True)
         self._file, self._engine = -1, engine
+        self._function = f"pg_try_advisory_lock{'_shared' if several else ''}"
         self._connection: Connection | None = None
         if engine.dialect.name == "sqlite":
             if engine.url.database not in (None, "", ":memory:"):
@@ -75,7 +81,7 @@ class StoreLock:
             for name, value in (("idle", 30), ("interval", 10), ("count", 3)):
                 connection.execute(text(f"SET tcp_keepalives_{name} = {value}"))
             # Per schema: several monitors may share a database.
-            query = text("SELECT pg_try_advisory_lock(7261635, hashtext(current_schema()))")
+            query = text(f"SELECT {self._function}(7261635, hashtext(current_schema()))")
             if connection.execute(query).scalar():
                 self._connection = connection
                 return True

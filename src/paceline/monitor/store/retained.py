@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine, delete, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select, true, tuple_
 
 from paceline.monitor.store.jobs import summarise
-from paceline.monitor.store.tables import sessions, uploads
+from paceline.monitor.store.tables import jobs, sessions, uploads
 
 _OVER = sessions.c.status.in_(("done", "failed"))
 
@@ -22,20 +22,35 @@ class Held:
     created_at: float
 
 
-def sessions_before(engine: Engine, before: float, limit: int) -> list[Held]:
-    """Sessions that are over and were made before that time."""
+def projects(engine: Engine) -> list[str]:
+    """Projects that have a job."""
+    with engine.connect() as connection:
+        return list(connection.execute(select(jobs.c.project).distinct()).scalars())
+
+
+def job_ids(engine: Engine, project: str) -> set[int]:
+    """Numbers of the jobs of a project ("*" = of all)."""
+    query = select(jobs.c.id)
+    if project != "*":
+        query = query.where(jobs.c.project == project)
+    with engine.connect() as connection:
+        return set(connection.execute(query).scalars())
+
+
+def sessions_before(engine: Engine, before: float, limit: int, project: str) -> list[Held]:
+    """Sessions of a project that are over and were made before that time."""
     query = select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
-    query = query.where((sessions.c.created_at < before) & _OVER).limit(limit)
+    query = query.where((sessions.c.created_at < before) & _OVER & _of(project)).limit(limit)
     with engine.connect() as connection:
         return [Held(*row) for row in connection.execute(query)]
 
 
-def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
-    """The oldest sessions that are over, behind (time, number) ``after``."""
+def oldest(engine: Engine, after: tuple[float, int], limit: int, project: str = "*") -> list[Held]:
+    """The oldest sessions of a project that are over, behind (time, number) ``after``."""
     place = tuple_(sessions.c.created_at, sessions.c.id)
     query = (
         select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
-        .where((place > after) & _OVER)
+        .where((place > after) & _OVER & _of(project))
         .order_by(sessions.c.created_at, sessions.c.id)
         .limit(limit)
     )
@@ -46,12 +61,17 @@ def oldest(engine: Engine, after: tuple[float, int], limit: int) -> list[Held]:
 def remove(engine: Engine, ids: Sequence[int]) -> None:
     """Remove sessions; their jobs' rows follow."""
     with engine.begin() as connection:
-        condition = sessions.c.id.in_(ids)
-        query = select(sessions.c.job_id).where(condition).distinct()
-        job_ids = list(connection.execute(query).scalars())
-        connection.execute(delete(sessions).where(condition))
-        for job_id in job_ids:
-            summarise(connection, job_id)
+        remove_in(connection, ids)
+
+
+def remove_in(connection: Connection, ids: Sequence[int]) -> None:
+    """Remove sessions in a transaction; their jobs' rows follow."""
+    condition = sessions.c.id.in_(ids)
+    query = select(sessions.c.job_id).where(condition).distinct()
+    job_ids = list(connection.execute(query).scalars())
+    connection.execute(delete(sessions).where(condition))
+    for job_id in job_ids:
+        summarise(connection, job_id)
 
 
 def shares_trace(engine: Engine, row: Held) -> bool:
@@ -77,9 +97,27 @@ def has_trace(engine: Engine, sha256: str) -> bool:
         )
 
 
-def references(engine: Engine) -> tuple[set[str], set[str]]:
-    """(SHA-256 of traces, numbers of sessions as text) that are there."""
+def references(engine: Engine, project: str = "*") -> tuple[set[str], set[str]]:
+    """(SHA-256 of traces, numbers of sessions as text) of a project ("*" = of all)."""
+    mine = _of(project)
     with engine.connect() as connection:
-        traces = set(connection.execute(select(sessions.c.sha256)).scalars())
-        traces |= set(connection.execute(select(uploads.c.sha256)).scalars())
-        return traces, {str(n) for n in connection.execute(select(sessions.c.id)).scalars()}
+        traces = set(connection.execute(select(sessions.c.sha256).where(mine)).scalars())
+        if project == "*":
+            traces |= set(connection.execute(select(uploads.c.sha256)).scalars())
+        numbers = connection.execute(select(sessions.c.id).where(mine)).scalars()
+        return traces, {str(number) for number in numbers}
+
+
+def n_since(engine: Engine, project: str, since: float) -> int:
+    """Sessions of a project that were made since then."""
+    query = select(func.count()).select_from(sessions)
+    with engine.connect() as connection:
+        condition = _of(project) & (sessions.c.created_at >= since)
+        return int(connection.execute(query.where(condition)).scalar_one())
+
+
+def _of(project: str) -> ColumnElement[bool]:
+    """Sessions of a project ("*" = of any)."""
+    if project == "*":
+        return true()
+    return sessions.c.job_id.in_(select(jobs.c.id).where(jobs.c.project == project))

@@ -13,7 +13,7 @@ from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
 #: Of a session that is to be analysed as if it were new.
-_WAITS = {"status": "queued", "attempts": 0, "reason": None}
+_WAITS = {"status": "queued", "attempts": 0, "reason": None, "next_at": None}
 
 
 def find(engine: Engine, job_id: int, sha256: str) -> tuple[int, str] | None:
@@ -69,30 +69,49 @@ def requeue(engine: Engine, session_id: int) -> bool:
         return bool(connection.execute(update(sessions).where(over).values(**_WAITS)).rowcount)
 
 
-def requeue_running(engine: Engine, but: Collection[int] = ()) -> int:
-    """Those whose analysis was cut off wait again, all running ones ``but`` these; how many."""
+def requeue_of_dead(engine: Engine, living: Collection[str]) -> int:
+    """Those whose worker is gone wait again; how many."""
+    dead = sessions.c.worker.is_not(None) & sessions.c.worker.not_in(list(living))
+    statement = update(sessions).where((sessions.c.status == "running") & dead)
+    with engine.begin() as connection:
+        return int(connection.execute(statement.values(status="queued")).rowcount)
+
+
+def requeue_running(engine: Engine, but: Collection[int] = (), worker: str | None = None) -> int:
+    """Those whose analysis was cut off wait again, all running ones of a worker ``but`` these."""
     running = (sessions.c.status == "running") & sessions.c.id.not_in(list(but))
+    if worker is not None:
+        running &= sessions.c.worker == worker
     with engine.begin() as connection:
         statement = update(sessions).where(running).values(status="queued")
         return int(connection.execute(statement).rowcount)
 
 
-def start_next(engine: Engine, now: float) -> Row | None:
-    """Take the newest that waits, those tried before behind the others; None if none waits."""
+def start_next(engine: Engine, now: float, worker: str | None = None) -> Row | None:
+    """Take the newest that waits, those tried before behind the others; None if none waits.
+
+    Several workers may ask at a time: each gets another one. The number of attempts in the row is
+    the worker's right to store the outcome.
+    """
+    waits = (sessions.c.status == "queued") & (
+        sessions.c.next_at.is_(None) | (sessions.c.next_at <= now)
+    )
     newest = (
         select(sessions.c.id)
-        .where(sessions.c.status == "queued")
+        .where(waits)
         .order_by(sessions.c.attempts, desc(sessions.c.created_at), desc(sessions.c.id))
         .limit(1)
+        .with_for_update(skip_locked=True)  # SQLite knows neither, and has one process
     )
     with engine.begin() as connection:
         number = connection.execute(newest).scalar_one_or_none()
         if number is None:
             return None
+        attempts = sessions.c.attempts + 1
         result = connection.execute(
             update(sessions)
             .where((sessions.c.id == number) & (sessions.c.status == "queued"))
-            .values(status="running", started_at=now, attempts=sessions.c.attempts + 1)
+            .values(status="running", started_at=now, attempts=attempts, worker=worker)
         )
         if not result.rowcount:
             return None
@@ -100,17 +119,48 @@ def start_next(engine: Engine, now: float) -> Row | None:
         return dict(connection.execute(query).mappings().one())
 
 
+def try_later(engine: Engine, row: Row, next_at: float) -> None:
+    """Let a session wait until a time: it could not be analysed now."""
+    with engine.begin() as connection:
+        statement = update(sessions).where(_mine(row))
+        connection.execute(statement.values(status="queued", next_at=next_at))
+
+
+def _mine(row: Mapping[str, Any]) -> Any:
+    """The session, as long as no other worker has it: those of one process are all its own."""
+    if row["worker"] is None:
+        return sessions.c.id == row["id"]
+    return (
+        (sessions.c.id == row["id"])
+        & (sessions.c.status == "running")
+        & (sessions.c.worker == row["worker"])
+        & (sessions.c.attempts == row["attempts"])
+    )
+
+
 def finish(
     engine: Engine,
     session_id: int,
     values: Mapping[str, Any],
     facts: Mapping[str, Any] | None = None,
-) -> None:
-    """Write what came out (``status`` done or failed), and its facts about the job and fleet."""
+    taken: Mapping[str, Any] | None = None,
+) -> bool:
+    """Write what came out (``status`` done or failed), and its facts about the job and fleet.
+
+    Args:
+        engine: the database.
+        session_id: which.
+        values: columns.
+        facts: for the fleet.
+        taken: the row as :func:`start_next` gave it to the worker; None asks for no right.
+
+    Returns:
+        whether it was still the worker's.
+    """
     with engine.begin() as connection:
         statement = (
             update(sessions)
-            .where(sessions.c.id == session_id)
+            .where(sessions.c.id == session_id if taken is None else _mine(taken))
             .values(**values)
             .returning(sessions.c.job_id)
         )
@@ -122,14 +172,15 @@ def finish(
                 row = {"session_id": session_id, "facts": dict(facts)}
                 connection.execute(insert(session_facts).values(row))
             summarise(connection, job_id)
+        return job_id is not None
 
 
-def put_back(engine: Engine, session_id: int) -> None:
+def put_back(engine: Engine, row: Mapping[str, Any]) -> None:
     """Let it wait again: the service is stopping."""
     with engine.begin() as connection:
         connection.execute(
             update(sessions)
-            .where((sessions.c.id == session_id) & (sessions.c.status == "running"))
+            .where(_mine(row) & (sessions.c.status == "running"))
             .values(status="queued", attempts=sessions.c.attempts - 1)
         )
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 #: SQLite numbers rows by itself only in INTEGER columns, which hold 64 bits there.
@@ -35,10 +38,25 @@ stores = Table(
     Column("name", Text, primary_key=True),
     Column("beat", BigInteger, nullable=False),
     Column("last_job", BigInteger),  # largest number of a job that was removed
+    Column("several", Boolean),  # whether instances share it: step times are in the tables below
     Column("created_at", Float, nullable=False),
 )
 
-#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read or admin.
+#: A service account: tokens of one name, project and scope, which end together.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("made_by", Text, nullable=False),
+    Column("disabled_at", Float),
+    UniqueConstraint("project", "name"),
+)
+
+#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read, operate or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -51,6 +69,40 @@ tokens = Table(
     Column("expires_at", Float),
     Column("revoked_at", Float),
     Column("used_at", Float),
+    Column("account_id", ID, ForeignKey("accounts.id")),  # None: of a person
+    Column("made_by", Text),  # None: an older version's
+)
+
+#: Users whom the OpenID provider named: only the SHA-256 of a login's cookie is kept.
+logins = Table(
+    "logins",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("sha256", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("issuer", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("groups", JSON, nullable=False, default=list),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index(None, "expires_at"),
+)
+
+#: Acts of people and programs: logins, tokens, silences, removals.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # of the one who acted: user, token, account, ...
+    Column("client", Text, nullable=False, default=""),  # address
+    Column("project", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Index(None, "project", "id"),
+    Index(None, "at"),
 )
 
 #: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.
@@ -107,6 +159,8 @@ sessions = Table(
     Column("headline", Text),
     Column("best_gain", Float),
     Column("gpu_hours_lost", Float),
+    Column("worker", Text),  # the instance that analyses it
+    Column("next_at", Float),  # not to be tried again before
     UniqueConstraint("job_id", "sha256"),
     Index(None, "status", "created_at"),
     Index(None, "job_id", "created_at"),
@@ -175,6 +229,13 @@ alerts = Table(
     Column("updated_at", Float, nullable=False),
     Column("ended_at", Float),
     Index(None, "fingerprint", "status"),
+    Index(
+        "uq_alerts_firing",
+        "fingerprint",
+        unique=True,
+        postgresql_where=text("status = 'firing'"),
+        sqlite_where=text("status = 'firing'"),
+    ),
     Index(None, "project", "status", "started_at"),
 )
 
@@ -205,4 +266,89 @@ deliveries = Table(
     Column("error", Text),
     UniqueConstraint("alert_id", "channel", "status"),
     Index(None, "state", "next_at"),
+)
+
+#: Which revision of the tables can be used by versions that do not know it.
+revisions = Table(
+    "revisions",
+    metadata,
+    Column("revision", Text, primary_key=True),
+    Column("additive", Boolean, nullable=False),
+)
+
+#: Processes that share the store; one whose time is over has no lease any more.
+instances = Table(
+    "instances",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # serve, work
+    Column("started_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),  # by the clock of the database
+)
+
+#: Work that one instance does for all. fence: grows with each owner.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text),  # instances.id; no foreign key, so that a beat locks nothing
+    Column("fence", BigInteger, nullable=False),
+)
+
+#: Step times as they were pushed to any instance, read in the order of (position, seq).
+step_log = Table(
+    "step_log",
+    metadata,
+    Column("seq", ID, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("position", BigInteger, nullable=False),  # number of the transaction
+    Column("at", Float, nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("block", LargeBinary, nullable=False),
+    UniqueConstraint("job_id", "key"),
+    Index(None, "shard", "position"),
+)
+
+#: Series of the jobs' steps, in parts (step_series.ROW).
+step_rows = Table(
+    "step_rows",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("last_at", Float, nullable=False),
+    Column("rows", LargeBinary, nullable=False),
+    Index(None, "job_id", "id"),
+)
+
+#: Detectors and rank maps as saved last, and up to where of the log they have seen all.
+job_states = Table(
+    "job_states",
+    metadata,
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("saved_at", Float, nullable=False),
+    Column("detector", LargeBinary),
+    Column("ranks", LargeBinary),
+)
+
+#: Parts of uploads under way, in the bucket.
+upload_parts = Table(
+    "upload_parts",
+    metadata,
+    Column("upload_id", Text, ForeignKey("uploads.id", ondelete="CASCADE"), primary_key=True),
+    Column("offset", BigInteger, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("key", Text, nullable=False),
+)
+
+#: Secrets that all instances share.
+shared_keys = Table(
+    "shared_keys",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
 )

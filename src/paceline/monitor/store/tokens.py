@@ -1,4 +1,4 @@
-"""Tokens: who may push, read or administer. Only their SHA-256 is kept."""
+"""Tokens: who may push, read, operate or administer. Only their SHA-256 is kept."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, insert, or_, select, update
+from sqlalchemy import Connection, Engine, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import MonitorError
+from paceline.monitor.store.audit import SERVICE, Actor, record
 from paceline.monitor.store.tables import tokens
 
-SCOPES = ("push", "read", "admin")
+#: Rights of each scope.
+SCOPES = {
+    "push": frozenset(("push",)),
+    "read": frozenset(("read",)),
+    "operate": frozenset(("push", "read", "operate")),
+    "admin": frozenset(("push", "read", "operate", "admin")),
+}
 #: Prefix of secrets, so that scanners of repositories and our own logs find them.
 PREFIX = "pcl_"
 #: The time of last use is written this often at most: reading should not write each time.
 _USED_EVERY_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9._ @-]{1,100}")
-_PROJECT = re.compile(r"\*|[A-Za-z0-9._-]{1,100}")
+PROJECT = re.compile(r"\*|[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,10 @@ class Token:
         id: number, by which it is revoked.
         name: whose it is.
         project: the only one it is for; "*" = all.
-        scope: push, read or admin (which may all).
+        scope: of :data:`SCOPES`.
         created_at, expires_at, revoked_at, used_at: seconds since 1970.
+        account_id: number of the service account whose it is; None: a person's.
+        made_by: who made it; None: nobody knows.
     """
 
     id: int
@@ -45,6 +54,8 @@ class Token:
     expires_at: float | None
     revoked_at: float | None
     used_at: float | None
+    account_id: int | None = None
+    made_by: str | None = None
 
     def problem(self, now: float) -> str | None:
         """Why it is good for nothing; None if it is good."""
@@ -63,20 +74,58 @@ def create_token(
     project: str = "*",
     now: float,
     expires_at: float | None = None,
+    by: Actor = SERVICE,
 ) -> tuple[Token, str]:
     """A new token and its secret, which is not kept.
 
     Raises:
         MonitorError: the name, scope or project is none, or it expires in the past.
     """
+    with engine.begin() as connection:
+        return insert_token(
+            connection,
+            name,
+            scope=scope,
+            project=project,
+            now=now,
+            expires_at=expires_at,
+            by=by,
+        )
+
+
+def check_grant(name: str, scope: str, project: str) -> None:
+    """Whether a token or service account may be called so, for that scope and project.
+
+    Raises:
+        MonitorError: the name, scope or project is none.
+    """
     if not _NAME.fullmatch(name):
         raise MonitorError(f"{name!r} is no name of a token; use letters, digits and . _ - @")
     if scope not in SCOPES:
         raise MonitorError(f"{scope!r} is no scope; use {', '.join(SCOPES)}")
-    if not _PROJECT.fullmatch(project):
+    if not PROJECT.fullmatch(project):
         raise MonitorError(
             f"{project!r} is no project; use letters, digits and . _ -, or * for all"
         )
+
+
+def insert_token(
+    connection: Connection,
+    name: str,
+    *,
+    scope: str,
+    project: str,
+    now: float,
+    expires_at: float | None,
+    by: Actor,
+    account_id: int | None = None,
+) -> tuple[Token, str]:
+    """A new token and its secret, in a transaction.
+
+    Raises:
+        MonitorError: the name, scope or project is none, or it expires in the past.
+    """
+    check_grant(name, scope, project)
     if expires_at is not None and not now < expires_at < math.inf:
         raise MonitorError("the token would have expired already, or never; give a later time")
     secret = PREFIX + secrets.token_urlsafe(32)
@@ -84,19 +133,22 @@ def create_token(
         "name": name,
         "project": project,
         "scope": scope,
-        "sha256": _digest(secret),
         "created_at": now,
         "expires_at": expires_at,
+        "account_id": account_id,
+        "made_by": by.name,
     }
-    with engine.begin() as connection:
-        key = connection.execute(insert(tokens).values(values)).inserted_primary_key
+    query = insert(tokens).values(sha256=digest(secret), **values)
+    key = connection.execute(query).inserted_primary_key
     assert key is not None
-    return Token(key[0], name, project, scope, now, expires_at, None, None), secret
+    subject = f"{key[0]} {name} ({scope})"
+    record(connection, by, "token-made", subject, project=project, at=now)
+    return Token(id=key[0], **values, revoked_at=None, used_at=None), secret
 
 
 def find_token(engine: Engine, secret: str, now: float) -> Token | None:
     """The token of a secret, good or not; None if there is none. Notes that it was used."""
-    token = _token_where(engine, tokens.c.sha256 == _digest(secret))
+    token = _token_where(engine, tokens.c.sha256 == digest(secret))
     if token is not None and token.problem(now) is None:
         before = now - _USED_EVERY_S
         if token.used_at is None or token.used_at < before:
@@ -114,27 +166,34 @@ def token_by_id(engine: Engine, number: int) -> Token | None:
     return _token_where(engine, tokens.c.id == number)
 
 
-def list_tokens(engine: Engine) -> list[Token]:
-    """All tokens, oldest first."""
+def list_tokens(engine: Engine, project: str = "*") -> list[Token]:
+    """The tokens of a project ("*" = of all), oldest first."""
+    query = select(tokens).order_by(tokens.c.id)
+    if project != "*":
+        query = query.where(tokens.c.project == project)
     with engine.connect() as connection:
-        return [_token(row) for row in connection.execute(select(tokens).order_by(tokens.c.id))]
+        return [_token(row) for row in connection.execute(query)]
 
 
-def revoke_token(engine: Engine, number: int, now: float) -> Token:
-    """Make a token good for nothing from now on.
+def revoke_token(
+    engine: Engine, number: int, now: float, *, project: str = "*", by: Actor = SERVICE
+) -> Token:
+    """Make a token of a project ("*" = of any) good for nothing from now on.
 
     Raises:
         MonitorError: there is none of that number.
     """
-    with engine.begin() as connection:
-        connection.execute(
-            update(tokens)
-            .where(tokens.c.id == number, tokens.c.revoked_at.is_(None))
-            .values(revoked_at=now)
-        )
-    token = token_by_id(engine, number)
+    mine = tokens.c.id == number
+    if project != "*":
+        mine &= tokens.c.project == project
+    token = _token_where(engine, mine)
     if token is None:
         raise MonitorError(f"there is no token {number}; paceline admin token list shows them")
+    with engine.begin() as connection:
+        good = mine & tokens.c.revoked_at.is_(None)
+        if connection.execute(update(tokens).where(good).values(revoked_at=now)).rowcount:
+            subject = f"{token.id} {token.name} ({token.scope})"
+            record(connection, by, "token-revoked", subject, project=token.project, at=now)
     return token
 
 
@@ -149,6 +208,7 @@ def _token(row: Any) -> Token:
     return Token(**{name: values[name] for name in Token.__dataclass_fields__})
 
 
-def _digest(secret: str) -> str:
+def digest(secret: str) -> str:
+    """The SHA-256 of a secret, which is all that is kept."""
     # The secret has 256 random bits: nothing to be gained by a slow hash.
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

@@ -17,7 +17,7 @@ from paceline.monitor.config import MIB
 from paceline.monitor.store import alerts as store
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import Body, bad, checked_name, read_body, whole_parameter
-from paceline.monitor.web.security import require
+from paceline.monitor.web.security import actor_of, require
 
 _STATUSES = ("", "firing", "resolved")
 _MAX_HOURS = 24.0 * 366
@@ -57,7 +57,7 @@ def routes(service: Any) -> list[Route]:
         return JSONResponse({"silences": rows})
 
     async def add_silence(request: Request) -> Response:
-        principal = require(request, "admin")
+        principal = require(request, "operate")
         silence = await read_body(request, MIB, _silence_of)
         rule, job, comment = silence.rule, silence.job, silence.comment
         now = service.clock()
@@ -74,17 +74,22 @@ def routes(service: Any) -> list[Route]:
                 until=now + silence.hours * 3600,
                 comment=comment,
                 now=now,
-                who=principal.name,
+                by=actor_of(request),
             )
         )
         return JSONResponse({"id": number, "until": now + silence.hours * 3600})
 
     async def end_silence(request: Request) -> Response:
-        principal = require(request, "admin")
+        principal = require(request, "operate")
         text = request.path_params["id"]
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
         ended = number <= _MAX_ID and await run_in_threadpool(
-            store.end_silence, service.engine, number, principal.project, service.clock()
+            store.end_silence,
+            service.engine,
+            number,
+            principal.project,
+            service.clock(),
+            actor_of(request),
         )
         if not ended:
             raise HTTPException(404, "there is no such silence")

@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import OutputError, TraceError
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
-from paceline.monitor.config import MIB
+from paceline.monitor.config import DAY_S, MIB
 from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
-from paceline.monitor.store import events, jobs, sessions, uploads
+from paceline.monitor.store import events, jobs, retained, sessions, uploads
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.bodies import (
     bad,
@@ -34,9 +34,16 @@ from paceline.monitor.web.bodies import (
 )
 from paceline.monitor.web.event_cost import with_cost
 from paceline.monitor.web.limits import take_samples
-from paceline.monitor.web.pushed import batch_of, event_of, job_of, trace_of
+from paceline.monitor.web.pushed import (
+    Ended,
+    batch_of,
+    batches_of,
+    event_of,
+    job_of,
+    trace_of,
+)
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
-from paceline.monitor.web.security import Principal, require
+from paceline.monitor.web.security import Principal, actor_of, require
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -107,11 +114,23 @@ class Api:
         self.service.bus.publish(job.project, "job", message)
         return JSONResponse({"status": "ended"})
 
+    async def end_labelled(self, request: Request) -> Response:
+        """POST /api/v1/ended."""
+        principal = require(request, "push")
+        ended = await read_body(request, self._body_bytes, lambda body: body.decode(Ended))
+        service, project = self.service, writes_to(request, principal)
+        keys = await run_in_threadpool(jobs.labelled, service.engine, project, ended.labels)
+        for job in keys:
+            await run_in_threadpool(service.end_job, job)
+            message = {"job": job.name, "job_id": job.id, "status": "ended"}
+            service.bus.publish(job.project, "job", message)
+        return JSONResponse({"ended": [job.name for job in keys]})
+
     async def accept(self, request: Request) -> Response:
         """POST /api/v1/jobs/{name}/accept."""
         principal = require(request, "push")
         job = await self._job(request, writes_to(request, principal))
-        await run_in_threadpool(self.service.accept_level, job)
+        await run_in_threadpool(self.service.accept_level, job, actor_of(request))
         return JSONResponse({"status": "accepted"})
 
     async def tell(self, request: Request) -> Response:
@@ -128,8 +147,9 @@ class Api:
         """POST /api/v1/jobs/{name}/uploads."""
         principal = require(request, "push")
         trace = await read_body(request, self._body_bytes, trace_of)
-        job = await self._own_job(request, principal)
         service = self.service
+        await run_in_threadpool(_check_sessions, service, writes_to(request, principal))
+        job = await self._own_job(request, principal)
         begun = await run_in_threadpool(
             service.uploads.begin, job.id, job.project, trace, service.clock()
         )
@@ -175,6 +195,43 @@ class Api:
         take_samples(request, len(batch.steps))
         new = self.service.take_steps(job, batch)
         return {"accepted": len(batch.steps), "repeated": not new}
+
+    async def many_steps(self, request: Request) -> Response:
+        """POST /api/v1/steps: batches of several jobs, each with an answer of its own."""
+        principal = require(request, "push")
+        service, project = self.service, writes_to(request, principal)
+        service.detectors.check_room(project)
+        parse = functools.partial(batches_of, clock=service.clock)
+        batches = await read_body(request, self._body_bytes, parse)
+        return JSONResponse(await run_in_threadpool(self._store_many, request, project, batches))
+
+    def _store_many(
+        self,
+        request: Request,
+        project: str,
+        batches: list[tuple[str, Batch] | HTTPException],
+    ) -> dict[str, Any]:
+        good = [(n, *batch) for n, batch in enumerate(batches) if isinstance(batch, tuple)]
+        take_samples(request, sum(len(batch.steps) for _, _, batch in good))
+        keys = self._jobs_named(project, {name for _, name, _ in good})
+        pairs = [(keys[name], batch) for _, name, batch in good]
+        outcomes: dict[int, bool | Exception] = dict(
+            zip((n for n, _, _ in good), self.service.take_many(pairs), strict=True)
+        )
+        answers = []
+        for n, batch in enumerate(batches):
+            if isinstance(batch, HTTPException):
+                answers.append({"error": batch.detail, "status": batch.status_code})
+                continue
+            name, samples = batch
+            outcome = outcomes[n]
+            if isinstance(outcome, bool):
+                answers.append({"accepted": len(samples.steps), "repeated": not outcome})
+            else:
+                error = as_answer(outcome)
+                answers.append({"error": error.detail, "status": error.status_code})
+                self.forget_job(project, name)  # it may have been removed
+        return {"batches": answers}
 
     async def list_jobs(self, request: Request) -> Response:
         """GET /api/v1/jobs."""
@@ -298,14 +355,25 @@ class Api:
         project = writes_to(request, principal)
         job = self._job_cache.get((project, name))
         if job is None:
-            service = self.service
-            job = await run_in_threadpool(
-                jobs.register, service.engine, project, name, service.clock()
-            )
-            if len(self._job_cache) >= _MAX_CACHED_JOBS:
-                self._job_cache.clear()
-            self._job_cache[project, name] = job
+            job = await run_in_threadpool(self._job_named, project, name)
         return job
+
+    def _job_named(self, project: str, name: str) -> JobKey:
+        return self._jobs_named(project, {name})[name]
+
+    def _jobs_named(self, project: str, names: set[str]) -> dict[str, JobKey]:
+        """The jobs of these names, made where they are new."""
+        known = {name: self._job_cache.get((project, name)) for name in names}
+        keys = {name: key for name, key in known.items() if key is not None}
+        unknown = names - keys.keys()
+        if unknown:
+            service = self.service
+            made = jobs.register_many(service.engine, project, unknown, service.clock())
+            if len(self._job_cache) + len(made) > _MAX_CACHED_JOBS:
+                self._job_cache.clear()
+            self._job_cache |= {(project, name): key for name, key in made.items()}
+            keys |= made
+        return keys
 
     async def _readable(self, request: Request) -> JobKey:
         return await self._job(request, reads(request, require(request, "read")))
@@ -318,6 +386,18 @@ class Api:
         if job is None:
             raise HTTPException(404, "there is no such job")
         return job
+
+
+def _check_sessions(service: Service, project: str) -> None:
+    """Refuse a trace where a project has pushed its share of the day.
+
+    Raises:
+        Refusal: 429.
+    """
+    most = service.projects.of(project).sessions_per_day
+    if most and retained.n_since(service.engine, project, service.clock() - DAY_S) >= most:
+        message = f"the project {project} has pushed its {most:,} sessions of a day"
+        raise Refusal(429, message, retry_s=600.0)
 
 
 def writes_to(request: Request, principal: Principal) -> str:
@@ -357,22 +437,25 @@ def with_refusals(handler: Handler) -> Handler:
                     {"error": str(refusal), **refusal.extra}, refusal.status, headers
                 )
             raise HTTPException(refusal.status, str(refusal), headers) from None
-        except OutputError as error:
-            raise HTTPException(507, str(error), {"Retry-After": "10"}) from None
-        except TraceError as error:
-            raise bad(str(error)) from None
-        except DBAPIError as error:
-            if isinstance(error.orig, ValueError | OverflowError):
-                raise bad("a value cannot be stored") from None
-            raise _store_is_away() from error
-        except SQLAlchemyError as error:
-            raise _store_is_away() from error
+        except (OutputError, TraceError, SQLAlchemyError, TimeoutError) as error:
+            raise as_answer(error) from error
 
     return answer
 
 
-def _store_is_away() -> HTTPException:
-    return HTTPException(503, "the store does not answer; come again", {"Retry-After": "5"})
+def as_answer(error: Exception) -> HTTPException:
+    """The answer to what a store or disk did not take; raises what is none of these."""
+    if isinstance(error, Refusal):
+        return HTTPException(error.status, str(error))
+    if isinstance(error, OutputError):
+        return HTTPException(507, str(error), {"Retry-After": "10"})
+    if isinstance(error, TraceError):
+        return bad(str(error))
+    if isinstance(error, DBAPIError) and isinstance(error.orig, ValueError | OverflowError):
+        return bad("a value cannot be stored")
+    if isinstance(error, SQLAlchemyError | TimeoutError):
+        return HTTPException(503, "the store does not answer; come again", {"Retry-After": "5"})
+    raise error
 
 
 def _page(request: Request) -> tuple[int | None, int]:
@@ -400,9 +483,11 @@ def routes(service: Service, api: Api) -> list[Route]:
         ("GET", f"{v1}/jobs/{{name}}", api.show_job),
         ("POST", f"{v1}/jobs/{{name}}/end", api.end),
         ("POST", f"{v1}/jobs/{{name}}/accept", api.accept),
+        ("POST", f"{v1}/ended", api.end_labelled),
         ("POST", f"{v1}/jobs/{{name}}/events", api.tell),
         ("POST", f"{v1}/jobs/{{name}}/uploads", api.begin_upload),
         ("POST", f"{v1}/jobs/{{name}}/steps", api.steps),
+        ("POST", f"{v1}/steps", api.many_steps),
         ("GET", f"{v1}/jobs/{{name}}/steps", api.show_steps),
         ("GET", f"{v1}/jobs/{{name}}/ranks", api.show_ranks),
         ("GET", f"{v1}/jobs/{{name}}/goodput", api.goodput),

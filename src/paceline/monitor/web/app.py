@@ -16,11 +16,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paceline.monitor.blobs import BlobsAway
-from paceline.monitor.web import alerts_api, api, login, ops, otlp_api, pages, upkeep_api
+from paceline.monitor.sign_on.settings import load_sign_on
+from paceline.monitor.web import (
+    access_api,
+    access_page,
+    alerts_api,
+    api,
+    login,
+    ops,
+    otlp_api,
+    pages,
+    sign_on,
+    upkeep_api,
+)
 from paceline.monitor.web.answers import error_response
 from paceline.monitor.web.bodies import AT_A_TIME
 from paceline.monitor.web.envelope import Envelope, HttpCounts
-from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, Rates
+from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, ProjectRates, Rates
 from paceline.monitor.web.security import Authentication, Sessions
 
 
@@ -35,7 +47,8 @@ def create_app(service: Any) -> Starlette:
         finally:
             await run_in_threadpool(service.stop)
 
-    sessions = Sessions(service)
+    config = service.config
+    sessions = Sessions(service, load_sign_on(config.sign_on, config.url))
     failures = Rates(WRONG_TOKENS_PER_MINUTE).take
     counts = HttpCounts()
     handlers = api.Api(service)
@@ -43,6 +56,9 @@ def create_app(service: Any) -> Starlette:
         routes=[
             *ops.routes(service),
             *login.routes(service, sessions, failures),
+            *sign_on.routes(service, sessions, failures),
+            *access_api.routes(service),
+            *access_page.routes(service),
             *api.routes(service, handlers),
             *otlp_api.routes(service),
             *alerts_api.routes(service),
@@ -61,6 +77,7 @@ def create_app(service: Any) -> Starlette:
     app.state.service, app.state.counts = service, counts
     app.state.forget_job = handlers.forget_job
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
+    app.state.project_rates = ProjectRates(service.projects)
     app.state.unpacking = CapacityLimiter(AT_A_TIME)
     return app
 

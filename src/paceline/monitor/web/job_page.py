@@ -8,7 +8,6 @@ from typing import Any
 
 from paceline.monitor.blobs import PERFETTO, REPORT, Blobs, result_key
 from paceline.monitor.documents import read_report
-from paceline.monitor.step_series import read_series
 from paceline.monitor.web.charts import MAX_POINTS, steps_chart
 from paceline.monitor.web.sections import Sections, sections
 from paceline.report.page.distributions import Spec
@@ -68,4 +67,4 @@ def choose(sessions: Sequence[Row], number: str | None) -> Row | None:
 
 def step_times(steps: Any, job: Row, events: Sequence[Row]) -> Spec | None:
     """The chart of the job's step times; None where it told none."""
-    return steps_chart(read_series(steps.path(job["id"]), points=MAX_POINTS), events)
+    return steps_chart(steps.series(job["id"], points=MAX_POINTS), events)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.monitor.config import MIB
 from paceline.monitor.log import log
+from paceline.monitor.projects import Projects
 from paceline.monitor.web.answers import error_response
 
 #: Seconds that a body may pause, seconds that it has in all, and bytes that earn it one more.
@@ -95,14 +96,33 @@ def _is_local(address: str) -> bool:
         return True
 
 
+class ProjectRates:
+    """Step samples of the projects that have a limit of their own."""
+
+    def __init__(self, projects: Projects) -> None:
+        self._rates = {
+            name: Rates(limits.step_samples_per_minute)
+            for name, limits in projects.named.items()
+            if limits.step_samples_per_minute
+        }
+
+    def take(self, project: str, amount: float) -> float:
+        """Take ``amount``; returns 0, or after how many seconds to ask again."""
+        rates = self._rates.get(project)
+        return 0.0 if rates is None else rates.take(project, amount)
+
+
 def take_samples(request: HTTPConnection, n_samples: int) -> None:
-    """Count step samples against the token of a request.
+    """Count step samples against the project and the token of a request.
 
     Raises:
         HTTPException: 429, if they are too many for this minute.
     """
+    project = request.query_params.get("project", request.state.principal.writes_to)
+    seconds = request.app.state.project_rates.take(project, n_samples)
+    _refuse(seconds, f"step samples of {project}")
     rates: Rates = request.app.state.sample_rates
-    _refuse(rates.take(request.state.principal.token_id, n_samples), "step samples")
+    _refuse(rates.take(request.state.principal.key, n_samples), "step samples")
 
 
 def _refuse(seconds: float, noun: str) -> None:
@@ -165,10 +185,10 @@ class Limits:
 
 
 def _asker(scope: Scope) -> Any:
-    """The number of the token, or the address of who has none."""
+    """The number of the token or login, or the address of who has none."""
     principal = scope["state"].get("principal")
-    if principal is not None and principal.token_id:
-        return principal.token_id
+    if principal is not None and principal.key:
+        return principal.key
     return (scope.get("client") or ("", 0))[0]
 
 
@@ -179,7 +199,9 @@ def is_upload(scope: Scope) -> bool:
 
 def _is_stream(scope: Scope) -> bool:
     path: str = scope["path"]
-    steps = path.startswith("/api/v1/jobs/") and path.endswith("/steps")
+    steps = path == "/api/v1/steps" or (
+        path.startswith("/api/v1/jobs/") and path.endswith("/steps")
+    )
     health = path in ("/healthz", "/readyz")
     return (scope["method"] == "POST" and (steps or path == "/v1/traces")) or health
 

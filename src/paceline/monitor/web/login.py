@@ -1,19 +1,23 @@
-"""The login of the pages: a token in a form, a signed cookie in return."""
+"""The login of the pages: a token in a form, a signed cookie in return. And the logout."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
-from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from paceline.monitor.store.tokens import find_token
+from paceline.monitor.store.audit import Actor, note
+from paceline.monitor.store.logins import end_login
+from paceline.monitor.store.tokens import Token, find_token
 from paceline.monitor.web.answers import local_path
 from paceline.monitor.web.bodies import form_of
-from paceline.monitor.web.security import COOKIE, Sessions, check_origin, refusal
+from paceline.monitor.web.cookies import drop_cookie, put_cookie
+from paceline.monitor.web.security import COOKIE, Sessions, check_origin, client_of, refusal
 from paceline.monitor.web.templating import render
 
 
@@ -42,37 +46,34 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
                 raise error
             return _form(request, to, error.detail, 401)
         value, seconds = sessions.cookie(token, now)
+        await run_in_threadpool(note_login, token, client_of(request), now)
         answer = RedirectResponse(to, 303)
-        answer.set_cookie(
-            COOKIE,
-            value,
-            max_age=seconds,
-            path="/",
-            secure=_is_https(request),
-            httponly=True,
-            samesite="strict",
-        )
+        put_cookie(answer, request, COOKIE, value, seconds, same_site="strict")
         return answer
+
+    def note_login(token: Token, client: str, now: float) -> None:
+        by = Actor(token.name, "token", client)
+        # A full disk keeps nobody from reading.
+        with contextlib.suppress(SQLAlchemyError):
+            subject = f"token {token.id}"
+            note(service.engine, by, "login", subject, project=token.project, at=now)
 
     def leave(request: Request) -> Response:
         check_origin(request, service.config.url)
+        now = service.clock()
+        login = sessions.login(request.cookies.get(COOKIE, ""), now)
+        if login is not None:
+            end_login(service.engine, login.id, now, Actor(login.name, "user", client_of(request)))
         answer = RedirectResponse("/login", 303)
-        answer.delete_cookie(
-            COOKIE, path="/", secure=_is_https(request), httponly=True, samesite="strict"
-        )
+        drop_cookie(answer, request, COOKIE)
         return answer
 
-    def _is_https(request: Request) -> bool:
-        # Behind a proxy that ends TLS only the address that users know says so.
-        return "https" in (request.scope["scheme"], urlsplit(service.config.url).scheme)
+    def _form(request: Request, to: str, problem: str = "", status: int = 200) -> Response:
+        fields = {"title": "Log in", "problem": problem, "next": to}
+        return render(request, "login.html", code=status, sign_on=sessions.sign_on, **fields)
 
     return [
         Route("/login", login),
         Route("/login", enter, methods=["POST"]),
         Route("/logout", leave, methods=["POST"]),
     ]
-
-
-def _form(request: Request, to: str, problem: str = "", status: int = 200) -> Response:
-    fields = {"title": "Log in", "problem": problem, "next": to}
-    return render(request, "login.html", code=status, **fields)

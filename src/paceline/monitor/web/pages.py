@@ -25,13 +25,15 @@ from paceline.monitor.store.alerts import add_silence
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
 from paceline.monitor.web.alert_groups import grouped
+from paceline.monitor.web.answers import local_path
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name, form_of
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
+from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
-from paceline.monitor.web.security import require
-from paceline.monitor.web.templating import render
+from paceline.monitor.web.security import actor_of, require
+from paceline.monitor.web.templating import nav_query, render
 
 #: Results that are kept as the job page shows them; each takes up to two megabytes.
 _MAX_VIEWS = 64
@@ -141,6 +143,8 @@ class Pages:
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
             alerts = queries.job_alerts(connection, job["id"])
+            silences = queries.active_silences(connection, job["project"], self.service.clock())
+            meta = queries.latest_meta(connection, job["id"]) if alerts else None
             firing = queries.count_firing(connection, _project(request))
         view = None if selected is None else self._view_of(selected)
         return self._render(
@@ -157,14 +161,15 @@ class Pages:
             current=job_page.choose(sessions, None),
             view=view,
             events=events,
-            alerts=alerts,
+            alerts=alert_views(alerts, silences, job, self.service.alerts.settings.runbook),
+            cordons=cordon_commands(job, events, meta),
             slowdown_chart=charts.slowdown_chart(sessions[::-1]),
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             lost_by_now=lost_by_now(job, events),
-            keep_days=self.service.config.keep_days,
+            keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),
             ranks=self._ranks_of(job, request.query_params.get("rank")),
@@ -175,41 +180,42 @@ class Pages:
         """The button of a job's page: its current step times are healthy."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
-        _refused(self.service.accept_level, _key(job))
+        _refused(self.service.accept_level, _key(job), actor_of(request))
         return _to_job(job)
 
     def analyse_again(self, request: Request) -> Response:
         """The button of a session: analyse it again."""
         job, session = self._job_and_session(request)
-        _refused(upkeep.analyse_again, self.service, _key(job), session["id"], session["sha256"])
+        key, number, sha256 = _key(job), session["id"], session["sha256"]
+        _refused(upkeep.analyse_again, self.service, key, number, sha256, actor_of(request))
         return _to_job(job, session=session["id"])
 
     def remove_session(self, request: Request) -> Response:
         """The button of a session: remove it."""
         job, session = self._job_and_session(request)
-        who = request.state.principal.name
-        upkeep.remove_session(self.service, _key(job), session["id"], who)
+        upkeep.remove_session(self.service, _key(job), session["id"], actor_of(request))
         return _to_job(job)
 
     def remove_job(self, request: Request) -> Response:
         """The button of a job's page: remove it."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
-        upkeep.remove_job(self.service, _key(job), request.state.principal.name)
+        upkeep.remove_job(self.service, _key(job), actor_of(request))
         request.app.state.forget_job(job["project"], job["name"])
-        return RedirectResponse("/", 303)
+        return RedirectResponse(f"/{nav_query(request.state.principal)}", 303)
 
     async def silence(self, request: Request) -> Response:
         """The button of an alert: tell nobody of it for some hours."""
-        principal = require(request, "admin")
+        require(request, "operate")
         form = await form_of(request)
         hours, why = _number(form.get("hours", "")), form.get("why", "").strip()[:1000]
         if not 1 <= hours <= _MAX_SILENCE_H or "\0" in why:
             raise HTTPException(400, f"hours must be from 1 to {_MAX_SILENCE_H}")
-        await run_in_threadpool(self._silence, request, hours, why, principal.name)
-        return RedirectResponse("/alerts", 303)
+        await run_in_threadpool(self._silence, request, hours, why)
+        usual = f"/alerts{nav_query(request.state.principal)}"
+        return RedirectResponse(local_path(form.get("to", usual)), 303)
 
-    def _silence(self, request: Request, hours: int, why: str, who: str) -> None:
+    def _silence(self, request: Request, hours: int, why: str) -> None:
         engine, now = self.service.engine, self.service.clock()
         with engine.connect() as connection:
             number = _number(request.path_params["id"])
@@ -222,7 +228,7 @@ class Pages:
             until=now + 3600.0 * hours,
             comment=why,
             now=now,
-            who=who,
+            by=actor_of(request),
         )
 
     def _job_and_session(self, request: Request) -> tuple[Any, Any]:
@@ -348,7 +354,7 @@ class Pages:
     def _render(self, request: Request, template: str, **context: Any) -> Response:
         def job_link(name: str, project: str, suffix: str = "", **query: Any) -> str:
             """A job's page; ``project`` is named where the principal sees several."""
-            several = request.state.principal.project == queries.ALL
+            several = request.state.principal.has_several
             query_of_job = {**query, "project": project if several else ""}
             return _address(f"/jobs/{quote(name, safe='')}{suffix}", query_of_job)
 
@@ -377,7 +383,7 @@ def _project(request: Request) -> str:
 
 def _asked_project(request: Request) -> str:
     """The project that who sees all asked for; "" = none."""
-    several = request.state.principal.project == queries.ALL
+    several = request.state.principal.has_several
     return request.query_params.get("project", "") if several else ""
 
 

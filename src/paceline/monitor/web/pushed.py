@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Raw
+from starlette.exceptions import HTTPException
 
 from paceline.monitor.step_files import Batch
 from paceline.monitor.web.bodies import Body, bad, checked_name
@@ -18,6 +19,8 @@ from paceline.sources.step_times import WORKLOAD_COLUMNS
 
 #: Samples of one batch.
 MOST_SAMPLES = 2_000_000
+#: Batches of one request.
+MOST_BATCHES = 1000
 #: Keys of a mapping, characters of a text in it; keys and bytes of a trace's meta.
 _MOST_KEYS, _MOST_CHARS, _META_KEYS, _META_BYTES = 50, 10_000, 1000, 1 << 20
 
@@ -31,6 +34,7 @@ _MOST_PAIRS = 100_000
 _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
 #: msgpack has numbers that JSON lacks: nan and the infinities.
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r'^[^\x00"\\]*\Z')]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
 _Degrees = Annotated[dict[_Text, _Text | int], Meta(max_length=_MOST_KEYS)]
 _Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
@@ -49,6 +53,12 @@ class NewJob(msgspec.Struct, frozen=True):
     labels: _Labels | None = None
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """The body of ``POST /api/v1/ended``: labels that the jobs have, such as their scheduler's."""
+
+    labels: Annotated[dict[_Label, _Label], Meta(min_length=1, max_length=5)]
+
+
 class _NewUpload(msgspec.Struct, frozen=True):
     """Body of ``POST .../uploads``; ``meta`` as it came."""
 
@@ -58,7 +68,7 @@ class _NewUpload(msgspec.Struct, frozen=True):
     meta: Raw = Raw()
 
 
-class _NewBatch(msgspec.Struct, frozen=True):
+class _NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Body of ``POST .../steps``; rows and columns as they came."""
 
     batch: int | Annotated[str, Meta(max_length=100)]
@@ -69,6 +79,18 @@ class _NewBatch(msgspec.Struct, frozen=True):
     ranks: Raw = Raw()
     durations_s: Raw = Raw()
     workload: Raw = Raw()
+
+
+class _JobBatch(_NewBatch, frozen=True, kw_only=True):
+    """A batch among those of several jobs."""
+
+    job: str
+
+
+class _NewBatches(msgspec.Struct, frozen=True):
+    """Body of ``POST /api/v1/steps``."""
+
+    batches: Annotated[list[_JobBatch], Meta(min_length=1, max_length=MOST_BATCHES)]
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
@@ -127,7 +149,22 @@ def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
     duration_s], ...]) or columns (``steps``, ``ranks``, ``durations_s``: lists, or in msgpack bytes
     of little-endian int64, int32 and float64).
     """
-    new: _NewBatch = body.decode(_NewBatch)
+    return _batch(body, body.decode(_NewBatch), clock)
+
+
+def batches_of(body: Body, clock: Callable[[], float]) -> list[tuple[str, Batch] | HTTPException]:
+    """(job, batch) of each in the body of ``POST /api/v1/steps``, or the error of that one."""
+    new: _NewBatches = body.decode(_NewBatches)
+    batches: list[tuple[str, Batch] | HTTPException] = []
+    for one in new.batches:
+        try:
+            batches.append((checked_name(one.job), _batch(body, one, clock)))
+        except HTTPException as error:
+            batches.append(error)
+    return batches
+
+
+def _batch(body: Body, new: _NewBatch, clock: Callable[[], float]) -> Batch:
     if len(new.source.encode()) > _MOST_SOURCE_BYTES:
         raise bad(f"source must be a text of at most {_MOST_SOURCE_BYTES} bytes")
     number = str(new.batch)

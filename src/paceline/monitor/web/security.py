@@ -1,12 +1,12 @@
-"""The caller and the caller's rights: bearer tokens, and a cookie for the pages.
+"""The caller and the caller's rights: bearer tokens, and cookies for the pages.
 
-A request's principal is in ``request.state.principal``; a handler calls :func:`require` first.
+A cookie names a token, or is the secret of a login of the OpenID provider. A request's principal
+is in ``request.state.principal``; a handler calls :func:`require` first.
 Without a token nothing can be written: the middleware refuses that before any handler runs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -22,10 +22,15 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.errors import MonitorError
-from paceline.monitor.store.tokens import Token, find_token, token_by_id
+from paceline.monitor.sign_on.settings import SignOn
+from paceline.monitor.store.audit import Actor
+from paceline.monitor.store.logins import Login, find_login
+from paceline.monitor.store.tokens import SCOPES, Token, find_token, token_by_id
 from paceline.monitor.web.answers import error_response
 
 COOKIE = "paceline_session"
+#: Prefix of the cookie of an OpenID login; that of a token begins with a number.
+_OF_LOGIN = "u"
 #: How long a login is good; its token may end it earlier.
 SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -40,20 +45,29 @@ class Principal:
     """The caller.
 
     Attributes:
-        name: of the token; "public" without one.
-        project: the only one it may see and write; "*" = all.
-        scope: push, read, or admin, which includes both.
-        token_id: number of the token, 0 without one.
+        name: of the user, service account or token; "public" without one.
+        project: the only one that this request may see and write; "*" = all.
+        scope: of ``store.tokens.SCOPES``.
+        kind: user, account, token or public.
+        key: of the token or login, the same for all its requests; "" without one.
+        projects: of a user of several: those that a request may ask for, beside "*".
     """
 
     name: str
     project: str
     scope: str
-    token_id: int = 0
+    kind: str = "public"
+    key: str = ""
+    projects: tuple[str, ...] = ()
 
     def may(self, scope: str) -> bool:
         """Whether it has a scope."""
-        return self.scope in (scope, "admin")
+        return scope in SCOPES[self.scope]
+
+    @property
+    def has_several(self) -> bool:
+        """Whether its requests may be of several projects, so that links have to name theirs."""
+        return self.project == "*" or len(self.projects) > 1
 
     def sees(self, project: str) -> bool:
         """Whether a project is within its reach."""
@@ -66,6 +80,17 @@ class Principal:
 
 
 PUBLIC = Principal("public", "*", "read")
+
+
+def actor_of(request: HTTPConnection) -> Actor:
+    """The caller, as the log of acts has it."""
+    principal: Principal = request.state.principal
+    return Actor(principal.name, principal.kind, client_of(request))
+
+
+def client_of(request: HTTPConnection) -> str:
+    """The address of who asks."""
+    return request.client.host if request.client else ""
 
 
 def require(request: HTTPConnection, scope: str) -> Principal:
@@ -82,15 +107,22 @@ def require(request: HTTPConnection, scope: str) -> Principal:
             headers={"WWW-Authenticate": "Bearer"},
         )
     if not principal.may(scope):
-        raise HTTPException(403, f"this token has the scope {principal.scope}; {scope} is needed")
+        owner = "you have" if principal.kind == "user" else "this token has"
+        raise HTTPException(403, f"{owner} the scope {principal.scope}; {scope} is needed")
     return principal
 
 
 class Sessions:
-    """Logins of the pages: a signed cookie that names a token, which is looked up each time."""
+    """Logins of the pages: a signed cookie that names a token, which is looked up each time.
 
-    def __init__(self, service: Any) -> None:
-        self._service = service
+    A user of the OpenID provider has a cookie with the secret of a login; that is looked up, too.
+
+    Attributes:
+        sign_on: the provider's users; None = tokens only.
+    """
+
+    def __init__(self, service: Any, sign_on: SignOn | None) -> None:
+        self._service, self.sign_on = service, sign_on
         self._key = _key(Path(service.config.data) / "cookie.key")
 
     def cookie(self, token: Token, now: float) -> tuple[str, int]:
@@ -108,8 +140,50 @@ class Sessions:
         token = token_by_id(self._service.engine, int(number)) if int(until) > now else None
         return token if token is not None and token.problem(now) is None else None
 
+    def login(self, cookie: str, now: float) -> Login | None:
+        """The login of a cookie; None if it is no longer good."""
+        kind, _, secret = cookie.partition(".")
+        if kind != _OF_LOGIN or self.sign_on is None:
+            return None
+        login = find_login(self._service.engine, secret, now)
+        # After the file has changed, another provider's word counts for nothing.
+        return login if login is not None and login.issuer == self.sign_on.issuer else None
+
+    def principal(self, cookie: str, now: float, asked: str | None) -> Principal | None:
+        """The caller that has a cookie; None if it is no longer good.
+
+        Args:
+            cookie: of a token or login.
+            now: seconds since 1970.
+            asked: the project that the request names, where a user has several.
+        """
+        if not cookie.startswith(f"{_OF_LOGIN}."):
+            token = self.token(cookie, now)
+            return None if token is None else _of(token)
+        login = self.login(cookie, now)
+        if login is None or self.sign_on is None:
+            return None
+        rights = self.sign_on.rights(login.name, login.groups)
+        if not rights:  # the file no longer grants anything
+            return None
+        projects = tuple(sorted(rights))  # "*" is the first
+        project = asked if asked in rights else projects[0]
+        return Principal(
+            login.name, project, rights[project], "user", f"login {login.id}", projects
+        )
+
+    def seal(self, text: str) -> str:
+        """A text that comes back in a cookie, signed for that purpose."""
+        return f"{text}.{self._sign(f'sign-on {text}')}"
+
+    def unseal(self, sealed: str) -> str | None:
+        """The text of :meth:`seal`; None for any other."""
+        text, _, signature = sealed.rpartition(".")
+        good = hmac.compare_digest(signature.encode(), self._sign(f"sign-on {text}").encode())
+        return text if good else None
+
     def _sign(self, text: str) -> str:
-        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, text.encode("utf-8", "surrogateescape"), "sha256").hexdigest()
 
 
 class Authentication:
@@ -156,16 +230,18 @@ class Authentication:
             return _of(token)
         cookie = request.cookies.get(COOKIE)
         if cookie:
-            token = await run_in_threadpool(self._sessions.token, cookie, now)
-            if token is not None:
+            asked = request.query_params.get("project")
+            principal = await run_in_threadpool(self._sessions.principal, cookie, now, asked)
+            if principal is not None:
                 if request.method not in SAFE_METHODS:
                     check_origin(request, self._service.config.url)
-                return _of(token)
+                return principal
         return PUBLIC if self._service.config.public_read else None
 
 
 def _of(token: Token) -> Principal:
-    return Principal(token.name, token.project, token.scope, token.id)
+    kind = "token" if token.account_id is None else "account"
+    return Principal(token.name, token.project, token.scope, kind, f"token {token.id}")
 
 
 def _check_write(request: Request, principal: Principal | None) -> None:
@@ -177,7 +253,7 @@ def _check_write(request: Request, principal: Principal | None) -> None:
 
 def refusal(request: Request, failures: Any, message: str) -> HTTPException:
     """The answer to a wrong token: 401, or 429 where an address sends too many."""
-    seconds = failures(request.client.host if request.client else "")
+    seconds = failures(client_of(request))
     if seconds:
         headers = {"Retry-After": str(int(seconds) + 1)}
         return HTTPException(429, "too many wrong tokens", headers=headers)
@@ -187,7 +263,7 @@ def refusal(request: Request, failures: Any, message: str) -> HTTPException:
 def check_origin(request: Request, url: str) -> None:
     """A form of another site must not act for who is logged in, nor log anybody in or out.
 
-    SameSite=Strict says so for the first, too; not all browsers send ``Sec-Fetch-Site``.
+    SameSite says so for the first, too; not all browsers send ``Sec-Fetch-Site``.
 
     Args:
         request: with a cookie, or for the login.

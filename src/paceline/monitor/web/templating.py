@@ -31,17 +31,25 @@ def render(request: Request, template: str, /, *, code: int = 200, **context: An
         context: at least ``title``; ``active`` (Jobs, Fleet or Alerts), ``firing`` (alerts) and
             ``news`` (kinds of the bus's messages that change the page) where they apply.
     """
+    principal = getattr(request.state, "principal", None)
     usual = {
         "active": "",
         "firing": 0,
         "news": "",
-        "principal": getattr(request.state, "principal", None),
+        "principal": principal,
         "now": time.time(),
+        "nav_query": nav_query(principal),
     }
     html = _environment().get_template(template).render({**usual, **context})
     # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
     content = html.encode("utf-8", "replace")
     return HTMLResponse(content, code, headers={"Cache-Control": "no-store"})
+
+
+def nav_query(principal: Any) -> str:
+    """The query of links, so that a user of several projects stays in the one of this request."""
+    stays = principal is not None and len(principal.projects) > 1 and principal.project != "*"
+    return f"?project={principal.project}" if stays else ""
 
 
 @cache

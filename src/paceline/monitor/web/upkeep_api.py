@@ -15,7 +15,7 @@ from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.api import with_refusals, writes_to
 from paceline.monitor.web.bodies import checked_name
-from paceline.monitor.web.security import require
+from paceline.monitor.web.security import actor_of, require
 
 
 def routes(service: Any) -> list[Route]:
@@ -35,13 +35,14 @@ def routes(service: Any) -> list[Route]:
 
     async def analyse(request: Request) -> Response:
         job, row = await session_of(request, "push")
-        await run_in_threadpool(upkeep.analyse_again, service, job, row["id"], row["sha256"])
+        number, sha256, by = row["id"], row["sha256"], actor_of(request)
+        await run_in_threadpool(upkeep.analyse_again, service, job, number, sha256, by)
         return JSONResponse({"id": row["id"], "status": "queued"})
 
     async def remove_session(request: Request) -> Response:
         job, row = await session_of(request, "admin")
-        who = request.state.principal.name
-        await run_in_threadpool(upkeep.remove_session, service, job, row["id"], who)
+        by = actor_of(request)
+        await run_in_threadpool(upkeep.remove_session, service, job, row["id"], by)
         return JSONResponse({"id": row["id"], "status": "removed"})
 
     async def remove_job(request: Request) -> Response:
@@ -50,7 +51,7 @@ def routes(service: Any) -> list[Route]:
         job = await run_in_threadpool(jobs.find, service.engine, project, name)
         if job is None:
             raise HTTPException(404, "there is no such job")
-        await run_in_threadpool(upkeep.remove_job, service, job, principal.name)
+        await run_in_threadpool(upkeep.remove_job, service, job, actor_of(request))
         request.app.state.forget_job(project, name)
         return JSONResponse({"name": name, "project": project, "status": "removed"})
 

@@ -25,15 +25,14 @@ def scatter_data(measured: Measured) -> dict[str, Any]:
     """
     graph = measured.graph
     stage = 1 if graph.n_pp > 1 else 0
-    durations = whole_passes(measured.durations)
+    passes = whole_passes(measured.durations)
     blocks = []
     for v, dps in enumerate(graph.variant_dps):
         forward, backward, microbatch = _pairs(measured, v, stage)
-        block = durations.block(v)
         shape = (len(forward), measured.durations.n_steps, len(dps))
         axes = (microbatch[:, None, None], measured.steps[:, None], dps)
         labels = (np.broadcast_to(axis, shape).ravel() for axis in axes)
-        blocks.append([block[forward].ravel(), block[backward].ravel(), *labels])
+        blocks.append([passes.of(v, forward).ravel(), passes.of(v, backward).ravel(), *labels])
     x, y, microbatch, step, dp = (np.concatenate(column) for column in zip(*blocks, strict=True))
     sample = np.arange(len(x))
     if len(x) > MAX_POINTS:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources import nccl_ras
+from paceline.sources import nccl_ras, nccl_ras_text
 from paceline.sources.call_logs import (
     flight_recorder,
     nccl_inspector,
@@ -86,15 +86,10 @@ def _format(path: Path) -> str:
             "NCCL_INSPECTOR_DUMP_VERBOSE=1; or give paceline detect Prometheus' range JSON of "
             "nccl_collective_exec_time_microseconds"
         )
-    if nccl_ras.matches(path):
+    if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(
-            f"{path} is a status of NCCL RAS: how many calls each rank made, without a time; give "
-            "it to paceline detect --collectives, without logs of calls"
-        )
-    if nccl_ras.is_text(path):
-        raise TraceError(
-            f"{path} is what ncclras prints for people: it leaves out most ranks, and every "
-            "release has another form; ask NCCL 2.28.7 or later for JSON: ncclras -f json"
+            f"{path} is a status of NCCL RAS: how many calls ranks made, without a time; give it "
+            "to paceline detect --collectives alone"
         )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 

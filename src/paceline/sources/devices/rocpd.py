@@ -19,7 +19,7 @@ from paceline.sources.devices.rocprof_process import RocprofProcess
 from paceline.sources.devices.sqlite_file import SqliteFile, is_sqlite, whole_column
 from paceline.sources.devices.table import Devices
 
-_DISPATCH = re.compile(r"rocpd_kernel_dispatch(_\w+|)")
+_DISPATCH = re.compile(r"rocpd_kernel_dispatch(\w*)")
 _METADATA = "rocpd_metadata"
 
 #: Columns of a kernel without which nothing can be said; schema 4 keeps them elsewhere.

@@ -25,8 +25,9 @@ class Records(JsonStream):
     def __init__(self, path: Path) -> None:
         super().__init__(path, TOP)
 
-    def _object(self) -> Iterator[dict[str, Any]]:
-        yield from self._members("")
+    def _object(self) -> Iterator[list[Any]]:
+        for value in self._members(""):
+            yield [value]
 
     def _members(self, place: str) -> Iterator[dict[str, Any]]:
         self._at += 1
@@ -73,5 +74,5 @@ class Records(JsonStream):
             # The list ends in between: to try again at each of its records would be slow.
             self._one_by_one_until = self._n_dropped + end
             return []
-        self._at = end + 2  # behind the comma, in front of the last record
+        self._forget(end + 2)  # behind the comma, in front of the last record
         return values

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import TraceError
+from paceline.sources.event_shape import event_shape
 from paceline.sources.fields import number
-from paceline.sources.json_stream import JsonStream, shaped_decoder
+from paceline.sources.json_stream import JsonStream
+
+
+class Event(Protocol):
+    """The values of an event that takers read; None where it lacks one.
+
+    Attributes:
+        name: of the event.
+        tid: its thread.
+        args: its arguments as attributes: ``args.collective_name`` for ``Collective name``.
+    """
+
+    name: Any
+    tid: Any
+    args: Any
+
 
 #: Takes an event with its start and end.
-Taker = Callable[[Mapping[str, Any], float, float], None]
-
+Taker = Callable[[Event, float, float], None]
 
 #: Fields of an event for takers, beside ``args``.
 _KEYS = ("ph", "cat", "name", "ts", "dur", "tid")
@@ -29,24 +44,26 @@ def hand_out(
         path: the profile, gzip or not; read as a stream.
         takers: category in lower case -> what takes its events; others are passed over.
         per_us: units of time that takers count in, per microsecond.
-        args: keys of an event's ``args`` that takers read; others may be missing.
+        args: keys of an event's ``args`` that takers read.
 
     Raises:
         TraceError: the file is damaged, or an event has no time or ends before it begins.
     """
-    stream = JsonStream(path, decode=shaped_decoder(_KEYS, (("args", args),)))
+    stream = JsonStream(path, shape=event_shape(_KEYS, args))
     taker_of: dict[str, Taker | None] = {}
-    for place, event in enumerate(stream):
-        if event.get("ph") != "X":
-            continue
-        category = event.get("cat")
-        if not isinstance(category, str):
-            continue
-        if category not in taker_of:
-            taker_of[category] = takers.get(category.lower())
-        take = taker_of[category]
-        if take is not None:
-            start_us, duration_us = event.get("ts"), event.get("dur")
+    n_before = 0
+    for batch in stream.batches():
+        for place, event in enumerate(batch, n_before):
+            category = event.cat
+            if event.ph != "X" or type(category) is not str:
+                continue
+            try:
+                take = taker_of[category]
+            except KeyError:
+                take = taker_of[category] = takers.get(category.lower())
+            if take is None:
+                continue
+            start_us, duration_us = event.ts, event.dur
             # All but damaged and old files have such numbers.
             if not (
                 type(start_us) is float
@@ -56,12 +73,14 @@ def hand_out(
             ):
                 start_us, duration_us = _checked(event, f"{path}, event {place}")
             take(event, start_us * per_us, (start_us + duration_us) * per_us)
+        n_before += len(batch)
     return stream.header
 
 
-def _checked(event: Mapping[str, Any], at: str) -> tuple[float, float]:
+def _checked(event: Any, at: str) -> tuple[float, float]:
     """Start and duration in microseconds."""
-    start_us, duration_us = number(event, "ts", at), number(event, "dur", at)
+    values = {key: value for key in ("ts", "dur") if (value := getattr(event, key)) is not None}
+    start_us, duration_us = number(values, "ts", at), number(values, "dur", at)
     if duration_us < 0:
         raise TraceError(f"{at}: dur {duration_us:g} is negative; is the file damaged?")
     return start_us, duration_us

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole
-from paceline.sources.kineto.complete_events import Taker, hand_out
+from paceline.sources.kineto.complete_events import Event, Taker, hand_out
 from paceline.sources.kineto.events import Span
 from paceline.sources.kineto.profile import STEP_RANGE
 
@@ -159,33 +159,30 @@ class _Reader:
         self._launches = (array("d"), array("d"), array("q"))
         self._operators = (array("d"), array("d"), array("i"), array("i"))
 
-    def _annotation(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
-        name = str(event.get("name"))
+    def _annotation(self, event: Event, start_us: float, end_us: float) -> None:
+        name = str(event.name)
         if match := STEP_RANGE.fullmatch(name):
             self._steps.append(Span(start_us, end_us, int(match[1])))
         elif match := _PASS_RANGE.fullmatch(name):
             self._passes.append(PassRange(start_us, end_us, name, match[2]))
 
-    def _kernel(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+    def _kernel(self, event: Event, start_us: float, end_us: float) -> None:
         name = self._name_of(event)
         work = self._work_of.get(name)
         if work is None:
-            work = self._work_of[name] = work_of(str(event.get("name")))
+            work = self._work_of[name] = work_of(str(event.name))
         self._add(event, work, name, start_us, end_us)
 
-    def _on_mtia(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
-        if "stream" in mapping(event, "args"):  # else no work of a stream, as in HTA
+    def _on_mtia(self, event: Event, start_us: float, end_us: float) -> None:
+        if event.args.stream is not None:  # else no work of a stream, as in HTA
             self._kernel(event, start_us, end_us)
 
-    def _copy(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+    def _copy(self, event: Event, start_us: float, end_us: float) -> None:
         self._add(event, Work.MEMORY, self._name_of(event), start_us, end_us)
 
-    def _add(
-        self, event: Mapping[str, Any], work: Work, name: int, start_us: float, end_us: float
-    ) -> None:
-        args = mapping(event, "args")
-        stream = optional_whole(args.get("stream"))
-        correlation = optional_whole(args.get("correlation"))
+    def _add(self, event: Event, work: Work, name: int, start_us: float, end_us: float) -> None:
+        stream = optional_whole(event.args.stream)
+        correlation = optional_whole(event.args.correlation)
         self._times[0].append(start_us)
         self._times[1].append(end_us)
         self._work.append(work)
@@ -193,24 +190,24 @@ class _Reader:
         self._stream.append(-1 if stream is None else stream)
         self._correlation.append(-1 if correlation is None else correlation)
 
-    def _launch(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
-        correlation = optional_whole(mapping(event, "args").get("correlation"))
+    def _launch(self, event: Event, start_us: float, end_us: float) -> None:
+        correlation = optional_whole(event.args.correlation)
         if correlation is not None:
             self._launches[0].append(start_us)
             self._launches[1].append(end_us)
             self._launches[2].append(correlation)
 
-    def _operator(self, event: Mapping[str, Any], start_us: float, end_us: float) -> None:
+    def _operator(self, event: Event, start_us: float, end_us: float) -> None:
         if self._work:  # the device ran something: operators are not reported
             return
-        thread = self._threads.setdefault(str(event.get("tid")), len(self._threads))
+        thread = self._threads.setdefault(str(event.tid), len(self._threads))
         self._operators[0].append(start_us)
         self._operators[1].append(end_us)
         self._operators[2].append(thread)
         self._operators[3].append(self._name_of(event))
 
-    def _name_of(self, event: Mapping[str, Any]) -> int:
-        return self._names.setdefault(str(event.get("name")), len(self._names))
+    def _name_of(self, event: Event) -> int:
+        return self._names.setdefault(str(event.name), len(self._names))
 
     def finish(self, path: Path, header: Mapping[str, Any]) -> RankFile:
         """The file, its times from the first event on.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.sources.fields import optional_whole
@@ -22,7 +22,7 @@ class Call(NamedTuple):
     """A ``record_param_comms`` op: when it began (seconds), and its arguments."""
 
     start_s: float
-    args: Mapping[str, Any]
+    args: Any
 
 
 class Kernel(NamedTuple):
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     start_s: float
     end_s: float
     name: str
-    args: Mapping[str, Any]
+    args: Any
     launch_s: float = 0.0
 
 
@@ -70,7 +70,7 @@ def communication(
         # An all-to-all is made of sends and recvs, too.
         if "sendrecv" not in kernel.name.lower() or "all" in name:
             before = bisect_right(others_s, kernel.launch_s)
-            args = kernel.args if name else others[before - 1].args if before else {}
+            args = kernel.args if name else others[before - 1].args if before else None
             collectives.append(_collective(kernel, args))
             continue
         ready = max(n_done, bisect_right(waiting_s, kernel.launch_s))
@@ -87,26 +87,30 @@ def communication(
 def _transfer(kernel: Kernel, call: Call) -> _Sided:
     sends = _name(call.args) == "send"
     transfer = Transfer(call.start_s, kernel.start_s, kernel.end_s, sends, -1)
-    peer = optional_whole(call.args.get("Dst Rank" if sends else "Src Rank"))
-    return transfer, str(call.args.get("Process Group Name")), peer
+    peer = optional_whole(call.args.dst_rank if sends else call.args.src_rank)
+    return transfer, str(call.args.process_group_name), peer
 
 
-def _name(args: Mapping[str, Any]) -> str:
-    return str(args.get("Collective name", "")).lower()
+def _name(args: Any) -> str:
+    return "" if args.collective_name is None else str(args.collective_name).lower()
 
 
-def _collective(kernel: Kernel, args: Mapping[str, Any]) -> Collective:
-    name = _name(args) or kernel.name.lower()
-    seq = optional_whole(args.get("Seq"))
+def _collective(kernel: Kernel, args: Any | None) -> Collective:
+    """The collective of a kernel, by the arguments of PyTorch's calls; None without any."""
+    name, group, seq, elements = kernel.name.lower(), "", None, None
+    if args is not None:
+        name = _name(args) or name
+        group = "" if args.process_group_name is None else str(args.process_group_name)
+        seq, elements = optional_whole(args.seq), optional_whole(args.in_msg_nelems)
     return Collective(
         kernel.launch_s,
         kernel.start_s,
         kernel.end_s,
         # _reduce_scatter_base, allgather_into_tensor_coalesced, ncclDevKernel_AllGather_RING_LL
         name.replace("_", "").replace("nccldevkernel", "").replace("ncclkernel", ""),
-        str(args.get("Process Group Name", "")),
+        group,
         -1 if seq is None else seq,
-        optional_whole(args.get("In msg nelems")) or 0,
+        elements or 0,
         kernel.correlation,
     )
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole
-from paceline.sources.kineto.complete_events import Taker, hand_out
+from paceline.sources.kineto.complete_events import Event, Taker, hand_out
 from paceline.sources.kineto.events import (
     Group,
     Profile,
@@ -110,13 +110,13 @@ class _Reader:
         # Of each stream wait: the correlation of its call, its stream, the other, of the record.
         self.waits: list[tuple[int, int, int, int]] = []
 
-    def _annotation(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
-        name = str(event.get("name"))
+    def _annotation(self, event: Event, start_s: float, end_s: float) -> None:
+        name = str(event.name)
         if match := STEP_RANGE.fullmatch(name):
             self.steps.append(Span(start_s, end_s, int(match[1])))
-            self.step_thread = str(event.get("tid"))
+            self.step_thread = str(event.tid)
             return
-        self.host.annotation(name, str(event.get("tid")), start_s, end_s)
+        self.host.annotation(name, str(event.tid), start_s, end_s)
         if match := _PP_RANGE.fullmatch(name):
             microbatch = int(match[3] or -1)
             self.ranges.append(Range(start_s, end_s, int(match[1]), match[2], microbatch))
@@ -128,34 +128,34 @@ class _Reader:
         elif name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
             updates = name.startswith("Optimizer.step")
             (self.optimizer if updates else self.cleared).append(Span(start_s, end_s))
-            self.optimizer_thread = str(event.get("tid"))
+            self.optimizer_thread = str(event.tid)
         elif name in ("gloo:send", "gloo:recv"):
             self.gloo.append(Transfer(start_s, start_s, end_s, name == "gloo:send", -1))
 
-    def _operator(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
-        name = str(event.get("name"))
-        self.host.operator(name, str(event.get("tid")), start_s, end_s)
+    def _operator(self, event: Event, start_s: float, end_s: float) -> None:
+        name = str(event.name)
+        self.host.operator(name, str(event.tid), start_s, end_s)
         if name == "record_param_comms":
-            self.calls.append(Call(start_s, mapping(event, "args")))
+            self.calls.append(Call(start_s, event.args))
         elif name in ("c10d::send", "c10d::recv_"):
-            inputs = mapping(event, "args").get("Concrete Inputs")
+            inputs = event.args.concrete_inputs
             peer = (
                 optional_whole(inputs[2]) if isinstance(inputs, list) and len(inputs) > 2 else None
             )
             self.gloo_calls[name == "c10d::send"].append((start_s, -1 if peer is None else peer))
 
-    def _launch(self, event: Mapping[str, Any], start_s: float, _: float) -> None:
-        correlation = optional_whole(mapping(event, "args").get("correlation"))
+    def _launch(self, event: Event, start_s: float, _: float) -> None:
+        correlation = optional_whole(event.args.correlation)
         if correlation is None:
             return
-        thread = self.threads.setdefault(str(event.get("tid")), len(self.threads))
+        thread = self.threads.setdefault(str(event.tid), len(self.threads))
         self.launch_correlation.append(correlation)
         self.launch_s.append(start_s)
         self.launch_thread.append(thread)
 
-    def _kernel(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
-        args, name = mapping(event, "args"), str(event.get("name"))
-        correlation = optional_whole(args.get("correlation"))
+    def _kernel(self, event: Event, start_s: float, end_s: float) -> None:
+        args, name = event.args, str(event.name)
+        correlation = optional_whole(args.correlation)
         correlation = -1 if correlation is None else correlation
         if name.lower().startswith("nccl"):
             self.nccl.append(Kernel(correlation, start_s, end_s, name, args))
@@ -165,18 +165,19 @@ class _Reader:
         self.kernel_times[1].append(end_s)
         self.kernel_stream.append(_stream_of(args))
 
-    def _copy(self, event: Mapping[str, Any], start_s: float, end_s: float) -> None:
+    def _copy(self, event: Event, start_s: float, end_s: float) -> None:
         self.copies.append((start_s, end_s))
-        args = mapping(event, "args")
-        correlation = optional_whole(args.get("correlation"))
-        self.copy_calls.append((-1 if correlation is None else correlation, _stream_of(args)))
+        correlation = optional_whole(event.args.correlation)
+        stream = _stream_of(event.args)
+        self.copy_calls.append((-1 if correlation is None else correlation, stream))
 
-    def _wait(self, event: Mapping[str, Any], _: float, __: float) -> None:
-        if event.get("name") != WAIT_EVENT:
+    def _wait(self, event: Event, _: float, __: float) -> None:
+        if event.name != WAIT_EVENT:
             return
-        args = mapping(event, "args")
-        names = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
-        call, stream, other, record = (optional_whole(args.get(name)) for name in names)
+        args = event.args
+        call, stream = optional_whole(args.correlation), optional_whole(args.stream)
+        other = optional_whole(args.wait_on_stream)
+        record = optional_whole(args.wait_on_cuda_event_record_corr_id)
         # An event that was recorded before the profile began holds nothing up.
         if None not in (call, stream, other, record):
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
@@ -341,8 +342,8 @@ class _Reader:
         return transfers
 
 
-def _stream_of(args: Mapping[str, Any]) -> int:
-    stream = optional_whole(args.get("stream"))
+def _stream_of(args: Any) -> int:
+    stream = optional_whole(args.stream)
     return -1 if stream is None else stream
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose level changes, with noise drawn from real runs (data ``step-series``, dev half).
+"""Real step times, and jobs whose level changes with noise drawn from them (``step-series``).
 
 A stretch of real steps without its own changes is the noise: each run is divided by its running
 median, and blocks of 64 steps are drawn from it.
@@ -51,13 +51,43 @@ def in_half(group, half):
     return half == "all" or HALVES[zlib.crc32(str(group).encode()) % 2] == half
 
 
+@dataclass
+class Series:
+    """All runs of the public half of ``shared/data/step-series``, one behind the other."""
+
+    offsets: np.ndarray
+    duration_s: np.ndarray
+    tokens: np.ndarray
+    window: np.ndarray
+    group: np.ndarray
+    mlperf: np.ndarray
+
+    @classmethod
+    def read(cls):
+        with np.load(SERIES) as file:
+            names = ("offsets", "duration_s", "tokens", "window", "group")
+            mlperf = np.array(["mlcommons" in source for source in file["source"]])
+            return cls(*(file[name] for name in names), mlperf)
+
+    def rows(self, run):
+        return slice(self.offsets[run], self.offsets[run + 1])
+
+    def durations(self, run):
+        return self.duration_s[self.rows(run)].astype(float)
+
+    def is_scheduled(self, run):
+        rows = self.rows(run)
+        stages = np.unique(np.stack([self.tokens[rows], self.window[rows]]), axis=1)
+        return stages.shape[1] > 1 and self.tokens[rows.start] > 0
+
+
 def residuals(series, rng, half, runs=150):
     """Noise of stages of real runs, in which the workload stays: [step] each, around 1."""
-    offsets, seconds = series["offsets"], series["duration_s"]
-    work = series["tokens"].astype(np.int64) * 10_000 + series["window"]
+    offsets, seconds = series.offsets, series.duration_s
+    work = series.tokens.astype(np.int64) * 10_000 + series.window
     noise = []
     for run in rng.permutation(len(offsets) - 1):
-        if not in_half(series["group"][run], half):
+        if not in_half(series.group[run], half):
             continue
         rows = slice(offsets[run] + 60, offsets[run + 1])
         cuts = np.flatnonzero(np.diff(work[rows])) + 1

@@ -1,0 +1,280 @@
+"""``paceline detect FILE`` or ``--collectives``: step times that are all there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from paceline.cli import detect_ras, telemetry, trace_input
+from paceline.cli.detect_stream import update
+from paceline.cli.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
+    from paceline.detect.bocd import Bocd
+    from paceline.detect.detector import Detector
+    from paceline.detect.event import Event
+    from paceline.detect.job import JobEvent
+    from paceline.detect.stacks import Stacks
+    from paceline.detect.steps_of_calls import StepTimes
+    from paceline.sources.step_times import StepTimes as Table
+    from paceline.trace.calls import CallLog
+
+
+def run(
+    args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
+) -> int:
+    """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    from dataclasses import replace
+
+    from paceline.detect.job import job_events
+    from paceline.detect.limits import WARM_UP
+    from paceline.errors import DetectError
+
+    log = step_times = None
+    if args.collectives:
+        if detect_ras.applies(args.collectives):
+            return detect_ras.run(args.collectives, args.input, as_json=args.json)
+        log, step_times = _calls(args)
+    if args.input is not None:
+        times = _table(args)
+    elif step_times is not None:
+        times = step_times.table()
+    else:
+        raise DetectError("give a FILE of step times, - for standard input, or --collectives LOG")
+    for warning in times.warnings:
+        print(f"note: {warning}", file=sys.stderr)
+    n_steps, n_ranks = times.duration_s.shape
+    if n_steps <= WARM_UP:
+        few = f"{n_steps} steps; the first {WARM_UP} are the warm-up"
+        if args.input is not None:
+            raise DetectError(f"{args.input} has {few}, give more")
+        print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
+        if args.running:
+            _tell_hang(args, times, log)
+        return _whole_log(args, log, step_times)
+    _tell_slow_start(args, times, like)
+    detector = detector_of(n_ranks)
+    rank_events = _events(times, detector, args.accept)
+    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
+    job_wide = _locate(args, merged, log, step_times)
+    events = rank_events if args.by_rank else job_wide
+    for event in events:
+        print(json.dumps(event.to_mapping()) if args.json else event.explain())
+        if not args.json and event.refined is not None:
+            print(f"  in the end: {event.refined.explain()}")
+    if not args.json:
+        stakes = [event.stake() for event in job_wide]
+        if stakes and stakes[-1] is not None:
+            print(f"  {stakes[-1]}")
+        for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
+            print(f"  {suspect.explain()}")
+        slow = int(detector.slow.sum())
+        print(
+            f"{n_steps:,} steps of {n_ranks:,} ranks: "
+            f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
+        )
+    if args.running:
+        _tell_hang(args, times, log)
+    if args.telemetry and any(event.kind == "onset" for event in job_wide):
+        ranks = [rank for event in job_wide for s in event.suspects or () for rank in s.ranks]
+        telemetry.tell_beside(args.telemetry, args.hosts, ranks, as_json=args.json)
+    return 0
+
+
+def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
+    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    from dataclasses import asdict
+
+    from paceline.detect.limits import WARM_UP
+    from paceline.detect.slow_start import comparable, slow_run
+    from paceline.sources.step_logs.files import median_of_ranks
+
+    if not like:
+        return
+    earlier = comparable(int(times.steps[0]), like)
+    found = slow_run(median_of_ranks(times.duration_s), earlier)
+    if found is None:
+        return
+    mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
+    head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
+    print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
+
+
+def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
+    """Say whether the file has grown lately; of a hang, the absent ranks and the stacks."""
+    import time
+    from dataclasses import replace
+
+    import numpy as np
+
+    from paceline.detect.hang import hang_of, is_overdue
+
+    names = args.collectives if args.input is None else [args.input]
+    paths = [trace_input.file_name(name) for name in names]
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    waited_s = time.time() - max(file.stat().st_mtime for file in files if file.is_file())
+    step_s = float(np.nanmedian(times.duration_s[-10:]))
+    if not is_overdue(waited_s, step_s * times.steps_per_sample, step_s):
+        if not args.json:
+            print(f"no hang: the last line came {max(waited_s, 0.0):.3g} s ago")
+        return
+    hang = hang_of(times.steps, times.ranks, times.duration_s, waited_s, step_s, log)
+    if not args.no_stacks:
+        hang = replace(hang, stacks=_stacks(args, paths[0], hang.of))
+    if args.json:
+        print(json.dumps(hang.to_mapping()))
+        return
+    print(hang.explain())
+    for line in hang.details():
+        print(f"  {line}")
+
+
+def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
+    """Of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
+    from paceline.detect import stacks
+    from paceline.errors import DetectError
+    from paceline.sources import recording
+    from paceline.sources.recording.files import read_files
+
+    if args.pid:
+        return stacks.stacks_of(stacks.ranks_of_pids(args.pid))
+    if path.is_dir() and recording.matches(path):
+        files = read_files(path)
+        session = max(files, key=lambda file: int(file.meta["started_ns"])).session
+        headers = [file.meta for file in files if file.session == session]
+        return stacks.stacks_of(stacks.processes_of(headers))
+    try:
+        return stacks.stacks_of(stacks.find_processes(ranks if ranks > 1 else None))
+    except DetectError as error:
+        return stacks.Stacks((), (str(error),))
+
+
+def _table(args: argparse.Namespace) -> Table:
+    """Step times of a file, or of a recorded run, which is also the trace that says who."""
+    from paceline.sources import recording
+    from paceline.sources.step_logs.files import load_step_log
+
+    path = trace_input.file_name(args.input)
+    if not path.is_dir() or not recording.matches(path):
+        return load_step_log(path, args.pattern)
+    times = recording.load_recorded_step_times(path)
+    if args.trace is None and not args.collectives:
+        args.trace = path
+    return times
+
+
+def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[Event]:
+    """All events of a table of step times, with its own numbers of ranks."""
+    from dataclasses import replace
+
+    from paceline.detect.accept import NEAR_STEPS, Accepted
+    from paceline.detect.detector import Detector
+    from paceline.detect.refinement import Refinement
+
+    accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
+    events: list[Event] = []
+    n_steps = len(times.steps)
+    refinement = None
+    if isinstance(detector, Detector):
+        detector.expected_steps = n_steps
+        refinement = Refinement(detector)
+    with ProgressBar("detecting") as progress:
+        for i, step in enumerate(times.steps.tolist()):
+            row, workload = times.duration_s[i], times.workload_of(i)
+            of_step = update(detector, step, row, workload, accepted)
+            events += of_step
+            if refinement is not None:
+                refinement.take(of_step)
+            if i % 256 == 0:
+                progress(i, n_steps)
+    return [
+        replace(
+            event,
+            rank=int(times.ranks[event.rank]),
+            lost_s=event.lost_s * times.steps_per_sample,
+        )
+        for event in (events if refinement is None else refinement.events())
+    ]
+
+
+def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
+    """The call log and its steps, which are told."""
+    from paceline.detect.steps_of_calls import step_times
+    from paceline.sources.call_logs.files import load_call_log
+
+    log, notes = load_call_log(args.collectives)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    times = step_times(log)
+    if args.json:
+        print(json.dumps(times.to_mapping()))
+    else:
+        print(times.explain())
+    return log, times
+
+
+def _locate(
+    args: argparse.Namespace,
+    events: list[JobEvent],
+    log: CallLog | None,
+    step_times: StepTimes | None,
+) -> list[JobEvent]:
+    """Events with who is slow, where a trace or a call log says it."""
+    from paceline.detect import locate
+    from paceline.detect.who_calls import is_comparable, who_from_calls
+    from paceline.errors import TraceError
+    from paceline.mitigate.advice import advice
+    from paceline.sources import load
+
+    onsets = [event for event in events if event.kind == "onset"]
+    if args.trace is not None and onsets:
+        try:
+            trace = load(args.trace, args.job)
+        except TraceError as error:
+            if str(args.trace) != args.input:
+                raise
+            print(f"note: who is slow is unknown: {error}", file=sys.stderr)
+            return events
+        events = locate.locate_in_trace(events, trace, advise=advice)
+        if all(event.suspects is None for event in events):
+            print(
+                f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
+                "fail-slow; who is slow is unknown",
+                file=sys.stderr,
+            )
+    elif log is not None and step_times is not None and onsets:
+        if args.input is None:
+            events = locate.locate_in_calls(events, log, step_times)
+        elif is_comparable(log):
+            events = locate.locate_last(events, who_from_calls(log, step_times))
+    return events
+
+
+def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
+    """The slow ranks in a log that is too short to say since when."""
+    from paceline.detect.who_calls import is_comparable, who_from_calls
+
+    if log is None or step_times is None:
+        return 0
+    if not is_comparable(log):
+        why = "the log has one rank only; logs of the ranks that it meets would tell"
+        print(
+            json.dumps({"kind": "who", "who": None, "why": why})
+            if args.json
+            else f"who: unknown: {why}"
+        )
+        return 0
+    suspects = who_from_calls(log, step_times)
+    if args.json:
+        mappings = [suspect.to_mapping() for suspect in suspects]
+        print(json.dumps({"kind": "who", "who": mappings}))
+    else:
+        text = "\n".join(suspect.explain() for suspect in suspects)
+        print(text or "who: nobody stands out")
+    return 0

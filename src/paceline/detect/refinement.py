@@ -1,0 +1,51 @@
+"""Factors of events once all samples of their levels are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from paceline.detect import levels
+from paceline.detect.detector import Detector
+from paceline.detect.estimate import estimate
+from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
+
+
+class Refinement:
+    """Follows the levels that events began, until the next event of their rank.
+
+    Args:
+        detector: that gives the events.
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector = detector
+        self._events: list[Event] = []
+        self._open: dict[int, int] = {}  # rank -> its last event, among all
+        self._before = detector.columns()
+
+    def take(self, events: Iterable[Event]) -> None:
+        """The events of an update; to be called after each."""
+        for event in events:
+            if event.kind in LEVEL_KINDS:
+                self._close(event.rank)
+                if event.kind in SLOW_KINDS:
+                    self._open[event.rank] = len(self._events)
+            self._events.append(event)
+        if self._open:
+            self._before = self._detector.columns()
+
+    def events(self) -> list[Event]:
+        """All so far, with the factors that their levels had in the end."""
+        for rank in list(self._open):
+            self._close(rank)
+        return self._events
+
+    def _close(self, rank: int) -> None:
+        place = self._open.pop(rank, None)
+        if place is None:
+            return
+        floats, wholes = (array[rank] for array in self._before)
+        factor = float(floats[levels.LEVEL_S] / floats[levels.HEALTHY_S])
+        refined = estimate(floats, wholes, factor)
+        self._events[place] = replace(self._events[place], refined=refined)

@@ -1,0 +1,1 @@
+"""Several instances of the monitor on one PostgreSQL and bucket."""

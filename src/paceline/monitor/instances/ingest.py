@@ -1,0 +1,92 @@
+"""Step times into the log that instances share: many requests, one transaction."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import IntegrityError
+
+from paceline.monitor.instances.membership import shard_of
+from paceline.monitor.refusal import Refusal
+from paceline.monitor.step_files import Batch, encode
+from paceline.monitor.store import step_log
+from paceline.monitor.store.step_log import NewBlock
+
+#: Batches and bytes of one transaction.
+_MOST, _MOST_BYTES = 1000, 16 << 20
+
+_Waiting = tuple[NewBlock, Future[bool]]
+
+
+class JobGone(Refusal):
+    """The job was removed while its steps came."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the job was removed; come again", retry_s=1)
+
+
+class LogWriter:
+    """Writes what waits in one transaction, while the next ones gather."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="paceline-log", daemon=True)
+
+    def start(self) -> None:
+        """Write what comes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, and end."""
+        if self._thread.ident is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    def append(self, job_id: int, batch: Batch) -> Future[bool]:
+        """Whether a batch is new, once it is in the log; raises what the database raised."""
+        block = NewBlock(job_id, shard_of(job_id), batch.key(), encode(batch))
+        future: Future[bool] = Future()
+        self._queue.put((block, future))
+        return future
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            waiting, goes_on = self._gather()
+            if waiting:
+                self._write(waiting)
+
+    def _gather(self) -> tuple[list[_Waiting], bool]:
+        waiting: list[_Waiting] = []
+        size, item = 0, self._queue.get()
+        while item is not None:
+            waiting.append(item)
+            size += len(item[0].block)
+            if len(waiting) >= _MOST or size >= _MOST_BYTES:
+                return waiting, True
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return waiting, True
+        return waiting, False
+
+    def _write(self, waiting: list[_Waiting]) -> None:
+        try:
+            new = step_log.append(self._engine, [block for block, _ in waiting])
+        except IntegrityError:
+            if len(waiting) == 1:
+                waiting[0][1].set_exception(JobGone())
+                return
+            for one in waiting:
+                self._write([one])
+        except BaseException as error:
+            for _, future in waiting:
+                future.set_exception(error)
+        else:
+            for block, future in waiting:
+                # Of two alike in one transaction both are told that they are new: both are there.
+                future.set_result((block.job_id, block.key) in new)

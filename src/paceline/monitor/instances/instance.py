@@ -1,0 +1,173 @@
+"""One of several services on one PostgreSQL and bucket; its data folder is scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from paceline.monitor.analysis_pool import Analyses
+from paceline.monitor.blobs import Blobs
+from paceline.monitor.bucket import DirectBlobs, Gate
+from paceline.monitor.config import DAY_S, Config
+from paceline.monitor.detectors import Detectors
+from paceline.monitor.instances.claim import claim, share_cookie_key
+from paceline.monitor.instances.ingest import LogWriter
+from paceline.monitor.instances.log_reader import LogReader
+from paceline.monitor.instances.membership import (
+    ALERTS,
+    LIFE_S,
+    UPKEEP,
+    Membership,
+    Names,
+    shards_in,
+)
+from paceline.monitor.instances.part_uploads import PartUploads
+from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
+from paceline.monitor.refusal import Refusal
+from paceline.monitor.service import Service
+from paceline.monitor.step_files import Batch
+from paceline.monitor.store import news, step_log
+from paceline.monitor.store.database import hold_nothing_up
+from paceline.monitor.store.jobs import JobKey
+
+#: Sessions done since then are judged again by who sends the alerts: workers do not judge.
+_DONE_S = 30.0
+#: Open pages are told of changes since then, every few seconds: of some twice.
+_NEWS_S = 8.0
+#: Time that the database may take to write step times.
+_WRITE_S = 60.0
+
+
+class Instance(Service):
+    """Serves, and owns some of the jobs; others do the same with the rest.
+
+    Attributes:
+        members: what this instance owns.
+    """
+
+    _several = True
+    members: Membership
+
+    def __init__(self, config: Config) -> None:
+        """Open store and bucket.
+
+        Raises:
+            MonitorError: they cannot be used, or a single process uses the store.
+        """
+        super().__init__(config, self._clock)
+
+    def _clock(self) -> float:
+        return self.members.clock()
+
+    def _open_blobs(self) -> Blobs:
+        return DirectBlobs(self.config.blobs, Gate())
+
+    def _open(self) -> None:
+        config, engine = self.config, self.engine
+        self._sends = False
+        hold_nothing_up(engine, LIFE_S)
+        self.members = Membership(engine, config.instance, "serve", self._changed)
+        self.members.join()
+        self.blobs.claim(claim(engine, self.clock()))
+        share_cookie_key(engine, config.data)
+        step_log.begin_anew_behind(engine)
+        steps = SharedSteps(config.data / "scratch", engine)
+        self.steps = steps
+        self.uploads = PartUploads(config, engine, self.blobs)
+        self.detectors = Detectors(
+            engine,
+            steps,
+            self.bus,
+            self.clock,
+            self._event,
+            self.projects.longest_days * DAY_S,
+            SharedKeeper(engine, self.members, steps),
+        )
+        self.analyses = Analyses(
+            config, engine, self.blobs, self.bus, self.clock, self._session, self.members.id
+        )
+        self._writer = LogWriter(engine)
+        self._reader = LogReader(engine, self.detectors)
+
+    def _begin(self) -> None:
+        self._writer.start()
+        self._reader.start()
+        self.members.start()
+
+    def _end(self) -> None:
+        self._writer.stop()
+        self._reader.stop()
+        super()._end()
+        self.members.stop()  # now: what is saved has to be ours until then
+        self._safely("leases", self.members.leave)
+
+    def _changed(self, gained: Names, lost: Names) -> None:
+        for job in self._reader.change(shards_in(gained), shards_in(lost)):
+            self.detectors.forget(job)
+
+    def may_send(self) -> None:
+        """See that no other instance sends the alerts by now.
+
+        Raises:
+            LeaseLost: one does.
+        """
+        self.members.check(ALERTS)
+
+    def take_steps(self, job: JobKey, batch: Batch) -> bool:
+        """Store step times for whoever owns the job; False where they are there already.
+
+        Raises:
+            Refusal: the job was removed.
+            SQLAlchemyError: they cannot be written; send them again.
+        """
+        return self._writer.append(job.id, batch).result(_WRITE_S)
+
+    def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
+        """Store the step times of several jobs, in one transaction."""
+        futures = [self._writer.append(job.id, batch) for job, batch in batches]
+        wait(futures, _WRITE_S)
+        return [_outcome_of(future) for future in futures]
+
+    def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
+        """Spans of a job come to one service only.
+
+        Raises:
+            Refusal: always.
+        """
+        raise Refusal(501, "spans need a monitor of one instance; push traces and step times")
+
+    def _send_or_not(self) -> None:
+        """Begin to send alerts, or end: not where the beat would wait for it."""
+        sends = self.members.owns(ALERTS)
+        if sends != self._sends:
+            self._sends = sends
+            (self.alerts.start if sends else self.alerts.stop)()
+
+    def _tell_pages(self, now: float) -> None:
+        """Tell the pages that are open here of the changes of other instances."""
+        if self.bus.has_readers:
+            for project, kind, data in news.changes(self.engine, now - _NEWS_S):
+                self.bus.publish(project, kind, data)
+
+    def _tick(self, now: float) -> None:
+        self._safely("news", self._tell_pages, now)
+        self._safely("alerts", self._send_or_not)
+        if self.members.owns(ALERTS):
+            self._safely("silent jobs", self._find_silent, now)
+            self._safely("alerts", self.alerts.tick, now)
+            self._safely("alerts", self._judge_done, now - _DONE_S)
+
+    def _keep_tidy(self, now: float) -> None:
+        if self.members.owns(UPKEEP):
+            super()._keep_tidy(now)
+            keep_s = self.projects.longest_days * DAY_S
+            rows_before = now - keep_s if keep_s else None
+            step_log.trim(self.engine, now - self.config.log_hours * 3600, rows_before)
+
+
+def _outcome_of(future: Future[bool]) -> bool | Exception:
+    try:
+        return future.result(0)
+    except Exception as error:
+        return error

@@ -1,0 +1,146 @@
+"""The log of step times as its owner reads it: to the detectors, in order, none left out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from paceline.monitor.detectors import MAX_WAITING, Detectors
+from paceline.monitor.instances.membership import shard_of
+from paceline.monitor.log import log
+from paceline.monitor.step_files import Batch, StepFile, decode
+from paceline.monitor.store import jobs, step_log
+from paceline.monitor.store.health import problem_in
+from paceline.monitor.store.jobs import JobKey
+from paceline.monitor.store.step_log import Logged, Place
+
+#: How often the log is looked at, and how many rows at a time.
+POLL_S, _ROWS = 0.25, 1000
+_MAX_SEQ = 2**62
+
+
+class LogFile(StepFile):
+    """One job's part of the log, for its detector.
+
+    Args:
+        folder: of the detector.
+        engine: the database.
+        job_id: whose.
+        place: what is behind it was not seen by the detector that is saved.
+    """
+
+    def __init__(self, folder: Path, engine: Engine, job_id: int, place: Place) -> None:
+        self.folder, self._engine, self._job_id, self._place = folder, engine, job_id, place
+        self.damaged_bytes = 0
+
+    def read(self, since: float = 0.0) -> Iterator[Batch]:
+        """The batches that are kept, in the order in which they came."""
+        return in_order(step_log.of_job(self._engine, self._job_id, (0, 0), since))
+
+    def read_behind(self, seen_at: float) -> Iterator[Batch]:
+        """The batches that the detector may lack."""
+        return in_order(step_log.of_job(self._engine, self._job_id, self._place))
+
+
+def in_order(rows: Iterable[Logged]) -> Iterator[Batch]:
+    """The batches of rows, whose times do not go back."""
+    at = 0.0
+    for row in rows:
+        at = max(at, row.at)
+        yield replace(decode(row.block), at=at, place=row.place)
+
+
+class LogReader:
+    """Feeds the detectors of the shards that are ours.
+
+    Args:
+        engine: the database.
+        detectors: are fed.
+    """
+
+    def __init__(self, engine: Engine, detectors: Detectors) -> None:
+        self._engine, self._detectors = engine, detectors
+        self._lock = threading.Lock()
+        self._gained: set[int] = set()
+        self._from: dict[int, int] = {}  # shard -> the first position that is read here
+        self._after: Place = (0, 0)
+        self._at = 0.0
+        self._keys: dict[int, JobKey] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def change(self, gained: Iterable[int], lost: Iterable[int]) -> list[JobKey]:
+        """Read other shards; returns the known jobs of those that were lost."""
+        with self._lock:
+            for shard in lost:
+                self._from.pop(shard, None)
+            gone = set(lost)
+            self._gained = (self._gained - gone) | set(gained)  # one may be both: with a new fence
+            return [key for job_id, key in self._keys.items() if shard_of(job_id) in gone]
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            is_more = False
+            try:
+                is_more = self.round()
+            except SQLAlchemyError as error:
+                log(logging.ERROR, "store", error=problem_in(error))
+            except Exception as error:
+                log(logging.ERROR, "failed", what="the log of step times", reason=str(error)[:500])
+            if not is_more:
+                self._stop.wait(POLL_S)
+
+    def round(self) -> bool:
+        """Read what is new; whether there is more."""
+        if self._detectors.n_waiting > MAX_WAITING:
+            return False
+        before = step_log.horizon(self._engine)
+        self._take_up(before)
+        with self._lock:
+            shards = dict(self._from)
+        rows = step_log.between(self._engine, list(shards), self._after, before, _ROWS)
+        for row in rows:
+            key = self._key(row.job_id)
+            if key is not None and row.place[0] >= shards[shard_of(row.job_id)]:
+                self._at = max(self._at, row.at)
+                batch = replace(decode(row.block), at=self._at, place=row.place)
+                self._detectors.feed(key, batch)
+            self._after = row.place
+        if len(rows) < _ROWS:
+            self._after = max(self._after, (before - 1, _MAX_SEQ))
+        return len(rows) == _ROWS
+
+    def _take_up(self, before: int) -> None:
+        """Take up the jobs of new shards with what came before; the rest is read in rounds."""
+        with self._lock:
+            gained = set(self._gained)
+        if not gained:
+            return
+        numbers = step_log.unread_jobs(self._engine, sorted(gained), before)
+        keys = [key for key in map(self._key, numbers) if key is not None]
+        with self._lock:
+            self._from |= dict.fromkeys(gained & self._gained, before)
+            self._gained -= gained
+        self._detectors.resume(keys)
+
+    def _key(self, job_id: int) -> JobKey | None:
+        key = self._keys.get(job_id) or jobs.key_of(self._engine, job_id)
+        if key is not None:
+            self._keys[job_id] = key
+        return key

@@ -1,0 +1,62 @@
+"""A process that only analyses: any number of them takes sessions from the store's queue."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from paceline.files import make_folder
+from paceline.monitor.analysis_pool import Analyses
+from paceline.monitor.bucket import DirectBlobs, Gate
+from paceline.monitor.bus import Bus
+from paceline.monitor.config import Config
+from paceline.monitor.instances.claim import claim
+from paceline.monitor.instances.membership import LIFE_S, Membership
+from paceline.monitor.store.database import hold_nothing_up, open_database
+from paceline.monitor.store.lock import StoreLock
+
+
+class Worker:
+    """Analyses until a signal.
+
+    Args:
+        config: store, blobs, limits of an analysis; ``data`` is scratch.
+
+    Raises:
+        MonitorError: store or bucket cannot be used, or a single process has the store.
+    """
+
+    def __init__(self, config: Config) -> None:
+        make_folder(config.data)
+        self._blobs = DirectBlobs(config.blobs, Gate())
+        self._engine = open_database(config.store_url)
+        hold_nothing_up(self._engine, LIFE_S)
+        self._lock = StoreLock(self._engine, several=True)
+        self.public_store = self._engine.url.set(query={}).render_as_string(hide_password=True)
+        self._members = Membership(self._engine, config.instance, "work", lambda *_: None)
+        self._members.join()
+        self._blobs.claim(claim(self._engine, self._members.clock()))
+        self._analyses = Analyses(
+            config,
+            self._engine,
+            self._blobs,
+            Bus(),
+            self._members.clock,
+            lambda *_: None,  # who sends the alerts looks for what is done
+            self._members.id,
+        )
+
+    def run_until_signal(self) -> None:
+        """Work until SIGINT or SIGTERM; what is being worked on is put back."""
+        over = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: over.set())
+        self._members.start()
+        self._analyses.start()
+        while not over.wait(5.0):
+            self._lock.keep()
+        self._analyses.stop()
+        self._members.stop()
+        self._members.leave()
+        self._engine.dispose()
+        self._lock.close()

@@ -1,0 +1,1 @@
+"""Users of an OpenID provider, and the rights of their groups."""

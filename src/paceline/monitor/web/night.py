@@ -1,0 +1,88 @@
+"""Help for the person on call on a job's page: silence, runbook, the command that drains a host."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.hosts.cordon import FORMATS
+from paceline.monitor.alerts.engine import going_on
+from paceline.monitor.rank_groups import hosts_of
+
+Row = Mapping[str, Any]
+#: With more hosts than this the fault is not that of a host.
+_MAX_HOSTS = 4
+
+
+@dataclass(frozen=True)
+class AlertView:
+    """An alert that fires, as the job's page shows it.
+
+    Attributes:
+        row: of the store.
+        runbook: URL; "" where there is none.
+        silence: the one that holds for it, and for longest; None where it is told.
+    """
+
+    row: Row
+    runbook: str
+    silence: Row | None
+
+
+def alert_views(
+    alerts: Sequence[Row], silences: Sequence[Row], job: Row, runbook: Any
+) -> list[AlertView]:
+    """A job's alerts that fire.
+
+    Args:
+        alerts: rows of the store.
+        silences: those that hold, of any job.
+        job: its row.
+        runbook: cause -> URL or "".
+    """
+    return [
+        AlertView(
+            alert,
+            runbook(alert["cause"]),
+            max(
+                (silence for silence in silences if _covers(silence, alert, job)),
+                key=lambda silence: silence["until"],
+                default=None,
+            ),
+        )
+        for alert in alerts
+    ]
+
+
+def cordon_commands(job: Row, events: Sequence[Row], meta: object) -> list[str]:
+    """Commands that take the hosts of a fail-slow that goes on out of service; empty for none.
+
+    Args:
+        job: its row; its labels say which scheduler it has.
+        events: its latest ones.
+        meta: what was pushed beside its latest trace: where its ranks run.
+    """
+    onset = going_on(job, events, settled=True)
+    forms = [name for name in ("slurm", "kubernetes") if _has(job["labels"], name)]
+    if onset is None or not onset["ranks"] or not forms:
+        return []
+    known = hosts_of(meta)
+    hosts = sorted({known[rank][0] for rank in onset["ranks"] if rank in known} - {""})
+    if len(hosts) > _MAX_HOSTS:
+        return []
+    reason = f"{job['name']} slow since step {onset['since_step']}"
+    return [FORMATS[forms[0]](host, reason) for host in hosts]
+
+
+def _has(labels: Mapping[str, Any], scheduler: str) -> bool:
+    names = {"slurm": ("slurm_job",), "kubernetes": ("kubernetes_job", "namespace")}[scheduler]
+    return any(name in labels for name in names)
+
+
+def _covers(silence: Row, alert: Row, job: Row) -> bool:
+    return silence["project"] in ("*", job["project"]) and all(
+        pattern is None or fnmatch.fnmatchcase(name, pattern)
+        for name, pattern in ((alert["rule"], silence["rule"]), (job["name"], silence["job"]))
+    )
