@@ -17,8 +17,14 @@ from paceline.model.costs import CostModel
 from paceline.model.hf import from_hf
 from paceline.model.job_yaml import load_job
 from paceline.model.llm import LLM
-from paceline.model.memory import frozen_parameters, place_parameters, vision_share
-from paceline.model.memory_peak import vision_excess
+from paceline.model.memory import (
+    frozen_parameters,
+    place_parameters,
+    stage_states,
+    vision_share,
+)
+from paceline.model.memory_peak import gathered_bytes, vision_excess
+from paceline.model.memory_rules import MemoryRules
 from paceline.model.operators import Operator
 from paceline.model.plan import Plan
 from paceline.model.plan_check import check
@@ -303,6 +309,56 @@ def test_quantised_plans_leave_the_tower_in_sixteen_bits():
     plan = Plan(global_batch=1, precision="fp8")
     work = vision_work(with_vision(TOWER), plan)
     assert {w.precision for w in work.forward if isinstance(w, Operator)} == {"bf16"}
+
+
+def test_bytes_around_the_layers_and_the_projector():
+    """2 images of 1,024 patches and 512 wide; 512 merged tokens through 2,048 to 1,024."""
+    tower = replace(TOWER, position_rows=1024, end_norms=2)
+    work = vision_work(with_vision(tower), Plan(global_batch=1))
+    moved = {}
+    for entry in (*work.forward, *work.backward):
+        if entry.part == "memory":
+            moved.setdefault(entry.name, []).append(entry.bytes)
+    stream = 2 * 2 * 1024 * 512
+    assert moved["patch-positions"] == [3 * stream]  # reads tokens and positions, writes a sum
+    assert moved["patch-positions-backward"] == [2 * stream]
+    assert moved["norm-tower"] == 2 * [2 * stream]
+    assert moved["norm-tower-backward"] == 2 * [4 * stream]
+    inner = 2 * 512 * 2048
+    assert moved["projector-0-activation"] == [2 * inner]
+    assert moved["projector-0-activation-backward"] == [3 * inner]
+    assert moved["projector-copy"] == moved["projector-copy-backward"] == [2 * 2 * 512 * 1024]
+    kept = [
+        vision_activations(with_vision(replace(TOWER, end_norms=n)), Plan(global_batch=1))[0]
+        for n in (0, 2)
+    ]
+    assert kept[1] - kept[0] == 2 * stream
+
+
+def test_bytes_that_tensor_parallel_ranks_exchange_at_the_projector():
+    work = vision_work(with_vision(TOWER), Plan(tp=2, global_batch=1))
+    sent = {w.name: w.bytes for w in (*work.forward, *work.backward) if not hasattr(w, "flops")}
+    assert sent["projector-1-out"] == 2 * 512 * 1024
+    assert sent["projector-0-in-backward"] == 2 * 512 * 2048
+    frozen = vision_work(with_vision(replace(TOWER, frozen=True)), Plan(tp=2, global_batch=1))
+    assert not [w for w in frozen.backward if not hasattr(w, "flops")]
+
+
+def test_fsdp_gathers_the_largest_layer_and_all_beside_the_layers():
+    wide = replace(TOWER, hidden=2048, ffn=8192)
+    llm, plan = replace(SMALL, ffn=64, vision=wide), Plan(dp=8, global_batch=8, zero=3)
+    layer = 4 * 2048**2 + 2 * 2048 * 8192 + 4 * 2048 + 8192 + 2048 + 4 * 2048
+    beside = 589 * 2048 + 8192 * 2048 + 2048 + 2048 * 1024 + 1024
+    words = 50304 * 1024
+    whole = gathered_bytes(llm, plan)[:, 0].tolist()
+    assert whole[0] == 2 * (words + beside) + 2 * layer
+    assert whole[2] == (2 + 2 + 4) * (words + beside)
+
+
+def test_weights_held_in_fp8_are_not_the_towers():
+    plan, rules = Plan(global_batch=8, precision="fp8"), MemoryRules(weight_bytes=1.0)
+    text, image = (stage_states(x, plan, rules)[0][0] for x in (SMALL, with_vision(TOWER)))
+    assert image - text == 2 * with_vision(TOWER).vision_parameters
 
 
 def test_full_recomputation_repeats_the_layers_and_not_the_projector():
