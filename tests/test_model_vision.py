@@ -336,11 +336,11 @@ def test_bytes_around_the_layers_and_the_projector():
 
 
 def test_bytes_that_tensor_parallel_ranks_exchange_at_the_projector():
-    work = vision_work(with_vision(TOWER), Plan(tp=2, global_batch=1))
+    work = vision_work(with_vision(TOWER), Plan(tp=4, global_batch=1))
     sent = {w.name: w.bytes for w in (*work.forward, *work.backward) if not hasattr(w, "flops")}
     assert sent["projector-1-out"] == 2 * 512 * 1024
     assert sent["projector-0-in-backward"] == 2 * 512 * 2048
-    frozen = vision_work(with_vision(replace(TOWER, frozen=True)), Plan(tp=2, global_batch=1))
+    frozen = vision_work(with_vision(replace(TOWER, frozen=True)), Plan(tp=4, global_batch=1))
     assert not [w for w in frozen.backward if not hasattr(w, "flops")]
 
 
