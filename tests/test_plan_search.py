@@ -17,6 +17,7 @@ from paceline.model.memory_peak import memory_table
 from paceline.model.memory_rules import MemoryRules
 from paceline.model.plan import Plan
 from paceline.model.plan_check import problems
+from paceline.model.vision import VisionTower
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import causal_share
 from paceline.plan.explain import explain_plans
@@ -95,6 +96,17 @@ CASES: dict[str, Case] = {
             sharded_pipelines=True,
             recomputes=("none",),
         ),
+    ),
+    "vision tower": (
+        replace(
+            SMALL,
+            vision=VisionTower(layers=4, hidden=512, heads=8, patches=256, images=3, frozen=True),
+        ),
+        Space(gpus=(8, 16), base=Plan(global_batch=32), zeros=(1, 2, 3), micro_batches=(1, 2)),
+    ),
+    "images outweigh words": (
+        replace(SMALL, vision=VisionTower(layers=4, hidden=2048, heads=8, patches=256, images=4)),
+        Space(gpus=(4, 8), base=Plan(global_batch=32), micro_batches=(1, 2)),
     ),
     "adapters": (SMALL, Space(gpus=(8,), base=Plan(global_batch=32, adapter_rank=16))),
     "fused experts": (

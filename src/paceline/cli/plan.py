@@ -78,6 +78,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument("--gpus", metavar="N-M,...", type=parse_numbers, help="numbers of GPUs to try")
     job.add_argument("--global-batch", metavar="N", type=int, help="samples of one step")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
+    job.add_argument(
+        "--images",
+        metavar="N",
+        type=int,
+        help="images of a sample (Llama 4: tiles): counts the vision tower of a config.json",
+    )
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     add_space(parser, more_precisions=("tf32", "amp"))
@@ -316,7 +322,7 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
 
     if args.job_yaml is not None:
         contradicting = [
-            name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)
+            name for name in ("model", "gpu", "cluster", "seq_len", "images") if getattr(args, name)
         ]
         if contradicting:
             option = contradicting[0].replace("_", "-")
@@ -333,6 +339,7 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
             gpu=args.gpu,
             cluster=args.cluster,
             seq_len=args.seq_len,
+            images=args.images,
             price_per_gpu_hour=args.price,
         )
     batch = args.global_batch or (job.plan.global_batch if job.plan else None)

@@ -83,6 +83,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     job.add_argument("--gpus", metavar="N", type=int, help="GPUs in all")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
+    job.add_argument(
+        "--images",
+        metavar="N",
+        type=int,
+        help="images of a sample (Llama 4: tiles): counts the vision tower of a config.json",
+    )
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     plan = parser.add_argument_group("the plan")
@@ -266,9 +272,12 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
             tokens=args.tokens,
             price_per_gpu_hour=args.price,
             seq_len=args.seq_len,
+            images=args.images,
             **fields,
         )
-    contradicting = [name for name in ("model", "gpu", "cluster", "seq_len") if getattr(args, name)]
+    contradicting = [
+        name for name in ("model", "gpu", "cluster", "seq_len", "images") if getattr(args, name)
+    ]
     if contradicting:
         option = contradicting[0].replace("_", "-")
         raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")

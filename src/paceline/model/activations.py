@@ -21,6 +21,8 @@ from paceline.model.mamba import Mamba
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.operators import LayerKind
 from paceline.model.plan import Plan
+from paceline.model.vision import VisionCost
+from paceline.model.vision_tower import tower_plan
 
 
 class _Sizes:
@@ -43,7 +45,7 @@ class _Sizes:
         self.values = self.element * self.tokens * kv_heads * llm.value_dim
         self.out = self.element * self.tokens * heads * llm.value_dim
         self.statistics = 4 * self.tokens * heads
-        self.dropout = llm.bias and llm.norm == "layernorm"
+        self.dropout = llm.dropout
 
 
 def layer_activations(
@@ -297,13 +299,46 @@ def end_activations(
 ) -> tuple[float, float, float]:
     """Bytes of one microbatch at the model's ends: held at the first, at the last, of its loss.
 
-    The embedding's dropout mask; inputs of the final norm and the output projection and what the
-    loss keeps of the logits (4.2.2), once more per multi-token-prediction module; what the loss
-    needs beside that at its peak.
+    The embedding's dropout mask, and a vision tower's; inputs of the final norm and the output
+    projection and what the loss keeps of the logits (4.2.2), once more per multi-token-prediction
+    module; what the loss needs beside that at its peak.
     """
     s = _Sizes(llm, plan)
     mask = s.tokens * llm.hidden / s.split if s.dropout else 0.0
     held, peak = rules.loss_of(plan)
     logits = s.tokens * llm.padded_vocab(plan.tp) / plan.tp
     head = 2 * s.wide / s.split + held * logits
+    mask += vision_activations(llm, plan, rules)[0]
     return mask, (1 + llm.mtp_layers) * head, (peak - held) * logits
+
+
+def vision_activations(
+    llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
+) -> tuple[float, float]:
+    """Bytes that a vision tower keeps of one microbatch, and those of a layer's backward.
+
+    Its layers keep what layers of the language model do; besides pixels, inputs of the end norms,
+    and of the projectors the norm's input, the products' and the activations'. A frozen tower keeps
+    nothing but the projectors' part, and nothing at all under adapters.
+    """
+    tower = llm.vision
+    if tower is None:
+        return 0.0, 0.0
+    if isinstance(tower, VisionCost):
+        return tower.activation_bytes, 0.0
+    layers, own = llm.tower, tower_plan(tower, plan)
+    if layers is None or plan.adapter_rank:
+        return 0.0, 0.0
+    merged = own.element_bytes * plan.micro_batch * tower.image_tokens
+    stream = merged * tower.merge * tower.hidden  # of the tokens that the projectors take
+    inner = sum(2 * merged * n for _, n in tower.split(llm.hidden, plan.tp)[:-1])
+    norms = tower.projector_norm + tower.deepstack
+    kept: float = (1 + tower.deepstack) * (stream + inner) + norms * stream
+    if tower.frozen:
+        return kept, 0.0
+    kind = LayerKind("*-", 0)
+    of_layer, again = layer_activations(layers, kind, own, rules)
+    tokens = own.element_bytes * own.micro_batch
+    kept += tower.layers * of_layer + tokens * tower.patches * tower.patch_inputs
+    kept += tower.end_norms * tokens * tower.inner_tokens * tower.hidden
+    return kept, again + backward_work(layers, kind, own)

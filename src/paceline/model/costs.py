@@ -19,7 +19,7 @@ from paceline.model.activations import layer_activations
 from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost, roofline
 from paceline.model.llm import LLM
-from paceline.model.memory import by_stage, ends_meet, place_parameters
+from paceline.model.memory import by_stage, ends_meet, frozen_parameters, place_parameters
 from paceline.model.network import Fabric, Group
 from paceline.model.operators import (
     Collective,
@@ -36,11 +36,14 @@ from paceline.model.operators import (
     mtp_work,
 )
 from paceline.model.plan import Plan
+from paceline.model.vision import VisionCost
+from paceline.model.vision_work import vision_work
 
 Array = npt.NDArray[np.float64]
 
 #: Parts of the duration of a compute.
 PARTS = ("gemm", "attention", "memory", "launch", "tp", "cp", "ep", "dp")
+_GEMM = PARTS.index("gemm")
 _DP = PARTS.index("dp")
 _LAUNCH = PARTS.index("launch")
 _MEMORY = PARTS.index("memory")
@@ -246,17 +249,28 @@ class CostModel:
             if plan.quantised and isinstance(name, LayerKind):
                 # Fitted on layers of two blocks.
                 seconds[:, _LAUNCH] += self.efficiency.layer_s * (len(name.blocks) / 2)
+            vision = self.llm.vision
+            if name == "embedding" and isinstance(vision, VisionCost):
+                seconds[:, _GEMM] += vision.forward_s, vision.backward_s
             self._layers[key] = seconds, np.array(work.flops())
         return self._layers[key]
 
     def _work(self, name: object, plan: Plan) -> LayerWork:
         if name == "embedding":
-            return embedding_work(self.llm, plan)
+            return self._entry_work(plan)
         if name == "head":
             return head_work(self.llm, plan)
         if name == "mtp":
             return mtp_work(self.llm, plan)
         return layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
+
+    def _entry_work(self, plan: Plan) -> LayerWork:
+        """Work before the first layer: of the embedding, and of a vision tower."""
+        work = embedding_work(self.llm, plan)
+        images = vision_work(self.llm, plan)
+        for name in ("forward", "backward", "recompute"):
+            getattr(work, name).extend(getattr(images, name))
+        return work
 
     def layer_weight_s(self, name: object, plan: Plan) -> float:
         """Seconds of a layer's backward, or an end's, that are gradients of weights.
@@ -388,7 +402,7 @@ class CostModel:
     def trained(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] parameters that have gradients, of dense layers and of experts."""
         if not plan.adapter_rank:
-            return work.parameters, work.expert_parameters
+            return work.parameters - frozen_parameters(self.llm, plan), work.expert_parameters
         layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
         elements = plan.adapter_rank * self.llm.adapter_width / plan.tp
         return elements * layers, np.zeros_like(layers)
@@ -431,14 +445,18 @@ class CostModel:
         if plan.zero < 2 or plan.pp > 1:
             return repeated
         weight = plan.element_bytes
-        for parameters, group in zip((dense, expert), self.groups(plan), strict=True):
+        trained = (dense - frozen_parameters(self.llm, plan), expert)
+        for used, learned, group in zip((dense, expert), trained, self.groups(plan), strict=True):
             if group.size == 1 and not plan.shards:
                 continue
-            for count in set(parameters.tolist()) - {0.0}:
-                where = parameters == count
-                repeated[1, where] += self._reduced_s(plan, count, group)
-                if plan.zero == 3:
-                    repeated[:, where] += self.fabric.all_gather(weight * count, group)
+            for direction, parameters in enumerate((used, learned)):
+                for count in set(parameters.tolist()) - {0.0}:
+                    where = parameters == count
+                    if direction:
+                        repeated[1, where] += self._reduced_s(plan, count, group)
+                    if plan.zero == 3:
+                        size = weight * count
+                        repeated[direction, where] += self.fabric.all_gather(size, group)
         return repeated
 
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:

@@ -15,6 +15,7 @@ from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.delta_net import DeltaNet
 from paceline.model.hf_config import HFConfig, load_config, printable_name
+from paceline.model.hf_vision import vision_tower
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
 
@@ -24,6 +25,7 @@ def from_hf(
     *,
     seq_len: int | None = None,
     name: str = "",
+    images: int | None = None,
 ) -> LLM:
     """The model that a ``config.json`` describes.
 
@@ -33,6 +35,8 @@ def from_hf(
             rotary positions (``original_max_position_embeddings``), else the whole context.
         name: what to call the model; "" = the config's ``_name_or_path``, or the folder, or the
             ``model_type``.
+        images: images of one training sample (Llama 4: tiles), by which the vision tower is
+            counted; None = it is left out.
 
     Raises:
         ModelError: the file is missing or is no JSON object, the architecture is not modelled, or
@@ -47,18 +51,21 @@ def from_hf(
         where, content = str(path), load_config(path)
     config = HFConfig(content)
     try:
-        return _read(config, seq_len, name or config.text("_name_or_path") or folder)
+        return _read(config, seq_len, name or config.text("_name_or_path") or folder, images)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
 
 
-def _read(config: HFConfig, seq_len: int | None, name: str) -> LLM:
+def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) -> LLM:
     architecture = config.architecture()
     reader = _READERS.get(architecture)
     if reader is None:
         raise ModelError(_refusal_text(architecture, config))
     values = reader(config)
     context = values.pop("context")
+    if images is not None:
+        vision = vision_tower(config, images, values["hidden"])
+        values.update(vision=vision, left_out="")
     length = config.original_context() or context if seq_len is None else seq_len
     if values.get("positions") == "learned":
         values.setdefault("max_positions", context)
@@ -77,6 +84,11 @@ _LLAMA_NEEDS = (
 
 
 def _refusal_text(architecture: str, config: HFConfig) -> str:
+    if config.values.get("is_encoder_decoder") or architecture.startswith(("T5", "UMT5", "MT5")):
+        return (
+            f"it is a {printable_name(architecture)}, an encoder-decoder, which is not modelled: "
+            "models are decoders, with a vision tower or without"
+        )
     missing = [key for key in _LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""
     modelled = ", ".join(_READERS)
@@ -252,7 +264,7 @@ def _qwen3_next(config: HFConfig) -> dict[str, Any]:
 
 
 def _with_vision(config: HFConfig) -> dict[str, Any]:
-    """The language model of Qwen3-VL or Qwen3.5, whose class is named alike."""
+    """The language model of Qwen3-VL, Qwen3.5 or Llama 4, whose class is named alike."""
     text = config.values.get("text_config")
     if not isinstance(text, Mapping):
         config.need("text_config")
@@ -530,5 +542,6 @@ _READERS: dict[str, Callable[[HFConfig], dict[str, Any]]] = {
     "Glm4MoeForCausalLM": _glm4_moe,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "Llama4ForCausalLM": _llama4,
+    "Llama4ForConditionalGeneration": _with_vision,
     "NemotronHForCausalLM": _nemotron_h,
 }

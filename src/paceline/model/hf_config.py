@@ -48,6 +48,7 @@ MODEL_TYPES = {
     "phi3": "Phi3ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration",
     "llama4_text": "Llama4ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
 }

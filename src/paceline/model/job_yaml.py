@@ -30,13 +30,16 @@ from paceline.model.llm import LLM, RECORDS
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.plan import Plan
+from paceline.model.vision import VisionCost, VisionTower
 
 _PLAN_FIELDS = tuple(field.name for field in fields(Plan))
 _LLM_FIELDS = tuple(field.name for field in fields(LLM))
 _SECTIONS = ("model", "cluster", "gpus", "plan", "training")
 _TRAINING = ("tokens", "price_per_gpu_hour")
 
-_Record = TypeVar("_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet)
+_Record = TypeVar(
+    "_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet, VisionTower, VisionCost
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,7 @@ def job_from_options(
     tokens: float | None = None,
     price_per_gpu_hour: float | None = None,
     seq_len: int | None = None,
+    images: int | None = None,
     **plan_fields: Any,
 ) -> PlannedJob:
     """The job that options of a command describe; an option that is None was not given.
@@ -134,6 +138,7 @@ def job_from_options(
         tokens: tokens to train on.
         price_per_gpu_hour: dollars, instead of the preset's or the file's.
         seq_len: tokens of a sample, instead of the model's.
+        images: images of a sample, for a config.json with a vision tower.
         plan_fields: fields of the plan; without any, the job has no plan.
 
     Raises:
@@ -147,7 +152,7 @@ def job_from_options(
     machines = _chosen_cluster(gpu, cluster, gpus_per_node)
     if price_per_gpu_hour is not None:
         machines = replace(machines, price_per_gpu_hour=price_per_gpu_hour, price_source="given")
-    llm = model if isinstance(model, LLM) else _named_model(model, Path(), seq_len)
+    llm = model if isinstance(model, LLM) else _named_model(model, Path(), seq_len, images)
     if seq_len is not None and llm.seq_len != seq_len:
         llm = _changed(llm, {"seq_len": seq_len})
     plan = _complete(given, gpus) if given else None
@@ -212,14 +217,16 @@ def _model(job: Section) -> LLM:
         except ModelError as error:
             job.fail("model", str(error))
     section = job.section("model")
-    section.allow(("preset", "hf", *_LLM_FIELDS))
+    section.allow(("preset", "hf", "images", *_LLM_FIELDS))
+    if "images" in section and "hf" not in section:
+        section.fail("images", "images are of a Hugging Face config (hf: config.json); give vision")
     if "preset" in section and "hf" in section:
         section.fail("hf", "a model is based on a preset or on a Hugging Face config, not on both")
     base = _base_model(section)
     values = {
         field: _model_value(section, field, base)
         for field in section.nodes
-        if field not in ("preset", "hf")
+        if field not in ("preset", "hf", "images")
     }
     try:
         if base is not None:
@@ -237,7 +244,8 @@ def _base_model(section: Section) -> LLM | None:
             try:
                 if field == "preset":
                     return llm_preset(name)
-                return from_hf(section.path.parent / name)
+                images = section.whole("images") if "images" in section else None
+                return from_hf(section.path.parent / name, images=images)
             except ModelError as error:
                 section.fail(field, str(error))
     return None
@@ -245,8 +253,12 @@ def _base_model(section: Section) -> LLM | None:
 
 def _model_value(section: Section, field: str, base: LLM | None) -> Any:
     if field in RECORDS and section.is_section(field):
-        kind: Any = RECORDS[field]
-        return _inner(section.section(field), kind, getattr(base, field, None))
+        inner, kind, record = section.section(field), RECORDS[field], getattr(base, field, None)
+        if isinstance(kind, tuple):  # of several, the one whose fields these are
+            names = [{item.name for item in fields(one)} for one in kind]
+            kind = kind[max(range(len(kind)), key=lambda i: len(names[i] & set(inner.nodes)))]
+            record = record if isinstance(record, kind) else None
+        return _inner(inner, kind, record)
     value = section.plain(field)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -283,11 +295,16 @@ def _changed(llm: LLM, values: Mapping[str, Any]) -> LLM:
     return replace(llm, **{**renewed, **values})
 
 
-def _named_model(name: str, folder: Path, seq_len: int | None) -> LLM:
+def _named_model(name: str, folder: Path, seq_len: int | None, images: int | None = None) -> LLM:
     """A preset, or a config.json where the name is that of a file or a folder that holds one."""
     path = folder / name
     if name.endswith(".json") or (path / "config.json").is_file():
-        return from_hf(path, seq_len=seq_len)
+        return from_hf(path, seq_len=seq_len, images=images)
+    if images is not None:
+        raise ModelError(
+            f"images are counted with a config.json that has a vision_config; {name} is a preset "
+            "(a job file gives it one: vision: {layers: .., images: ..})"
+        )
     return llm_preset(name)
 
 

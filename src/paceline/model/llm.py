@@ -10,32 +10,33 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE, mean_keys
 from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
+from paceline.model.llm_check import check_agreement
 from paceline.model.mamba import Mamba, check_pattern
+from paceline.model.vision import VisionCost, VisionTower
 
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
 
 _SWITCHES = (
     *("gated", "tied", "bias", "qkv_bias", "qk_norm", "qk_norm_wide", "post_norms", "chunked"),
-    *("sinks", "mtp_shared", "gated_attention"),
+    *("sinks", "mtp_shared", "gated_attention", "bidirectional"),
 )
 
 #: Fields that are records of their own.
-RECORDS = {
+RECORDS: dict[str, type[Any] | tuple[type[Any], ...]] = {
     "moe": MoE,
     "latent": LatentAttention,
     "index": Indexer,
     "mamba": Mamba,
     "delta": DeltaNet,
+    "vision": (VisionTower, VisionCost),
 }
-
-_FIELD_OF_BLOCK = {"M": "mamba", "E": "moe", "G": "delta"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class LLM:
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         gated_attention: the result of attention has a gate, as wide as it, from the queries'
             projection (Qwen3-Next).
+        bidirectional: all tokens of a sample attend to each other, and nothing drops out: the
+            layers of a vision transformer.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
         index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
@@ -90,6 +93,8 @@ class LLM:
             experts.
         mamba: the Mamba-2 mixers of a hybrid model.
         delta: the gated DeltaNets, in place of the attention of most layers.
+        vision: the vision tower before the first layer, whose tokens are among ``seq_len``; None =
+            text alone.
         left_out: what of the model these fields do not count, such as "the vision tower"; a
             prediction warns of it.
 
@@ -122,6 +127,7 @@ class LLM:
     chunked: bool = False
     sinks: bool = False
     gated_attention: bool = False
+    bidirectional: bool = False
     moe: MoE | None = None
     latent: LatentAttention | None = None
     index: Indexer | None = None
@@ -131,6 +137,7 @@ class LLM:
     pattern: str = ""
     mamba: Mamba | None = None
     delta: DeltaNet | None = None
+    vision: VisionTower | VisionCost | None = None
     left_out: str = ""
 
     def __post_init__(self) -> None:
@@ -166,7 +173,7 @@ class LLM:
         check_pattern(self.pattern, where)
         check_pattern(self.mtp_pattern, where, "mtp_pattern")
         self._fill_in(where)
-        self._agree(where)
+        check_agreement(self, where)
 
     def _fill_in(self, where: str) -> None:
         if not self.head_dim and self.latent is None and self.hidden % self.heads:
@@ -184,94 +191,6 @@ class LLM:
         }
         for field, value in filled.items():
             object.__setattr__(self, field, value)
-
-    def _agree(self, where: str) -> None:
-        if self.heads % self.kv_heads:
-            raise ModelError(
-                f"{where}: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}",
-                fields=("heads", "kv_heads"),
-            )
-        if self.positions == "learned" and self.seq_len > self.max_positions:
-            raise ModelError(
-                f"{where}: seq_len {self.seq_len} exceeds max_positions {self.max_positions}, the "
-                "rows of its learned positions",
-                fields=("seq_len", "max_positions"),
-            )
-        if (self.full_every or self.chunked) and self.window is None:
-            raise ModelError(
-                f"{where}: full_every and chunked say where a window is used; give window",
-                fields=("window", "full_every", "chunked"),
-            )
-        if self.full_every and self.window_every > 1:
-            raise ModelError(
-                f"{where}: give window_every or full_every, not both",
-                fields=("window_every", "full_every"),
-            )
-        if self.qk_norm_wide and not self.qk_norm:
-            raise ModelError(
-                f"{where}: qk_norm_wide needs qk_norm", fields=("qk_norm", "qk_norm_wide")
-            )
-        if self.index is not None and (self.latent is None or self.latent.q_rank is None):
-            raise ModelError(
-                f"{where}: index needs latent with a q_rank, of which it makes its queries",
-                fields=("index", "latent"),
-            )
-        if self.index is not None and (self.window is not None or self.sinks):
-            raise ModelError(
-                f"{where}: a window and sinks beside index are not modelled",
-                fields=("index", "window", "sinks"),
-            )
-        if (self.mtp_pattern or self.mtp_shared) and not self.mtp_layers:
-            raise ModelError(
-                f"{where}: mtp_pattern and mtp_shared say what mtp_layers are; give mtp_layers",
-                fields=("mtp_layers", "mtp_pattern", "mtp_shared"),
-            )
-        if self.mtp_layers and self.pattern and not self.mtp_pattern:
-            raise ModelError(
-                f"{where}: mtp_layers beside a pattern need mtp_pattern", fields=("mtp_pattern",)
-            )
-        if self.gated_attention and self.latent is not None:
-            raise ModelError(
-                f"{where}: gated_attention beside latent is not modelled",
-                fields=("gated_attention", "latent"),
-            )
-        for letter, field in _FIELD_OF_BLOCK.items():
-            if letter in self.mtp_pattern and getattr(self, field) is None:
-                raise ModelError(
-                    f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
-                    fields=("mtp_pattern", field),
-                )
-        if self.pattern or self.mamba is not None:
-            self._agree_with_pattern(where)
-        elif self.moe is not None and not self.moe_layers:
-            raise ModelError(
-                f"{where}: no layer is a mixture of experts with {self.layers} layers, "
-                f"dense_layers {self.moe.dense_layers} and every {self.moe.every}",
-                fields=("layers", "moe"),
-            )
-
-    def _agree_with_pattern(self, where: str) -> None:
-        if self.pattern and len(self.pattern) != self.layers:
-            raise ModelError(
-                f"{where}: pattern has {len(self.pattern)} layers, not {self.layers}",
-                fields=("pattern", "layers"),
-            )
-        for letter, field in _FIELD_OF_BLOCK.items():
-            if (letter in self.pattern) != (getattr(self, field) is not None):
-                raise ModelError(
-                    f"{where}: a pattern with {letter} and the fields of {field} need each other",
-                    fields=("pattern", field),
-                )
-        ordered = self.moe is not None and (self.moe.dense_layers > 0 or self.moe.every > 1)
-        beside = {
-            "window": self.window is not None,
-            "moe.dense_layers and moe.every": ordered,
-        }
-        for field, given in beside.items():
-            if given:
-                raise ModelError(
-                    f"{where}: {field} beside a pattern is not modelled", fields=("pattern",)
-                )
 
     # Which layer is what.
 
@@ -335,6 +254,11 @@ class LLM:
     def value_dim(self) -> int:
         """Width of one head's value."""
         return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def dropout(self) -> bool:
+        """Whether it has the dropouts of the GPT family."""
+        return self.bias and self.norm == "layernorm" and not self.bidirectional
 
     @property
     def adapter_width(self) -> int:
@@ -461,11 +385,41 @@ class LLM:
         return min(1, self.mtp_layers) if self.mtp_shared else self.mtp_layers
 
     @property
+    def tower(self) -> LLM | None:
+        """The layers of the vision tower as a model, one image its sample; None where it has none.
+
+        Its word embedding has one row.
+        """
+        if not isinstance(self.vision, VisionTower):
+            return None
+        fields = self.vision.layer_fields
+        return LLM(name=f"{self.name}'s tower", vocab=1, bidirectional=True, **fields)
+
+    @property
+    def vision_parameters(self) -> int:
+        """Parameters of the vision tower, its projectors among them; 0 without one."""
+        if isinstance(self.vision, VisionTower) and self.tower is not None:
+            return self.vision.parameters(self.hidden, self.tower.layer_parameters(0))
+        return self.vision.parameters if isinstance(self.vision, VisionCost) else 0
+
+    @property
+    def vision_flops(self) -> tuple[float, float]:
+        """FLOPs of one sample's images: forward and backward, and forward alone.
+
+        A tower whose cost is given says none.
+        """
+        tower = self.tower
+        if tower is None or not isinstance(self.vision, VisionTower):
+            return 0.0, 0.0
+        per_token = tower.model_flops_per_token() - 6.0 * tower.vocab * tower.hidden
+        return self.vision.flops(self.hidden, per_token)
+
+    @property
     def parameters(self) -> int:
         """Parameters in all."""
         layers = sum(n * self._block_parameters(b) for b, n in self.block_counts.items() if n)
         ends = self.embedding_parameters + self.final_norm_parameters + self.head_parameters
-        return layers + ends + self.mtp_parameters
+        return layers + ends + self.mtp_parameters + self.vision_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -493,6 +447,8 @@ class LLM:
         it is twice that, as if the masked half were computed too.
         """
         s = self.seq_len if seq_len is None else seq_len
+        if self.bidirectional:
+            return float(s)
         kept = self.index.top_k if self.index else s
         mean = mean_keys(min(kept, self.layer_window(i) or s), s)
         return mean if causal else 2 * mean
@@ -508,7 +464,8 @@ class LLM:
         language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
         V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
         Megatron-LM (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and
-        backward; an indexer as :meth:`Indexer.model_flops_per_token` says.
+        backward; an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs
+        are shared out over the sample's tokens.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -529,7 +486,8 @@ class LLM:
             widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
             met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
             attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
-        return 6.0 * self._active_matmul + attention + scans
+        vision = self.vision_flops[0] / self.seq_len if self.vision else 0.0
+        return 6.0 * self._active_matmul + attention + scans + vision
 
     def _passes(self, letter: str) -> int:
         """Blocks of this letter that a token passes."""
@@ -538,8 +496,12 @@ class LLM:
 
     @property
     def weight_gradient_flops_per_token(self) -> float:
-        """FLOPs of one token's gradients of weights, a third of those of the matrix products."""
-        return 2.0 * self._active_matmul
+        """FLOPs of one token's gradients of weights, a third of those of the matrix products.
+
+        With frozen weights a vision tower has no backward at all.
+        """
+        trained, forward = self.vision_flops
+        return 2.0 * self._active_matmul + (trained - forward) / self.seq_len
 
     @property
     def _active_matmul(self) -> int:

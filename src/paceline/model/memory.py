@@ -11,6 +11,8 @@ import numpy.typing as npt
 from paceline.model.llm import LLM
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.plan import Plan
+from paceline.model.vision import VisionTower
+from paceline.model.vision_tower import tower_plan
 
 Array = npt.NDArray[np.float64]
 
@@ -28,6 +30,10 @@ def stage_states(
     of_places = place_parameters(llm, plan) if places is None else places
     dense, expert = (by_stage(plan, x).sum(axis=0) for x in of_places)
     parameters, gradients, optimizer = model_states(plan, dense, expert, rules)
+    frozen = frozen_parameters(llm, plan)
+    if frozen.any():
+        trained = dense - by_stage(plan, frozen).sum(axis=0)
+        _, gradients, optimizer = model_states(plan, trained, expert, rules)
     if rules.weight_bytes is not None and not is_fsdp(plan):
         parameters = parameters + weight_change(llm, plan, rules.weight_bytes, of_places)
     if plan.adapter_rank:
@@ -52,7 +58,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
             expert[place] += of_kind[blocks][1]
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
     learned = llm.embedding_parameters - llm.vocab * llm.hidden
-    dense[0] += rows + learned
+    dense[0] += rows + learned + vision_share(llm, plan)[0]
     if not (llm.tied and ends_meet(plan)):
         dense[-1] += rows
     dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
@@ -62,6 +68,31 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += llm.mtp_modules * module
         expert[-1] += llm.mtp_modules * sum(share[1] for share in shares)
     return dense, expert
+
+
+def vision_share(llm: LLM, plan: Plan) -> tuple[float, float]:
+    """Parameters of a vision tower on one GPU of the first place, and those that are frozen."""
+    tower = llm.vision
+    if tower is None:
+        return 0.0, 0.0
+    if isinstance(tower, VisionTower):
+        own = tower.layers * tower_layer_share(llm, plan) + tower.end_parameters
+        return own + tower.projector_parameters(llm.hidden, plan.tp), tower.frozen * own
+    return float(tower.parameters), float(tower.frozen * tower.parameters)
+
+
+def tower_layer_share(llm: LLM, plan: Plan) -> float:
+    """Parameters on one GPU of a layer of the vision tower; 0 without one."""
+    if llm.tower is None or not isinstance(llm.vision, VisionTower):
+        return 0.0
+    return layer_share(llm.tower, "*-", tower_plan(llm.vision, plan))[0]
+
+
+def frozen_parameters(llm: LLM, plan: Plan) -> Array:
+    """[place] parameters on one GPU that have no gradients, adapters apart."""
+    frozen = np.zeros(plan.chunks)
+    frozen[0] = vision_share(llm, plan)[1]
+    return frozen
 
 
 def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
@@ -139,7 +170,7 @@ def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array
     """[stage] bytes by which weights of ``weight_bytes`` differ; words and head stay in bf16."""
     of_layers = places[0] + places[1]
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
-    of_layers[0] -= rows
+    of_layers[0] -= rows + vision_share(llm, plan)[0]
     of_layers[-1] -= rows * (not (llm.tied and ends_meet(plan)))
     change: Array = (weight_bytes - plan.element_bytes) * by_stage(plan, of_layers).sum(axis=0)
     return change

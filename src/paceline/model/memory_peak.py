@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.model.activations import backward_work, end_activations, layer_activations
+from paceline.model.activations import (
+    backward_work,
+    end_activations,
+    layer_activations,
+    vision_activations,
+)
 from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
 from paceline.model.memory import (
@@ -23,10 +28,13 @@ from paceline.model.memory import (
     layer_share,
     stage_parameters,
     stage_states,
+    tower_layer_share,
+    vision_share,
 )
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.operators import LayerKind, layer_kind, mtp_kinds
 from paceline.model.plan import Plan
+from paceline.model.vision import VisionTower
 
 Array = npt.NDArray[np.float64]
 
@@ -228,13 +236,23 @@ def place_activations(
         kept_bytes[0] += OFFLOAD_BUFFERS * max(kept for kept, _ in of_kind.values())
     for kind in mtp_kinds(llm):
         kept_bytes[-1] += llm.mtp_layers * layer_activations(llm, kind, plan, rules)[0]
+    work_bytes[0] = max(work_bytes[0], vision_excess(llm, plan, kept_bytes[0], rules))
     return kept_bytes, work_bytes
+
+
+def vision_excess(llm: LLM, plan: Plan, kept: float, rules: MemoryRules = DEFAULT_RULES) -> float:
+    """Bytes that a vision tower's backward needs beyond the ``kept`` ones that are free by then.
+
+    These are the first place's of the same microbatch.
+    """
+    return max(0.0, vision_activations(llm, plan, rules)[1] - kept)
 
 
 def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     """[moment, stage] bytes of parameters and gradients that FSDP2 has whole.
 
-    Without a pipeline (torchtitan, ``apply_fsdp``) words and head stay gathered. At the loss the
+    Without a pipeline (torchtitan, ``apply_fsdp``) words and head stay gathered, and a vision
+    tower's parameters outside its layers. At the loss the
     last layer is, too. In a backward two layers are, one of them in its flat buffer besides, with
     a layer's gradient and the fp32 buffer of another's reduction. At the end words and head are
     reduced. Under a pipeline all of a stage stays gathered.
@@ -246,13 +264,17 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     ends_of = {llm.layer_blocks(i) for i in (0, llm.layers - 1)} | set(llm.pattern)
     layers = [sum(layer_share(llm, blocks, plan)) for blocks in ends_of]
     most, weight = max(layers), plan.element_bytes
-    rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
+    rows, beside = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp, 0.0
+    if isinstance(llm.vision, VisionTower):
+        of_layer = tower_layer_share(llm, plan)
+        beside = vision_share(llm, plan)[0] - llm.vision.layers * of_layer
+        most = max(most, of_layer)
     if plan.pp > 1:
         dense, expert = stage_parameters(llm, plan)
         whole += weight * (dense + expert) + pipelining_bytes(llm, plan)
         whole[1:] += 2 * FSDP_GRADIENT * most * (max(places) > 0)
         return whole
-    ends = rows * (1 if llm.tied else 2)
+    ends = rows * (1 if llm.tied else 2) + beside
     whole += weight * ends
     whole[0] += weight * most
     whole[1] += weight * rows + (3 * weight + weight + FSDP_GRADIENT) * most

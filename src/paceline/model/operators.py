@@ -44,7 +44,7 @@ __all__ = [
 
 def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     """A layer: its blocks, each between a norm and the addition to the residual stream."""
-    maker = _Maker(llm, plan)
+    maker = LayerMaker(llm, plan)
     for block in kind.blocks:
         name = {"*": "attention", "M": "mixer", "G": "delta"}.get(block, "mlp")
         maker.norm(f"norm-{name}")
@@ -71,7 +71,7 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
 
 def embedding_work(llm: LLM, plan: Plan) -> LayerWork:
     """The word (and learned position) embedding before the first layer."""
-    maker = _Maker(llm, plan)
+    maker = LayerMaker(llm, plan)
     size = 2.0 * maker.tokens * llm.hidden
     maker.memory("embedding", 2 * size, 0.0 if plan.adapter_rank else 3 * size, kernels=2)
     maker.leave("embedding-out")
@@ -84,7 +84,7 @@ def embedding_work(llm: LLM, plan: Plan) -> LayerWork:
 
 def head_work(llm: LLM, plan: Plan) -> LayerWork:
     """Final norm, output projection and loss behind the last layer (never recomputed)."""
-    maker = _Maker(llm, plan)
+    maker = LayerMaker(llm, plan)
     maker.norm("norm-final")
     maker.enter("head-in")
     columns = llm.padded_vocab(plan.tp) // plan.tp
@@ -100,12 +100,12 @@ def head_work(llm: LLM, plan: Plan) -> LayerWork:
 
 def mtp_work(llm: LLM, plan: Plan) -> LayerWork:
     """The projection of a multi-token-prediction module (DeepSeek-V3, 2.2)."""
-    maker = _Maker(llm, plan)
+    maker = LayerMaker(llm, plan)
     maker.linear("mtp-projection", maker.tokens, llm.hidden // plan.tp, 2 * llm.hidden)
     return maker.work
 
 
-class _Maker:
+class LayerMaker:
     """Collects the work of one layer."""
 
     def __init__(self, llm: LLM, plan: Plan) -> None:
@@ -114,7 +114,7 @@ class _Maker:
         self.tokens = plan.micro_batch * llm.seq_len // plan.cp
         # Sequence parallelism splits what tensor parallelism repeats.
         self.split = plan.tp if plan.sequence_parallel else 1
-        self.dropout = llm.bias and llm.norm == "layernorm"  # the GPT family
+        self.dropout = llm.dropout
         self.wide = "bf16" if plan.quantised else plan.precision
         self.element = plan.element_bytes  # bytes of an activation
 
@@ -309,11 +309,12 @@ class _Maker:
         self.adapter("projection", llm.hidden, heads * llm.value_dim)
 
     def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
-        """FlashAttention: only the unmasked half is computed; backward has 5 products to 2."""
+        """FlashAttention: only what is unmasked is computed; backward has 5 products to 2."""
         llm, plan = self.llm, self.plan
         s = llm.seq_len
         reach = min(window or s, s)
-        pairs = reach * (1 - reach / (2 * s))  # keys that a query meets, on average
+        # Keys that a query meets, on average.
+        pairs = float(s) if llm.bidirectional else reach * (1 - reach / (2 * s))
         widths = llm.qk_dim + llm.value_dim
         flops = 2.0 * self.tokens * heads * pairs * widths
         per_token = heads * widths + (kv_heads if llm.latent is None else heads) * widths

@@ -6,6 +6,7 @@ from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.plan import OVERLAPPING, Plan, layer_problem
 from paceline.model.recompute import module_problems
+from paceline.model.vision import VisionTower
 
 # FP8 matrix products need both inner dimensions in multiples of 16 (cuBLAS, "FP8 tensor core
 # usage"; Transformer Engine refuses others); NVFP4 scales blocks of 16.
@@ -28,6 +29,7 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
         product = f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp {plan.cp} = {plan.gpus}"
         reasons.append(f"{product} GPUs, not {cluster_gpus}")
     reasons += _tensor_problems(plan, llm)
+    reasons += _vision_problems(plan, llm)
     reasons += _sequence_problems(plan, llm)
     reasons += _pipeline_problems(plan, llm)
     reasons += _expert_problems(plan, llm)
@@ -87,6 +89,20 @@ def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
     if plan.overlap_tp and tp > 1 and not plan.sequence_parallel:
         reasons.append("overlap_tp needs sequence_parallel")
     return reasons
+
+
+def _vision_problems(plan: Plan, llm: LLM) -> list[str]:
+    tower = llm.vision
+    if not isinstance(tower, VisionTower):
+        return []
+    columns = [n for _, n in tower.products(llm.hidden)[:-1][::2]]
+    widths = [("heads", tower.heads), ("hidden", tower.hidden), ("ffn", tower.ffn)]
+    widths += [("projector width", n) for n in columns]
+    return [
+        f"the vision tower's {name} {n} not divisible by tp {plan.tp}"
+        for name, n in widths
+        if n % plan.tp
+    ]
 
 
 def _sequence_problems(plan: Plan, llm: LLM) -> list[str]:

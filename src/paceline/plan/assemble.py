@@ -30,6 +30,7 @@ from paceline.model.memory_peak import (
     framework_bytes,
     gathered_bytes,
     holds_gradients,
+    vision_excess,
     workspace_bytes,
 )
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
@@ -49,7 +50,7 @@ _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
 _HELD = (*_LAYER, "zero")
 _SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
 _HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
-_ENDS = ("tp", "cp", "micro_batch", "sequence_parallel", "zero")
+_ENDS = ("tp", "cp", "micro_batch", "sequence_parallel", "zero", "recompute")
 _FLIGHT = ("dp", "micro_batch")
 _STATES = (*_SHARDS, "micro_batch", "sequence_parallel")
 _NORMS = ("tp", "sequence_parallel")
@@ -150,6 +151,12 @@ class Assembly:
         is_last[lasts] = 1.0
         present = by_stage(shape, counts.T).max(axis=1).T > 0  # [stage, kind]
         largest = np.where(present, work[:, None, :], 0.0).max(axis=2)
+        if self.llm.vision is not None:
+            excess = [
+                vision_excess(self.llm, self.legal.plan(row), kept, self.rules)
+                for row, kept in zip(rows.tolist(), kept_bytes[:, 0].tolist(), strict=True)
+            ]
+            largest[:, firsts] = np.maximum(largest[:, firsts], np.array(excess)[:, None])
         states, state = self._shared(
             rows, _STATES, lambda _, i: self._state_bytes(self.legal.plan(i))
         )

@@ -325,6 +325,7 @@ def _untested(llm: LLM) -> list[str]:
         for name, given in (
             ("sparse attention", llm.index is not None),
             ("gated DeltaNets", llm.delta is not None),
+            ("a vision tower", llm.vision is not None),
             ("latent experts", llm.moe is not None and llm.moe.latent > 0),
         )
         if given
