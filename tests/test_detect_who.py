@@ -274,6 +274,13 @@ def test_episodes_end_with_their_relief():
     assert episode_end(second, episodes()) is None
 
 
+def test_an_episode_has_a_step_where_relief_is_dated_before_onset():
+    events = [onset(0, 100), onset(1, 102), onset(2, 104), Event("relief", 1, 110, 79, 1.3, 9.0, 1)]
+    first, relief = job_events(events, 3)
+    assert relief.since_step < first.since_step
+    assert episode_end(first, [first, relief]) == first.since_step + 1
+
+
 def test_a_trace_speaks_for_the_fail_slow_it_has_steps_of():
     trace = synthesize(replace(SPEC, steps=4, slow_workers=(SlowWorker(3, 1, 1.5),)))
     late = replace(trace, steps=trace.steps + 148)  # 148 and 149 are slow, 150 and 151 are not

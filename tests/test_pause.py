@@ -24,7 +24,15 @@ from paceline.cli.main import run as main
 from paceline.errors import PauseError
 from paceline.pause.asker import Times, _why_cancelled, common_communicator, pause
 from paceline.pause.events import EVENTS
-from paceline.pause.records import CONTROL, FOLDER, Control, Slot, read_control, write_in_place
+from paceline.pause.records import (
+    CONTROL,
+    FOLDER,
+    Control,
+    Member,
+    Slot,
+    read_control,
+    write_in_place,
+)
 from paceline.pause.rules import Place, State
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_processes
@@ -282,3 +290,16 @@ def test_a_job_that_has_ended_is_named(built: Built, tmp_path: Path) -> None:
 
 def test_no_process_is_no_communicator() -> None:
     assert common_communicator([]) is None
+
+
+def test_a_group_whose_ranks_answer_first_is_not_the_job() -> None:
+    """Ranks 0 and 1 answer; they are all of their own group, and half of the job."""
+
+    def slot(rank: int) -> Slot:
+        pair, place = rank // 2, Place("published")
+        groups = {1: Member(rank, 4, 5), 2 + pair: Member(rank % 2, 2, 9)}
+        return Slot(Path(str(rank)), 1, place, "node-1", rank, rank, 160.0, "", 0.0, groups, 1)
+
+    slots = [slot(rank) for rank in range(4)]
+    assert common_communicator(slots[:2]) is None
+    assert common_communicator(slots) == 1

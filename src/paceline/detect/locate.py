@@ -71,9 +71,12 @@ def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> li
 
 
 def episode_end(onset: JobEvent, events: Sequence[JobEvent]) -> int | None:
-    """The first step behind a fail-slow; None where it goes on."""
+    """The first step behind a fail-slow; None where it goes on.
+
+    Begins are medians over ranks, so a relief's may lie before the onset's: one step is left.
+    """
     ends = [
-        event.since_step
+        max(event.since_step, onset.since_step + 1)
         for event in events
         if event.kind == "relief"
         and event.step > onset.step

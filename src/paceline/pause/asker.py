@@ -403,9 +403,12 @@ def _try_read(path: Path) -> Slot | None:
 def common_communicator(slots: Sequence[Slot]) -> int | None:
     """The communicator that all processes are the ranks of; of several the one with most calls.
 
-    None where there is none, or a process cannot stop.
+    None where there is none, a process cannot stop, or some have not answered yet: the first to
+    answer may be all ranks of a smaller group.
     """
     if not slots or any(slot.place.state != "published" for slot in slots):
+        return None
+    if len(slots) < _largest(slots):
         return None
     every = set(range(len(slots)))
     candidates = [
@@ -417,6 +420,11 @@ def common_communicator(slots: Sequence[Slot]) -> int | None:
     ]
     calls = {name: min(slot.communicators[name].count for slot in slots) for name in candidates}
     return max(calls, key=lambda name: calls[name], default=None)
+
+
+def _largest(slots: Sequence[Slot]) -> int:
+    """Ranks of the largest communicator that any process tells of; 0: none tells of one."""
+    return max((one.ranks for slot in slots for one in slot.communicators.values()), default=0)
 
 
 def _counts(slots: Sequence[Slot], name: int) -> dict[int, int]:
@@ -453,7 +461,7 @@ def _why_not(place: Path, slots: Sequence[Slot]) -> str:
             )
         if slot.place.state != "published":
             return f"{_name(slot)} cannot stop: {slot.place.reason or slot.place.state}"
-    largest = max((one.ranks for slot in slots for one in slot.communicators.values()), default=0)
+    largest = _largest(slots)
     if not largest:
         return f"the {len(slots)} processes that answer have no communicator yet"
     if len(slots) < largest:
