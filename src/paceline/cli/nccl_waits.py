@@ -74,6 +74,13 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=file_name,
         help="what NCCL wrote with NCCL_DEBUG=INFO: it names the NIC of each channel",
     )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=file_name,
+        help="also draw who waits for whom (.svg, .png or .pdf); by host beyond 64 ranks",
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE of --plot")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
@@ -90,6 +97,13 @@ def run(args: argparse.Namespace) -> int:
     of_proxies = links(processes)
     nics = _nics(args, processes)
     events = plugin_events(processes)
+    if args.plot is not None:
+        from paceline.files import write_files
+        from paceline.plot import figure_writer, waits
+
+        hosts = {rank: str(process.meta.get("host")) for rank, process in processes.items()}
+        axes = waits(graph, hosts)
+        write_files({args.plot: figure_writer(axes, args.plot)}, force=args.force)
     if args.json:
         found = graph.to_mapping() | {"links": [link.to_mapping() for link in of_proxies]}
         found |= nics.to_mapping() | {"plugin_events": [one.to_mapping() for one in events]}
