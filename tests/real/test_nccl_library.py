@@ -4,7 +4,8 @@
 holds, so that NCCL believes in a GPU whose memory is the host's. All that runs on the host is
 NVIDIA's: the loading of the plugin, groups, plans, proxies, sockets. No kernel runs.
 
-It needs the library of nvidia-nccl-cu12 2.30.7 (351 MB), which is not among the project's:
+It needs the library of nvidia-nccl-cu12 (350 MB), which is not among the project's. 2.27.7, 2.28.9
+and 2.30.7 were run; in later ones the layouts that the job reads may differ:
 
     pip install --target SITE --no-deps nvidia-nccl-cu12==2.30.7
     PACELINE_NCCL_LIBRARY=SITE/nvidia/nccl/lib/libnccl.so.2 pytest tests/real/test_nccl_library.py
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -128,10 +130,18 @@ def folder(built, tmp_path_factory):
     return folder
 
 
-def test_nccl_loads_the_plugin_and_says_what_it_asked_for(folder):
+def version_of(folder) -> tuple[int, ...]:
     text = next(folder.glob("nccl.node0.*")).read_text()
-    assert "Successfully loaded external profiler plugin" in text
-    assert "Enabled: Group Coll P2p ProxyOp ProxyStep KernelCh CeColl" in text
+    found = re.search(r"NCCL version (\d+)\.(\d+)\.", text)
+    assert found
+    return int(found[1]), int(found[2])
+
+
+def test_nccl_loads_the_plugin_by_its_newest_interface(folder):
+    newest = {27: 4, 28: 5, 29: 6, 30: 6}.get(version_of(folder)[1], 7)
+    text = next(folder.glob("nccl.node0.*")).read_text()
+    assert f"PROFILER/Plugin: Loaded Paceline (v{newest})" in text
+    assert "PROFILER/Plugin: Closing profiler plugin Paceline" in text
 
 
 def test_all_that_nccl_tells_is_recorded_as_it_is(folder):
@@ -174,7 +184,9 @@ def test_proxies_have_both_ends_and_all_steps(folder):
             sent = told.is_send & (told.rank == rank) & (told.peer == peer)
             got = ~told.is_send & (told.rank == peer) & (told.peer == rank)
             assert int(told.size[sent].sum()) == int(told.size[got].sum())
-            assert (told.size[sent].sum() > 0) == (rank != peer)
+            # NCCL 2.27 tells of no proxy operation of sends and recvs.
+            known = rank != peer if version_of(folder) >= (2, 28) else peer == (rank + 1) % RANKS
+            assert (told.size[sent].sum() > 0) == known
 
 
 def test_the_slow_direction_is_named_as_nccls_log_names_the_nic(folder, capsys):
