@@ -21,7 +21,8 @@
   } while (0)
 
 enum { RANKS = 8, HOST = 4, ROUNDS = 10, STEPS = 3, BYTES = 1 << 20, US = 1000 };
-enum { API_CALL = 9, GPU_WAIT = 8, PEER_WAIT = 20, SEND_WAIT = 9, DATA_WAIT = 10, FLUSH = 11, DONE = 12 };
+enum { API_CALL = 9, GPU_WAIT = 8, PEER_WAIT = 20, SEND_WAIT = 9 };
+enum { DATA_WAIT = 10, FLUSH = 11, DONE = 12 };
 
 static int version, rank, number, mask;
 static const char *what;

@@ -11,6 +11,7 @@ for kind in address,undefined thread; do
     src/paceline/native/*.c
   cp "$OUT/plugin.so" "$OUT/plugin.so.copy"
   ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/harness" tests/native/harness.c -ldl
+  ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/network" tests/native/network.c -ldl
   # The shim is linked in: a preloaded one would come before the sanitizer.
   N=src/paceline/native
   ${CC:-cc} -std=c11 -I$N -shared -fPIC -o "$OUT/libnccl.so.2" tests/native/fake_nccl.c
@@ -27,6 +28,12 @@ for kind in address,undefined thread; do
       case $mode in fork) leaks=0 ;; *) leaks=1 ;; esac
       echo "$kind v$version $mode: $(ASAN_OPTIONS=detect_leaks=$leaks PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version $mode | tr '\n' ' ')"
     done
+  done
+  for version in 4 7; do
+    rm -rf "$OUT/run"
+    ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVENTS=0xdf PACELINE_RECORD=$OUT/run \
+      timeout 120 "$OUT/network" "$OUT/plugin.so" $version rail 1
+    echo "$kind v$version network: $(ls "$OUT"/run/*.nccl | wc -l) processes"
   done
   # A pause that is held, one whose asker is killed, and an end in the middle of one.
   [ -n "${PYTHON:-}" ] || continue

@@ -5,7 +5,7 @@ holds, so that NCCL believes in a GPU whose memory is the host's. All that runs 
 NVIDIA's: the loading of the plugin, groups, plans, proxies, sockets. No kernel runs.
 
 It needs the library of nvidia-nccl-cu12 (350 MB), which is not among the project's. 2.27.7, 2.28.9
-and 2.30.7 were run; in later ones the layouts that the job reads may differ:
+and 2.30.7 were run; in 2.31.2 and 2.32.3 no buffer passes, so that such a job is aborted:
 
     pip install --target SITE --no-deps nvidia-nccl-cu12==2.30.7
     PACELINE_NCCL_LIBRARY=SITE/nvidia/nccl/lib/libnccl.so.2 pytest tests/real/test_nccl_library.py
@@ -13,10 +13,10 @@ and 2.30.7 were run; in later ones the layouts that the job reads may differ:
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +35,19 @@ NATIVE = Path(__file__).parents[1] / "native"
 LIBRARY = Path(os.environ.get("PACELINE_NCCL_LIBRARY", ""))
 CC = shutil.which(os.environ.get("CC", "cc"))
 RANKS, CALLS = 4, 6
+
+
+def minor_version() -> int:
+    """27 of NCCL 2.27.7."""
+    if not LIBRARY.is_file():
+        return 0
+    number = ctypes.c_int()
+    ctypes.CDLL(str(LIBRARY)).ncclGetVersion(ctypes.byref(number))
+    return number.value % 10_000 // 100
+
+
+MINOR = minor_version()
+passes = pytest.mark.skipif(MINOR > 30, reason="no buffer passes through NCCL 2.31 and later here")
 #: Of an AllReduce and of a send: floats.
 COUNT = 1 << 18
 
@@ -126,22 +139,17 @@ def stop(jobs):
 def folder(built, tmp_path_factory):
     """A job of all-reduces and all-to-alls in which rank 2's NIC sends slowly."""
     folder = tmp_path_factory.mktemp("job")
-    finish(start(built, folder, slow=2, ALL_TO_ALL="1"))
+    abort = {"ABORT": "1"} if MINOR > 30 else {}
+    finish(start(built, folder, slow=2, ALL_TO_ALL="1", **abort))
     return folder
 
 
-def version_of(folder) -> tuple[int, ...]:
-    text = next(folder.glob("nccl.node0.*")).read_text()
-    found = re.search(r"NCCL version (\d+)\.(\d+)\.", text)
-    assert found
-    return int(found[1]), int(found[2])
-
-
+@pytest.mark.skipif(MINOR == 27, reason="2.27 does not say so")
 def test_nccl_loads_the_plugin_by_its_newest_interface(folder):
-    newest = {27: 4, 28: 5, 29: 6, 30: 6}.get(version_of(folder)[1], 7)
+    newest = {27: 4, 28: 5, 29: 6, 30: 6}.get(MINOR, 7)
     text = next(folder.glob("nccl.node0.*")).read_text()
     assert f"PROFILER/Plugin: Loaded Paceline (v{newest})" in text
-    assert "PROFILER/Plugin: Closing profiler plugin Paceline" in text
+    assert ("PROFILER/Plugin: Closing profiler plugin Paceline" in text) == (MINOR < 31)
 
 
 def test_all_that_nccl_tells_is_recorded_as_it_is(folder):
@@ -169,9 +177,10 @@ def test_all_that_nccl_tells_is_recorded_as_it_is(folder):
         )
         assert set(sends["c"].tolist()) == set(range(RANKS)) - {rank}
         ended = records[(records["what"] == 1) & (records["type"] == 4)]
-        assert len(np.unique(ended["handle"])) == counts[4]
+        assert len(np.unique(ended["handle"])) == (counts[4] if MINOR < 31 else 0)
 
 
+@passes
 def test_proxies_have_both_ends_and_all_steps(folder):
     processes, _ = read_ranks(sorted(folder.glob(f"*{SUFFIX}")))
     told = operations(processes)
@@ -185,10 +194,11 @@ def test_proxies_have_both_ends_and_all_steps(folder):
             got = ~told.is_send & (told.rank == peer) & (told.peer == rank)
             assert int(told.size[sent].sum()) == int(told.size[got].sum())
             # NCCL 2.27 tells of no proxy operation of sends and recvs.
-            known = rank != peer if version_of(folder) >= (2, 28) else peer == (rank + 1) % RANKS
+            known = rank != peer if MINOR > 27 else peer == (rank + 1) % RANKS
             assert (told.size[sent].sum() > 0) == known
 
 
+@passes
 def test_the_slow_direction_is_named_as_nccls_log_names_the_nic(folder, capsys):
     logs = map(str, folder.glob("nccl.*.*[0-9]"))
     assert run(["nccl", "waits", str(folder), "--nccl-log", *logs, "--json"]) == 0
@@ -201,6 +211,7 @@ def test_the_slow_direction_is_named_as_nccls_log_names_the_nic(folder, capsys):
     assert row["ratio"] > 2
 
 
+@passes
 def test_a_job_of_nccl_is_paused_and_goes_on(built, tmp_path):
     jobs = start(
         built, tmp_path, calls=1500, pause_ms=10, PACELINE_NCCL_POLL_MS="50",
