@@ -43,11 +43,11 @@ for kind in address,undefined thread; do
     job=$!
     sleep 2
     "$PYTHON" tests/pause_asker.py "$OUT/run" \
-      '{"hold_s": 3, "arrive_s": 10, "answer_s": 10, "silent_s": 1}' >"$OUT/asked" &
+      '{"hold_s": 3, "arrive_s": 10, "answer_s": 20, "silent_s": 3}' >"$OUT/asked" &
     asker=$!
     case $ending in
       held) wait $asker; grep -q '"undisturbed": true' "$OUT/asked" ;;
-      killed) sleep 2; kill -9 $asker; sleep 3 ;;
+      killed) sleep 2; kill -9 $asker; sleep 5 ;;
       ended) sleep 2 ;;
     esac
     kill -TERM $job

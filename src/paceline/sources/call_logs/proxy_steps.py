@@ -175,9 +175,9 @@ def _values(records: npt.NDArray[np.void], handles: npt.NDArray[np.void], state:
 
 
 def _of_steps(records: npt.NDArray[np.void], what: int, state: int) -> npt.NDArray[np.void]:
-    return records[
-        (records["type"] == _PROXY_STEP) & (records["what"] == what) & (records["state"] == state)
-    ]
+    steps = records[records["type"] == _PROXY_STEP]
+    chosen: npt.NDArray[np.void] = steps[(steps["what"] == what) & (steps["state"] == state)]
+    return chosen
 
 
 @dataclass(frozen=True)
