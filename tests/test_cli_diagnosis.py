@@ -72,6 +72,8 @@ def test_a_recording_names_its_hosts(traces, tmp_path, capsys):
     assert run(["diagnose", str(tmp_path / "once")]) == 0
     assert "worker dp 3, stage 1 is 1." in (out := capsys.readouterr().out)
     assert "(node13)" in " ".join(out.split())
+    assert run(["analyze", str(tmp_path / "once")]) == 0
+    assert "(node13)" in " ".join(capsys.readouterr().out.split())
     assert recorded_places(tmp_path / "once")[13] == ("node13", "")
     record_trace(slow, tmp_path / "once", session="two", host="rack{rank}")
     assert recorded_places(tmp_path / "once") == {}

@@ -47,9 +47,9 @@ class CaseInput(NamedTuple):
         if self.hosts is not None:
             return hosts_of_workers(read_hosts(self.hosts), measured.rank)
         path = self.trace.path
-        return (
-            hosts_of_workers(recorded_places(path), measured.rank) if isinstance(path, Path) else {}
-        )
+        folders = [path] if isinstance(path, Path) else path
+        recorded = recorded_places(folders[0]) if len(folders) == 1 else {}
+        return hosts_of_workers(recorded, measured.rank)
 
     def case(self, options: Mapping[str, Any] | None = None) -> Case:
         """Read, analyse and diagnose; ``options`` are for remedies."""
