@@ -152,7 +152,7 @@ _NAMED_SHARE = 0.1
 
 
 def waits(graph: WaitGraph, hosts: Mapping[int, str], ax: Axes | None = None) -> Axes:
-    """Who waits (down) for whom (across), as a share of the time, of a rank on average.
+    """Waits of ranks (down) for others (across), as a share of the time, of a rank on average.
 
     Ranks have a row each up to 64; more are grouped by host, and more hosts than that by equal
     numbers of ranks. The ranks that were waited for most are named in any case.
@@ -191,7 +191,7 @@ def waits(graph: WaitGraph, hosts: Mapping[int, str], ax: Axes | None = None) ->
 def _rows_of_waits(
     ranks: Sequence[int], hosts: Mapping[int, str]
 ) -> tuple[str, list[str], dict[int, int]]:
-    """What a row is, the rows' names, and the row of each rank."""
+    """The kind of a row, the rows' names, and the row of each rank."""
     if len(ranks) <= _MOST_ROWS:
         return "rank", [str(rank) for rank in ranks], {rank: row for row, rank in enumerate(ranks)}
     ordered = list(dict.fromkeys(hosts[rank] for rank in ranks))
