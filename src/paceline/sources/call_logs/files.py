@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources import nccl_ras, nccl_ras_text
+from paceline.sources import nccl_metrics, nccl_ras, nccl_ras_text
 from paceline.sources.call_logs import (
     flight_recorder,
     nccl_inspector,
@@ -79,12 +79,11 @@ def _format(path: Path) -> str:
         return "xpu-timer"
     if torchcomms.matches(path):
         return "torchcomms"
-    if nccl_inspector.is_metrics(path):
+    if nccl_metrics.matches(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
-            "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
-            "NCCL_INSPECTOR_DUMP_VERBOSE=1; or give paceline detect Prometheus' range JSON of "
-            "nccl_collective_exec_time_microseconds"
+            "single calls; give such files to paceline detect --collectives alone; or let it "
+            "write its log: NCCL_INSPECTOR_PROM_DUMP=0 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
     if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(
