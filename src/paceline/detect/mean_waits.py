@@ -1,4 +1,4 @@
-"""Who is waited for, from mean times of collectives: NCCL Inspector's files for Prometheus.
+"""GPUs that others wait for, from mean times of collectives (NCCL Inspector's for Prometheus).
 
 A rank's kernel of a collective runs from the rank's own arrival to the common end, so it runs the
 shorter, the later the rank comes. The GPU with a mean well below all others of its communicator
@@ -163,7 +163,7 @@ class MeanWaits:
 
 
 def mean_waits(means: Sequence[Mean]) -> MeanWaits:
-    """Who is waited for, and which communicators transfer slowly.
+    """Find GPUs that others wait for, and communicators that transfer slowly.
 
     A communicator is judged where exactly as many GPUs and nodes as it has report it: with fewer
     the late one may be absent, with more several communicators share the name.
