@@ -63,6 +63,7 @@ integrations:  ## the trainers themselves on two gloo ranks, in an environment o
 	$(TRAINERS_PIP) --editable '.[dev,test-integrations]'
 	for package in 'torchtitan triton' mosaicml megatron-core; do \
 	  $(TRAINERS_PIP) -c $(TRAINERS)/constraints.txt $$package || exit 1; done
+	$(TRAINERS)/bin/python -m pip uninstall --yes torchvision  # mosaicml's is for CUDA: no trainer imports beside it
 	$(TRAINERS_PIP) --editable '.[test-integrations]'  # behind mosaicml, which brings an older transformers
 	$(TRAINERS)/bin/python -m pytest -q tests/test_integrations.py tests/test_integrations_steps.py
 
