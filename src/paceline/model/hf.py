@@ -74,8 +74,8 @@ def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) 
 def _refusal_text(architecture: str, config: HFConfig) -> str:
     if config.values.get("is_encoder_decoder") or architecture.startswith(("T5", "UMT5", "MT5")):
         return (
-            f"it is a {printable_name(architecture)}, an encoder-decoder, which is not modelled: "
-            "models are decoders, with a vision tower or without"
+            f"it is a {printable_name(architecture)}, an encoder-decoder, which is no language "
+            "model here; `paceline layers FILE.py:FUNCTION` reads it as a network"
         )
     missing = [key for key in LLAMA_NEEDS if config.values.get(key) is None]
     lacks = f" and lacks {', '.join(missing)} of a Llama-like model" if missing else ""

@@ -1,4 +1,4 @@
-"""What layers are made of: products, element-wise kernels and messages of tensor parallelism."""
+"""Products, element-wise kernels and messages of tensor parallelism, of which layers are made."""
 
 from __future__ import annotations
 
