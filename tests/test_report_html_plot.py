@@ -80,10 +80,10 @@ def test_memory_over_a_step_is_drawn_to_its_peak_and_written(pyplot, tmp_path):
     curve = memory_curve(prediction)
     ax = plot.memory(curve, 80e9)
     assert [text.get_text() for text in ax.texts] == [
-        f"peak {max(prediction.memory_bytes) / 1e9:.1f} GB"
+        f"peak {max(prediction.memory_bytes) / 2**30:.1f} GiB"
     ]
     top = max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths())
-    assert top == pytest.approx(max(prediction.memory_bytes) / 1e9)
+    assert top == pytest.approx(max(prediction.memory_bytes) / 2**30)
     path = tmp_path / "memory.svg"
     with path.open("wb") as file:
         plot.figure_writer(ax, path)(file)

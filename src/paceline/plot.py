@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import PacelineError
+from paceline.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,15 +132,15 @@ def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) ->
     from paceline.model.memory_peak import PARTS
 
     edges = np.append(curve.start_s, curve.end_s)
-    filled = np.repeat(curve.bytes, 2, axis=1) / 1e9
+    filled = np.repeat(curve.bytes, 2, axis=1) / GIB
     ax.stackplot(np.repeat(edges, 2)[1:-1], filled, labels=PARTS, linewidth=0)
-    ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=0.8)
-    total = curve.bytes.sum(axis=0)[curve.peak] / 1e9
+    ax.axhline(capacity_bytes / GIB, color="black", linestyle="--", linewidth=0.8)
+    total = curve.bytes.sum(axis=0)[curve.peak] / GIB
     ax.annotate(
-        f"peak {total:.1f} GB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
+        f"peak {total:.1f} GiB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
     )
-    ax.set(xlabel="seconds", ylabel="GB", title=f"Memory of stage {curve.stage} over a step")
-    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / 1e9, total)))
+    ax.set(xlabel="seconds", ylabel="GiB", title=f"Memory of stage {curve.stage} over a step")
+    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / GIB, total)))
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
