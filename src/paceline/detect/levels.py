@@ -429,7 +429,9 @@ def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
         if n < window + 10 or (seen % window and seen != warm_up):
             continue
         if np.isnan(f[STRAY + i]):
-            first_noise(i, y, n, f)
+            if age < window + 10:  # samples of another level are no noise
+                continue
+            first_noise(i, y, min(n, age), f)
         if w[SLOW] or age < window:
             continue
         off = abs(np.median(y[:window]) / f[MIDDLE_S] - 1)
