@@ -397,9 +397,11 @@ def test_the_order_of_causes_outside():
         step_modes=TwoModes(jump > 1.1, 1.2),
     )  # fmt: skip
     kinds = np.array([OpKind.FORWARD_COMPUTE])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1)
     measured = SimpleNamespace(
-        overlap_s=np.zeros(30), graph=graph, durations=SimpleNamespace(blocks=[jump[None, :, None]])
+        overlap_s=np.zeros(30),
+        graph=graph,
+        durations=SimpleNamespace(blocks=[jump[None, :, None]], graph=graph),
     )
     found = outside.outside_causes(measured, result, MEAN[30])
     assert [finding.id for finding in found] == ["change-point", "launch-delay"]
