@@ -93,6 +93,11 @@ TRUST = Trust(misfit=0.0, doubtful=False, clock_doubt_s=0.0, transfer_s=1.0, n_s
         ({"n_steps": 2}, "worker", 0.9),
         ({"n_steps": 3}, "worker", 0.95),
         ({"n_steps": 4}, "worker", 1.0),
+        ({"n_steps": 9}, "worker", 1.0),
+        ({"n_steps": 9}, "dp-network", 10 / 11),  # Laplace's rule of succession
+        ({"n_steps": 9}, "link", 1.0),
+        ({"n_steps": 2}, "peer-network", 0.9 * 3 / 4),
+        ({"n_steps": 10}, "peer-network", 1.0),
         ({"misfit": 0.02}, "worker", 0.9),  # five times as much
         ({"misfit": 0.5}, "worker", 0.3),  # at worst
         ({"doubtful": True}, "worker", 0.8),

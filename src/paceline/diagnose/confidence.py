@@ -19,6 +19,12 @@ from paceline.whatif import WhatIf
 #: A finding of few steps is trusted less: number of steps -> factor.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
+#: What n steps showed, another one shows with a chance of (n + 1) / (n + 2) (Laplace's rule of
+#: succession). Groups need it up to so many steps: whatever else uses a network or a host slows
+#: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
+#: transfers a step.)
+SUCCESSION_BELOW = 10
+
 #: Factor where another reading fits as well.
 AMBIGUOUS_FACTOR = 0.6
 
@@ -31,6 +37,9 @@ DOUBTFUL_FACTOR = 0.8
 
 #: Causes that rest on comparing the clocks of several workers.
 CLOCK_CAUSES = ("link", "dp-network")
+
+#: Causes that rest on what groups take in a step.
+GROUP_CAUSES = ("dp-network", "peer-network")
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class Trust:
             agreeing: share of the resamples of the steps in which it persists.
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
+        if candidate.cause in GROUP_CAUSES and self.n_steps < SUCCESSION_BELOW:
+            factor *= (self.n_steps + 1) / (self.n_steps + 2)
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
         factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
         factor *= AMBIGUOUS_FACTOR if candidate.ambiguous else 1.0
