@@ -96,6 +96,7 @@ TRUST = Trust(misfit=0.0, doubtful=False, clock_doubt_s=0.0, transfer_s=1.0, n_s
         ({"n_steps": 9}, "worker", 1.0),
         ({"n_steps": 9}, "dp-network", 10 / 11),  # Laplace's rule of succession
         ({"n_steps": 9}, "link", 1.0),
+        ({"n_steps": 9, "programmed": False}, "dp-network", 1.0),
         ({"n_steps": 2}, "peer-network", 0.9 * 3 / 4),
         ({"n_steps": 10}, "peer-network", 1.0),
         ({"misfit": 0.02}, "worker", 0.9),  # five times as much
@@ -124,6 +125,7 @@ def test_a_simulation_slower_than_the_trace_is_wrong():
     kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.GRADS_REDUCE_SCATTER,
                       OpKind.OPTIMIZER])  # fmt: skip
     graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 4), n_dp=2, n_pp=1)
+    graph.programmed = False
     measured = SimpleNamespace(
         graph=graph,
         clocks=SimpleNamespace(doubt_s=0.5),

@@ -22,7 +22,7 @@ FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 #: What n steps showed, another one shows with a chance of (n + 1) / (n + 2) (Laplace's rule of
 #: succession). Groups need it up to so many steps: whatever else uses a network or a host slows
 #: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
-#: transfers a step.)
+#: transfers a step, and groups of whole passes are calibrated without.)
 SUCCESSION_BELOW = 10
 
 #: Factor where another reading fits as well.
@@ -52,6 +52,7 @@ class Trust:
         clock_doubt_s: seconds by which times of different workers may disagree.
         transfer_s: mean seconds of transfers of a worker in a step.
         n_steps: steps analysed.
+        programmed: whether programs are recorded.
     """
 
     misfit: float
@@ -59,6 +60,7 @@ class Trust:
     clock_doubt_s: float
     transfer_s: float
     n_steps: int
+    programmed: bool = True
 
     @classmethod
     def of(cls, measured: Measured, result: WhatIf) -> Trust:
@@ -71,6 +73,7 @@ class Trust:
             clock_doubt_s=measured.clocks.doubt_s,
             transfer_s=_transfer_s(measured),
             n_steps=len(result.steps),
+            programmed=measured.graph.programmed,
         )
 
     def confidence(self, candidate: Candidate, agreeing: float) -> float:
@@ -81,7 +84,8 @@ class Trust:
             agreeing: share of the resamples of the steps in which it persists.
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
-        if candidate.cause in GROUP_CAUSES and self.n_steps < SUCCESSION_BELOW:
+        few = self.programmed and self.n_steps < SUCCESSION_BELOW
+        if few and candidate.cause in GROUP_CAUSES:
             factor *= (self.n_steps + 1) / (self.n_steps + 2)
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
         factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
