@@ -58,10 +58,10 @@ def play(rec, clock, number, ops, step_ns):
     step.__exit__(None, None, None)
 
 
-def record_trace(trace, folder, ahead_ns=None, session="one"):
+def record_trace(trace, folder, ahead_ns=None, session="one", host="host"):
     """Every worker of a trace, as earlier versions recorded it: operations without programs.
 
-    Clocks are ahead by [dp, pp] ns.
+    Clocks are ahead by [dp, pp] ns. ``host`` may contain ``{rank}``.
     """
     ahead_ns = np.zeros(trace.rank.shape, dtype=np.int64) if ahead_ns is None else ahead_ns
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def record_trace(trace, folder, ahead_ns=None, session="one"):
             "dp_rank": int(dp),
             "pp_rank": int(pp),
             "session": session,
-            "host": "host",
+            "host": host.format(rank=rank),
             "pid": 1,
             "started_ns": BASE_NS + int(ahead),
             "clock": "HostClock",

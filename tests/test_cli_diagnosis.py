@@ -7,7 +7,9 @@ import pytest
 
 from paceline.cli.main import run
 from paceline.sources import parquet
+from paceline.sources.recording.places import recorded_places
 from paceline.synth import SlowWorker, SynthSpec, synthesize
+from recordings import record_trace
 
 SLOW = SynthSpec(dp=4, pp=4, microbatches=8, steps=4, slow_workers=(SlowWorker(3, 1, 1.5),))
 HEALTHY = SynthSpec(dp=4, pp=4, microbatches=8, steps=4)
@@ -61,6 +63,22 @@ def test_hosts_are_named(traces, tmp_path, capsys):
     hosts.write_text(f"rank,host,gpu\n0,node0,0\n{rank},node7,5\n")
     assert run(["diagnose", str(traces / "slow.parquet"), "--hosts", str(hosts)]) == 0
     assert "node7, GPU 5" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_recording_names_its_hosts(traces, tmp_path, capsys):
+    """A rank that stood elsewhere in another start has no host."""
+    slow = synthesize(SLOW)
+    record_trace(slow, tmp_path / "once", host="node{rank}")
+    assert run(["diagnose", str(tmp_path / "once")]) == 0
+    assert "worker dp 3, stage 1 is 1." in (out := capsys.readouterr().out)
+    assert "(node13)" in " ".join(out.split())
+    assert run(["analyze", str(tmp_path / "once")]) == 0
+    assert "(node13)" in " ".join(capsys.readouterr().out.split())
+    assert recorded_places(tmp_path / "once")[13] == ("node13", "")
+    record_trace(slow, tmp_path / "once", session="two", host="rack{rank}")
+    assert recorded_places(tmp_path / "once") == {}
+    (tmp_path / "once" / "rank-00013-0.blocks").write_bytes(b"half")
+    assert recorded_places(tmp_path / "once") == {13: ("rack13", "")}
 
 
 @pytest.mark.parametrize(

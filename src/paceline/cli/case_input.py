@@ -40,12 +40,16 @@ class CaseInput(NamedTuple):
         return cls(TraceInput.of(args, steps), args.layers, args.seqlens, args.hosts)
 
     def places(self, measured: Measured) -> dict[tuple[int, int], tuple[str, str]]:
-        """(dp, pp) -> (host, gpu), where the file of hosts says."""
+        """(dp, pp) -> (host, gpu), where the file of hosts says, or else the recording."""
         from paceline.sources.hosts import hosts_of_workers, read_hosts
+        from paceline.sources.recording.places import recorded_places
 
-        if self.hosts is None:
-            return {}
-        return hosts_of_workers(read_hosts(self.hosts), measured.rank)
+        if self.hosts is not None:
+            return hosts_of_workers(read_hosts(self.hosts), measured.rank)
+        path = self.trace.path
+        folders = [path] if isinstance(path, Path) else path
+        recorded = recorded_places(folders[0]) if len(folders) == 1 else {}
+        return hosts_of_workers(recorded, measured.rank)
 
     def case(self, options: Mapping[str, Any] | None = None) -> Case:
         """Read, analyse and diagnose; ``options`` are for remedies."""
@@ -134,7 +138,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hosts",
         metavar="FILE",
         type=Path,
-        help="where ranks run (CSV: rank, host, gpu), so that findings name machines",
+        help="where ranks run (CSV: rank, host, gpu), so that findings name machines; a recording "
+        "says it by itself",
     )
     group.add_argument(
         "--gpu-hour-cost",

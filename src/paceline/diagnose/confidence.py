@@ -19,8 +19,8 @@ from paceline.whatif import WhatIf
 #: A finding of few steps is trusted less: number of steps -> factor.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
-#: What n steps showed, another one shows with a chance of (n + 1) / (n + 2) (Laplace's rule of
-#: succession). Groups need it up to so many steps: whatever else uses a network or a host slows
+#: A pattern of all n steps is in the next one with a chance of (n + 1) / (n + 2) (Laplace's rule of
+#: succession). It lowers groups under this number of steps: others on a network or a host slow
 #: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
 #: transfers a step, and groups of whole passes are calibrated without.)
 SUCCESSION_BELOW = 10

@@ -20,6 +20,7 @@ from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.nics import nic_cause
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.peer_groups import peer_causes
+from paceline.diagnose.regimes import with_slower_part
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.sequences import fit_sequence_cost, matching
 from paceline.diagnose.shares import Savings
@@ -114,14 +115,18 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
     ideal = ideal_durations(durations)
     patterns = (
         stage_cause(durations, fit),
-        worker_cause(durations, fit, result.steps),
         sequence_cause(durations, fit),
         garbage_cause(durations, fit),
-        link_cause(durations, ideal) or nic_cause(durations, ideal),
         *group_causes(durations, ideal, result.steps),
-        *peer_causes(durations, ideal, result.steps),
     )
     candidates = [pattern for pattern in patterns if pattern is not None]
+    candidates += with_slower_part(
+        _of_hardware(durations, ideal, result.steps),
+        durations,
+        result.simulated_s,
+        result.steps,
+        lambda part, steps: _of_hardware(part, ideal_durations(part), steps),
+    )
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())
@@ -147,6 +152,18 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
             rest -= np.clip(gap - result.ideal_s * (result.lasting.slowdown - 1), 0.0, rest.clip(0))
         findings.append(judge.finding(UNEXPLAINED, rest, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0))
+
+
+def _of_hardware(
+    durations: Durations, ideal: Array, steps: npt.NDArray[np.int64]
+) -> list[Candidate]:
+    """Slow workers, links and peers."""
+    patterns = (
+        worker_cause(durations, fit_computes(durations), steps),
+        link_cause(durations, ideal) or nic_cause(durations, ideal),
+        *peer_causes(durations, ideal, steps),
+    )
+    return [pattern for pattern in patterns if pattern is not None]
 
 
 UNEXPLAINED = Candidate(

@@ -39,8 +39,8 @@ FEW_MEMBERS = 0.25
 
 MAX_LISTED = 256
 
-#: A group of several collectives a step is slow if noise puts so many of them above the usual time
-#: in under this share of jobs; of so many of them at most.
+#: A group of several collectives a step is slow if noise puts as many of them above the usual time
+#: in under this share of jobs. At most ``MAX_EACH`` of them are looked at.
 MAX_CHANCE_OF_EACH, MAX_EACH = 0.05, 64
 
 
@@ -153,7 +153,7 @@ def each_of(
     of_meeting: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
     own: npt.NDArray[np.int64],
 ) -> Callable[[], Array]:
-    """What gives ``Group.each`` of the members ``own`` of some collectives."""
+    """The function ``Group.each`` of the members ``own`` of some collectives."""
 
     def each() -> Array:
         few = of_meeting[:: -(-len(of_meeting) // MAX_EACH)]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
 from paceline.diagnose.slow_steps import with_worker
 from paceline.graph import Measured
 from paceline.trace import OpKind
@@ -24,10 +25,6 @@ MIN_DELAY_SHARE = 0.03
 
 #: A step is odd if it takes this multiple of the typical one; up to this share of the steps may be.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
-
-#: A trend or jump counts if it changes the step time by this share over the trace and chance would
-#: show it in one trace of a thousand.
-MIN_DRIFT_SHARE, MAX_CHANCE = 0.03, 0.001
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
@@ -82,9 +79,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     if len(times) < MIN_STEPS:
         return None
     shapes = [_trend(steps, times), _break(steps, times)]
-    shapes = [
-        s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= MIN_DRIFT_SHARE * times.mean()
-    ]
+    shapes = [s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= MIN_JUMP * times.mean()]
     if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
         return None
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
@@ -105,7 +100,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
             **shape.evidence,
             "change": change / start,
             "p_value": shape.p_value,
-            "threshold": MIN_DRIFT_SHARE,
+            "threshold": MIN_JUMP,
         },
     )
 
@@ -131,20 +126,12 @@ def _trend(steps: Array, times: Array) -> _Shape:
 
 
 def _break(steps: Array, times: Array) -> _Shape:
-    """One jump: its significance by Pettitt's test, its place by the least absolute error."""
-    n = len(times)
-    rank = np.argsort(np.argsort(times)) + 1
-    score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
-    p = min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
-    splits = [
-        np.repeat([np.median(times[:at]), np.median(times[at:])], [at, n - at])
-        for at in range(1, n)
-    ]
-    at = int(np.argmin([np.abs(times - split).sum() for split in splits])) + 1
-    fitted = splits[at - 1]
-    step = int(steps[at])
-    evidence = {"step": step, "test": "Pettitt"}
-    return _Shape("change-point", f"at step {step}", fitted, p, evidence)
+    """One jump: its place is that of the least absolute error."""
+    jump = find_jump(times)
+    fitted = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
+    step = int(steps[jump.at])
+    evidence = {"step": step, "test": jump.test}
+    return _Shape("change-point", f"at step {step}", fitted, jump.p_value, evidence)
 
 
 def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import blockfile
 from paceline.errors import TraceError
+from paceline.sources.recording.places import place_in_header
 
 #: Bytes of one file read at a time.
 _READ_BYTES = 16 << 20
@@ -132,9 +133,9 @@ class RecordingTail:
         if len(self._present) > _MOST_HOSTS:
             return {}
         return {
-            int(file.meta["rank"]): (str(file.meta["host"]), str(file.meta.get("gpu") or ""))
+            int(file.meta["rank"]): place
             for file in self._present
-            if file.meta.get("host")
+            if (place := place_in_header(file.meta)) is not None
         }
 
     def take_times(self) -> Iterator[tuple[str, int, list[tuple[int, float]]]]:

@@ -48,7 +48,7 @@ def step_doubts(durations: Durations) -> list[Warning]:
         return []
     steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
     text = (
-        f"only {steps} analysed: so few do not show how much steps differ. Variation that passes "
+        f"only {steps} analysed: they do not show how much steps differ. Variation that passes "
         f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more"
     )
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]

@@ -1,0 +1,166 @@
+"""Causes that begin or end within the trace: hardware is judged in the slower part of it alone.
+
+A worker that is slow in half of the steps differs so much between steps that no test over all of
+them names it. Where step times jump, the part behind (or before) the jump is a trace of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import robust
+from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.remove import Effect, Scaled
+from paceline.graph import Durations
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: A jump counts if it changes the step time by this share, if chance would show it in one trace of
+#: a thousand, and if as many steps lie on either side.
+MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
+
+_TINY_S = 1e-9
+
+#: The step axis of a factor of computes, of an excess, and of a factor of transfers.
+_FACTOR_AXIS, _EXCESS_AXIS, _SCALED_AXIS = 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Jump:
+    """One jump of step times.
+
+    Attributes:
+        at: index of the first step behind it.
+        before_s, after_s: median step times.
+        p_value: of no jump.
+        test: that says so: "Pettitt" by ranks; "Student" where the sides do not overlap, for a
+            dozen steps have too few ranks.
+    """
+
+    at: int
+    before_s: float
+    after_s: float
+    p_value: float
+    test: str
+
+
+def find_jump(times: Array) -> Jump:
+    """The likeliest jump in [step] times: its place is that of the least absolute error."""
+    n = len(times)
+    levels = [(np.median(times[:at]), np.median(times[at:])) for at in range(1, n)]
+    errors = [
+        np.abs(times[:at] - before).sum() + np.abs(times[at:] - after).sum()
+        for at, (before, after) in enumerate(levels, start=1)
+    ]
+    at = int(np.argmin(errors)) + 1
+    before, after = levels[at - 1]
+    logs = np.log(np.maximum(times, _TINY_S))  # slow steps are late by some factor
+    chance, test = _pettitt(times), "Pettitt"
+    if chance > MAX_CHANCE and (by_size := _student(logs[:at], logs[at:])) < chance:
+        chance, test = by_size, "Student"
+    return Jump(at, float(before), float(after), chance, test)
+
+
+def _pettitt(times: Array) -> float:
+    """Chance of such ranks without a jump (Pettitt 1979)."""
+    n = len(times)
+    rank = np.argsort(np.argsort(times)) + 1
+    score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
+    return min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
+
+
+def _student(before: Array, after: Array) -> float:
+    """Chance of sides so far apart, at the best of all places; 1 where they overlap or are few."""
+    low, high = sorted((before, after), key=lambda side: float(np.median(side)))
+    n = len(before) + len(after)
+    if low.max() >= high.min() or min(len(low), len(high)) < MIN_STEPS:
+        return 1.0
+    squares = sum(float(np.square(side - side.mean()).sum()) for side in (low, high))
+    error = math.sqrt(squares / (n - 2) * (1 / len(low) + 1 / len(high)))
+    t = np.array(float(high.mean() - low.mean()) / max(error, 1e-12))
+    return min(1.0, 2 * (n - 1) * float(robust.student_chance(t, n - 1)))
+
+
+def with_slower_part(
+    whole: Sequence[Candidate],
+    durations: Durations,
+    times: Array,
+    steps: Ints,
+    patterns: Callable[[Durations, Ints], Sequence[Candidate]],
+) -> list[Candidate]:
+    """Causes of hardware: as all steps show them, or as the slower part of the trace does.
+
+    The slower part counts where step times jump and the other part does not show the cause.
+
+    Args:
+        whole: what all steps show.
+        durations: as measured.
+        times: [step] simulated step times, seconds.
+        steps: [step] step numbers.
+        patterns: finds causes in the durations of some steps, given their numbers.
+    """
+    jump = _jump(times)
+    if jump is None:
+        return list(whole)
+    parts = [np.arange(jump.at), np.arange(jump.at, len(times))]
+    later = jump.after_s > jump.before_s
+    slower, faster = parts[later], parts[not later]
+    begun = patterns(durations.of_steps(slower), steps[slower])
+    if not begun:
+        return list(whole)
+    lasting = {found.cause for found in patterns(durations.of_steps(faster), steps[faster])}
+    begun = [found for found in begun if found.cause not in lasting]
+    word = "from step {} on" if later else "before step {}"
+    when = word.format(f"{steps[jump.at]:,}")
+    replaced = {found.cause for found in begun}
+    return [found for found in whole if found.cause not in replaced] + [
+        replace(
+            found,
+            text=f"{found.text} {when}",
+            evidence={**found.evidence, "steps": steps[slower].tolist()},
+            effect=_in_steps(found.effect, slower, len(times)),
+        )
+        for found in begun
+    ]
+
+
+def _jump(times: Array) -> Jump | None:
+    """The jump of [step] times; None where there is none that counts."""
+    if len(times) < 2 * MIN_STEPS:
+        return None
+    jump = find_jump(times)
+    large = abs(jump.after_s - jump.before_s) >= MIN_JUMP * jump.before_s
+    apart = MIN_STEPS <= jump.at <= len(times) - MIN_STEPS
+    return jump if large and apart and jump.p_value <= MAX_CHANCE else None
+
+
+def _in_steps(effect: Effect, index: Ints, n_steps: int) -> Effect:
+    """An effect on some steps, as one on all: the others are left as they are."""
+    factor, excess = (
+        None if arrays is None else tuple(_spread(array, index, n_steps, axis) for array in arrays)
+        for arrays, axis in ((effect.factor, _FACTOR_AXIS), (effect.excess, _EXCESS_AXIS))
+    )
+    scaled = tuple(
+        Scaled(
+            one.variant,
+            one.ops,
+            one.dp_index,
+            _spread(one.factor, index, n_steps, _SCALED_AXIS, fill=1.0),
+        )
+        for one in effect.scaled
+    )
+    return Effect(factor, excess, scaled)
+
+
+def _spread(array: Array, index: Ints, n_steps: int, axis: int, fill: float = 0.0) -> Array:
+    shape = list(array.shape)
+    shape[axis] = n_steps
+    whole = np.full(shape, fill)
+    np.moveaxis(whole, axis, 0)[index] = np.moveaxis(array, axis, 0)
+    return whole

@@ -1,0 +1,32 @@
+"""Where the ranks of a recorded run stand, as their processes said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline import blockfile
+
+
+def place_in_header(meta: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(host, GPU) in a file's header, "" for an unknown GPU; None where no host is named."""
+    host = meta.get("host")
+    return (str(host), str(meta.get("gpu") or "")) if host else None
+
+
+def recorded_places(folder: Path) -> dict[int, tuple[str, str]]:
+    """Rank -> (host, GPU); without ranks that stood elsewhere in another start of the job.
+
+    Headers that cannot be read tell of no place: reading the operations says what is wrong.
+    """
+    seen: dict[int, set[tuple[str, str]]] = {}
+    for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}")):
+        try:
+            meta = blockfile.read_header(path)
+        except (blockfile.BlockFileError, OSError):
+            continue
+        place, rank = place_in_header(meta), meta.get("rank")
+        if place is not None and isinstance(rank, int):
+            seen.setdefault(rank, set()).add(place)
+    return {rank: places.pop() for rank, places in seen.items() if len(places) == 1}
