@@ -23,12 +23,14 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case
+from paceline.trace import Job
+from paceline.trace.door import arrange
 from paceline.whatif import analyze
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from peer_jobs import even, runs, tokens
-from program_jobs import trace_of_runs
+from program_jobs import columns_of
 from sharded_jobs import BucketedJob, ShardedJob
 
 KINDS = {kind.name: kind for kind in REMEDIES}
@@ -93,6 +95,7 @@ def random_peers(seed):
     cause = rng.choice(sorted(PEER_REMEDIES))
     of_group = cause in ("gpu", "connection")
     dp, peers = (rng.choice((2, 4)), rng.choice((2, 4, 8))) if of_group else (4, 1)
+    dp, peers = (1, 4) if cause == "sequences" else (dp, peers)
     slow, factor = rng.randrange(dp * peers), rng.uniform(1.1, 2.0)
     times = rng.uniform(2.0, 6.0)
 
@@ -110,12 +113,17 @@ def random_peers(seed):
     return cause, with_it, runs(kind, even, **shape)
 
 
+def _context_job(cause):
+    """The degrees, where rows do not tell them: peers are tensor-parallel unless a job says so."""
+    return Job(1, 1, dsp_size=4, world_size=4) if cause == "sequences" else None
+
+
 def peer_promise(seed):
     """(remedy, its promise or None, seconds of the job now, of the job without the cause)."""
     cause, now, without = random_peers(seed)
     remedy = KINDS[PEER_REMEDIES[cause]]
     try:
-        promise = remedy.proposed(_case(trace_of_runs(now)))
+        promise = remedy.proposed(_case(arrange(columns_of(now), _context_job(cause))))
     except NotApplicableError:
         promise = None
     now_s, true_s = (float(np.mean([run.step_s for run in some])) for some in (now, without))
