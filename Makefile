@@ -12,7 +12,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, 3 * len(os.sched_getaff
 
 GATE := BIN=$(BIN) WORKERS=$(WORKERS) bash tests/gate.sh
 
-.PHONY: native demo docs packages test services quick stress install clean lint types
+.PHONY: integrations native demo docs packages test services quick stress install clean lint types
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -52,6 +52,20 @@ test: $(VENV)/installed-dev  ## all that needs nothing but Python
 
 services: $(VENV)/installed-dev  ## the tests that need a browser or a PostgreSQL
 	@$(GATE) services
+
+TRAINERS := .venv-trainers
+TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --disable-pip-version-check
+
+integrations:  ## the trainers themselves on two gloo ranks, in an environment of their own (docs/integrations.md)
+	$(PYTHON) -m venv $(TRAINERS)
+	@$(TRAINERS_PIP) $(TORCH) 2>/dev/null || $(TRAINERS_PIP) --extra-index-url $(TORCH_INDEX) $(TORCH)
+	echo '$(TORCH)' > $(TRAINERS)/constraints.txt
+	$(TRAINERS_PIP) --editable '.[dev,test-integrations]'
+	for package in 'torchtitan triton' mosaicml megatron-core; do \
+	  $(TRAINERS_PIP) -c $(TRAINERS)/constraints.txt $$package || exit 1; done
+	$(TRAINERS)/bin/python -m pip uninstall --yes torchvision  # mosaicml's is for CUDA: no trainer imports beside it
+	$(TRAINERS_PIP) --editable '.[test-integrations]'  # behind mosaicml, which brings an older transformers
+	$(TRAINERS)/bin/python -m pytest -q tests/test_integrations.py tests/test_integrations_steps.py
 
 docs: $(VENV)/installed-dev  ## the site of docs/, in docs/_build/html
 	@$(GATE) docs

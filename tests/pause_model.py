@@ -2,7 +2,8 @@
 
 Ranks issue plans of collectives, at most one plan ahead of the slowest. A rank's helper reads any
 version of the control file that is newer than its last; the asker decides by any version of each
-slot: that is a slow file system. Deadlines and deaths come whenever they are allowed at all.
+slot: that is a slow file system. While it asks, it may not see some slots at all, and takes those
+that it decides by for the job. Deadlines and deaths come whenever they are allowed at all.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
+from paceline.pause import asker
+from paceline.pause.records import Member, Slot
 from paceline.pause.rules import Phase, Place, State, judge, stop_number, undisturbed
 
 ENDED = ("missed", "left")
+#: Identity of the communicator of all ranks; that of a group is its number.
+WORLD = 99
 
 
 class Rank(NamedTuple):
@@ -26,29 +32,63 @@ class Rank(NamedTuple):
     stopped_at: int  # collectives issued when it stopped; 0 = never
     stops: int
     slot: tuple[Place, ...]  # all its versions
+    group: int = 0  # of a smaller communicator that it is in; 0 = none
+    asked: bool = True  # the asker's decision counts it in
 
 
 class World(NamedTuple):
     ranks: tuple[Rank, ...]
-    control: tuple[tuple[Phase, int], ...]
+    control: tuple[tuple[Phase, int, int], ...]  # phase, number, communicator
     asker: bool
     moved: bool  # a rank left or died between held and go
 
 
 @cache
-def decide(
-    phase: Phase, slots: tuple[tuple[Place, ...], ...], margin: int
-) -> set[tuple[Phase, int]]:
-    """All that the asker may do, by whichever version of each slot it reads."""
-    if phase != "ask":
-        return {(judge(phase, places), 0) for places in product(*slots)}
-    decisions: set[tuple[Phase, int]] = set()
-    for places in product(*slots):
-        if all(place.state == "published" for place in places):
-            decisions.add(("stop", stop_number([place.number for place in places], margin)))
-        else:
-            decisions.add(("cancel", 0))
-    return decisions
+def decide(phase: Phase, slots: tuple[tuple[Place, ...], ...]) -> set[Phase]:
+    """All that the asker may say after it has asked, by whichever version of each slot it reads."""
+    return {judge(phase, places) for places in product(*slots)}
+
+
+class Stop(NamedTuple):
+    """A decision: the places of the ranks that it counts in, the number, the communicator."""
+
+    places: tuple[int, ...]
+    number: int
+    communicator: int
+
+
+@cache
+def choose(
+    slots: tuple[tuple[Place, ...], ...],
+    groups: tuple[int, ...],
+    told: tuple[bool, int],
+    margin: int,
+) -> tuple[set[Stop], bool]:
+    """Where the asker may stop the job, by whichever slots it sees; and whether it may give up.
+
+    ``told``: whether there is a communicator of all ranks, and the ranks that the launcher names.
+    """
+    stops, ends = set(), False
+    for seen in product(*((None, *versions) for versions in slots)):
+        at = [i for i, place in enumerate(seen) if place is not None]
+        ends |= any(seen[i].state != "published" for i in at)
+        records = [_slot(i, seen[i], groups, told) for i in at]
+        chosen = asker.common_communicator(records)
+        if chosen is not None:
+            counts = [record.communicators[chosen].count for record in records]
+            stops.add(Stop(tuple(at), stop_number(counts, margin), chosen))
+    return stops, ends
+
+
+def _slot(i: int, place: Place, groups: tuple[int, ...], told: tuple[bool, int]) -> Slot:
+    """The record of a rank; all its communicators have queued as much."""
+    mine = [k for k, group in enumerate(groups) if group == groups[i]]
+    known = {}
+    if told[0]:
+        known[WORLD] = Member(i, len(groups), place.number)
+    if groups[i]:
+        known[groups[i]] = Member(mine.index(i), len(mine), place.number)
+    return Slot(Path(str(i)), 1, place, "", i, i, 1.0, "", 0.0, known, 1, told[1])
 
 
 @dataclass(frozen=True)
@@ -61,6 +101,9 @@ class Model:
         killed: ranks that may die.
         asker_dies, deadlines: whether they may.
         blind: a thread may pass the number without a look at what its helper has set.
+        groups: of each rank, the smaller communicator that it is in; 0 = none; empty = all none.
+        world: whether there is a communicator of all ranks already.
+        named: the ranks that the launcher names (WORLD_SIZE); 0 = none.
     """
 
     ranks: int = 3
@@ -70,10 +113,14 @@ class Model:
     asker_dies: bool = True
     deadlines: bool = True
     blind: bool = True
+    groups: tuple[int, ...] = ()
+    world: bool = True
+    named: int = 0
 
     def first(self) -> World:
-        rank = Rank(True, 0, "idle", 0, 0, 0, ())
-        return World((rank,) * self.ranks, (("ask", 0),), True, False)
+        groups = sorted(self.groups or (0,) * self.ranks)
+        ranks = tuple(Rank(True, 0, "idle", 0, 0, 0, (), group) for group in groups)
+        return World(ranks, (("ask", 0, 0),), True, False)
 
     def issued(self, rank: Rank) -> int:
         return sum(self.plans[: rank.plans])
@@ -114,7 +161,7 @@ class Model:
         if rank.helper != "armed" or self.blind:
             yield issued
         if rank.helper == "armed":
-            number = next(n for phase, n in world.control if phase == "stop")
+            number = next(n for phase, n, _ in world.control if phase == "stop")
             after = self.issued(issued)
             if before < number <= after:
                 stopped = issued._replace(stopped_at=after, stops=rank.stops + 1)
@@ -124,8 +171,10 @@ class Model:
             elif not self.blind:
                 yield issued
 
-    def _read(self, rank: Rank, version: int, phase: Phase, number: int) -> Rank:
+    def _read(self, rank: Rank, version: int, phase: Phase, number: int, communicator: int) -> Rank:
         rank = rank._replace(read=version)
+        if phase == "stop" and communicator not in (WORLD, rank.group):
+            return self._to(rank, "left", reason="no such communicator")
         if phase == "ask" and rank.helper == "idle":
             return self._to(rank, "published", number=self.issued(rank))
         if phase == "stop" and rank.helper == "published":
@@ -152,18 +201,34 @@ class Model:
             yield self._say(world, "cancel")
         if phase == "held":
             yield self._say(world, "go")
-        decisions = decide(phase, tuple(rank.slot for rank in world.ranks), self.margin)
-        for then, number in decisions:
+        if phase == "ask":
+            yield from self._choose(world)
+            return
+        for then in decide(phase, tuple(rank.slot for rank in world.ranks if rank.asked)):
             if then != phase:
-                yield self._say(world, then, number)
+                yield self._say(world, then)
 
-    def _say(self, world: World, phase: Phase, number: int = 0) -> World:
-        return world._replace(control=(*world.control, (phase, number)))
+    def _choose(self, world: World) -> Iterator[World]:
+        slots = tuple(rank.slot for rank in world.ranks)
+        groups = tuple(rank.group for rank in world.ranks)
+        stops, ends = choose(slots, groups, (self.world, self.named), self.margin)
+        if ends:
+            yield self._say(world, "cancel")
+        for stop in stops:
+            ranks = tuple(
+                rank._replace(asked=i in stop.places) for i, rank in enumerate(world.ranks)
+            )
+            then = world._replace(ranks=tuple(sorted(ranks)))
+            yield self._say(then, "stop", stop.number, stop.communicator)
+
+    def _say(self, world: World, phase: Phase, number: int = 0, communicator: int = 0) -> World:
+        return world._replace(control=(*world.control, (phase, number, communicator)))
 
     def clean(self, world: World) -> bool:
         """What the asker says at the end, if it reads the last version of each slot."""
-        last = [rank.slot[-1] for rank in world.ranks if rank.slot]
-        return len(last) == self.ranks and undisturbed(last)
+        asked = [rank for rank in world.ranks if rank.asked]
+        last = [rank.slot[-1] for rank in asked if rank.slot]
+        return len(last) == len(asked) and undisturbed(last)
 
     # What must hold.
 
@@ -174,7 +239,7 @@ class Model:
         ends = {sum(self.plans[:n]) for n in range(len(self.plans) + 1)}
         assert stopped <= ends, "a rank stopped inside a plan"
         assert all(rank.stops <= 1 for rank in world.ranks), "a rank stopped twice"
-        phases = [phase for phase, _ in world.control]
+        phases = [phase for phase, _, _ in world.control]
         assert phases.count("stop") <= 1, "two decisions"
         if "held" in phases:
             assert all(rank.stopped_at for rank in world.ranks), "held, and a rank never stopped"

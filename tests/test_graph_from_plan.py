@@ -8,7 +8,8 @@ import pytest
 
 from paceline.graph.from_plan import from_plan
 from paceline.graph.schedules import SCHEDULES
-from paceline.model.costs import PARTS, PlanCosts
+from paceline.model.costs import PlanCosts
+from paceline.model.layer_costs import PARTS
 from paceline.model.plan import Plan
 from paceline.plan.step import step_time_s
 from paceline.simulate import timeline

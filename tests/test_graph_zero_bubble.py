@@ -17,7 +17,8 @@ from paceline.graph.zero_bubble import (
     zb_h1,
     zbv,
 )
-from paceline.model.costs import PARTS, PlanCosts
+from paceline.model.costs import PlanCosts
+from paceline.model.layer_costs import PARTS
 from paceline.model.plan import Plan
 from paceline.plan.step import step_time_s
 from paceline.simulate import timeline

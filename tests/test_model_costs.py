@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.model import costs
+from paceline.model import layer_costs
 from paceline.model.blocks import MoE
 from paceline.model.cluster import Cluster, Gpu, Network, Node
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import gemm_shape_efficiency, roofline
-from paceline.model.costs import PARTS, CostModel
+from paceline.model.costs import CostModel
 from paceline.model.efficiency import Efficiency
+from paceline.model.layer_costs import PARTS
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory import place_parameters
@@ -124,7 +125,7 @@ def test_collectives_are_exposed():
 def test_collectives_of_few_tokens_do_not_hide(monkeypatch):
     """Of 1.28 s a quarter hides where the microbatch has a quarter of the tokens that it takes."""
     overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
-    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 4 * overlapped.micro_batch * GPT.seq_len)
+    monkeypatch.setattr(layer_costs, "TP_OVERLAP_TOKENS", 4 * overlapped.micro_batch * GPT.seq_len)
     parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
     assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 * (0.75 + OVERLAP * 0.25))
 
@@ -142,7 +143,7 @@ def test_a_share_of_data_parallel_traffic_hides_whatever_the_room():
 
 def test_collectives_hide_behind_the_products_that_there_are(monkeypatch):
     """Four of 1.28 s behind 4 products of 1 s: 4 s are hidden, of which a quarter comes back."""
-    monkeypatch.setattr(costs, "TP_OVERLAP_TOKENS", 1)
+    monkeypatch.setattr(layer_costs, "TP_OVERLAP_TOKENS", 1)
     overlapped = plan(tp=2, sequence_parallel=True, overlap_tp=True)
     parts, _ = model(cost=gemms).layer(layer_kind(GPT, 0), overlapped)
     assert seconds(parts[0])["tp"] == pytest.approx(4 * 1.28 - 4 + OVERLAP * 4)

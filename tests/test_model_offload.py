@@ -12,7 +12,8 @@ import pytest
 from paceline.errors import ModelError, PlanError
 from paceline.model.activations import layer_activations
 from paceline.model.cluster_presets import cluster_preset
-from paceline.model.costs import HOST_SHARE, CostModel
+from paceline.model.costs import CostModel
+from paceline.model.layer_costs import HOST_SHARE
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import stage_memory
 from paceline.model.operators import layer_kind

@@ -11,6 +11,7 @@ import struct
 import numpy as np
 import pytest
 
+import requires
 from paceline import synthesize
 from paceline.blockfile import block, file_header
 from paceline.cli.main import run
@@ -211,6 +212,16 @@ def test_sends_meet_recvs_only_where_the_files_go_back_to_the_first(folder):
     rotated = timed_calls(*read_folder(folder))
     assert rotated.groups == ("0x7",)
     assert any("left out" in note for note in rotated.notes)
+
+
+def test_a_picture_is_written_and_not_replaced_unasked(folder, tmp_path, capsys):
+    requires.installed("matplotlib")
+    path = tmp_path / "waits.svg"
+    assert run(["nccl", "waits", str(folder), "--plot", str(path)]) == 0
+    assert path.read_bytes()[:5] == b"<?xml"
+    assert run(["nccl", "waits", str(folder), "--plot", str(path)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert run(["nccl", "waits", str(folder), "--plot", str(path), "--force"]) == 0
 
 
 def test_a_folder_without_the_plugins_files_is_refused(tmp_path, capsys):

@@ -10,6 +10,7 @@ from paceline.networks.saved import saved_bytes
 from paceline.networks.split_memory import OF_SAMPLES, paging, step_memory
 from paceline.networks.strategy import Strategy
 from paceline.networks.traffic import crossing
+from paceline.units import GIB
 
 
 def two_convolutions():
@@ -160,8 +161,8 @@ def test_one_gpu_holds_what_the_whole_network_does():
 
 
 def test_what_does_not_fit_says_by_how_much_and_because_of_what():
-    assert paging({"activations": 15e9, "weights": 1e9}, 16e9) == ""
-    told = paging({"activations": 18e9, "weights": 1e9}, 16e9)
+    assert paging({"activations": 15 * GIB, "weights": GIB}, 16 * GIB) == ""
+    told = paging({"activations": 18 * GIB, "weights": GIB}, 16 * GIB)
     assert told == (
-        "fits memory only by paging: 19.0 GB a GPU, 3.0 GB too much; 18.0 GB are activations"
+        "fits memory only by paging: 19.0 GiB a GPU, 3.0 GiB too much; 18.0 GiB are activations"
     )

@@ -91,7 +91,7 @@ def test_the_search_says_why_not_data_parallelism():
     result = search_networks(network, CLUSTER, [8, 32], global_batch=8)
     assert result.fastest.strategy.is_spatial
     assert result.why_not_data.startswith("why not data parallelism: data: ")
-    assert "GB of 17.2 GB" in result.why_not_data
+    assert "GiB of 16.0 GiB" in result.why_not_data
     assert result.fastest.limits == ()
 
 

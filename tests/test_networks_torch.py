@@ -315,3 +315,34 @@ def test_sync_batchnorm_sends_what_torch_sends(monkeypatch):
     strategy = Strategy(name="data", gpus=2, global_batch=4, sync_batchnorm=True)
     norms = [t for t in traffic(build.finish(), strategy) if t.what == "norm"]
     assert [(t.pattern, t.phase, t.elements) for t in norms] == sent
+
+
+class _Sequences(nn.Module):
+    """torch's encoder-decoder between tables of words, as T5 has its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(100, 32), nn.Linear(32, 100, bias=False)
+        self.layers = nn.Transformer(32, 4, 2, 3, dim_feedforward=64, batch_first=True)
+
+    def forward(self, source, target):
+        return self.head(self.layers(self.words(source.long()), self.words(target.long())))
+
+
+def test_an_encoder_decoder_is_read_with_its_cross_attention():
+    with torch.device("meta"):
+        module, inputs = _Sequences(), (torch.empty(2, 24), torch.empty(2, 10))
+    network = read_network(module, inputs)
+    assert network.parameters == sum(p.numel() for p in module.parameters())
+    with FlopCounterMode(display=False) as counted:
+        out = module(*inputs)
+    assert 2 * network.flops == counted.get_total_flops()
+    with FlopCounterMode(display=False) as counted:
+        out.sum().backward()
+    backward = sum(layer.grad_input_flops + layer.grad_weight_flops for layer in network.layers)
+    assert 2 * backward == counted.get_total_flops()
+    # Of two encoder and three decoder layers, the latter with two attentions each.
+    assert sum(layer.kind == "softmax" for layer in network.layers) == 2 + 2 * 3
+    # Each decoder layer reads what the encoder's last norm gives.
+    last = next(i for i, x in enumerate(network.layers) if x.name == "layers.encoder.norm")
+    assert len(network.readers[last]) == 3

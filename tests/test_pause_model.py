@@ -47,6 +47,36 @@ def test_a_margin_that_no_rank_reaches_holds_nobody() -> None:
     assert found.held == 0
 
 
+#: Ranks 0 and 1 are all ranks of a smaller communicator; rank 2 is in that of all only.
+GROUPED = {**CALM, "plans": (1, 2), "groups": (1, 1, 0)}
+
+
+def test_slots_that_come_one_after_the_other_and_smaller_groups() -> None:
+    found = search(Model(**GROUPED))
+    assert found.undisturbed
+    assert found.missed
+    assert search(Model(**{**GROUPED, "killed": 1, "deadlines": True})).held
+
+
+def test_an_asker_that_takes_a_group_for_the_job_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It once did, where the slots of a group's ranks came first."""
+    monkeypatch.setattr(pause_model.asker, "_largest", lambda slots: 0)
+    pause_model.choose.cache_clear()
+    with pytest.raises(AssertionError, match="a rank never stopped"):
+        search(Model(**GROUPED))
+    pause_model.choose.cache_clear()
+
+
+def test_before_there_is_a_communicator_of_all_the_launchers_number_of_ranks_counts() -> None:
+    """Without it, nothing says that two groups of two are one job of four."""
+    early = {**CALM, "plans": (1, 2), "ranks": 3, "groups": (1, 1, 2), "world": False}
+    assert search(Model(**early, named=3)).held == 0
+    with pytest.raises(AssertionError, match="a rank never stopped"):
+        search(Model(**early))
+
+
 class StopsLater(Model):
     """A rank that saw the number too late stops at the next plan instead."""
 

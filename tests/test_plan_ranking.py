@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.errors import ModelError
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan
-from paceline.plan.ranking import rank
+from paceline.plan.fit_quality import FitQuality, enough_runs
+from paceline.plan.ranking import Ranking, rank
+from paceline.plan.runs import Run
 
 GPT = llm_preset("gpt3-1.3b")
 PLANS = [Plan(tp=tp, dp=8 // tp, global_batch=64) for tp in (1, 2, 4, 8)]
@@ -41,3 +44,24 @@ def test_other_gpus_batches_and_models_are_no_rivals():
     assert rank(jobs(PLANS[0], larger, batch), [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) is None
     others = [(GPT, PLANS[0]), (llm_preset("gpt3-2.7b"), PLANS[1])]
     assert rank(others, [1.0, 2.0], [2.0, 1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [(None, ""), (6, ""), (5, "orders 5 of 9 pairs of plans that were left out, the preset 6")],
+)
+def test_a_fit_that_orders_worse_than_the_preset_says_so(left_out, words):
+    before = Ranking(1, 9, 6, 0.0, 0.0)
+    after = None if left_out is None else before._replace(right=left_out)
+    quality = FitQuality(None, {}, None, {"before": before, "left_out": after})
+    assert quality.ranking_warning.startswith(words)
+    assert bool(quality.ranking_warning) == bool(words)
+
+
+def test_runs_of_gpus_with_too_few_are_counted():
+    runs = [Run(GPT, PLANS[0], "a100-80g", 1.0, line) for line in range(8)]
+    runs += [Run(GPT, PLANS[0], "h100", 1.0, line) for line in range(2)]
+    enough, few = enough_runs(runs)
+    assert ({name: len(x) for name, x in enough.items()}, few) == ({"a100-80g": 8}, {"h100": 2})
+    with pytest.raises(ModelError, match=r"fewer than 8 runs of each GPU \(h100 2\)"):
+        enough_runs(runs[8:])

@@ -315,7 +315,7 @@ def test_nothing_legal_and_nothing_that_fits() -> None:
         search(SMALL, A100, 7, 64, max_pp=1)
     with pytest.raises(PlanError, match="no combination of degrees within the limits"):
         search(SMALL, A100, 1024, 64, max_dp=1)
-    with pytest.raises(PlanError, match=r"none of .* needs .* GB; \d+ GPUs would do \(tp8"):
+    with pytest.raises(PlanError, match=r"none of .* needs .* GiB; \d+ GPUs would do \(tp8"):
         search(llm_preset("gpt3-175b"), A100, 8, 64)
     with pytest.raises(ModelError, match="has no fp8"):
         search(SMALL, A100, 8, 64, precision="fp8")

@@ -8,6 +8,7 @@ import pytest
 
 import requires
 from paceline import plot
+from paceline.detect.waits import Wait, WaitGraph
 from paceline.diagnose import diagnose, waterfall
 from paceline.errors import PacelineError
 from paceline.graph import from_trace
@@ -79,13 +80,46 @@ def test_memory_over_a_step_is_drawn_to_its_peak_and_written(pyplot, tmp_path):
     curve = memory_curve(prediction)
     ax = plot.memory(curve, 80e9)
     assert [text.get_text() for text in ax.texts] == [
-        f"peak {max(prediction.memory_bytes) / 1e9:.1f} GB"
+        f"peak {max(prediction.memory_bytes) / 2**30:.1f} GiB"
     ]
     top = max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths())
-    assert top == pytest.approx(max(prediction.memory_bytes) / 1e9)
+    assert top == pytest.approx(max(prediction.memory_bytes) / 2**30)
     path = tmp_path / "memory.svg"
     with path.open("wb") as file:
         plot.figure_writer(ax, path)(file)
     assert b"<svg" in path.read_bytes()
     with pytest.raises(PacelineError, match=r"\.svg, \.png or \.pdf"):
         plot.figure_writer(ax, tmp_path / "memory.txt3")
+
+
+def graph_of_waits(n):
+    """All wait 2 s in 10 s for rank 3, and rank 0 waits 1 s for rank 1."""
+    found = [Wait(rank, 3, 2.0, 4) for rank in range(n) if rank != 3]
+    return WaitGraph(
+        tuple(range(n)), 10.0, 4, (*found, Wait(0, 1, 1.0, 4)), {3: 2.0 * (n - 1), 1: 1.0}, (),
+        "exact", (),
+    )  # fmt: skip
+
+
+def test_waits_of_few_ranks_have_a_row_each(pyplot):
+    ax = plot.waits(graph_of_waits(4), dict.fromkeys(range(4), "a"))
+    share = np.asarray(ax.images[0].get_array())
+    assert share[:, 3].tolist() == [0.2, 0.2, 0.2, 0.0]
+    assert share[0, 1] == pytest.approx(0.1)
+    assert "rank 3 (6 s), rank 1 (1 s)" in ax.get_title()
+
+
+@pytest.mark.parametrize(("per_host", "unit", "first"), [(32, "host", "h0"), (8, "ranks", "0-15")])
+def test_waits_of_a_thousand_ranks_stay_readable(pyplot, per_host, unit, first):
+    n = 1024
+    ax = plot.waits(graph_of_waits(n), {rank: f"h{rank // per_host}" for rank in range(n)})
+    share = np.asarray(ax.images[0].get_array())
+    assert len(share) <= 64
+    assert share[1:, 0] == pytest.approx(0.2)
+    members = n // len(share)
+    assert share[0, 0] == pytest.approx((0.2 * (members - 1) + 0.1) / members)
+    assert ax.get_xlabel() == f"waited for ({unit})"
+    assert ax.get_xticklabels()[0].get_text() == first
+    assert len(ax.get_xticklabels()) <= 16
+    assert "rank 3 (2,046 s)" in ax.get_title()
+    assert "rank 1 " not in ax.get_title()

@@ -22,19 +22,24 @@ import requires
 import test_sources_chakra
 import test_sources_flight_recorder
 import test_sources_nccl_inspector
+import test_sources_nccl_metrics
 import test_sources_torchcomms
 import test_telemetry
+import test_timer_logs
 from gpu_profiles import fsdp_step, job
 from import_files import PROFILED, ProfileWriter, make_trace, timelines
 from jobs import Spec, make_rows
 from nsight_files import two_processes
 from otlp_spans import WITH_SPANS, requests_of
 from paceline.detect.gpu_health import gpu_health
+from paceline.detect.host_times import report_times
+from paceline.detect.mean_waits import mean_waits
 from paceline.detect.not_arrived import not_arrived
 from paceline.errors import PacelineError
 from paceline.ranks import rank_report
-from paceline.sources import importers, kineto, load, nccl_ras, otlp, parquet
+from paceline.sources import importers, kineto, load, nccl_metrics, nccl_ras, otlp, parquet
 from paceline.sources.call_logs.files import load_call_log
+from paceline.sources.host_times import load_host_times
 from paceline.sources.hosts import read_hosts
 from paceline.sources.job_file import read_job
 from paceline.sources.otlp import protobuf_encoding
@@ -205,6 +210,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda paths: otlp.check_request(protobuf_encoding.decode(paths[0].read_bytes(), "a"), "a"),
     ),
     "nccl inspector": (inspector, load_call_log),
+    "nccl inspector's means": (
+        lambda folder: test_sources_nccl_metrics.four(folder, 62, 100, 101, 102),
+        lambda paths: mean_waits(nccl_metrics.read(paths)[0]).to_mapping(),
+    ),
     "telemetry of xpu_timer": (
         lambda folder: [test_telemetry.xpu_timer_json(folder / "a.json")],
         lambda paths: gpu_health(load_telemetry(paths)),
@@ -214,6 +223,16 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[list[Path]], ob
         lambda paths: gpu_health(load_telemetry(paths)),
     ),
     "torchcomms' clog": (test_sources_torchcomms.job, load_call_log),
+    "torchcomms' flight recorder": (
+        lambda folder: [test_sources_torchcomms.flight_recorder_dump(folder)],
+        load_call_log,
+    ),
+    "timers in logs": (
+        lambda folder: [
+            write(folder / "train.log", test_timer_logs.iteration(10, 1000).encode() * 3)
+        ],
+        lambda paths: report_times(load_host_times(paths)),
+    ),
     "nccl ras": (
         lambda folder: [
             saved(

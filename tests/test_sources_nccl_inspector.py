@@ -173,17 +173,6 @@ def test_a_status_of_ras_is_refused_by_name(tmp_path):
         load_call_log([path])
 
 
-def test_output_for_prometheus_is_refused_by_name(tmp_path):
-    path = tmp_path / "nccl_inspector_metrics_GPU-1.prom"
-    path.write_text(
-        'nccl_bus_bandwidth_gbs{version="v5.1",slurm_job_id="unknown",node="n1",gpu="GPU0",'
-        'comm_name="DP",n_nodes="1",nranks="4",collective="AllReduce",message_size="4-5GB",'
-        'algo_proto="Ring_ll"} 678.263\n'
-    )
-    with pytest.raises(TraceError, match=r"output for Prometheus.*NCCL_INSPECTOR_PROM_DUMP=0"):
-        load_call_log([path])
-
-
 def test_marks_of_dumps_are_no_calls(tmp_path):
     """As ``inspector_json.cc`` after 2.30.7 writes them (v4.2), ahead of each batch."""
     logs = {0: [line(0, n, 1000 * n) for n in range(3)]}

@@ -127,7 +127,7 @@ def test_no_trace_is_made_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is a log of torchcomms" in capsys.readouterr().err
 
 
-def test_its_flight_recorder_s_json(tmp_path: Path) -> None:
+def flight_recorder_dump(folder: Path) -> Path:
     """As ``FlightRecorder::dump_json`` (59426ba) writes it: keys sorted, without spaces."""
     entry = {
         "collective_seq_id": 0,
@@ -152,7 +152,11 @@ def test_its_flight_recorder_s_json(tmp_path: Path) -> None:
     entries = [{**entry, "record_id": n, "time_created_ns": 10**18 + n * 10**6} for n in range(3)]
     document = {"comm_lib_version": "", "entries": entries, "pg_config": {}, "pg_status": {}}
     text = json.dumps({**document, "version": "2.10"}, sort_keys=True, separators=(",", ":"))
-    log, _ = load_call_log([written(tmp_path / "torchcomm_fr_trace_3", text)])
+    return written(folder / "torchcomm_fr_trace_3", text)
+
+
+def test_its_flight_recorder_s_json(tmp_path: Path) -> None:
+    log, _ = load_call_log([flight_recorder_dump(tmp_path)])
     assert log.rank.tolist() == [3] * 3
     assert log.ops == ("all_reduce",)
     assert log.size.tolist() == [8] * 3

@@ -105,6 +105,18 @@ def test_collectives_of_a_folder(tmp_path: Path) -> None:
     assert "1 sends and recvs of rank 1 are left out: they name no peer" in notes
 
 
+def test_what_the_tool_merges_is_left_out_of_a_folder_and_refused_alone(tmp_path: Path) -> None:
+    for rank, late_us in enumerate((0, 300)):
+        collectives(tmp_path, rank, late_us)
+    merged = tmp_path / "trace_dp2.bin"
+    merged.write_bytes(b"\n\x04\x52\x02\x08\x01")
+    assert load_call_log([tmp_path])[0].rank.tolist() == [0, 0, 0, 1, 1, 1]
+    assert run(["ranks", str(tmp_path)]) == 0
+    for read in (rank_report, lambda path: load_call_log([path])):
+        with pytest.raises(TraceError, match=r"merged for Perfetto.*give those \(\*.timeline\)"):
+            read(merged)
+
+
 def test_a_timeline_without_collectives(tmp_path: Path) -> None:
     path = write(tmp_path, kernel(0, 0, 5, launch_us=0))
     with pytest.raises(TraceError, match="has no collectives"):

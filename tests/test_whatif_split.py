@@ -8,7 +8,8 @@ import paceline
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.graph.from_plan import from_plan
-from paceline.model.costs import PARTS, PlanCosts
+from paceline.model.costs import PlanCosts
+from paceline.model.layer_costs import PARTS
 from paceline.model.plan import Plan
 from paceline.simulate import timeline
 from paceline.sources.parquet import write

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import PacelineError
+from paceline.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
 
+    from paceline.detect.waits import WaitGraph
     from paceline.diagnose import Waterfall
     from paceline.files import Writer
     from paceline.plan.memory_curve import MemoryCurve
     from paceline.whatif import WhatIf
 
-__all__ = ["cdf", "figure_writer", "heatmap", "kinds", "memory", "step_times", "waterfall"]
+__all__ = ["cdf", "figure_writer", "heatmap", "kinds", "memory", "step_times", "waits", "waterfall"]
 
 #: The scale never ends below this, or noise would look like fire in a healthy job.
 MIN_TOP = 1.1
@@ -130,18 +132,76 @@ def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) ->
     from paceline.model.memory_peak import PARTS
 
     edges = np.append(curve.start_s, curve.end_s)
-    filled = np.repeat(curve.bytes, 2, axis=1) / 1e9
+    filled = np.repeat(curve.bytes, 2, axis=1) / GIB
     ax.stackplot(np.repeat(edges, 2)[1:-1], filled, labels=PARTS, linewidth=0)
-    ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=0.8)
-    total = curve.bytes.sum(axis=0)[curve.peak] / 1e9
+    ax.axhline(capacity_bytes / GIB, color="black", linestyle="--", linewidth=0.8)
+    total = curve.bytes.sum(axis=0)[curve.peak] / GIB
     ax.annotate(
-        f"peak {total:.1f} GB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
+        f"peak {total:.1f} GiB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
     )
-    ax.set(xlabel="seconds", ylabel="GB", title=f"Memory of stage {curve.stage} over a step")
-    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / 1e9, total)))
+    ax.set(xlabel="seconds", ylabel="GiB", title=f"Memory of stage {curve.stage} over a step")
+    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / GIB, total)))
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
+
+
+#: Rows of :func:`waits` that can be told apart; names that its title has room for.
+_MOST_ROWS, _MOST_NAMED = 64, 3
+#: A rank is named there from this share of what others waited for the first one.
+_NAMED_SHARE = 0.1
+
+
+def waits(graph: WaitGraph, hosts: Mapping[int, str], ax: Axes | None = None) -> Axes:
+    """Waits of ranks (down) for others (across), as a share of the time, of a rank on average.
+
+    Ranks have a row each up to 64; more are grouped by host, and more hosts than that by equal
+    numbers of ranks. The ranks that were waited for most are named in any case.
+
+    Args:
+        graph: the waits.
+        hosts: rank -> its host.
+        ax: where to draw.
+
+    Raises:
+        PacelineError: Matplotlib is not installed.
+    """
+    ax = _axes(ax)
+    unit, names, row_of = _rows_of_waits(graph.ranks, hosts)
+    share = np.zeros((len(names), len(names)))
+    for wait in graph.waits:
+        share[row_of[wait.waits], row_of[wait.late]] += wait.seconds
+    members = np.bincount([row_of[rank] for rank in graph.ranks], minlength=len(names))
+    share /= members[:, None] * (graph.seconds or 1.0)
+    image = ax.imshow(share, cmap="inferno_r", vmin=0.0, vmax=max(share.max(), 1e-3))
+    ax.figure.colorbar(image, ax=ax, label="share of the time", format="{x:.0%}")
+    at = np.arange(0, len(names), -(-len(names) // 16))
+    long = max(map(len, names)) > 4
+    ax.set_xticks(at, [names[i] for i in at], rotation=90 if long else 0)
+    ax.set_yticks(at, [names[i] for i in at])
+    ax.set(xlabel=f"waited for ({unit})", ylabel=f"waits ({unit})")
+    most = [
+        f"rank {rank} ({seconds:,.0f} s)" if seconds >= 100 else f"rank {rank} ({seconds:.3g} s)"
+        for rank, seconds in list(graph.late_s.items())[:_MOST_NAMED]
+        if seconds >= _NAMED_SHARE * max(graph.late_s.values())
+    ]
+    ax.set_title(f"Who waits for whom; most waited for: {', '.join(most)}", fontsize="medium")
+    return ax
+
+
+def _rows_of_waits(
+    ranks: Sequence[int], hosts: Mapping[int, str]
+) -> tuple[str, list[str], dict[int, int]]:
+    """The kind of a row, the rows' names, and the row of each rank."""
+    if len(ranks) <= _MOST_ROWS:
+        return "rank", [str(rank) for rank in ranks], {rank: row for row, rank in enumerate(ranks)}
+    ordered = list(dict.fromkeys(hosts[rank] for rank in ranks))
+    if len(ordered) <= _MOST_ROWS:
+        return "host", ordered, {rank: ordered.index(hosts[rank]) for rank in ranks}
+    size = -(-len(ranks) // _MOST_ROWS)
+    blocks = [ranks[i : i + size] for i in range(0, len(ranks), size)]
+    rows = {rank: row for row, block in enumerate(blocks) for rank in block}
+    return "ranks", [f"{block[0]}-{block[-1]}" for block in blocks], rows
 
 
 def figure_writer(ax: Axes, path: Path) -> Writer:

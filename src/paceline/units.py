@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 #: Stands for a missing number.
 NONE = "–"
+#: Bytes of the unit in which memory is told.
+GIB = float(1 << 30)
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -50,6 +52,28 @@ def quantity(value: float) -> str:
         return NONE
     text = f"{abs(value):,.0f}" if abs(value) >= 1000 else f"{abs(value):.4g}"
     return _signed(text, value) if "e" not in text else f"{value:.1e}"
+
+
+def in_gib(size: float) -> str:
+    """``66.2 GiB``: a GPU of "80 GB" has 80 GiB."""
+    return f"{_signed(gib(abs(size)), size)} GiB"
+
+
+def gib(size: float) -> str:
+    """``66.2``: bytes in GiB, for columns whose head has the unit."""
+    return f"{size / GIB:,.1f}"
+
+
+def dollars(value: float) -> str:
+    """``$6.05``, ``$60,048``, ``$4.61 million``."""
+    if value >= 999_999.5:
+        return f"${value / 1e6:,.2f} million"
+    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}"
+
+
+def day_count(value: float) -> str:
+    """``36.1``, ``0.0165``: three significant digits below ten days."""
+    return f"{value:,.1f}" if value >= 9.995 else f"{value:.3g}"
 
 
 def times(ratio: float) -> str:

@@ -11,6 +11,7 @@ for kind in address,undefined thread; do
     src/paceline/native/*.c
   cp "$OUT/plugin.so" "$OUT/plugin.so.copy"
   ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/harness" tests/native/harness.c -ldl
+  ${CC:-cc} $FLAGS -Isrc/paceline/native -o "$OUT/network" tests/native/network.c -ldl
   # The shim is linked in: a preloaded one would come before the sanitizer.
   N=src/paceline/native
   ${CC:-cc} -std=c11 -I$N -shared -fPIC -o "$OUT/libnccl.so.2" tests/native/fake_nccl.c
@@ -28,6 +29,12 @@ for kind in address,undefined thread; do
       echo "$kind v$version $mode: $(ASAN_OPTIONS=detect_leaks=$leaks PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version $mode | tr '\n' ' ')"
     done
   done
+  for version in 4 7; do
+    rm -rf "$OUT/run"
+    ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVENTS=0xdf PACELINE_RECORD=$OUT/run \
+      timeout 120 "$OUT/network" "$OUT/plugin.so" $version rail 1
+    echo "$kind v$version network: $(ls "$OUT"/run/*.nccl | wc -l) processes"
+  done
   # A pause that is held, one whose asker is killed, and an end in the middle of one.
   [ -n "${PYTHON:-}" ] || continue
   for ending in held killed ended; do
@@ -36,11 +43,11 @@ for kind in address,undefined thread; do
     job=$!
     sleep 2
     "$PYTHON" tests/pause_asker.py "$OUT/run" \
-      '{"hold_s": 3, "arrive_s": 10, "answer_s": 10, "silent_s": 1}' >"$OUT/asked" &
+      '{"hold_s": 3, "arrive_s": 10, "answer_s": 20, "silent_s": 3}' >"$OUT/asked" &
     asker=$!
     case $ending in
       held) wait $asker; grep -q '"undisturbed": true' "$OUT/asked" ;;
-      killed) sleep 2; kill -9 $asker; sleep 3 ;;
+      killed) sleep 2; kill -9 $asker; sleep 5 ;;
       ended) sleep 2 ;;
     esac
     kill -TERM $job

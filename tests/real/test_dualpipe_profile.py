@@ -4,27 +4,21 @@ The figures are counted here microsecond by microsecond, by nothing of the packa
 """
 
 import json
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import requires
 from paceline.errors import TraceError
 from paceline.ranks import rank_report
 from paceline.sources import load
 
-#: Where the file is; no copy of it is kept.
-NAME = "PACELINE_DUALPIPE_PROFILE"
-
 
 @pytest.fixture(scope="module")
 def profile() -> Path:
-    path = Path(os.environ.get(NAME, ""))
-    if not path.is_file():
-        pytest.skip(f"set {NAME} to train.json of github.com/deepseek-ai/profile-data")
-    return path
+    return requires.public("deepseek-ai/profile-data", "4496024", "train.json", "dualpipe")
 
 
 @pytest.fixture(scope="module")

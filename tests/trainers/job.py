@@ -330,6 +330,8 @@ def deepspeed(folder, factor, recorded):
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
+    # DeepSpeed compiles it for all-reduces of inference, behind a lock that a killed build leaves.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     config = {
         "train_micro_batch_size_per_gpu": ROWS,

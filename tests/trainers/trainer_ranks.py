@@ -9,6 +9,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE = str(HERE.parents[1] / "src")
+#: A training that takes longer hangs. On a busy machine the imports alone took over 240 s.
+HANG_S = 1200
 
 
 def environment(rank, world, port, **more):
@@ -38,7 +40,7 @@ def run(case, folder, factors, *, recorded=False, **more):
         for rank in range(len(factors))
     ]
     try:
-        printed = [rank.communicate(timeout=240) for rank in ranks]
+        printed = [rank.communicate(timeout=HANG_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.model.cluster import Cluster
-    from paceline.plan.ranking import Ranking
     from paceline.plan.runs import Run
 
 EPILOG = """\
@@ -74,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, make_folder
     from paceline.plan.calibrate import MIN_RUNS
-    from paceline.plan.runs import by_gpu, read_runs, runs_cluster
+    from paceline.plan.fit_quality import enough_runs
+    from paceline.plan.runs import read_runs, runs_cluster
 
     if args.folds < 0 or args.folds == 1:
         raise ModelError(f"--folds must be 0 or at least 2, not {args.folds}")
@@ -88,17 +88,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.cluster is not None:
         raise ModelError("--cluster is one cluster; a folder (-o) is for those of the runs' GPUs")
-    runs_of = by_gpu(read_runs(args.runs, need_times=True).runs)
-    few = {name: len(runs) for name, runs in runs_of.items() if len(runs) < MIN_RUNS}
-    if len(few) == len(runs_of):
-        counts = ", ".join(f"{name} {n}" for name, n in sorted(few.items()))
-        raise ModelError(f"{args.runs} has fewer than {MIN_RUNS} runs of each GPU ({counts})")
-    enough = {name: args.output / f"{name}.yaml" for name in sorted(runs_of) if name not in few}
-    check_targets(list(enough.values()), force=args.force)
+    runs = read_runs(args.runs, need_times=True).runs
+    try:
+        enough, few = enough_runs(runs)
+    except ModelError as error:
+        raise ModelError(f"{args.runs}: {error}") from None
+    paths = {name: args.output / f"{name}.yaml" for name in enough}
+    check_targets(list(paths.values()), force=args.force)
     make_folder(args.output)
     abouts = [
-        _calibrated(args, runs_of[name], runs_cluster((), name), path)
-        for name, path in enough.items()
+        _calibrated(args, of_gpu, runs_cluster((), name), paths[name])
+        for name, of_gpu in enough.items()
     ]
     if args.json:
         sys.stdout.write(json.dumps({"clusters": abouts, "too_few_runs": few}, indent=1) + "\n")
@@ -116,36 +116,12 @@ def _calibrated(
 
     quality = fit_quality(runs, cluster, args.folds, ProgressBar)
     save_cluster(quality.fit.cluster, output, force=args.force)
-    calibration = quality.fit.calibration
-    about: dict[str, Any] = {
-        "cluster": cluster.name,
-        "runs": len(runs),
-        "error": quality.error,
-        "error_left_out": quality.error_left_out,
-        "ranking": {name: found and found._asdict() for name, found in quality.rankings.items()},
-        "constants": {
-            name: getattr(quality.fit.cluster.efficiency, name) for name in calibration.constants
-        },
-        "relative_standard_error": dict(calibration.constants),
-        "not_determined": list(calibration.fixed),
-        "output": str(output),
-    }
+    about = {"cluster": cluster.name, **quality.to_mapping(), "output": str(output)}
     if not args.json:
         _show(about, cluster.efficiency)
-    if quality.orders_worse:
-        _warn_of_ranking(quality.rankings["before"], quality.rankings["left_out"], output)
+    if quality.ranking_warning:
+        print(f"warning: {output} {quality.ranking_warning}", file=sys.stderr)
     return about
-
-
-def _warn_of_ranking(before: Ranking | None, after: Ranking | None, output: Path) -> None:
-    """Say that plans which the fit has not seen are ordered worse than by the preset."""
-    if before is None or after is None:
-        return
-    print(
-        f"warning: {output} orders {after.right} of {after.pairs} pairs of plans that were left "
-        f"out, the preset {before.right}: prefer the preset for `paceline plan`",
-        file=sys.stderr,
-    )
 
 
 def _show(about: dict[str, Any], before: object) -> None:

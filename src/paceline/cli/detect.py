@@ -35,7 +35,7 @@ flops say what a step has to do: changes that they explain are planned.
 From standard input an event is printed the moment it is sure; events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder, of NCCL Inspector and of the plugin
-of paceline nccl are read too.
+of paceline nccl are read too, and NCCL Inspector's files for Prometheus.
 Who is slow takes a trace or a call log with durations.
 """
 

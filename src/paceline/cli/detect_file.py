@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.cli import detect_ras, telemetry, trace_input
+from paceline.cli import detect_metrics, detect_ras, telemetry, trace_input
 from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
@@ -40,6 +40,9 @@ def run(
     if args.collectives:
         if detect_ras.applies(args.collectives):
             return detect_ras.run(args.collectives, args.input, as_json=args.json)
+        metrics = detect_metrics.files_of(args.collectives)
+        if metrics is not None:
+            return detect_metrics.run(metrics, args.input, as_json=args.json)
         log, step_times = _calls(args)
     if args.input is not None:
         times = _table(args)

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from paceline.cli.trace_input import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.detect.nics import Network
     from paceline.detect.waits import WaitGraph
+    from paceline.sources.call_logs.nccl_profiler import Process
     from paceline.sources.call_logs.proxy_links import Link
     from paceline.sources.call_logs.timed_calls import TimedCalls
 
@@ -20,6 +24,7 @@ examples:
   paceline nccl waits runs/job-17
   paceline nccl waits runs/job-17 --recording runs/job-17
   paceline nccl waits runs/job-17 --profiles traces/rank-*.json.gz --json
+  paceline nccl waits runs/job-17 --nccl-log logs/nccl.*
 
 Alone, the plugin's times are each device's own: the member whose call takes least came last. A
 recording of the hooks or profiles of PyTorch's profiler, made at the same time by the same ranks,
@@ -61,6 +66,21 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=file_name,
         help="profiles of PyTorch's profiler, of the same run, a file per rank",
     )
+    parser.add_argument(
+        "--nccl-log",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        type=file_name,
+        help="what NCCL wrote with NCCL_DEBUG=INFO: it names the NIC of each channel",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=file_name,
+        help="also draw who waits for whom (.svg, .png or .pdf); by host beyond 64 ranks",
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE of --plot")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
@@ -69,19 +89,42 @@ def run(args: argparse.Namespace) -> int:
     """Read, match, print."""
     from paceline.detect.waits import wait_graph
     from paceline.sources.call_logs.proxy_links import links
+    from paceline.sources.call_logs.proxy_steps import plugin_events
     from paceline.sources.call_logs.timed_calls import read_folder, timed_calls
 
     processes, notes = read_folder(args.folder)
     graph = wait_graph(_joined(args, timed_calls(processes, notes)))
     of_proxies = links(processes)
+    nics = _nics(args, processes)
+    events = plugin_events(processes)
+    if args.plot is not None:
+        from paceline.files import write_files
+        from paceline.plot import figure_writer, waits
+
+        hosts = {rank: str(process.meta.get("host")) for rank, process in processes.items()}
+        axes = waits(graph, hosts)
+        write_files({args.plot: figure_writer(axes, args.plot)}, force=args.force)
     if args.json:
         found = graph.to_mapping() | {"links": [link.to_mapping() for link in of_proxies]}
+        found |= nics.to_mapping() | {"plugin_events": [one.to_mapping() for one in events]}
         print(json.dumps(found))
         return 0
     _print(graph, of_proxies)
-    for note in graph.notes:
+    _print_nics(nics, bool(of_proxies))
+    for note in (*graph.notes, *nics.notes):
         print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _nics(args: argparse.Namespace, processes: Mapping[int, Process]) -> Network:
+    from paceline.detect.nic_names import name_nics
+    from paceline.detect.nics import network
+    from paceline.sources.call_logs.nccl_log import read_channels
+    from paceline.sources.call_logs.proxy_steps import operations
+
+    told = operations(processes)
+    channels = read_channels(args.nccl_log) if args.nccl_log else ()
+    return network(told, *name_nics(told, processes, channels))
 
 
 def _joined(args: argparse.Namespace, calls: TimedCalls) -> TimedCalls:
@@ -131,6 +174,32 @@ def _print(graph: WaitGraph, of_proxies: tuple[Link, ...]) -> None:
             f"rank {source} to {target:<9} {link.told_by:<8} {link.operations:>11,} "
             f"{_speed(link.bytes_per_s):>12} {link.ratio:>13.2f}x"
         )
+
+
+def _print_nics(nics: Network, has_proxies: bool) -> None:
+    """NICs by direction; what the steps of the proxies waited for, in seconds."""
+    if not nics.rows:
+        if has_proxies:
+            print(
+                "\nwhich NIC, rail or direction is slow cannot be told: the proxies' times include "
+                "waits for the GPU and the peer; PACELINE_NCCL_EVENTS=0x105f records these apart"
+            )
+        return
+    print(
+        "\nNICs                             transfers        speed  its like (95%)        "
+        "network s     GPU s    peer s"
+    )
+    for row in nics.rows[:_SHOWN]:
+        like = "" if isnan(row.ratio) else f"{row.ratio:.2f}x ({row.low:.2f}-{row.high:.2f})"
+        print(
+            f"{row.nic.host} {row.nic.name} {row.direction:<4}".ljust(32)
+            + f"{row.transfers:>10,} {_speed(row.bytes_per_s):>12}  {like:<20} "
+            f"{row.network_s:>10.4g} {row.gpu_s:>9.4g} {row.peer_s:>9.4g}"
+        )
+    for one in nics.slow:
+        print(one.to_text())
+    if not nics.slow and not nics.notes:
+        print("no NIC, rail or direction is slow among its like")
 
 
 def _speed(bytes_per_s: float) -> str:

@@ -26,7 +26,8 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import cluster_from_section, load_cluster
 from paceline.model.delta_net import DeltaNet
 from paceline.model.hf import from_hf
-from paceline.model.llm import LLM, RECORDS
+from paceline.model.llm import LLM
+from paceline.model.llm_fields import RECORDS
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
 from paceline.model.plan import Plan

@@ -10,8 +10,31 @@
 enum { EV_GROUP, EV_COLL, EV_P2P, EV_PROXY_OP, EV_PROXY_STEP, EV_PROXY_CTRL, EV_KERNEL, EV_NET };
 enum { EV_CE_COLL = 12, EV_LAST = 14 };
 
-/* States whose argument is read; all others are recorded without one. */
-enum { STATE_KERNEL_STOP = 22 };
+/* States whose argument is read, a size_t or a uint64_t; all others are recorded without one. */
+enum { STATE_SEND_WAIT = 9, STATE_RECV_FLUSH_WAIT = 11, STATE_KERNEL_STOP = 22 };
+/* Told again at each look of the proxy, until the peer is ready. */
+enum { STATE_SEND_PEER_WAIT = 20 };
+
+/* What a network plugin of NCCL's own tells; an identifier names the layout and its version. */
+#define NET_IB 0x10001
+#define NET_SOCKET 0x20001
+enum { NET_QP = 1, NET_SOCK = 1 };
+struct net_ib {
+  uint8_t type;
+  int device __attribute__((aligned(8)));
+  uint64_t work;
+  int opcode, qp;
+  size_t length;
+};
+struct net_socket {
+  uint8_t type;
+  int file __attribute__((aligned(8)));
+  int op;
+  size_t length;
+};
+_Static_assert(offsetof(struct net_ib, device) == 8 && offsetof(struct net_ib, length) == 32, "ABI");
+_Static_assert(offsetof(struct net_socket, op) == 12 && offsetof(struct net_socket, length) == 16,
+               "ABI");
 
 struct coll {
   uint64_t seq;
@@ -41,6 +64,10 @@ struct kernel {
   uint8_t channel;
   uint64_t timer;
 };
+struct net {
+  int64_t id;
+  const void *data;
+};
 
 /* Version 4 has one byte of type, the later ones have eight. */
 struct descriptor {
@@ -56,7 +83,7 @@ struct descriptor {
     struct proxy_op proxy_op;
     struct kernel kernel;
     int step;
-    int64_t net_id;
+    struct net net;
   };
 };
 _Static_assert(offsetof(struct descriptor, parent) == 8, "ABI");

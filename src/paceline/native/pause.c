@@ -62,7 +62,7 @@ static struct {
 } me = {.reason = ""};
 static unsigned generation;
 static char host[65];
-static int rank;
+static int rank, world;
 static int64_t begun_ns, allowed_ms;
 static const char *timeout_from;
 
@@ -288,11 +288,11 @@ static void print_slot(char *slot, unsigned beat) {
   int length = snprintf(
       text, sizeof text,
       "{\"what\":\"paceline-pause\",\"version\":1,\"beat\":%u,\"begun_ns\":%lld,\"host\":\"%s\","
-      "\"pid\":%d,\"rank\":%d,\"allowed_ms\":%lld,\"timeout_from\":\"%s\",\"id\":\"%016llx\","
+      "\"pid\":%d,\"rank\":%d,\"world\":%d,\"allowed_ms\":%lld,\"timeout_from\":\"%s\",\"id\":\"%016llx\","
       "\"state\":\"%s\",\"reason\":\"%s\",\"number\":%llu,\"signature\":\"%s\","
       "\"stopped_ms\":%lld,\"communicators\":[%s]}",
       beat, (long long)begun_ns, host, (int)getpid(),
-      rank, (long long)allowed_ms, timeout_from,
+      rank, world, (long long)allowed_ms, timeout_from,
       me.id, state_names[me.state], me.reason, (unsigned long long)me.number, me.signature,
       (long long)me.stopped_ms, named);
   memset(slot, ' ', SLOT_BYTES);
@@ -431,6 +431,8 @@ void pause_begin(const char *folder, const char *host_name, int64_t at_ns) {
   know_timeouts();
   const char *given = getenv("RANK");
   rank = given && *given >= '0' && *given <= '9' ? atoi(given) : -1;
+  given = getenv("WORLD_SIZE");
+  world = given && *given >= '0' && *given <= '9' ? atoi(given) : 0;
   begun_ns = at_ns;
   me.state = IDLE, me.reason = "";
   start_helper(folder);

@@ -57,6 +57,21 @@ static void fill_proxy(struct record *record, const struct proxy_op *op) {
   record->d = op->channel | (op->is_send ? 256 : 0);
 }
 
+/* Of another layout the identifier alone is kept. */
+static void fill_net(struct record *record, const struct net *net) {
+  record->a = (uint64_t)net->id;
+  if (!net->data) return;
+  if (net->id == NET_IB) {
+    const struct net_ib *ib = net->data;
+    if (ib->type != NET_QP) return;
+    record->b = ib->length, record->c = ib->device, record->d = ib->opcode;
+  } else if (net->id == NET_SOCKET) {
+    const struct net_socket *sock = net->data;
+    if (sock->type != NET_SOCK) return;
+    record->b = sock->length, record->c = sock->file, record->d = sock->op;
+  }
+}
+
 static void fill(struct record *record, int type, const struct descriptor *event) {
   switch (type) {
     case EV_COLL:
@@ -77,7 +92,7 @@ static void fill(struct record *record, int type, const struct descriptor *event
       record->d = event->kernel.channel;
       break;
     case EV_NET:
-      record->a = (uint64_t)event->net_id;
+      fill_net(record, &event->net);
       break;
     default:
       break;
@@ -91,7 +106,8 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   if (!context || !event || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
   uint64_t bits = event->type64 & versions[version].type_bits;
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
-  if (type > EV_LAST) return 0;
+  /* With any event NCCL tells of its API's calls, too: nobody asked for these. */
+  if (type > EV_LAST || !(ALL & BIT(type))) return 0;
   if (is_coll(type))
     pause_count((uint32_t)(uintptr_t)context,
                 (struct queued){event->coll.func, event->coll.datatype, event->coll.count,
@@ -139,8 +155,22 @@ static int stop(void *handle) {
   return 0;
 }
 
+static int is_repeated(void *handle) {
+  struct ring *ring = ring_mine();
+  if (!ring) return 0;
+  uint64_t *told = &ring->waiting[(uintptr_t)handle >> 4 & (WAITING - 1)];
+  int again = *told == (uintptr_t)handle;
+  *told = (uintptr_t)handle;
+  return again;
+}
+
 static int state(void *handle, int code, uint64_t *args) {
-  return later(handle, STATE, code, code == STATE_KERNEL_STOP && args ? *args : 0);
+  int type = (int)((uintptr_t)handle & 15);
+  int has_value = type == EV_KERNEL ? code == STATE_KERNEL_STOP
+                                    : type == EV_PROXY_STEP && (code == STATE_SEND_WAIT ||
+                                                                code == STATE_RECV_FLUSH_WAIT);
+  if (type == EV_PROXY_STEP && code == STATE_SEND_PEER_WAIT && is_repeated(handle)) return 0;
+  return later(handle, STATE, code, has_value && args ? *args : 0);
 }
 
 static int start_4(void *c, void **h, struct descriptor *e) { return start(c, h, e, 4); }

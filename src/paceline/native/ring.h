@@ -8,6 +8,8 @@
 
 enum { RINGS = 32, RING_RECORDS = 2048 }; /* 7.3 MB, of which only touched pages cost memory */
 
+enum { WAITING = 64 };
+
 enum { START, STOP, STATE };
 
 /* As it lies in the file; docs/nccl.md says what a, b, c and d are for each type of event. */
@@ -26,7 +28,7 @@ _Static_assert(sizeof(struct record) == 112, "the reader knows this size");
 struct ring {
   atomic_int owned;
   _Alignas(64) atomic_uint_fast64_t head; /* written by the producer */
-  uint64_t handles;
+  uint64_t handles, waiting[WAITING]; /* steps whose wait for the peer was told */
   _Alignas(64) atomic_uint_fast64_t tail; /* written by the writer */
   struct record records[RING_RECORDS];
 };

@@ -26,6 +26,7 @@ from paceline.networks.traffic import (
     split_products,
     traffic,
 )
+from paceline.units import in_gib
 
 #: Parts that grow with the samples of a GPU; the others do not.
 OF_SAMPLES = ("activations", "transient", "halos", "gathers")
@@ -240,8 +241,8 @@ def paging(memory: Mapping[str, float], capacity: float) -> str:
     if total <= capacity:
         return ""
     most = max(memory, key=lambda name: memory[name])
-    beyond = (total - capacity) / 1e9
+    beyond = total - capacity
     return (
-        f"fits memory only by paging: {total / 1e9:.1f} GB a GPU, {beyond:.1f} GB too much; "
-        f"{memory[most] / 1e9:.1f} GB are {most}"
+        f"fits memory only by paging: {in_gib(total)} a GPU, {in_gib(beyond)} too much; "
+        f"{in_gib(memory[most])} are {most}"
     )

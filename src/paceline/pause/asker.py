@@ -423,8 +423,12 @@ def common_communicator(slots: Sequence[Slot]) -> int | None:
 
 
 def _largest(slots: Sequence[Slot]) -> int:
-    """Ranks of the largest communicator that any process tells of; 0: none tells of one."""
-    return max((one.ranks for slot in slots for one in slot.communicators.values()), default=0)
+    """Ranks of the job, as far as any process tells: of its largest communicator or by WORLD_SIZE.
+
+    0: none tells of one.
+    """
+    told = [one.ranks for slot in slots for one in slot.communicators.values()]
+    return max((*told, *(slot.world for slot in slots)), default=0)
 
 
 def _counts(slots: Sequence[Slot], name: int) -> dict[int, int]:

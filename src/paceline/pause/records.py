@@ -93,6 +93,7 @@ class Slot:
         stopped_s: how long it stood.
         communicators: identity -> its place in it.
         beat: grows with each write.
+        world: the launcher's WORLD_SIZE; 0 where it set none.
     """
 
     path: Path
@@ -106,6 +107,7 @@ class Slot:
     stopped_s: float
     communicators: Mapping[int, Member]
     beat: int
+    world: int = 0
 
 
 def read_slot(path: Path) -> Slot | None:
@@ -147,6 +149,7 @@ def _slot(path: Path, content: Mapping[str, Any]) -> Slot:
             for name, rank, ranks, count in content["communicators"]
         },
         beat=int(content["beat"]),
+        world=int(content.get("world", 0)),
     )
 
 

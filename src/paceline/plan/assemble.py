@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.model.activations import backward_work, end_activations, layer_activations
-from paceline.model.costs import BUCKET_ELEMENTS, EXCHANGE, CostModel, StageWork
+from paceline.model.costs import BUCKET_ELEMENTS, CostModel
+from paceline.model.layer_costs import EXCHANGE, StageWork
 from paceline.model.memory import (
     by_stage,
     end_stages,

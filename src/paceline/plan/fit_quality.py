@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import ModelError
 from paceline.model.cluster import Cluster
 from paceline.plan.calibrate import MIN_RUNS, Fit, Progress, calibrate, cross_validate, folds
 from paceline.plan.predict import predict
 from paceline.plan.ranking import Ranking, rank
-from paceline.plan.runs import Run, error_table
+from paceline.plan.runs import Run, by_gpu, error_table
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,43 @@ class FitQuality:
     rankings: Mapping[str, Ranking | None]
 
     @property
-    def orders_worse(self) -> bool:
-        """Whether plans that the fit has not seen are ordered worse than by the preset."""
+    def ranking_warning(self) -> str:
+        """That plans which the fit has not seen are ordered worse than by the preset; else ""."""
         before, after = self.rankings["before"], self.rankings["left_out"]
-        return before is not None and after is not None and after.right < before.right
+        if before is None or after is None or after.right >= before.right:
+            return ""
+        return (
+            f"orders {after.right} of {after.pairs} pairs of plans that were left out, the preset "
+            f"{before.right}: prefer the preset for `paceline plan`"
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The fit as JSON knows it."""
+        calibration = self.fit.calibration
+        efficiency = self.fit.cluster.efficiency
+        return {
+            "runs": calibration.runs,
+            "error": self.error,
+            "error_left_out": self.error_left_out,
+            "ranking": {name: found and found._asdict() for name, found in self.rankings.items()},
+            "constants": {name: getattr(efficiency, name) for name in calibration.constants},
+            "relative_standard_error": dict(calibration.constants),
+            "not_determined": list(calibration.fixed),
+        }
+
+
+def enough_runs(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, int]]:
+    """Name of a preset -> the runs on its GPUs; and, of those too few to calibrate, how many.
+
+    Raises:
+        ModelError: there are too few of each.
+    """
+    runs_of = by_gpu(runs)
+    few = {name: len(of_gpu) for name, of_gpu in runs_of.items() if len(of_gpu) < MIN_RUNS}
+    if len(few) == len(runs_of):
+        counts = ", ".join(f"{name} {n}" for name, n in sorted(few.items()))
+        raise ModelError(f"fewer than {MIN_RUNS} runs of each GPU ({counts})")
+    return {name: runs_of[name] for name in sorted(runs_of) if name not in few}, few
 
 
 def fit_quality(

@@ -14,6 +14,7 @@ from paceline.networks.split_memory import paging
 from paceline.networks.terms import Machine, work_shares
 from paceline.networks.traffic import ELEMENT_BYTES
 from paceline.plan.network_step import NetworkPrediction
+from paceline.units import in_gib
 
 #: Row of Table 6, or of ours, -> the terms that it is made of.
 ROWS = (
@@ -135,7 +136,7 @@ def _redundant(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
     copies = held - least
     if gpus == 1 or copies < _LEAST_SHARE * prediction.memory_bytes:
         return ()
-    text = f"redundant memory: {copies / 1e9:.2f} GB a GPU of weights that others have, too"
+    text = f"redundant memory: {in_gib(copies)} a GPU of weights that others have, too"
     return (NetworkFinding("redundant memory", None, copies, text),)
 
 

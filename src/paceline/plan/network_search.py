@@ -17,6 +17,7 @@ from paceline.networks.layer import LayerNetwork
 from paceline.networks.limits import spatial_end, violations
 from paceline.networks.strategy import PURE, STRATEGIES, Strategy, divisors
 from paceline.plan.network_step import NetworkPrediction, predict_network
+from paceline.units import in_gib
 
 MOST_COUNTS = 16  # of GPUs in one search; a range is thinned to powers of two
 _MICROBATCHES = 8
@@ -175,12 +176,11 @@ def _ends(network: LayerNetwork, split: int) -> tuple[int | None, ...]:
 
 
 def memory_reason(row: NetworkPrediction) -> str:
-    """Parts of the memory: "data: 20.1 GB of 17.2 GB, activations 18.3 GB"."""
+    """Parts of the memory: "data: 18.7 GiB of 16.0 GiB, activations 17.0 GiB"."""
     what, size = max(row.memory.items(), key=lambda item: item[1])
     room = row.cluster.gpu.memory_bytes
     return (
-        f"{row.strategy.name}: {row.memory_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB, "
-        f"{what} {size / 1e9:.1f} GB"
+        f"{row.strategy.name}: {in_gib(row.memory_bytes)} of {in_gib(room)}, {what} {in_gib(size)}"
     )
 
 

@@ -22,6 +22,7 @@ from paceline.networks.strategy import Strategy
 from paceline.networks.terms import COMPUTE, Machine, step_terms
 from paceline.networks.traffic import traffic
 from paceline.plan.network_pipeline import Stages, pipeline
+from paceline.units import in_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +206,8 @@ def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -
     if room < one:
         largest = max(network.layers, key=lambda layer: layer.out_elements)
         raise PlanError(
-            f"no sample fits by {strategy.describe()}: weights and the like take {fixed / 1e9:.1f} "
-            f"GB, a sample's activations {one / 1e9:.1f} GB (most of them {largest.name}), the GPU "
-            f"has {cluster.gpu.memory_bytes / 1e9:.1f} GB"
+            f"no sample fits by {strategy.describe()}: weights and the like take "
+            f"{in_gib(fixed)}, a sample's activations {in_gib(one)} (most of them {largest.name}), "
+            f"the GPU has {in_gib(cluster.gpu.memory_bytes)}"
         )
     return int(room // one)

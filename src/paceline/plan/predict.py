@@ -17,7 +17,8 @@ from paceline.graph.from_plan import Planned, from_plan
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.compute import ComputeCost
-from paceline.model.costs import EXCHANGE, PARTS, CostModel, PlanCosts
+from paceline.model.costs import CostModel, PlanCosts
+from paceline.model.layer_costs import EXCHANGE, PARTS
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory

@@ -27,9 +27,11 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.plan import Plan
 from paceline.plan.assemble import Assembly
 from paceline.plan.cost import causal_share, dollars_per_day, mfu, training_days, training_steps
+from paceline.plan.interval import Interval, interval
 from paceline.plan.mapper import Mapper
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
 from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
+from paceline.units import in_gib
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -81,6 +83,10 @@ class SearchResult:
     def plan(self, i: int) -> Plan:
         """The plan at place ``i``."""
         return self.legal.plan(int(self.rows[i]))
+
+    def interval(self, i: int) -> Interval:
+        """Seconds between which measured steps of the plan at place ``i`` lie."""
+        return interval(self.llm, self.plan(i), self.cluster, float(self.step_time_s[i]))
 
     @cached_property
     def gpus(self) -> Ints:
@@ -333,10 +339,10 @@ def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array
     least = int(np.argmin(memory))
     room = rules.room(cluster.gpu.memory_bytes)
     text = (
-        f"none of {len(legal):,} legal plans for {llm.name} fits into {room / 1e9:.1f} GB "
+        f"none of {len(legal):,} legal plans for {llm.name} fits into {in_gib(room)} "
         f"({1 - rules.reserve:.0%} of {cluster.gpu.name}); the closest, "
         f"{legal.plan(least).describe()} on {legal.gpus[least]:,} GPUs, needs "
-        f"{memory[least] / 1e9:.1f} GB"
+        f"{in_gib(memory[least])}"
     )
     for doubling in range(1, _DOUBLINGS + 1):
         gpus = {n << doubling for n in (space.gpus[0], space.gpus[-1])}

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.plan.network_findings import findings
 from paceline.plan.network_search import NetworkSearch, gpu_seconds
 from paceline.plan.network_step import NetworkPrediction
+from paceline.units import GIB, gib, in_gib
 
 SCHEMA = 1
 _LISTED = 10
@@ -24,12 +25,10 @@ def prediction_lines(prediction: NetworkPrediction) -> list[str]:
     for name, seconds in sorted(prediction.breakdown.items(), key=lambda item: -item[1]):
         lines.append(f"  {name:<18} {seconds:9.4g} s  {seconds / step:4.0%}")
     fit = "fits" if prediction.fits else "does NOT fit"
-    lines.append(
-        f"memory: {prediction.memory_bytes / 1e9:.1f} GB of {gpu.memory_bytes / 1e9:.1f} GB, {fit}"
-    )
+    lines.append(f"memory: {gib(prediction.memory_bytes)} of {in_gib(gpu.memory_bytes)}, {fit}")
     for name, size in sorted(prediction.memory.items(), key=lambda item: -item[1]):
         if size:
-            lines.append(f"  {name:<18} {size / 1e9:9.2f} GB")
+            lines.append(f"  {name:<18} {size / GIB:9.2f} GiB")
     rows = findings(prediction)
     if rows:
         lines += ["findings:", *(f"  {row.text}" for row in rows)]

@@ -15,7 +15,7 @@ from paceline.plan.predict import Prediction
 from paceline.report import perfetto
 from paceline.report.layout import wrap
 from paceline.report.scene import scene_of
-from paceline.units import seconds
+from paceline.units import GIB, day_count, dollars, gib, in_gib, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 _BAR = 24  # characters of the longest bar
-_GB = 1e9
 #: Part of the breakdown -> its name for people.
 _WORDS = {
     "gemm": "matrix products",
@@ -168,25 +167,25 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     room = prediction.cluster.gpu.memory_bytes
     total = prediction.memory_bytes
     fullest = prediction.memory[int(np.argmax(total))]
-    terms = ", ".join(f"{k} {v / _GB:.1f}" for k, v in fullest.parts.items() if v > 5e7)
+    terms = ", ".join(f"{k} {gib(v)}" for k, v in fullest.parts.items() if v > 5e7)
     beside = f"beside a reserve of {prediction.rules.reserve:.0%}"
     if prediction.fits:
-        spare = prediction.memory_headroom_bytes / _GB
-        verdict = Text(f"memory: fits, {spare:.1f} GB to spare {beside}", style="green")
+        spare = in_gib(prediction.memory_headroom_bytes)
+        verdict = Text(f"memory: fits, {spare} to spare {beside}", style="green")
     else:
-        short = -prediction.memory_headroom_bytes / _GB
-        verdict = Text(f"memory: does NOT fit, {short:.1f} GB too much {beside}", style="bold red")
+        short = in_gib(-prediction.memory_headroom_bytes)
+        verdict = Text(f"memory: does NOT fit, {short} too much {beside}", style="bold red")
     text = [verdict]
     text += wrap(
-        f"  fullest is stage {fullest.stage}: {fullest.total_bytes / _GB:.1f} of "
-        f"{room / _GB:.1f} GB at the {fullest.moment}: {terms}",
+        f"  fullest is stage {fullest.stage}: {gib(fullest.total_bytes)} of "
+        f"{in_gib(room)} at the {fullest.moment}: {terms}",
         width,
         indent="  ",
     )
     if len(total) > 1:
-        stage_gb = " ".join(f"{x / _GB:.0f}" for x in total[:24])
+        by_stage = " ".join(f"{x / GIB:.0f}" for x in total[:24])
         overflow = f" ... ({len(total)} stages)" if len(total) > 24 else ""
-        text += wrap(f"  GB by stage: {stage_gb}{overflow}", width, indent="  ")
+        text += wrap(f"  GiB by stage: {by_stage}{overflow}", width, indent="  ")
     if not prediction.fits:
         changes = "; ".join(prediction.to_fit) or "no change of one or two things in the plan"
         text += wrap(f"  would fit with: {changes}", width, indent="  ")
@@ -196,10 +195,11 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
 def _training(prediction: Prediction, width: int) -> list[Text]:
     if prediction.days is None or prediction.tokens is None:
         return []
-    text = f"training on {prediction.tokens / 1e9:,.6g} billion tokens: {prediction.days:,.1f} days"
+    text = f"training on {prediction.tokens / 1e9:,.6g} billion tokens: "
+    text += f"{day_count(prediction.days)} days"
     if prediction.dollars is not None:
         text += (
-            f", ${prediction.dollars / 1e6:,.2f} million at "
+            f", {dollars(prediction.dollars)} at "
             f"${prediction.cluster.price_per_gpu_hour:,.2f} per GPU-hour "
             f"({prediction.cluster.price_source})"
         )

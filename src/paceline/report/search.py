@@ -9,8 +9,10 @@ import numpy as np
 from rich.text import Text
 
 from paceline.plan.explain import Explanation, Term
+from paceline.plan.interval import LEVEL
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
+from paceline.units import GIB, day_count, dollars, gib
 
 SCHEMA = 1
 
@@ -36,24 +38,26 @@ def describe(result: SearchResult) -> str:
 def columns(result: SearchResult) -> Row:
     """Heads of :func:`row`."""
     optional = [*(["days"] if result.days is not None else [])]
-    optional += ["million $"] if result.dollars is not None else []
-    return ("plan", "GPUs", "step s", "MFU", "causal", "GB", *optional)
+    optional += ["cost"] if result.dollars is not None else []
+    return ("plan", "GPUs", "step s", f"{LEVEL:.0%} of steps", "MFU", "causal", "GiB", *optional)
 
 
 def row(result: SearchResult, i: int) -> Row:
     """The plan at place ``i``, as texts."""
+    within = result.interval(i)
     cells = [
         result.plan(i).describe(),
         f"{result.gpus[i]:,}",
         f"{result.step_time_s[i]:#.4g}",
+        f"{within.low_s:#.3g}–{within.high_s:#.3g}",
         f"{result.mfu[i]:.1%}",
         f"{result.mfu_causal[i]:.1%}",
-        f"{result.memory_bytes[i] / 1e9:.1f}",
+        gib(result.memory_bytes[i]),
     ]
     if result.days is not None:
-        cells.append(f"{result.days[i]:,.1f}")
+        cells.append(day_count(float(result.days[i])))
     if result.dollars is not None:
-        cells.append(f"{result.dollars[i] / 1e6:,.3f}")
+        cells.append(dollars(result.dollars[i]))
     return tuple(cells)
 
 
@@ -88,12 +92,13 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
         "* no plan is both faster and cheaper.",
+        f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         "causal: MFU without the half of the attention that the mask leaves out.",
         f"A plan fits beside a reserve of {result.rules.reserve:.0%} of the memory.",
     ]
     if result.dollars is not None and result.cluster.price_source:
         price = result.cluster.price_per_gpu_hour
-        notes.append(f"{price:,.2f} $ per GPU-hour: {result.cluster.price_source}.")
+        notes.append(f"${price:,.2f} per GPU-hour: {result.cluster.price_source}.")
     return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
 
 
@@ -120,7 +125,7 @@ def explained_lines(explanation: Explanation, width: int) -> list[Text]:
     text += wrap(f"A -> B: {', '.join(changes)}", width, indent="   ")
     for title, terms, scale in (
         ("seconds", explanation.time, 1.0),
-        ("GB on the fullest GPU", explanation.memory, 1e9),
+        ("GiB on the fullest GPU", explanation.memory, GIB),
     ):
         text.append(Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim"))
         total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
@@ -165,5 +170,12 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
 
 def _record(result: SearchResult, data: dict[str, Any], i: int) -> dict[str, Any]:
     record = {name: values[i].item() for name, values in data.items()}
-    layers = result.plan(i).layers_per_stage
-    return {"rank": i + 1, "plan": result.plan(i).describe(), **record, "layers_per_stage": layers}
+    plan, within = result.plan(i), result.interval(i)
+    return {
+        "rank": i + 1,
+        "plan": plan.describe(),
+        **record,
+        "low_s": within.low_s,
+        "high_s": within.high_s,
+        "layers_per_stage": plan.layers_per_stage,
+    }

@@ -15,6 +15,7 @@ from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
 from paceline.report.search import OBJECTIVES, Row, columns, describe, front, pruned_counts, row
+from paceline.units import GIB, day_count, dollars, in_gib
 
 #: Points of the page's plot at most, and how many times as dear as the line they may be.
 MAX_POINTS, _MAX_RATIO = 2000, 1.6
@@ -90,7 +91,7 @@ def controls(
         power = round(math.log2(values[name] / first))
         now = f"{values[name]:,} {words[name]}"
         rows.append(_slider(name, now, (-span, span, 1), power))
-    rows.append(_slider("price", f"{price:,.2f} $ per GPU and hour", (0, max_price, 0.05), price))
+    rows.append(_slider("price", f"${price:,.2f} per GPU and hour", (0, max_price, 0.05), price))
     text = "".join(rows)
     return f'<form class="search" method="get" action="/">{text}<button>Search</button></form>'
 
@@ -108,9 +109,9 @@ def _headline(result: SearchResult) -> str:
     plan = f"<b>{escape(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
     text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
     if result.days is not None:
-        text += f", {result.days[0]:,.1f} days"
+        text += f", {day_count(float(result.days[0]))} days"
     if result.dollars is not None:
-        text += f", {result.dollars[0] / 1e6:,.2f} million $"
+        text += f", {dollars(result.dollars[0])}"
     return text
 
 
@@ -120,7 +121,7 @@ def _numbers(result: SearchResult) -> str:
         ("Ranked by", result.objective, OBJECTIVES[result.objective]),
         ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
         ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
-        ("Memory", f"{result.memory_bytes[0] / 1e9:.1f} GB", f"{memory:.0%} of a GPU's"),
+        ("Memory", in_gib(result.memory_bytes[0]), f"{memory:.0%} of a GPU's"),
         ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),
         ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
     ]
@@ -168,7 +169,7 @@ def _points(result: SearchResult) -> dict[str, Any]:
         y, y_label = result.dollars / 1e6, "million $"
     line = result.pareto
     if _one_count(result):
-        y, y_label = result.memory_bytes / 1e9, "GB on the fullest GPU"
+        y, y_label = result.memory_bytes / GIB, "GiB on the fullest GPU"
         line = pareto(x, y)
     order = np.argsort(x, kind="stable")
     lowest_y = np.empty_like(y)

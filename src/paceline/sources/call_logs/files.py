@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import TraceError
-from paceline.sources import nccl_ras, nccl_ras_text
+from paceline.sources import nccl_metrics, nccl_ras, nccl_ras_text
 from paceline.sources.call_logs import (
     flight_recorder,
     nccl_inspector,
@@ -17,7 +17,7 @@ from paceline.sources.call_logs import (
     xpu_timer,
 )
 from paceline.sources.call_logs.table import read_calls
-from paceline.sources.devices.xpu_timer import is_names
+from paceline.sources.devices.xpu_timer import is_names, refuse_merged
 from paceline.sources.devices.xpu_timer import matches as is_timeline
 from paceline.trace.calls import CallLog
 
@@ -55,6 +55,7 @@ def _files(path: Path) -> list[Path]:
     """A file, or those of a folder but the hidden ones and the names of timelines.
 
     Where the NCCL profiler plugin wrote some, only those: the hooks record into the same folder.
+    The same for timelines, since xpu_timer merges them into other files there.
     """
     if not path.is_dir():
         return [path]
@@ -65,7 +66,8 @@ def _files(path: Path) -> list[Path]:
     )
     if not files:
         raise TraceError(f"{path} has no files")
-    return [file for file in files if file.suffix == nccl_profiler.SUFFIX] or files
+    records = [file for file in files if file.suffix == nccl_profiler.SUFFIX]
+    return records or [file for file in files if is_timeline(file)] or files
 
 
 def _format(path: Path) -> str:
@@ -79,12 +81,12 @@ def _format(path: Path) -> str:
         return "xpu-timer"
     if torchcomms.matches(path):
         return "torchcomms"
-    if nccl_inspector.is_metrics(path):
+    refuse_merged(path)
+    if nccl_metrics.matches(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
-            "single calls; let it write its log instead: NCCL_INSPECTOR_PROM_DUMP=0 and "
-            "NCCL_INSPECTOR_DUMP_VERBOSE=1; or give paceline detect Prometheus' range JSON of "
-            "nccl_collective_exec_time_microseconds"
+            "single calls; give such files to paceline detect --collectives alone; or let it "
+            "write its log: NCCL_INSPECTOR_PROM_DUMP=0 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
     if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(

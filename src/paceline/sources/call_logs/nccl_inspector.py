@@ -90,11 +90,6 @@ def matches(path: Path) -> bool:
     )
 
 
-def is_metrics(path: Path) -> bool:
-    """Whether a file is what the inspector writes for Prometheus."""
-    return re.match(r"\s*nccl_(p2p_)?\w+\{version=", head(path)) is not None
-
-
 def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     """The calls of all processes, and notes on what was inferred or is missing.
 

@@ -48,4 +48,7 @@ def read_devices(path: Path) -> Devices:
     Raises:
         TraceError: it is unreadable, damaged, or says of no device.
     """
-    return next((item for item in TOOLS if item.matches(path)), _PROFILES).read(path)
+    tool = next((item for item in TOOLS if item.matches(path)), None)
+    if tool is None:
+        xpu_timer.refuse_merged(path)
+    return (tool or _PROFILES).read(path)

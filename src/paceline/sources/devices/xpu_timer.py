@@ -30,6 +30,8 @@ KIND, CODE, START, LASTED, _DELAY, _ON_HOST = 1, 2, 3, 4, 5, 11
 #: ``common/constant.h``: ``KERNEL_TYPE``.
 _WORKS = {0: Work.COMPUTE, 1: Work.COMMUNICATION, 2: Work.MEMORY}
 
+_MERGED = re.compile(r"(trace|matmul)_.*\.bin")
+
 #: Functions of the host that a note names, such as the garbage collector.
 MAX_FUNCTIONS = 3
 
@@ -49,6 +51,24 @@ def matches(path: Path) -> bool:
     except OSError:
         return False
     return bool(start) and start[0] in _FIRST_BYTES
+
+
+def refuse_merged(path: Path) -> None:
+    """Refuse what ``xpu_timer_gen_trace_timeline`` merges from timelines for Perfetto.
+
+    DLRover 7c3e964, ``gen_trace_timeline.py``: it takes 10 µs off every kernel of more than 100 µs,
+    draws each launch as 10 µs, and with ``--groups`` holds the first group of each dimension only.
+
+    Raises:
+        TraceError: the file is one.
+    """
+    if _MERGED.fullmatch(path.name) and path.is_file():
+        with path.open("rb") as file:
+            if file.read(1) == b"\n":
+                raise TraceError(
+                    f"{path} is what xpu_timer merged for Perfetto: with other times and fewer "
+                    "ranks than the timelines that it was made of; give those (*.timeline)"
+                )
 
 
 def is_names(path: Path) -> bool:

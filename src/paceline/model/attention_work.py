@@ -1,0 +1,157 @@
+"""Attention, operator by operator: projections, and a core that is fused, sparse or neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.model.blocks import Indexer, LatentAttention, mean_keys
+from paceline.model.layer_maker import WorkMaker
+from paceline.model.operator_types import Collective, Operator
+
+
+class AttentionMaker(WorkMaker):
+    """Adds the work of attention."""
+
+    def attention(self, window: int) -> None:
+        """Projections and the core; multi-head latent attention has a longer way in."""
+        llm, plan = self.llm, self.plan
+        heads = llm.heads // plan.tp
+        kv_heads = max(1, llm.kv_heads // plan.tp)
+        if llm.latent is None:
+            gate = heads if llm.gated_attention else 0
+            columns = (heads + gate + 2 * kv_heads) * llm.head_dim
+            self.linear("qkv", self.tokens, columns, llm.hidden)
+            self.adapter("qkv", columns, llm.hidden)
+            rotated = 2.0 * self.tokens * (heads + kv_heads) * llm.head_dim
+        else:
+            latent = llm.latent
+            local = self.tokens // self.split  # down-projections are not split over tp
+            if latent.q_rank:
+                self.linear("q-down", local, latent.q_rank, llm.hidden)
+                self.linear("q-up", self.tokens, heads * llm.qk_dim, latent.q_rank)
+            else:
+                self.linear("q", self.tokens, heads * llm.qk_dim, llm.hidden)
+            self.linear("kv-down", local, latent.kv_rank + latent.rope_dim, llm.hidden)
+            if llm.index is None:
+                expanded = heads * (latent.nope_dim + latent.value_dim)
+                self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
+            rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
+        if llm.positions == "rotary":
+            self.memory("rotary", 2 * rotated, 2 * rotated, kernels=2)
+        if llm.qk_norm:
+            self.memory("qk-norm", 2 * rotated, 3 * rotated, kernels=2)
+        if llm.index is not None and llm.latent is not None:
+            self._sparse_core(heads, llm.latent, llm.index)
+        elif plan.flash:
+            self._fused_core(heads, kv_heads, window)
+        else:
+            self._unfused_core(heads)
+        if llm.gated_attention:
+            size = 2.0 * self.tokens * heads * llm.value_dim
+            self.memory("attention-gate", 3 * size, 5 * size)
+        self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
+        self.adapter("projection", llm.hidden, heads * llm.value_dim)
+
+    def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
+        """FlashAttention: only what is unmasked is computed; backward has 5 products to 2."""
+        llm, plan = self.llm, self.plan
+        s = llm.seq_len
+        reach = min(window or s, s)
+        # Keys that a query meets, on average.
+        pairs = float(s) if llm.bidirectional else reach * (1 - reach / (2 * s))
+        widths = llm.qk_dim + llm.value_dim
+        flops = 2.0 * self.tokens * heads * pairs * widths
+        per_token = heads * widths + (kv_heads if llm.latent is None else heads) * widths
+        size = self.element * self.tokens * per_token
+        self.work.forward.append(
+            Operator("core-attention", "attention", flops, size, precision=self.wide)
+        )
+        self.work.backward.append(
+            Operator(
+                "core-attention-backward",
+                "attention",
+                2.5 * flops,
+                2.5 * size,
+                kernels=3,
+                precision=self.wide,
+            )
+        )
+        if plan.cp > 1:
+            # Keys and values travel around the ring while a block is computed (Liu et al. 2023).
+            travel = self.element * self.tokens * kv_heads * widths * (plan.cp - 1)
+            self.collective(
+                Collective("ring", "cp", "p2p", travel, "core-attention"),
+                Collective("ring-backward", "cp", "p2p", 2 * travel, "core-attention-backward"),
+            )
+
+    def _sparse_core(self, heads: int, latent: LatentAttention, index: Indexer) -> None:
+        """The indexer, then attention to the keys it keeps, with kernels of their own.
+
+        As Megatron-Core runs it with fused kernels (d98e8a6, ``dsa.py``, ``absorbed_mla.py``,
+        ``dsa_cudnn_kernels.py``). The indexer is not split over tp. All heads share the latent as
+        their key and value: the up-projections are applied to queries and results instead.
+        The indexer's loss compares its scores of the kept keys with the attention's, which are
+        computed once more; its inputs are detached.
+        """
+        tokens, s, wide = self.tokens, self.llm.seq_len, self.wide
+        seen, kept = mean_keys(s, s), mean_keys(index.top_k, s)
+        inner, key = index.heads * index.head_dim, latent.kv_rank + latent.rope_dim
+        self.linear("index-q", tokens, inner, latent.q_rank or 0, detached=True)
+        self.linear("index-key", tokens, index.head_dim, self.llm.hidden, detached=True)
+        self.linear(
+            "index-weights", tokens, index.heads, self.llm.hidden, precision=wide, detached=True
+        )
+        moved = 4.0 * tokens * (inner + index.head_dim)  # rotated
+        self.memory("index-rotary", moved, moved, kernels=2)
+
+        def run(name: str, flops: float, moved: float, backward: bool = False) -> None:
+            ops = self.work.backward if backward else self.work.forward
+            ops.append(Operator(name, "attention", tokens * flops, tokens * moved, precision=wide))
+
+        reads = self.element * (inner + index.head_dim)
+        run("index-scores", 2.0 * inner * seen, reads + 4 * seen)
+        topk = float(tokens * (4 * seen + 4 * index.top_k))
+        self.work.forward.append(Operator("index-topk", "memory", 0.0, topk, kernels=2))
+        absorbed: Any = {"batch": heads, "precision": wide}
+        self.linear("absorb-key", tokens, latent.kv_rank, latent.nope_dim, **absorbed)
+        widths = self.element * (heads * (key + latent.kv_rank) + key)
+        run("core-attention", 2.0 * heads * kept * (key + latent.kv_rank), widths)
+        run("index-loss", 2.0 * heads * kept * key, self.element * (heads + 1) * key + 8 * kept)
+        self.linear("absorb-value", tokens, latent.value_dim, latent.kv_rank, **absorbed)
+        # Of the five products three are as wide as keys, two as values.
+        flops = 2.0 * heads * kept * (3 * key + 2 * latent.kv_rank)
+        run("core-attention-backward", flops, 2.5 * widths, backward=True)
+        run("index-scores-backward", 6.0 * inner * kept, 2.5 * reads + 8 * kept, backward=True)
+        if self.plan.cp > 1:
+            # Keys of both are gathered: a query may keep any.
+            size = float(self.element * tokens * self.plan.cp * (key + index.head_dim))
+            self.collective(
+                Collective("keys", "cp", "all_gather", size),
+                Collective("keys-backward", "cp", "reduce_scatter", size),
+            )
+
+    def _unfused_core(self, heads: int) -> None:
+        """Scores in memory: products, fused scale-mask-softmax, dropout (Megatron-LM)."""
+        llm, plan = self.llm, self.plan
+        s, b = llm.seq_len, plan.micro_batch
+        batch = b * heads
+        scores = float(batch * s * s)
+
+        def product(name: str, m: int, n: int, k: int) -> Operator:
+            flops = 2.0 * batch * m * n * k
+            bytes_moved = self.element * batch * (m * n + k * (m + n))
+            return Operator(name, "attention", flops, bytes_moved, m, n, k, batch, 1, self.wide)
+
+        self.work.forward.append(product("core-scores", s, s, llm.qk_dim))
+        self.memory("core-softmax", 4 * scores, 6 * scores)
+        if self.dropout:
+            self.memory("core-dropout", 5 * scores, 5 * scores)
+        self.work.forward.append(product("core-values", s, llm.value_dim, s))
+        self.work.backward.extend(
+            [
+                product("core-scores-dgrad", s, llm.qk_dim, s),
+                product("core-scores-wgrad", s, llm.qk_dim, s),
+                product("core-values-dgrad", s, s, llm.value_dim),
+                product("core-values-wgrad", s, llm.value_dim, s),
+            ]
+        )

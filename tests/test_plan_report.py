@@ -1,0 +1,64 @@
+"""Numbers of a search and of a prediction as people read them."""
+
+import json
+import re
+
+import pytest
+
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+from paceline.plan.interval import interval
+from paceline.plan.predict import predict
+from paceline.plan.search import search
+from paceline.report import prediction as prediction_report
+from paceline.report import search as report
+from paceline.units import GIB, day_count, dollars, gib, in_gib
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(6.05, "$6.05"), (99.994, "$99.99"), (60_048.4, "$60,048"), (4.612e6, "$4.61 million")],
+)
+def test_money_is_in_dollars_until_a_million(value, text):
+    assert dollars(value) == text
+
+
+def test_memory_is_in_gib_so_that_an_80_gb_gpu_has_80():
+    gpu = cluster_preset("a100-80g").gpu
+    assert in_gib(gpu.memory_bytes) == "80.0 GiB"
+    assert (gib(1.55 * GIB), in_gib(-GIB)) == ("1.6", "−1.0 GiB")
+
+
+def test_days_below_ten_have_three_digits():
+    assert [day_count(x) for x in (0.01653, 9.9961, 36.08, 1234.5)] == [
+        *("0.0165", "10.0", "36.1", "1,234.5")
+    ]
+
+
+@pytest.fixture(scope="module")
+def found():
+    llm, cluster = llm_preset("gpt2-355m"), cluster_preset("a100-80g")
+    return search(llm, cluster, 8, 64, tokens=1e9, max_vpp=1)
+
+
+def test_each_step_of_the_table_has_its_interval(found):
+    within = interval(found.llm, found.plan(0), found.cluster, found.step_time_s[0])
+    cells = dict(zip(report.columns(found), report.row(found, 0), strict=True))
+    assert cells["80% of steps"] == f"{within.low_s:#.3g}–{within.high_s:#.3g}"
+    assert cells["GiB"] == f"{found.memory_bytes[0] / 2**30:.1f}"
+    assert cells["cost"] == dollars(found.dollars[0])
+    record = json.loads(json.dumps(report.to_mapping(found, 1)))["plans"][0]
+    assert (record["low_s"], record["high_s"]) == (within.low_s, within.high_s)
+    screen = " ".join(" ".join(line.plain for line in report.lines(found, 2, 120)).split())
+    assert f"80% of measured steps lie within the seconds given ({within.about})" in screen
+
+
+def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):
+    prediction = predict(found.llm, found.plan(0), found.cluster, tokens=1e9)
+    screen = " ".join(line.plain for line in prediction_report.lines(prediction, 120))
+    spare, used, room = re.search(
+        r"fits, ([\d.]+) GiB to spare .*?: ([\d.]+) of ([\d.]+) GiB at", screen
+    ).groups()
+    assert room == "80.0"
+    reserve = prediction.rules.reserve * 80
+    assert float(spare) + float(used) + reserve == pytest.approx(80, abs=0.11)
