@@ -1,8 +1,11 @@
 """Remedies of FSDP and DDP programs against the changed jobs: ``python benchmarks/programs.py``.
 
 Random jobs (tests/sharded_jobs.py: another simulator, event by event) are traced and analysed; each
-promise is held against the job whose program is really changed. Prints the errors of the promised
-steps in % of the true ones, gains of the wrong sign, and how many true gains lie in the interval.
+promise is held against the job whose program is really changed. So are jobs whose passes hold
+collectives of tensor-, expert- or context-parallel ranks (tests/peer_jobs.py): a slow GPU of a
+group, a slow connection, uneven experts or sequences, each against the same job without it. Prints
+the errors of the promised steps in % of the true ones, gains of the wrong sign, and how many true
+gains lie in the interval.
 The second table holds what is said of the arrangement of communication against the job run without
 those transfers.
 """
@@ -20,10 +23,14 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case
+from paceline.trace import Job
+from paceline.trace.door import arrange
 from paceline.whatif import analyze
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from peer_jobs import even, runs, tokens
+from program_jobs import columns_of
 from sharded_jobs import BucketedJob, ShardedJob
 
 KINDS = {kind.name: kind for kind in REMEDIES}
@@ -73,8 +80,62 @@ def _faults(rng, dp):
     return {"jitter": rng.choice((0.01, 0.05, 0.15)), "slow": slow, "pause_s": pause_s}
 
 
+#: What is uneven or slow -> the remedy that takes it away.
+PEER_REMEDIES = {
+    "gpu": "replace-worker",
+    "connection": "fix-peer-network",
+    "experts": "balance-experts",
+    "sequences": "balance-context",
+}
+
+
+def random_peers(seed):
+    """(cause, steps of a job with it, steps of the job without it)."""
+    rng = random.Random(f"peers/{seed}")
+    cause = rng.choice(sorted(PEER_REMEDIES))
+    of_group = cause in ("gpu", "connection")
+    dp, peers = (rng.choice((2, 4)), rng.choice((2, 4, 8))) if of_group else (4, 1)
+    dp, peers = (1, 4) if cause == "sequences" else (dp, peers)
+    slow, factor = rng.randrange(dp * peers), rng.uniform(1.1, 2.0)
+    times = rng.uniform(2.0, 6.0)
+
+    def slow_gpu(step, replica, nth, label):
+        return factor if replica == slow and label.endswith("compute") else 1.0
+
+    def slow_connection(step, replica, nth, label):
+        here = replica // peers == slow // peers
+        return times if here and label == "tensor-comm" else 1.0
+
+    faulty = {"gpu": slow_gpu, "connection": slow_connection}.get(cause)
+    kind = {"experts": "expert-comm", "sequences": "context-comm"}.get(cause, "tensor-comm")
+    shape = {"dp": dp, "peers": peers, "jitter": rng.choice((0.01, 0.03, 0.1)), "seed": seed}
+    with_it = runs(kind, faulty or tokens(rng.uniform(0.2, 0.9)), **shape)
+    return cause, with_it, runs(kind, even, **shape)
+
+
+def _context_job(cause):
+    """The degrees, where rows do not tell them: peers are tensor-parallel unless a job says so."""
+    return Job(1, 1, dsp_size=4, world_size=4) if cause == "sequences" else None
+
+
+def peer_promise(seed):
+    """(remedy, its promise or None, seconds of the job now, of the job without the cause)."""
+    cause, now, without = random_peers(seed)
+    remedy = KINDS[PEER_REMEDIES[cause]]
+    try:
+        promise = remedy.proposed(_case(arrange(columns_of(now), _context_job(cause))))
+    except NotApplicableError:
+        promise = None
+    now_s, true_s = (float(np.mean([run.step_s for run in some])) for some in (now, without))
+    return f"{remedy.name} ({cause})", promise, now_s, true_s
+
+
 def case_of(job, **options):
-    measured = from_trace(job.trace(), keep_clocks=True)
+    return _case(job.trace(), **options)
+
+
+def _case(trace, **options):
+    measured = from_trace(trace, keep_clocks=True)
     result = analyze(measured)
     return Case(measured, result, diagnose(measured, result), None, None, options)
 
@@ -106,6 +167,14 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     rows = defaultdict(list)
+
+    def hold(name, remedy, now_s, true_s, seed):
+        low, high = remedy.interval
+        gain = 1 - true_s / now_s
+        inside = low - 1e-9 <= gain <= high + 1e-9
+        error = abs(remedy.step_time_s / true_s - 1)
+        rows[name].append((error, gain, remedy.gain, inside, seed))
+
     for seed in range(args.seeds * args.jobs):
         sharded, bucketed = random_sharded(seed), random_bucketed(seed)
         told = {"latency_us": bucketed.latency_s * 1e6}
@@ -118,13 +187,11 @@ def main():
             for remedy in promises(job, **options):
                 if sort and remedy.remedy != "bucket-size":
                     continue
-                true_s = changed(job, remedy).step_s()
-                low, high = remedy.interval
-                gain = 1 - true_s / now_s
-                inside = low - 1e-9 <= gain <= high + 1e-9
-                rows[remedy.remedy + sort].append(
-                    (abs(remedy.step_time_s / true_s - 1), gain, remedy.gain, inside, seed)
-                )
+                hold(remedy.remedy + sort, remedy, now_s, changed(job, remedy).step_s(), seed)
+    for seed in range(args.seeds * args.jobs):
+        name, promise, now_s, true_s = peer_promise(seed)
+        if promise is not None:
+            hold(name, promise, now_s, true_s, seed)
     print(
         f"{'remedy':32}{'applied':>8}{'median':>8}{'95%':>7}{'largest':>9}{'over 3%':>9}"
         f"{'wrong sign':>12}{'in interval':>13}"

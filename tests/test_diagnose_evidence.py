@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from paceline.diagnose.groups import (
     _on_time,
     _Others,
     _rows,
+    slow_groups,
 )
 from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
 from paceline.graph import from_trace
@@ -506,3 +508,20 @@ def test_causes_are_looked_for_from_half_a_percent_on(monkeypatch, slowdown, loo
     found = diagnose(None, result)
     assert found.findings == (("a cause",) if looked_for else ())
     assert found.slowdown_interval == pytest.approx((1.05, 1.95))
+
+
+@pytest.mark.parametrize(("above", "slow"), [(20, True), (16, True), (12, False)])
+def test_a_group_is_slow_only_if_most_of_its_collectives_are(above, slow):
+    """Ten collectives in two steps: their sum is 2.2 times that of the other group, twice."""
+    each = np.where(np.arange(20) < above, 3.0, 0.5).reshape(10, 2)
+    usual = group(np.full((2, 2), 1.0))
+    long = replace(group(np.full((2, 2), 2.2)), each=lambda: each)
+    entries = slow_groups([usual, long])
+    assert [entry.group is long for entry in entries] == [True] * slow
+    if slow:
+        # Chernoff's bound for either of two groups.
+        share = above / 20
+        bound = (
+            (0.5 / share) ** above * (0.5 / (1 - share)) ** (20 - above) if share < 1 else 0.5**20
+        )
+        assert entries[0].chance == pytest.approx(2 * bound)

@@ -93,6 +93,12 @@ TRUST = Trust(misfit=0.0, doubtful=False, clock_doubt_s=0.0, transfer_s=1.0, n_s
         ({"n_steps": 2}, "worker", 0.9),
         ({"n_steps": 3}, "worker", 0.95),
         ({"n_steps": 4}, "worker", 1.0),
+        ({"n_steps": 9}, "worker", 1.0),
+        ({"n_steps": 9}, "dp-network", 10 / 11),  # Laplace's rule of succession
+        ({"n_steps": 9}, "link", 1.0),
+        ({"n_steps": 9, "programmed": False}, "dp-network", 1.0),
+        ({"n_steps": 2}, "peer-network", 0.9 * 3 / 4),
+        ({"n_steps": 10}, "peer-network", 1.0),
         ({"misfit": 0.02}, "worker", 0.9),  # five times as much
         ({"misfit": 0.5}, "worker", 0.3),  # at worst
         ({"doubtful": True}, "worker", 0.8),
@@ -119,6 +125,7 @@ def test_a_simulation_slower_than_the_trace_is_wrong():
     kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.GRADS_REDUCE_SCATTER,
                       OpKind.OPTIMIZER])  # fmt: skip
     graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 4), n_dp=2, n_pp=1)
+    graph.programmed = False
     measured = SimpleNamespace(
         graph=graph,
         clocks=SimpleNamespace(doubt_s=0.5),
@@ -398,9 +405,11 @@ def test_the_order_of_causes_outside():
         step_modes=TwoModes(jump > 1.1, 1.2),
     )  # fmt: skip
     kinds = np.array([OpKind.FORWARD_COMPUTE])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1)
     measured = SimpleNamespace(
-        overlap_s=np.zeros(30), graph=graph, durations=SimpleNamespace(blocks=[jump[None, :, None]])
+        overlap_s=np.zeros(30),
+        graph=graph,
+        durations=SimpleNamespace(blocks=[jump[None, :, None]], graph=graph),
     )
     found = outside.outside_causes(measured, result, MEAN[30])
     assert [finding.id for finding in found] == ["change-point", "launch-delay"]

@@ -6,15 +6,17 @@ import pytest
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
+from paceline.trace import Job
+from paceline.trace.door import arrange
 from paceline.whatif import analyze
 from peer_jobs import even, runs, slow_connection, slow_gpu, tokens
-from program_jobs import trace_of_runs
+from program_jobs import columns_of
 
 NEAR = 0.03  # of the step: the rule of benchmarks/truth.py
 
 
-def advised(some):
-    measured = from_trace(trace_of_runs(some), keep_clocks=True)
+def advised(some, job=None):
+    measured = from_trace(arrange(columns_of(some), job), keep_clocks=True)
     result = analyze(measured)
     case = Case(measured, result, diagnose(measured, result))
     return result, advise(case, REMEDIES)
@@ -76,7 +78,12 @@ def test_even_experts_are_no_finding():
 
 
 def test_uneven_context_ranks_are_told():
-    job = {"dp": 4, "peers": 1}
-    trace = trace_of_runs(runs("context-comm", tokens(0.6), **job), group=None)
-    measured = from_trace(trace, keep_clocks=True)
-    assert measured.graph.n_dp == 4
+    """Peers are context-parallel where the job says so; rows alone do not tell."""
+    some, even_ones = (runs("context-comm", f, dp=1, peers=4) for f in (tokens(0.6), even))
+    job = Job(1, 1, dsp_size=4, world_size=4)
+    _, advice = advised(some, job)
+    assert found(advice, "context-imbalance") is not None
+    assert found(advice, "worker") is None
+    assert gain_of(advice, "balance-context") == pytest.approx(mean_s(even_ones), rel=NEAR)
+    _, advice = advised(even_ones, job)
+    assert found(advice, "context-imbalance") is None

@@ -131,6 +131,12 @@ def groups_that_change(table):
     return with_column(table, "group", np.where(step == 2, 0, dp))
 
 
+def groups_of_one(table):
+    """Each rank writes its own number instead of one that all write who meet."""
+    gathers = column(table, "optype") == "params-all-gather"
+    return with_column(table, "group", np.where(gathers, column(table, "dp_rank"), -1))
+
+
 def of_kind(label):
     return lambda table: column(table, "optype") == label
 
@@ -200,6 +206,20 @@ def test_one_step_with_another_program_is_left_out(change, table, tmp_path):
     measured = from_trace(paceline.load(tmp_path / "mixed.parquet"))
     assert list(measured.left_out) == [1]
     assert "dp 1, stage 0" in measured.left_out[1]
+
+
+def test_ranks_that_all_name_groups_of_their_own_are_said(table, tmp_path):
+    pq.write_table(groups_of_one(table), tmp_path / "alone.parquet")
+    (doubt,) = [
+        d
+        for d in from_trace(paceline.load(tmp_path / "alone.parquet")).doubts
+        if d.code == "groups-of-one"
+    ]
+    assert doubt.text.startswith("each rank is alone in its groups of params-all-gather, so")
+    assert doubt.numbers == {"kinds": 1}
+    pq.write_table(table, tmp_path / "all.parquet")
+    usual = from_trace(paceline.load(tmp_path / "all.parquet"))
+    assert "groups-of-one" not in {d.code for d in usual.doubts}
 
 
 def test_rows_without_a_program_beside_rows_with_one(table, tmp_path, capsys):

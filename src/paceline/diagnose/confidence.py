@@ -19,6 +19,12 @@ from paceline.whatif import WhatIf
 #: A finding of few steps is trusted less: number of steps -> factor.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
+#: A pattern of all n steps is in the next one with a chance of (n + 1) / (n + 2) (Laplace's rule of
+#: succession). It lowers groups under this number of steps: others on a network or a host slow
+#: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
+#: transfers a step, and groups of whole passes are calibrated without.)
+SUCCESSION_BELOW = 10
+
 #: Factor where another reading fits as well.
 AMBIGUOUS_FACTOR = 0.6
 
@@ -32,6 +38,9 @@ DOUBTFUL_FACTOR = 0.8
 #: Causes that rest on comparing the clocks of several workers.
 CLOCK_CAUSES = ("link", "dp-network")
 
+#: Causes that rest on what groups take in a step.
+GROUP_CAUSES = ("dp-network", "peer-network")
+
 
 @dataclass(frozen=True)
 class Trust:
@@ -43,6 +52,7 @@ class Trust:
         clock_doubt_s: seconds by which times of different workers may disagree.
         transfer_s: mean seconds of transfers of a worker in a step.
         n_steps: steps analysed.
+        programmed: whether programs are recorded.
     """
 
     misfit: float
@@ -50,6 +60,7 @@ class Trust:
     clock_doubt_s: float
     transfer_s: float
     n_steps: int
+    programmed: bool = True
 
     @classmethod
     def of(cls, measured: Measured, result: WhatIf) -> Trust:
@@ -62,6 +73,7 @@ class Trust:
             clock_doubt_s=measured.clocks.doubt_s,
             transfer_s=_transfer_s(measured),
             n_steps=len(result.steps),
+            programmed=measured.graph.programmed,
         )
 
     def confidence(self, candidate: Candidate, agreeing: float) -> float:
@@ -72,6 +84,9 @@ class Trust:
             agreeing: share of the resamples of the steps in which it persists.
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
+        few = self.programmed and self.n_steps < SUCCESSION_BELOW
+        if few and candidate.cause in GROUP_CAUSES:
+            factor *= (self.n_steps + 1) / (self.n_steps + 2)
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
         factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
         factor *= AMBIGUOUS_FACTOR if candidate.ambiguous else 1.0

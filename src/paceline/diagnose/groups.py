@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -39,6 +39,10 @@ FEW_MEMBERS = 0.25
 
 MAX_LISTED = 256
 
+#: A group of several collectives a step is slow if noise puts as many of them above the usual time
+#: in under this share of jobs. At most ``MAX_EACH`` of them are looked at.
+MAX_CHANCE_OF_EACH, MAX_EACH = 0.05, 64
+
 
 @dataclass(frozen=True)
 class Group:
@@ -50,6 +54,8 @@ class Group:
         times: [step, member] transfer times over the usual one of the kind.
         workers: [member] (dp, pp).
         usual_s: the usual time, seconds.
+        each: gives [collective, step] the middle member's time over the usual one of this
+            collective, of some of them; None where it is one.
     """
 
     kind: OpKind
@@ -58,6 +64,7 @@ class Group:
     times: Array
     workers: Sequence[tuple[int, int]]
     usual_s: float
+    each: Callable[[], Array] | None = None
 
     @cached_property
     def level(self) -> Array:
@@ -68,12 +75,21 @@ class Group:
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """A group that is slow: always, or in some steps."""
+    """A group that is slow: always, or in some steps.
+
+    Attributes:
+        group: which.
+        factor: its time over the usual one, in these steps.
+        steps: [step] those in which it is slow.
+        lasting: whether that is all of them.
+        chance: bound on the chance that noise shows its collectives as slow.
+    """
 
     group: Group
     factor: float
     steps: npt.NDArray[np.bool_]
     lasting: bool
+    chance: float = 0.0
 
     @property
     def excess_s(self) -> float:
@@ -124,8 +140,35 @@ def _groups(durations: Durations, ideal: Array) -> list[Group]:
         for number in np.unique(sets).tolist():
             own = np.flatnonzero(sets == number)
             met = [workers[at] for at in own.tolist()]
-            groups.append(Group(meeting.kind, meeting.stage, ops, times[:, own], met, usual_s))
+            each = None if len(of_meeting) == 1 else each_of(durations, ideal, of_meeting, own)
+            groups.append(
+                Group(meeting.kind, meeting.stage, ops, times[:, own], met, usual_s, each)
+            )
     return groups
+
+
+def each_of(
+    durations: Durations,
+    ideal: Array,
+    of_meeting: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
+    own: npt.NDArray[np.int64],
+) -> Callable[[], Array]:
+    """The function ``Group.each`` of the members ``own`` of some collectives."""
+
+    def each() -> Array:
+        few = of_meeting[:: -(-len(of_meeting) // MAX_EACH)]
+        return np.stack(
+            [
+                robust.median(
+                    np.concatenate([durations.row(op) for op in members.tolist()], axis=1)[:, own],
+                    axis=1,
+                )
+                / max(float(ideal[members[0]]), 1e-9)
+                for members in few
+            ]
+        )
+
+    return each
 
 
 class _Meeting(NamedTuple):
@@ -205,7 +248,10 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     if len(levels) and factor >= max(
         SLOW_TIMES, float(np.exp(min(OUTLIER_SIGMAS * noise.max(), 50.0)))
     ):
-        return SlowGroup(group, factor, np.ones(len(level), dtype=bool), True)
+        every = np.ones(len(level), dtype=bool)
+        chance = _chance_of_each(group, every, len(others.typical))
+        if chance < MAX_CHANCE_OF_EACH:
+            return SlowGroup(group, factor, every, True, chance)
     late = level > LATE_TIMES * usual
     if late.sum() < FLAP_STEPS or late.mean() < FLAP_SHARE:
         return None
@@ -216,7 +262,22 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     # Alone, a group shows no usual share of late steps: only a mode of their own does.
     if not (two_apart or (len(levels) and chance < MAX_CHANCE)):
         return None
-    return SlowGroup(group, float(np.median(level[late])) / usual, late, False)
+    chance = _chance_of_each(group, late, len(others.typical))
+    if chance >= MAX_CHANCE_OF_EACH:
+        return None
+    return SlowGroup(group, float(np.median(level[late])) / usual, late, False, chance)
+
+
+def _chance_of_each(group: Group, steps: npt.NDArray[np.bool_], n_groups: int) -> float:
+    """Bound on the chance that noise alone puts as many collectives of some steps above the usual.
+
+    A slow network slows all of them. Of jitter, a few that took long may make the sum of a step
+    large, which few steps do not tell apart: half of the collectives then are below the usual.
+    """
+    if group.each is None:
+        return 0.0
+    above = group.each()[:, steps] > 1
+    return min(1.0, n_groups * robust.chance_of_count(int(above.sum()), above.size, 0.5))
 
 
 def _of_groups(
@@ -242,6 +303,7 @@ def _of_groups(
         evidence,
         Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
         _ambiguity(worst, one_of_several="workers" in place),
+        worst.chance,
     )
 
 

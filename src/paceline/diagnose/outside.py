@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
+from paceline.diagnose.slow_steps import with_worker
 from paceline.graph import Measured
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
@@ -35,7 +36,8 @@ def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list
     over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
     if over_time == [None, None] and not result.straggling:
         over_time = [_two_modes(measured, result, resamples)]
-    findings = [finding for finding in (delays, *over_time) if finding is not None]
+    longer = [with_worker(f, measured, result) for f in over_time if f is not None]
+    findings = [*([delays] if delays else []), *longer]
     return sorted(findings, key=lambda finding: -finding.share_of_step)
 
 

@@ -16,6 +16,7 @@ from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.groups import (
     Group,
     SlowGroup,
+    each_of,
     group_evidence,
     healthy,
     in_steps,
@@ -96,7 +97,9 @@ def _groups(durations: Durations, ideal: Array) -> Iterator[Group]:
                     if len(met) < 2:
                         continue
                     workers = [(int(replica), stage) for replica in met]
-                    yield Group(kind, stage, own, times[:, met], workers, usual_s)
+                    one_each = own.reshape(-1, 1)
+                    each = None if len(own) == 1 else each_of(durations, ideal, one_each, met)
+                    yield Group(kind, stage, own, times[:, met], workers, usual_s, each)
 
 
 def _of_groups(
@@ -114,6 +117,7 @@ def _of_groups(
         "a group whose members send more than others' takes longer in all steps, too"
         if worst.lasting
         else "",
+        worst.chance,
     )
 
 

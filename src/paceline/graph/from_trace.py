@@ -24,6 +24,7 @@ from paceline.trace.warning import (
     CLOCKS_KEPT,
     CLOCKS_OPEN,
     COMPUTES_OVERLAP,
+    GROUPS_OF_ONE,
     LATE_ENDS,
     NO_NOOPS,
     STEPS_LEFT_OUT,
@@ -141,6 +142,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         doubts=(
             *(Warning("", text) for text in trace.warnings),
             *_structure_warnings(trace, graph, structure.left_out),
+            *_group_notes(graph),
             *_late_notes(estimated, end),
             *_overlap_notes(overlaps),
             *gaps.notes(),
@@ -180,6 +182,26 @@ def _structure_warnings(
         spread = {"most": float(counts.max()), "mean": float(counts.mean())}
         warnings.append(Warning(UNEQUAL_MICROBATCHES, text, spread))
     return warnings
+
+
+def _group_notes(graph: StepGraph) -> list[Warning]:
+    """Collectives whose ranks all name groups of their own, and so never wait for each other."""
+    alone = np.flatnonzero((np.sort(graph.families, axis=1) == np.arange(graph.n_dp)).all(axis=1))
+    if graph.n_dp == 1 or not len(alone):
+        return []
+    grouped = np.flatnonzero(graph.group >= 0)
+    of_alone = grouped[np.isin(graph.family[graph.group[grouped]], alone)]
+    # A link of a ring joins two of its ranks, and leaves the others alone.
+    kinds = [OpKind(int(kind)) for kind in np.unique(graph.kind[of_alone])]
+    labels = [kind.label for kind in kinds if kind != OpKind.CONTEXT_COMM]
+    if not labels:
+        return []
+    text = (
+        f"each rank is alone in its groups of {', '.join(labels)}, so nobody waits for anybody "
+        "there; ranks that meet must write the same number into the column group, such as the "
+        "lowest of their ranks"
+    )
+    return [Warning(GROUPS_OF_ONE, text, {"kinds": len(labels)})]
 
 
 def _late_notes(estimated: int, end: Durations) -> list[Warning]:

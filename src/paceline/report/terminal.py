@@ -18,7 +18,7 @@ from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper, of_which_lasts
 from paceline.trace import Job
-from paceline.trace.warning import STEPS_LEFT_OUT, USUAL, Warning
+from paceline.trace.warning import FEW_STEPS, STEPS_LEFT_OUT, USUAL, Warning
 from paceline.units import count, seconds
 from paceline.whatif import WhatIf
 
@@ -123,6 +123,13 @@ def _job_line(report: JobReport) -> str:
     return f"{name}{size_and_steps(report.job, report.steps)}"
 
 
+def _none_shows(report: JobReport) -> bool:
+    """Whether few steps vary, and nothing in them repeats."""
+    few = any(warning.code == FEW_STEPS for warning in report.warnings)
+    inside = [finding for finding in report.diagnosis.findings if finding.share is not None]
+    return few and report.straggling and [f.cause for f in inside] == ["unexplained"]
+
+
 def _verdict(report: JobReport, width: int) -> list[Text]:
     excess = report.lasting_slowdown - 1
     if report.healthy and "forward-compute" in report.not_judged:
@@ -132,7 +139,14 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = f"S says nothing: it is {report.slowdown:.2f}, faster than its reference"
         style = "bold yellow"
     elif not report.healthy and not report.straggling:
-        text = f"Stragglers cost little ({max(report.waste, 0):.1%}), but steps come in two lengths"
+        cost = max(1 - 1 / report.lasting_slowdown, 0)
+        text = f"Stragglers cost little ({cost:.1%}), but steps come in two lengths"
+        style = "bold yellow"
+    elif _none_shows(report):
+        text = (
+            f"Steps are {report.lasting_slowdown:.2f} times as long as they could be, but no "
+            f"straggler shows in {count(len(report.steps), 'step')}"
+        )
         style = "bold yellow"
     elif report.healthy:
         text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"

@@ -125,7 +125,7 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
 
 
 def _cost(report: JobReport) -> str:
-    return percent(max(report.waste, 0.0))
+    return percent(max(1 - 1 / report.lasting_slowdown, 0.0))
 
 
 def _verdict(report: JobReport, finding: Finding | None) -> str:
@@ -190,11 +190,17 @@ def _delay(_: JobReport, finding: Finding) -> str:
 
 
 def _drift(report: JobReport, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
     change = finding.evidence.get("change")
     if change is not None:
-        return f"steps become {percent(abs(change))} {'slower' if change > 0 else 'faster'}"
+        of_worker = f" by worker {worker(places[0])}" if places else ""
+        direction = "slower" if change > 0 else "faster"
+        return f"steps become {percent(abs(change))} {direction}{of_worker}"
     steps = finding.evidence.get("steps") or []
-    return f"{len(steps):,} of {count(len(report.steps), 'step')} take longer"
+    in_steps = f"{len(steps):,} of {count(len(report.steps), 'step')}"
+    if places:
+        return f"worker {worker(places[0])} computes longer in {in_steps}"
+    return f"{in_steps} take longer"
 
 
 #: Cause -> its few words; of causes that are not here the finding's own text.

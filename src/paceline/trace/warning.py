@@ -31,6 +31,8 @@ LATE_ENDS = "late-ends"
 COMPUTES_OVERLAP = "computes-overlap"
 #: Sends and recvs were matched without the no-ops of chunks.
 NO_NOOPS = "no-noops"
+#: Each rank is alone in the groups that it names.
+GROUPS_OF_ONE = "groups-of-one"
 #: Replicas have unequal numbers of microbatches, which S does not show.
 UNEQUAL_MICROBATCHES = "unequal-microbatches"
 #: Worker clocks differ, and were corrected or not.
@@ -39,6 +41,8 @@ CLOCKS_CORRECTED, CLOCKS_KEPT, CLOCKS_OPEN = "clocks-corrected", "clocks-kept", 
 LAUNCH_DELAYS = "launch-delays"
 #: Times that contradict each other became 0.
 IMPOSSIBLE_TIMES = "impossible-times"
+#: Few steps were analysed.
+FEW_STEPS = "few-steps"
 #: Times are rounded so coarsely that rounding looks like variation.
 COARSE_TIMES = "coarse-times"
 #: Slowdowns may be too low, as unlike no-ops were merged.

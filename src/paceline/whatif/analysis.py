@@ -22,6 +22,7 @@ from paceline.whatif.doubts import (
     peers_of,
     reference_notes,
     resolution_doubts,
+    step_doubts,
 )
 from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.lasting import lasting
@@ -73,6 +74,7 @@ def analyze(
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
     t_paper = _ideal_by_paper(measured, judged_by, slow)
     doubts = (
+        *step_doubts(measured.durations),
         *delay_doubts(discrepancy, delay),
         *clock_doubts(replay_error, clamped),
         *resolution_doubts(measured.durations),

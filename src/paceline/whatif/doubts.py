@@ -10,6 +10,7 @@ from paceline.trace import KIND_GROUPS, OpKind
 from paceline.trace.kinds import DP_KINDS, MEAN_KINDS, P2P_KINDS
 from paceline.trace.warning import (
     COARSE_TIMES,
+    FEW_STEPS,
     IMPOSSIBLE_TIMES,
     LAUNCH_DELAYS,
     NO_PEERS,
@@ -24,6 +25,9 @@ from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
 
+#: Fewer steps do not show how much steps differ: their median still holds what passes.
+ENOUGH_STEPS = 10
+
 #: Above this the replay of a trace says that its times contradict each other.
 MAX_REPLAY_ERROR = 0.001
 
@@ -35,6 +39,19 @@ COARSE = 0.05
 
 #: Grids that clocks and files have, seconds; values looked at, and how near to the grid they lie.
 GRIDS_S, GRID_SAMPLES, ON_GRID = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), 2048, 1e-3
+
+
+def step_doubts(durations: Durations) -> list[Warning]:
+    """How sure findings of few steps can be, where medians over steps tell what lasts."""
+    n_steps = durations.n_steps
+    if n_steps >= ENOUGH_STEPS or not durations.graph.programmed:
+        return []
+    steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
+    text = (
+        f"only {steps} analysed: they do not show how much steps differ. Variation that passes "
+        f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more"
+    )
+    return [Warning(FEW_STEPS, text, {"steps": n_steps})]
 
 
 def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:

@@ -321,6 +321,9 @@ def _odd(evidence: Evidence) -> Phrases:
     if fast is not None and slow is not None:
         yield f"these steps take {seconds(slow)}, the others {seconds(fast)}"
     by_kind = evidence.get("slow_over_fast_by_kind") or {}
+    then, others = (_number(evidence, f"{key}_then_over_else") for key in ("compute", "others"))
+    if then is not None and others is not None:
+        yield f"the worker computes {times(then)} as long then, others at most {times(others)}"
     ratios = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
     if ratios:
         yield f"what operations take then, over the other steps: {several(ratios, MAX_NAMED)}"

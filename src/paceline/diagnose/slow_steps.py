@@ -1,0 +1,125 @@
+"""The worker whose computes make some steps longer than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.finding import Finding
+from paceline.graph import Durations, Measured
+from paceline.trace.kinds import PASSES
+from paceline.whatif import WhatIf
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+_COMPUTES = np.array([int(kind) for kind in PASSES])
+
+#: A worker stands out if what it computes longer is this share of what the steps take longer ...
+MIN_PART = 0.5
+
+#: ... and this many times what any other worker computes longer ...
+MIN_TIMES_NEXT = 4.0
+
+#: ... in this share of the slow steps, two at least: of one step the longest of many pauses tells.
+MIN_STEPS, MIN_STEP_SHARE = 2, 0.75
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """The one worker that computes longer in some steps.
+
+    Attributes:
+        dp, stage: which.
+        times: its typical seconds of compute in these steps over those in the others.
+        others: the same of the other worker that grows most.
+    """
+
+    dp: int
+    stage: int
+    times: float
+    others: float
+
+
+def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding:
+    """The finding that some steps are longer, with the worker that computes longer in them.
+
+    It stays as it is where that is no single worker, and where it names no steps.
+    """
+    slow = _longer_steps(finding, result.steps)
+    if slow is None or not 0 < slow.sum() < len(slow):
+        return finding
+    typical_s = [float(np.median(result.traced_s[steps])) for steps in (slow, ~slow)]
+    who = slow_worker(measured.durations, slow, typical_s[0] - typical_s[1])
+    if who is None:
+        return finding
+    name = measured.graph.worker_name(who.dp, who.stage)
+    return replace(
+        finding,
+        text=f"{finding.text}; worker {name} computes {who.times:.2f}x as long then, no other "
+        f"more than {max(who.others, 1.0):.2f}x",
+        where={**finding.where, "workers": [[who.dp, who.stage]]},
+        evidence={
+            **finding.evidence,
+            "compute_then_over_else": who.times,
+            "others_then_over_else": who.others,
+        },
+        ambiguous="the worker may have more work in these steps (longer sequences)",
+    )
+
+
+def _longer_steps(finding: Finding, steps: npt.NDArray[np.int64]) -> Mask | None:
+    """[step] those that a finding calls longer; None where it names none."""
+    if "steps" in finding.evidence:
+        return np.isin(steps, finding.evidence["steps"])
+    jump = finding.evidence.get("step")
+    if jump is None:
+        return None
+    behind: Mask = steps >= jump
+    return behind if finding.evidence["change"] > 0 else ~behind
+
+
+def slow_worker(durations: Durations, slow: Mask, longer_s: float) -> SlowWorker | None:
+    """The worker whose computes make steps longer; None where it is no single one.
+
+    This is what was measured, and says nothing of why: the worker may be slow, or have more to do.
+
+    Args:
+        durations: as measured.
+        slow: [step] the longer steps.
+        longer_s: by how much they typically are, seconds.
+    """
+    graph = durations.graph
+    if slow.sum() < MIN_STEPS or slow.all() or graph.n_dp * graph.n_pp == 1:
+        return None
+    seconds = _compute_s(durations)  # [stage, dp, step]
+    usual = np.median(seconds[..., ~slow], axis=2)
+    excess = seconds[..., slow] - usual[..., None]
+    typical = np.median(excess, axis=2)
+    stage, dp = (int(i) for i in np.unravel_index(int(typical.argmax()), typical.shape))
+    others = np.ones(typical.shape, dtype=bool)
+    others[stage, dp] = False
+    own = float(typical[stage, dp])
+    if own < MIN_PART * longer_s or own < MIN_TIMES_NEXT * float(typical[others].max()):
+        return None
+    on_top = excess[stage, dp] >= MIN_PART * longer_s
+    on_top &= excess[stage, dp] > excess[others].max(axis=0)
+    if on_top.sum() < max(MIN_STEPS, MIN_STEP_SHARE * slow.sum()):
+        return None
+    times = 1 + typical / np.maximum(usual, 1e-12)
+    return SlowWorker(dp, stage, float(times[stage, dp]), float(times[others].max()))
+
+
+def _compute_s(durations: Durations) -> Array:
+    """[stage, dp, step] seconds of the computes of a worker."""
+    graph = durations.graph
+    seconds = np.zeros((graph.n_pp, graph.n_dp, durations.n_steps))
+    for v, dps in enumerate(graph.variant_dps):
+        span, block = graph.variant_ops(v), durations.block(v)
+        computes = np.flatnonzero(np.isin(graph.kind[span], _COMPUTES))
+        for stage in range(graph.n_pp):
+            own = computes[graph.pp[span][computes] == stage]
+            seconds[stage, dps] = block[own].sum(axis=0).T
+    return seconds
