@@ -3,8 +3,8 @@
 Three clocks meet. The plugin's host times are the wall clock of the rank's host. A profile's times
 are the same wall clock as CUPTI and Kineto convert it. The hooks' times start at that wall clock
 when the job begins. From there on they follow the monotonic clock. The exchange of clocks gives
-them on rank 0's clock. So each rank's calls themselves show the offset between the plugin and the other file. The
-spread of the offset shows whether they are the same calls at all.
+them on rank 0's clock. So each rank's calls themselves show the offset between the plugin and the
+other file. The spread of the offset shows whether they are the same calls at all.
 """
 
 from __future__ import annotations
