@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
+from paceline.diagnose.regimes import find_jump
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
@@ -44,6 +45,7 @@ def found(steps, *parts):
         ((10, 20), ({}, WORKER), "from step 10 on", range(10, 30)),
         ((15, 15), ({}, WORKER), "from step 15 on", range(15, 30)),
         ((20, 10), (WORKER, {}), "before step 20", range(20)),
+        ((6, 5), ({}, WORKER), "from step 6 on", range(6, 11)),
     ],
 )
 def test_a_worker_that_is_slow_in_part_of_the_trace(steps, parts, when, named):
@@ -79,3 +81,12 @@ def test_three_slow_steps_are_no_part():
     findings = found((20, 3), {}, WORKER)
     assert "from step" not in findings["worker"].text
     assert "3 of 23 steps" in findings["worker"].text
+
+
+def test_a_dozen_steps_of_noise_do_not_jump():
+    """Two sides that do not overlap, in fewer than one of a thousand draws."""
+    rng = np.random.default_rng(5)
+    jumps = [find_jump(rng.normal(1, 0.05, 12)).p_value <= 0.001 for _ in range(2000)]
+    assert sum(jumps) <= 2
+    heavy = [find_jump(1 + 0.05 * rng.standard_t(2, 12)).p_value <= 0.001 for _ in range(2000)]
+    assert sum(heavy) <= 2

@@ -124,11 +124,11 @@ def _trend(steps: Array, times: Array) -> _Shape:
 
 
 def _break(steps: Array, times: Array) -> _Shape:
-    """One jump: its significance by Pettitt's test, its place by the least absolute error."""
+    """One jump: its place is that of the least absolute error."""
     jump = find_jump(times)
     fitted = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     step = int(steps[jump.at])
-    evidence = {"step": step, "test": "Pettitt"}
+    evidence = {"step": step, "test": jump.test}
     return _Shape("change-point", f"at step {step}", fitted, jump.p_value, evidence)
 
 

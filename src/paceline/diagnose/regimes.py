@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations
@@ -23,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 #: A jump counts if it changes the step time by this share, if chance would show it in one trace of
 #: a thousand, and if as many steps lie on either side.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
+
+_TINY_S = 1e-9
 
 #: The step axis of a factor of computes, of an excess, and of a factor of transfers.
 _FACTOR_AXIS, _EXCESS_AXIS, _SCALED_AXIS = 3, 2, 1
@@ -35,21 +38,21 @@ class Jump:
     Attributes:
         at: index of the first step behind it.
         before_s, after_s: median step times.
-        p_value: of no jump (Pettitt's test).
+        p_value: of no jump.
+        test: that says so: "Pettitt" by ranks; "Student" where the sides do not overlap, for a
+            dozen steps have too few ranks.
     """
 
     at: int
     before_s: float
     after_s: float
     p_value: float
+    test: str
 
 
 def find_jump(times: Array) -> Jump:
     """The likeliest jump in [step] times: its place is that of the least absolute error."""
     n = len(times)
-    rank = np.argsort(np.argsort(times)) + 1
-    score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
-    p = min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
     levels = [(np.median(times[:at]), np.median(times[at:])) for at in range(1, n)]
     errors = [
         np.abs(times[:at] - before).sum() + np.abs(times[at:] - after).sum()
@@ -57,7 +60,31 @@ def find_jump(times: Array) -> Jump:
     ]
     at = int(np.argmin(errors)) + 1
     before, after = levels[at - 1]
-    return Jump(at, float(before), float(after), p)
+    logs = np.log(np.maximum(times, _TINY_S))  # slow steps are late by some factor
+    chance, test = _pettitt(times), "Pettitt"
+    if chance > MAX_CHANCE and (by_size := _student(logs[:at], logs[at:])) < chance:
+        chance, test = by_size, "Student"
+    return Jump(at, float(before), float(after), chance, test)
+
+
+def _pettitt(times: Array) -> float:
+    """Chance of such ranks without a jump (Pettitt 1979)."""
+    n = len(times)
+    rank = np.argsort(np.argsort(times)) + 1
+    score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
+    return min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
+
+
+def _student(before: Array, after: Array) -> float:
+    """Chance of sides so far apart, at the best of all places; 1 where they overlap or are few."""
+    low, high = sorted((before, after), key=lambda side: float(np.median(side)))
+    n = len(before) + len(after)
+    if low.max() >= high.min() or min(len(low), len(high)) < MIN_STEPS:
+        return 1.0
+    squares = sum(float(np.square(side - side.mean()).sum()) for side in (low, high))
+    error = math.sqrt(squares / (n - 2) * (1 / len(low) + 1 / len(high)))
+    t = np.array(float(high.mean() - low.mean()) / max(error, 1e-12))
+    return min(1.0, 2 * (n - 1) * float(robust.student_chance(t, n - 1)))
 
 
 def with_slower_part(
