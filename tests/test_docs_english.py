@@ -97,6 +97,41 @@ def test_prose_of_a_source():
     ]
 
 
+#: The sections of a docstring whose indented lines are entries, and where an entry begins.
+_SECTION = re.compile(
+    r"^(?:Args|Attributes|Returns|Yields|Raises):\n((?:(?: {4}[^\n]*)?\n)+)", re.M
+)
+_ENTRY = re.compile(r"^ {4}(?=\S[^\n:]*: )", re.M)
+
+
+def with_entries(text):
+    """The text of a docstring with the entries of its sections as paragraphs of their own."""
+    return _SECTION.sub(
+        lambda match: "\n" + re.sub("^ +", "", _ENTRY.sub("\n", match[1]), flags=re.M),
+        text + "\n",
+    )
+
+
+def test_entries_are_sentences():
+    text = "One.\n\nArgs:\n    a: two three\n        four.\n    b, c: five.\n\n    x = 1\n"
+    assert [n for n in map(words, sentences(with_entries(text))) if n] == [1, 4, 3, 2]
+
+
+def test_few_sentences_of_the_source_are_long():
+    counted = [
+        (words(sentence), path.relative_to(ROOT), sentence)
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for text in prose(path.read_text(encoding="utf-8"))
+        for sentence in sentences(with_entries(text))
+        if words(sentence) > 2
+    ]
+    long = [entry for entry in counted if entry[0] > MOST_WORDS]
+    assert len(counted) > 10_000
+    assert len(long) <= MOST_LONG * len(counted), "\n".join(
+        f"{n} words in {path}: {sentence[:120]}" for n, path, sentence in sorted(long)[::-1][:20]
+    )
+
+
 def test_no_headless_sentences():
     found = [
         f"{path.relative_to(ROOT)}: {sentence[:80]}"

@@ -44,16 +44,17 @@ KINDS: Final = (
     "weight-compute",
 )
 
-#: Types of block: a profiled step with its operations (as earlier versions wrote it), times of all
-#: steps, a clock exchange, counts of what was dropped, a profiled step with its program, the same
-#: with summed collectives, what was hooked or could not be.
+#: Types of block. STEP: a profiled step with its operations (of earlier versions). TIMES: times of
+#: all steps. CLOCK: a clock exchange. COUNTS: numbers of dropped items. PROGRAM: a profiled step
+#: with its program. SUMMED: the same with summed collectives. NOTE: a part that was hooked or could
+#: not be.
 STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED, NOTE = 1, 2, 3, 4, 5, 6, 7
 
 #: Types that hold a profiled step.
 PROFILED: Final = frozenset((STEP, PROGRAM, SUMMED))
 
-#: Flags of an operation. PEER_END: its end was not seen here, the peer's receive tells it. LATE: it
-#: was over before it was asked for, so its end is an upper bound.
+#: Flags of an operation. PEER_END: its end was not seen here; the peer's receive gives it. LATE: it
+#: was over before anyone waited for it, so its end is an upper bound.
 PEER_END, LATE = 1, 2
 
 _MAGIC = b"PACELINE"
@@ -73,7 +74,7 @@ PROGRAM_OP: Final = struct.Struct("<BBhiqqiiii")
 SUMMED_OP: Final = struct.Struct("<BBhiqqiiiiq")
 #: step, start and duration in ns.
 TIME: Final = struct.Struct("<qqq")
-#: when, how far this rank's clock is ahead of rank 0's, by how much that may be wrong; all ns.
+#: Time of the exchange, lead of this rank's clock over rank 0's, and its possible error; all ns.
 CLOCK_ENTRY: Final = struct.Struct("<qqq")
 #: profiled steps and step times dropped since the file began.
 COUNTS_ENTRY: Final = struct.Struct("<qq")
@@ -92,10 +93,10 @@ class BlockFile:
     """The content of a file.
 
     Attributes:
-        meta: what its process said about itself.
+        meta: its process's description of itself.
         blocks: (type, payload) of every whole block, in order.
-        torn_bytes: bytes at the end that are no whole block.
-        damaged: places before the end that were no block and were skipped.
+        torn_bytes: bytes of an incomplete block at the end.
+        damaged: number of damaged places before the end, which were skipped.
     """
 
     meta: Mapping[str, Any]
@@ -158,7 +159,7 @@ def read_file(path: Path) -> BlockFile:
 
 
 def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON of the header, and where it ends."""
+    """The JSON of the header, and the position of its end."""
     torn = TornHeaderError(f"{path} ends within its header; leave the file out")
     if len(data) < _FILE.size and (data[: len(_MAGIC)] == _MAGIC or _MAGIC.startswith(data)):
         raise torn
@@ -184,7 +185,7 @@ def _meta(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
 
 
 def block_end(data: bytes, at: int) -> int | None:
-    """Where the block at ``at`` ends; None where there is no whole one."""
+    """Position of the end of the block at ``at``; None if there is no whole one."""
     if len(data) - at < _BLOCK.size:
         return None
     mark, kind, length, crc = _BLOCK.unpack_from(data, at)
@@ -195,7 +196,7 @@ def block_end(data: bytes, at: int) -> int | None:
 
 
 def next_block(data: bytes, at: int) -> int | None:
-    """Where the next whole block begins, from ``at`` on; None where there is none."""
+    """Position of the next whole block from ``at`` on; None if there is none."""
     while (at := data.find(_MARK, at)) >= 0:
         if block_end(data, at) is not None:
             return at

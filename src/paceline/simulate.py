@@ -1,13 +1,13 @@
 """The kernel: a step graph and durations in, step times or a timeline out.
 
 A *lane* is one replica in one step with one choice of durations. The walk goes over the ops once
-and treats all lanes of a block as array rows; lanes with equal durations need to be simulated only
-once (see :mod:`paceline.whatif.layout`). Lanes that share a *set* meet in the collectives that span
-the data-parallel ranks.
+and treats all lanes of a block as array rows. Lanes with equal durations need only one simulation
+(see :mod:`paceline.whatif.layout`). Lanes that share a *set* meet in the collectives that span the
+data-parallel ranks.
 
-The rules are those of the what-if paper (3.2): an op is launched when its last dependency has ended
-(plus its launch delay, if delays are replayed); a compute op ends a duration later; the members of
-a transfer wait until all of them are launched, then each ends its own transfer time later.
+The rules are those of the what-if paper (3.2). An op is launched when its last dependency has ended
+(plus its launch delay, if delays are replayed). A compute op ends a duration later. The members of
+a transfer wait until all of them are launched; then each ends its own transfer time later.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
-#: Interpreted, an op costs about 8 us, 1.5 us for each rule in the block and 4 ns for each lane
-#: (benchmarks/kernel.py measures it); above this estimate the compiled walk repays the 0.4 s that
-#: loading it takes (once loaded, far less).
+#: Interpreted, an op costs about 8 us, plus 1.5 us for each rule in the block and 4 ns for each
+#: lane. The compiled walk takes 0.4 s to load (once loaded, far less). Above this estimate it
+#: repays that. Measured by benchmarks/kernel.py.
 COLD_ABOVE_S = 0.5
 WARM_ABOVE_S = 0.02
 _OP_S, _RULE_OP_S, _LANE_OP_S = 8e-6, 1.5e-6, 4e-9
@@ -57,7 +57,7 @@ _ENDS_BYTES = 8 << 20  # rows of all ops: what the allocator hands out again ins
 
 @dataclass(frozen=True)
 class Rules:
-    """Which duration an op takes.
+    """The duration that each op takes.
 
     Attributes:
         keep: [rule, op] True: its own duration; False: ``base``.
@@ -91,12 +91,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every op runs.
+    """Start and end of every op.
 
     Attributes:
         graph: the ops.
         start: launches, seconds since the step's start; one block [op, step, dp] per variant.
-        end: ends, alike.
+        end: ends, in the same layout.
     """
 
     graph: StepGraph
@@ -123,7 +123,7 @@ def step_times(
     Args:
         durations: own durations of all ops.
         rules: which ops keep them.
-        lanes: what to simulate.
+        lanes: the lanes to simulate.
         delays: launch delays, in the layout of ``durations``; needed with ``rules.keep_delay``.
         progress: called with (lanes done, lanes in all) now and then.
     """
@@ -151,7 +151,7 @@ def timeline(
     delays: Durations | None = None,
     rule_of_dp: npt.NDArray[np.int64] | None = None,
 ) -> Timeline:
-    """When every op of every step and replica runs.
+    """Start and end of every op in every step and replica.
 
     Args:
         durations: own durations of all ops.
@@ -183,10 +183,10 @@ def ends(
     delays: Durations | None = None,
     rule_of_dp: npt.NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[int, Durations]]:
-    """When every op ends, some steps at a time; arguments as for :func:`timeline`.
+    """Ends of every op, some steps at a time; arguments as for :func:`timeline`.
 
     Yields:
-        the index of the first step, and the ends of it and the next ones, seconds.
+        the index of the first step, and the ends of it and the next steps, seconds.
     """
     graph = durations.graph
     rules = rules or Rules.own(graph, delays is not None)
@@ -424,8 +424,8 @@ def _walk(
 ) -> None:
     """Walk the ops of all variants over one block of lanes.
 
-    All op arrays are in topological order, ``rows`` [slot, lane] holds ends (launches, for a
-    moment) and ``last`` [lane] receives the latest end of the tracked ops.
+    All op arrays are in topological order. ``rows`` [slot, lane] holds ends (launches, for a
+    moment). ``last`` [lane] receives the latest end of the tracked ops.
     """
     replay = keep_delay.shape[0] > 0
     for node in range(len(family)):

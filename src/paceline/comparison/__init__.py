@@ -1,4 +1,4 @@
-"""Two traces beside each other: what changed, by how much, and how sure that is."""
+"""Two traces beside each other: the changes, their size, and how sure they are."""
 
 from paceline.comparison.agreement import Disagreement, check_alike
 from paceline.comparison.analysis import compare

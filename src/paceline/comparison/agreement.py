@@ -17,7 +17,7 @@ TOKENS_AGREE = 0.01
 
 _DEGREES = tuple((name, f"{name}_size") for name in ("dp", "pp", "tp", "dsp", "vpp"))
 
-#: Two graphs are the same if these are equal.
+#: Two graphs are the same if these arrays are equal.
 _ARRAYS = (
     *("kind", "pp", "seq", "chunk", "microbatch", "dep_ptr", "dep", "group", "spans_dp", "noop"),
     *("part", "families", "family", "variant_ptr", "replica_variant"),
@@ -26,7 +26,7 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Something that differs, so that a step of one job is not a step of the other.
+    """A difference that makes a step of one job unlike a step of the other.
 
     Attributes:
         what: dp, pp, tp, dsp, vpp, microbatches, kinds, schedule, dependencies, layers or tokens.
@@ -60,10 +60,10 @@ def check_alike(
     load_before: Load = EMPTY_LOAD,
     load_after: Load = EMPTY_LOAD,
 ) -> None:
-    """Refuse jobs of which a step is not a step of the other.
+    """Refuse jobs whose steps cannot be compared.
 
     Raises:
-        ComparisonError: the jobs are unlike; it lists how.
+        ComparisonError: the jobs are unlike; the message lists the differences.
     """
     unlike = disagreements(before, after, load_before, load_after)
     if unlike:
@@ -77,7 +77,7 @@ def check_alike(
 def disagreements(
     before: Measured, after: Measured, load_before: Load, load_after: Load
 ) -> tuple[Disagreement, ...]:
-    """The differences, the most general first; empty where a step is a step."""
+    """The differences, the most general first; empty if the steps can be compared."""
     return (
         *_degrees(before, after),
         *_microbatches(before, after),
@@ -139,7 +139,7 @@ def _labels(kinds: set[int]) -> str:
 
 
 def _structure(before: Measured, after: Measured) -> list[Disagreement]:
-    """Another order of the same operations; asked only where the operations agree."""
+    """Another order of the same operations; only called if the operations agree."""
     graph_before, graph_after = before.graph, after.graph
     if (
         same_operations(graph_before, graph_after)

@@ -1,4 +1,4 @@
-"""Compare two traces: refuse unlike jobs, then say what changed and how sure that is."""
+"""Compare two traces: refuse unlike jobs, then report the changes and how sure they are."""
 
 from __future__ import annotations
 
@@ -67,23 +67,23 @@ def compare(
 ) -> Comparison:
     """The change from one trace of a job to another: did the fix work?
 
-    Seconds are per step, or, where unlike jobs are compared ``anyway``, per token if both sides'
-    tokens are known, else per microbatch of all replicas. Intervals are of 90% and speak of these
-    steps only: another run of the same job may differ by more (``docs/compare.md``).
+    Seconds are per step. If unlike jobs are compared ``anyway``, they are per token, if both sides'
+    tokens are known, or else per microbatch of all replicas. Intervals are of 90% and hold for
+    these steps only: another run of the same job may differ by more (``docs/compare.md``).
 
     Args:
         before: a trace, or a diagnosed case, which may know layers and sequence lengths.
-        after: the other.
+        after: the other one.
         anyway: compare jobs that differ in degrees, microbatches, kinds, schedule, layers, tokens.
         hosts_before: (dp, pp) -> (host, gpu) of ``before``.
-        hosts_after: those of ``after``.
-        tokens_before: tokens of a step, where the case has no sequence lengths.
+        hosts_after: (dp, pp) -> (host, gpu) of ``after``.
+        tokens_before: tokens of a step, if the case has no sequence lengths.
         tokens_after: those of ``after``.
-        names: what a reader calls the two, such as their files.
-        progress: called with the name of each piece of work; returns what to call during it.
+        names: names of the two for the reader, such as their files.
+        progress: called with the name of each piece of work; returns a callable for its progress.
 
     Raises:
-        ComparisonError: the jobs are unlike; it lists how.
+        ComparisonError: the jobs are unlike; the message lists the differences.
         TraceError: a trace has no whole step.
         GraphError: the operations of a trace do not form a step.
     """

@@ -1,11 +1,12 @@
-"""Which parts of a job account for the change of its step.
+"""How much each part of a job accounts for the change of its step.
 
-A step of the one trace and a step of the other are joined: part after part (all forward computes,
-all operations of stage 2, ...) takes its durations and launch delays from the other trace, and the
-simulator says what the step then takes. A part's effect depends on the parts that changed before
-it. So the mean over orders is taken: the Shapley value (Strumbelj & Kononenko, "Explaining
-prediction models and individual predictions with feature contributions", 2014, for sampling
-orders). Over the parts it adds up to the difference of the two steps, whatever the orders.
+A step of one trace and a step of the other are joined. Part after part (all forward computes, all
+operations of stage 2, ...) takes its durations and launch delays from the other trace. The
+simulator gives the step time after each change. A part's effect depends on the parts that changed
+before it. So the mean over orders is taken, the Shapley value. For sampled orders see Strumbelj &
+Kononenko,
+"Explaining prediction models and individual predictions with feature contributions", 2014. The
+values of all parts add up to the difference of the two steps, for any orders.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from paceline.simulate import Progress, Rules, all_lanes, step_times
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: At least this many orders in all, so that few steps still have enough of them.
+#: Least number of orders in all, so that few steps still have enough of them.
 ORDERS = 64
 
-#: Durations laid out at once, and simulated for a table in all, about; but at least ``MIN_ORDERS``
-#: steps of each trace, or there would be no intervals.
+#: Approximate numbers of durations: laid out at once, and simulated for a table in all. Each trace
+#: has at least ``MIN_ORDERS`` steps, or there would be no intervals.
 BLOCK_VALUES, MAX_VALUES, MIN_ORDERS = 1 << 22, 1 << 28, 8
 
 
@@ -50,9 +51,9 @@ def contributions(
 ) -> Array:
     """[step, part] seconds that each part accounts for: a step of the shorter trace, in its order.
 
-    Steps are joined in the order of time, each as often as the lengths of the traces ask: a step of
-    the shorter trace stands for a mean over some of the longer, so that the rows are independent
-    samples as far as steps are. Their mean is that of all steps of both.
+    Steps are joined in the order of time. A step of the shorter trace is joined with a mean over
+    some steps of the longer one. So the rows are independent samples as far as steps are. Their
+    mean is the mean over all steps of both.
 
     Args:
         before: a trace.
@@ -79,13 +80,13 @@ def contributions(
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Which steps are joined.
+    """The pairs of joined steps.
 
     Attributes:
         before, after: [pair] indices of steps.
         shorter: [pair] the step of the shorter trace, counted without gaps.
         weight: [pair] share of a step of the shorter trace.
-        of_order: [order] the pair it is for.
+        of_order: [order] its pair.
     """
 
     before: Ints
@@ -130,7 +131,7 @@ def _switch_changes(
     to_step: Ints,
     orders: Ints,
 ) -> Array:
-    """[order, part] by how much the step changes when the part does, at its place in the order."""
+    """[order, part] change of the step when the part changes, at its place in the order."""
     graph = before.graph
     durations, delays = (_columns(table, from_step) for table in (before.durations, before.delays))
     rules, lanes = Rules.own(graph, True), all_lanes(graph, len(orders))
@@ -148,7 +149,7 @@ def _switch_changes(
 
 
 def _columns(table: Durations, steps: Ints) -> Durations:
-    """The same with the columns of some steps, repeated as often as they are named."""
+    """The table with the columns of some steps, each as often as ``steps`` names it."""
     out = Durations.empty(table.graph, len(steps))
     for v in range(table.graph.n_variants):
         np.take(table.block(v), steps, axis=1, out=out.block(v))

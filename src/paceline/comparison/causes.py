@@ -1,4 +1,4 @@
-"""The cost of each cause for a job, with how sure that is: the waterfall and its variances."""
+"""The cost of each cause for a job, with its certainty: the waterfall and its variances."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 
-#: The last row: what no drop takes away.
+#: The last row: the time that no drop removes.
 COMPUTE = "compute"
 
 
 def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str, Means]:
     """Mean seconds per step of each drop of the waterfall and of ``compute``, in its order.
 
-    The means are those of the waterfall, and add up to the mean step. The variances are those of
-    the steps: of launch delays, of the loss and of a cause directly, of the drops below T_ideal
-    from the ideal step of each step alone.
+    The means are those of the waterfall, and add up to the mean step. The variances come from the
+    steps. For launch delays, the loss and a cause they are direct. For the drops below T_ideal they
+    come from the ideal step of each step alone.
     """
     spreads = _by_step(measured, result)
     gap = spreads["unexplained"]
@@ -44,7 +44,7 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
     means: dict[str, Means] = {}
     for drop in advice.fall.drops:
         key = (drop.name, "" if drop.name == "unexplained" else drop.text)
-        # Of a healthy job there are no findings: all of the loss is unexplained.
+        # A healthy job has no findings: all of the loss is unexplained.
         spread = spreads.get(drop.name, gap)
         if key in shares:
             spread = _of_finding(shares[key], gap)
@@ -56,9 +56,9 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
 
 
 def absent_cause(result: WhatIf) -> Means:
-    """The cost of a cause that a job does not have: nothing, but it may have gone unnoticed.
+    """The cost of a cause that a job does not have: zero, with an error since it may be unnoticed.
 
-    Causes under half a percent of the step are not reported, and none are of a healthy job.
+    Causes under half a percent of the step are not reported; a healthy job has none at all.
     """
     unnoticed = MIN_OF_STEP * float(result.simulated_s.mean())
     if result.healthy:
@@ -70,7 +70,7 @@ def absent_cause(result: WhatIf) -> Means:
 
 
 def _one_sigma() -> float:
-    """How many standard errors half of a 90% interval is, where the error is known."""
+    """Number of standard errors in half of a 90% interval, if the error is known."""
     return float(t_quantile(MISSES, np.array(np.inf)))
 
 
@@ -80,7 +80,7 @@ def _of_finding(finding: Finding, gap: Means) -> Means:
 
 
 def _sum(first: Means, second: Means) -> Means:
-    """Of what may rise and fall together: the errors add up."""
+    """The sum of means that may rise and fall together: the errors add up."""
     return replace(first, variance=(np.sqrt(first.variance) + np.sqrt(second.variance)) ** 2)
 
 
@@ -149,7 +149,7 @@ def _ideal_by_step(measured: Measured) -> Array:
 def _lanes(graph: StepGraph) -> Lanes:
     """One step in which one replica of each structure stands for all: they take equal times.
 
-    Of ranks that meet in sets (hybrid sharding) every replica has its own lane.
+    If ranks meet in sets (hybrid sharding), every replica has its own lane.
     """
     if graph.has_families:
         return all_lanes(graph, 1)

@@ -1,11 +1,11 @@
-"""How sure a difference of means is: steps are the samples, and they may be autocorrelated.
+"""Certainty of a difference of means: steps are the samples, and they may be autocorrelated.
 
 The variance of a mean of n steps is s^2 / n only if the steps are independent. With a lag-1
 autocorrelation r they are worth fewer (Bayley & Hammersley, "The 'effective' number of independent
 observations in an autocorrelated time series", 1946). In short series the estimate of r is too low
-by (1 + 3 r) / n (Marriott & Pope, "Bias in the estimation of autocorrelations", 1954), which is
-corrected. Differences take Student's t with the degrees of freedom of Welch (1947). A block
-bootstrap was tried and is worse in short series: ``docs/compare.md`` has the numbers.
+by (1 + 3 r) / n, which is corrected. The source is Marriott & Pope, "Bias in the estimation of
+autocorrelations", 1954. Differences take Student's t with the degrees of freedom of Welch (1947). A
+block bootstrap was tried and is worse in short series: ``docs/compare.md`` has the numbers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from paceline.robust import t_quantile
 
 Array = npt.NDArray[np.float64]
 
-#: With fewer steps there is no telling how much they vary.
+#: Fewer steps do not show how much they vary.
 MIN_STEPS = 4
 
 #: All intervals are of 90%.
 MISSES = 0.10
 
-#: As good as infinitely many degrees of freedom.
+#: Stands for infinitely many degrees of freedom.
 _MANY = 1e9
 
 
-#: However much the steps depend on each other, their variance counts as known this well; with 1
-#: degree of freedom an interval would be wider than anything that was measured.
+#: Least degrees of freedom of the variance of dependent steps. With 1 degree of freedom an interval
+#: would be wider than all measured values.
 MIN_FREEDOM = 2.0
 
 
@@ -42,8 +42,8 @@ class Means:
     Attributes:
         mean: [...].
         variance: [...] of the mean; NaN where it cannot be known.
-        effective: [...] how many independent steps these are worth.
-        n_steps: how many there are.
+        effective: [...] number of independent steps that these are worth.
+        n_steps: number of steps.
     """
 
     mean: Array
@@ -71,9 +71,9 @@ def certain(mean: Array) -> Means:
 def means_of(values: Array) -> Means:
     """Means of [step, ...] over the steps, in their order in time.
 
-    The rows of a table share steps, and what couples these: a row counts as at least as
-    autocorrelated as the rows are on average. Of many rows, one whose autocorrelation is
-    underestimated by chance would otherwise stand out.
+    The rows of a table share steps, and so their couplings. A row counts as at least as
+    autocorrelated as the rows are on average. Otherwise, of many rows, one whose autocorrelation is
+    underestimated by chance would stand out.
     """
     n = len(values)
     mean = values.mean(axis=0)
@@ -105,7 +105,7 @@ def _unbiased(lag_1: Array, n: int) -> Array:
 
 
 def _inflation(rho: Array, n: int) -> Array:
-    """1 + 2 sum over k of (1 - k / n) rho^k: how many steps one independent step is."""
+    """1 + 2 sum over k of (1 - k / n) rho^k: number of steps that equal one independent step."""
     correction = (1 - rho**n) / (n * (1 - rho))
     return 1 + 2 * rho / (1 - rho) * (1 - correction)
 
@@ -137,7 +137,7 @@ def relative_difference(before: Means, after: Means) -> tuple[float, float, floa
 
 
 def _quantile(before: Means, after: Means, n_rows: int) -> Array:
-    """How many standard errors an interval of a difference reaches to either side."""
+    """Number of standard errors that an interval of a difference reaches to either side."""
     quantile = t_quantile(MISSES, _freedom(before, after, *_effective(before, after)))
     if n_rows == 1:
         return quantile

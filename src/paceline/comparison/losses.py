@@ -1,8 +1,8 @@
 """Cost of workers and hosts beside their peers.
 
-The step with only a worker as measured and all else ideal, minus the same of the typical worker.
-Not minus T_ideal: a slow worker is part of the means that the ideal is made of, and once it is gone
-all others would seem to have become slower.
+It is the step with only a worker as measured and all else ideal, minus the same for the typical
+worker. T_ideal would be the wrong reference. A slow worker is part of the means in the ideal
+durations. Once it is gone, all others would seem to have become slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lost:
 
     Attributes:
         measured, result: the job.
-        hosts: where its workers run; may be empty.
+        hosts: hosts of its workers; may be empty.
         units: units in a step.
     """
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.comparison.interval import MIN_STEPS, Array, Means, means_of
 
-#: The standard error is read off the order statistics that enclose the median this surely
-#: (McKean & Schrader, "A comparison of methods for studentizing the sample median", 1984).
+#: The order statistics that enclose the median with this probability give the standard error. See
+#: McKean & Schrader, "A comparison of methods for studentizing the sample median", 1984.
 _SURE = 0.95
 
 

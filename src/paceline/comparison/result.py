@@ -20,7 +20,7 @@ class Change:
 
     Attributes:
         seconds: after minus before.
-        interval: 90%, for all rows of its table at once; None where it cannot be known.
+        interval: 90%, for all rows of its table at once; None if it cannot be known.
     """
 
     seconds: float
@@ -28,7 +28,7 @@ class Change:
 
     @property
     def clear(self) -> bool:
-        """Whether chance alone would hardly show it."""
+        """Whether chance alone would hardly cause it."""
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
@@ -71,8 +71,8 @@ class CauseChange:
 
     Attributes:
         name: as in :class:`paceline.diagnose.Drop`.
-        before_s, after_s: seconds per unit; 0 where a side does not have the cause.
-        change: their difference; all of them add up to the change of the step.
+        before_s, after_s: seconds per unit; 0 if a side does not have the cause.
+        change: their difference; the changes of all causes add up to the change of the step.
     """
 
     name: str
@@ -89,8 +89,8 @@ class PartChange:
         name: kind label, "launch-delay-start", "launch-delay", or the stage's number.
         change: the change of the step that it accounts for (Shapley value); None where the
             operations of the jobs differ.
-        mean_s: mean seconds before and after: of an operation of the kind, of a step's computes on
-            a worker of the stage; None where there is none.
+        mean_s: mean seconds before and after. For a kind, of its operation; for a stage, of a
+            step's computes on one of its workers. None if there is none.
         slowdown: S_x before and after; None for launch delays.
     """
 
@@ -108,9 +108,9 @@ class WorkerChange:
         dp, pp: the worker.
         slowdown: exact S_w before and after.
         loss_s: T with only this worker as measured, minus the same of the typical worker, before
-            and after, per unit; negative for a worker that is faster than is typical.
+            and after, per unit. It is negative if the worker is faster than typical.
         change: their difference.
-        hosts: host and GPU before and after, as far as they are known.
+        hosts: host and GPU before and after, as far as known.
     """
 
     dp: int
@@ -127,10 +127,10 @@ class HostChange:
 
     Attributes:
         host: its name.
-        workers: how many of the job's workers it has before and after.
+        workers: number of the job's workers on it before and after.
         loss_s: T with only these workers as measured, minus the same of the typical host, per unit;
             None on a side where the job does not use the host.
-        change: their difference, 0 standing for None.
+        change: their difference, with 0 for None.
     """
 
     host: str
@@ -144,11 +144,11 @@ class Side:
     """One of the two jobs.
 
     Attributes:
-        name: what the reader calls it, such as its file; may be empty.
+        name: name for the reader, such as its file; may be empty.
         result: its what-if analysis.
         advice: its diagnosis and waterfall, without remedies.
         units_per_step: microbatches (of all replicas) or tokens in a step, 1 per step.
-        effective_steps: how many independent steps its steps are worth.
+        effective_steps: number of independent steps that its steps are worth.
     """
 
     name: str
@@ -174,11 +174,11 @@ class Comparison:
 
     Attributes:
         before, after: the two jobs.
-        unit: what seconds are counted per.
-        disagreements: what makes the jobs unlike; empty unless asked to compare them anyway.
+        unit: the unit of "seconds per unit".
+        disagreements: differences that make the jobs unlike; only if compared anyway.
         time: the mean time of a unit: the price.
-        median: its median, for when a few odd steps decide the mean.
-        gpu_time: GPU-seconds of a unit; None where both jobs have as many GPUs.
+        median: its median, since a few odd steps may decide the mean.
+        gpu_time: GPU-seconds of a unit; None if both jobs have equally many GPUs.
         causes: drops of the waterfall, by size of the change.
         kinds: by size of the change; with the interplay they add up to the change of the step.
         stages: in order.

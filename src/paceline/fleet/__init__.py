@@ -1,7 +1,7 @@
 """Many traces at once: analyses of them all become one dataset, and the dataset becomes figures.
 
-``paceline.fleet("traces/", out="study/")`` is :func:`paceline.fleet.run.fleet`: the package has the
-name of its one function, so it can be called.
+``paceline.fleet("traces/", out="study/")`` is :func:`paceline.fleet.run.fleet`: the package is
+named after its one function, so it can be called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The analysis of one trace of a fleet: what ``paceline analyze`` finds, as a row and its steps."""
+"""The analysis of one trace of a fleet: the result of ``paceline analyze`` as a row and steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Places = dict[tuple[int, int], tuple[str, str]]
 #: Memory of an analysis: the process with its packages, and 120 bytes an operation (measured).
 BASE_BYTES, BYTES_PER_OPERATION = 150 << 20, 120
 
-#: Causes that a machine has, not the job.
+#: Causes that belong to a machine, not to the job.
 _OF_MACHINES = ("worker", "link", "dp-network", "peer-network")
 
 
@@ -31,9 +31,9 @@ class Analysis:
     """The outcome for a trace.
 
     Attributes:
-        row: columns of ``jobs`` that the trace itself tells.
-        steps: columns of ``steps`` but the job's, value by value.
-        rule, error: why there is no analysis; "" where there is one.
+        row: columns of ``jobs`` from the trace itself.
+        steps: columns of ``steps`` except the job's, value by value.
+        rule, error: why there is no analysis; "" if there is one.
     """
 
     row: Row
@@ -49,14 +49,14 @@ def analyse(
     options: AnalysisOptions,
     memory_bytes: int | None = None,
 ) -> Analysis:
-    """Read, simulate, diagnose; whatever is wrong with the trace is in the answer.
+    """Read, simulate, diagnose; the answer names any error of the trace.
 
     Args:
         trace: its file or folder.
         meta: its job file, if there is one.
-        hosts: the file of where its ranks run, if there is one.
-        options: of the analysis.
-        memory_bytes: that it may take; None: any number.
+        hosts: the file with the hosts of its ranks, if there is one.
+        options: options of the analysis.
+        memory_bytes: memory that it may take; None: any amount.
     """
     rule = "degrees"
     row: Row = {}
@@ -97,12 +97,12 @@ def _failure(row: Row, rule: str, error: Exception) -> Analysis:
 
 
 def _rule_of(error: TraceError, rule: str) -> str:
-    """Degrees that a trace holds itself may be the wrong ones."""
+    """The rule for an error: degrees that a trace holds itself may be the wrong ones."""
     return "degrees" if rule == "corrupt" and "_size" in str(error) else rule
 
 
 def _check_memory(trace: Path, memory_bytes: int | None) -> None:
-    """Refuse what cannot fit before it is read; a parquet file says how many rows it has."""
+    """Refuse a trace that cannot fit before it is read; a parquet file has its number of rows."""
     from paceline.sources import parquet
 
     if memory_bytes is None or not parquet.matches(trace) or not parquet.is_whole(trace):
@@ -123,7 +123,7 @@ def _check_memory(trace: Path, memory_bytes: int | None) -> None:
 
 
 def _measured(trace: Path, job: Any, options: AnalysisOptions) -> tuple[Measured, int]:
-    """Graph and durations, and how many rows they come from."""
+    """Graph and durations, and the number of their rows."""
     from paceline.graph import from_trace
     from paceline.graph.from_files import read_for_graph
 

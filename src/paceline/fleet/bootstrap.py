@@ -1,7 +1,7 @@
-"""Intervals of a fleet's numbers: what they would be, had other jobs of the same kind run.
+"""Intervals of a fleet's numbers: their range if other jobs of the same kind had run.
 
-A bootstrap resamples the jobs. Where its distribution has a closed form, that is drawn instead of
-resampling a million jobs a thousand times: the same numbers, in milliseconds.
+A bootstrap resamples the jobs. If its distribution has a closed form, draws from that replace a
+thousand resamples of a million jobs: the same numbers, in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Fewer jobs say nothing of others.
+#: Fewer jobs do not show how others would be.
 LEAST = 20
 LEVEL = 0.95
 _DRAWS = 4000
-#: Up to as many jobs, a ratio is resampled; above, its linear approximation is exact enough.
+#: Up to this number of jobs, a ratio is resampled; above, its linear approximation is exact enough.
 _RESAMPLED = 5000
 _RESAMPLES = 1000
-#: Jobs that are drawn at once.
+#: Number of jobs that are drawn at once.
 _BLOCK = 20_000
 
 
@@ -29,9 +29,9 @@ class Estimate(NamedTuple):
     """A number of a fleet.
 
     Attributes:
-        value: of these jobs; None without any.
+        value: value for these jobs; None without any.
         low, high: 95% bootstrap interval over the jobs; None under 20 of them.
-        n: jobs.
+        n: number of jobs.
     """
 
     value: float | None
@@ -43,8 +43,8 @@ class Estimate(NamedTuple):
 def share(hits: int, n: int) -> Estimate:
     """Share of jobs. A resample has a binomial number of hits.
 
-    Where all are alike, resamples are, too, and say nothing: then the exact bound (Clopper and
-    Pearson 1934) of the open side.
+    If all are alike, so are the resamples, and they show nothing. Then the open side takes the
+    exact bound (Clopper and Pearson 1934).
     """
     if not n:
         return Estimate(None, None, None, 0)
@@ -58,8 +58,8 @@ def share(hits: int, n: int) -> Estimate:
 def quantile(ascending: Array, q: float) -> Estimate:
     """Quantile of jobs' values.
 
-    Of n values resampled, the k-th smallest is the one at the k-th smallest of n uniform places:
-    a beta distribution (k, n - k + 1).
+    Of n values resampled, the k-th smallest is the value at the k-th smallest of n uniform places.
+    That place has a beta distribution (k, n - k + 1).
 
     Args:
         ascending: the values, sorted.
@@ -79,7 +79,7 @@ def mean(values: Array) -> Estimate:
 
 
 def weighted(values: Array, weights: Array) -> Estimate:
-    """Mean over what jobs weigh, such as their GPU-hours."""
+    """Mean over the weights of jobs, such as their GPU-hours."""
     n, whole = len(values), float(weights.sum())
     if not n or not whole > 0:
         return Estimate(None, None, None, n)
@@ -103,7 +103,7 @@ def _resampled(values: Array, weights: Array) -> Iterator[Array]:
 
 
 def _rng() -> np.random.Generator:
-    """The same draws each time: a study's report does not change without its jobs."""
+    """The same draws each time: a study's report changes only if its jobs do."""
     return np.random.default_rng(0)
 
 

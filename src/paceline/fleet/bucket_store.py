@@ -36,11 +36,11 @@ class BucketStore:
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """The given address."""
         return self._address
 
     def read(self, name: str) -> bytes:
-        """The object."""
+        """The object's content."""
         with _errors_of_buckets():
             return bytes(self._fs.cat_file(self._path(name)))
 
@@ -66,12 +66,12 @@ class BucketStore:
         return True
 
     def delete(self, name: str) -> None:
-        """Remove it."""
+        """Remove the object."""
         with suppress(FileNotFoundError), _errors_of_buckets():
             self._fs.rm_file(self._path(name))
 
     def exists(self, name: str) -> bool:
-        """Whether there is one, now."""
+        """Whether the object exists now."""
         self._fs.invalidate_cache()
         with _errors_of_buckets():
             return bool(self._fs.exists(self._path(name)))

@@ -1,6 +1,6 @@
 """The two tables of a study, column by column: ``jobs`` (a row per trace) and ``steps``.
 
-The schema is the same whatever the traces are. A number that a row lacks is null.
+The schema is the same for all traces. A number that a row lacks is null.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Column:
         name: its name.
         type: one of :func:`arrow_types`.
         about: its meaning.
-        unit: of its numbers; "" where they have none.
-        varies: whether it says how the analysis ran, which differs from run to run.
+        unit: unit of its numbers; "" if they have none.
+        varies: whether it describes the run of the analysis, which differs from run to run.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Rule:
     """Why a job is not among those that the figures show.
 
     Attributes:
-        name: as the column ``rule`` has it.
+        name: its name in the column ``rule``.
         status: ``discarded`` by an option, or ``failed`` to be analysed.
-        about: what the rule says.
+        about: its meaning.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Rule:
     about: str
 
 
-#: In the order in which they are asked: that of the what-if paper (3.1, section 7).
+#: Rules in the order of the checks: that of the what-if paper (3.1, section 7).
 RULES = (
     Rule("copy", DISCARDED, "the same trace and job stand in an earlier row"),
     Rule("gpus", DISCARDED, "fewer GPUs than --min-gpus"),

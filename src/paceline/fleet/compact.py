@@ -23,14 +23,14 @@ from paceline.fleet.trace_entry import TraceEntry
 
 JOBS_FOLDER, STEPS_FOLDER = "jobs", "steps"
 
-#: Jobs of one parquet file; their steps are another.
+#: Number of jobs in one parquet file; their steps are in another.
 _JOBS_PER_FILE = 5_000
 
-#: Requests that wait at the same time, where results are in a bucket.
+#: Number of requests that wait at the same time, if results are in a bucket.
 _CONNECTIONS = 32
 
 Row = dict[str, Any]
-#: A trace and what became of it: its outcome, None where a rule left it out before.
+#: A trace and its outcome; None if a rule left it out before.
 Pair = tuple[TraceEntry, Outcome | None]
 
 
@@ -49,7 +49,7 @@ def compact(
     rules: RuleOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, int]:
-    """Write the tables; returns how many rows have each status and rule (``analysed`` -> 7).
+    """Write the tables; returns the number of rows by status and rule (``analysed`` -> 7).
 
     Raises:
         FleetError: a result is damaged.
@@ -76,7 +76,7 @@ def compact(
 
 
 def _documents(store: Store, pairs: Sequence[Pair]) -> Iterator[results.Document | None]:
-    """The results, in order; those of a bucket are asked for ahead."""
+    """The results, in order; those of a bucket are requested ahead."""
 
     def read(pair: Pair) -> results.Document | None:
         outcome = pair[1]

@@ -12,7 +12,7 @@ STRAGGLING = 1.1
 SEQUENCES = 0.9
 #: From this share of the loss on, workers or the last stage are to blame (Figures 6 and 7).
 HALF = 0.5
-#: Jobs slower than this are looked at one by one (4.1).
+#: Jobs slower than this are examined one by one (4.1).
 SEVERE = 3.0
 
 #: Figure 5's kinds of operation: result.json counts send and recv of one direction together.
@@ -48,12 +48,12 @@ class Definition:
     """A figure.
 
     Attributes:
-        name: by which it is asked for.
+        name: its name in requests.
         title: a question or a noun.
-        text: its content, of which jobs, and where the paper has it.
-        x_label: of its axis; "" for tables.
+        text: its content, its jobs, and its place in the paper.
+        x_label: label of its axis; "" for tables.
         percent: values are shares.
-        paper: what ByteDance's jobs have, from the paper and its review.
+        paper: values of ByteDance's jobs, from the paper and its review.
         mark: a value to mark on the axis, and its name.
     """
 

@@ -1,7 +1,7 @@
 """The traces in a folder or bucket: every file that ``paceline.load`` reads, with its neighbours.
 
-A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace
-where they lie in one folder below the top (a file per rank or host), else each of them is one.
+A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace if
+they lie in one folder below the top (a file per rank or host). Otherwise each file is one trace.
 ``meta-X.yaml`` and ``hosts-X.csv`` belong to ``trace-X``.
 """
 
@@ -17,12 +17,12 @@ from paceline.fleet.trace_entry import TraceEntry
 PARQUET = (".parquet", ".pq")
 OF_OTHER_TOOLS = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log")
 
-#: Files that make a folder a study, which is no place of traces.
+#: A file that makes a folder a study; its traces are not searched.
 STUDY_FILE = "study.json"
 
 
 def find_traces(address: str) -> tuple[list[TraceEntry], int]:
-    """The traces of a folder or bucket in the order of their paths, and how many files are none.
+    """The traces of a folder or bucket in the order of their paths, and the number of other files.
 
     Raises:
         FleetError: it does not exist, cannot be read or has no trace.

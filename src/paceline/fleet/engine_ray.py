@@ -1,6 +1,6 @@
 """Tasks on a Ray cluster: batches of small traces, each in a watched process of its node.
 
-Ray places the batches by their memory and begins those anew whose node or process died.
+Ray places the batches by their memory, and repeats those whose node or process died.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class RayEngine:
         """Get ready.
 
         Args:
-            settings: of the study.
-            cluster: that does it.
-            memory_bytes: for one trace; None: what the largest node has.
-            n_tasks: that will come: few ones make small batches.
+            settings: settings of the study.
+            cluster: the cluster that runs it.
+            memory_bytes: memory for one trace; None: all of the largest node.
+            n_tasks: number of tasks to come: few tasks make small batches.
         """
         self._cluster = cluster
         node_bytes = cluster.node_bytes
@@ -74,7 +74,7 @@ class RayEngine:
         return len(self._under_way) < PER_CPU * self._cluster.cpus
 
     def submit(self, task: Task) -> None:
-        """Put it into the batch, which begins once it is large enough."""
+        """Put a task into the batch, which begins once it is large enough."""
         self._batch.append(task)
         size = sum(waiting.size for waiting in self._batch)
         fair = self._n_tasks // (2 * PER_CPU * self._cluster.cpus)
@@ -82,7 +82,7 @@ class RayEngine:
             self._begin()
 
     def next_finished(self) -> list[Outcome]:
-        """The outcomes of the next batch; none where it has to go on task by task."""
+        """The outcomes of the next batch; none if it must go on task by task."""
         self._begin()
         return self._outcomes(self._cluster.next_done(self._under_way))
 

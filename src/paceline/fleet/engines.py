@@ -12,7 +12,7 @@ from paceline.fleet.perform import Performer
 from paceline.fleet.supervisor import Supervisor
 from paceline.fleet.task import Outcome, Settings, Task
 
-#: Of the memory that is free, the share that analyses take where no limit is given.
+#: Share of the free memory that analyses take if no limit is given.
 _MEMORY_SHARE = 0.8
 
 
@@ -22,7 +22,7 @@ class Engine(Protocol):
     name: str
 
     def has_room(self, task: Task) -> bool:
-        """Whether a task may be submitted now; true where none is under way."""
+        """Whether a task may be submitted now; true if none is under way."""
 
     def submit(self, task: Task) -> None:
         """Begin a task."""
@@ -52,15 +52,15 @@ class InProcessEngine:
         return not self._tasks
 
     def submit(self, task: Task) -> None:
-        """Keep it."""
+        """Keep the task."""
         self._tasks.append(task)
 
     def next_finished(self) -> list[Outcome]:
-        """Do it."""
+        """Do the task."""
         return [self._performer.perform(self._tasks.pop())]
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no task is under way."""
 
 
 class LocalEngine:

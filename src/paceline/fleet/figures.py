@@ -37,13 +37,13 @@ Numbers = Mapping[str, Any]
 #: Row of a job that does not count.
 LEFT_OUT = -1
 
-#: Sizes of which the paper says how many jobs have as many GPUs (3.1).
+#: Sizes for which the paper gives the number of jobs (3.1).
 SIZES = (128, 256, 512, 5000)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A distribution: ``values`` in ascending order, and the row of the jobs that each is of."""
+    """A distribution: ``values`` in ascending order, and the row of each one's job."""
 
     values: Array
     row: npt.NDArray[Any]
@@ -56,9 +56,9 @@ class Figure:
     Attributes:
         definition: title, axis, and the paper's numbers.
         numbers: name -> an :class:`Estimate`, or a plain number.
-        curves: name -> distribution; of scatters none.
-        points: of scatters: x, y and the row of the jobs.
-        jobs: how many jobs it shows.
+        curves: name -> distribution; empty for scatters.
+        points: for scatters: x, y and the row of the jobs.
+        jobs: number of jobs in it.
     """
 
     definition: Definition
@@ -80,7 +80,7 @@ class Jobs:
         import pyarrow.compute as pc
 
         left_out = table.filter(pc.equal(table["rule"], "discrepancy"))["discrepancy"]
-        #: Of jobs that are left out for it.
+        #: Discrepancies of jobs that are left out for them.
         self.too_far: Array = left_out.drop_null().to_numpy()
         counted = pc.equal(table["status"], ANALYSED)
         if not pc.all(counted).as_py():
@@ -125,8 +125,8 @@ def compute(jobs: Jobs, steps: pa.Table) -> dict[str, Figure]:
     """All figures.
 
     Args:
-        jobs: those that count.
-        steps: rows of :data:`paceline.fleet.columns.STEPS`; of other jobs they are ignored.
+        jobs: the jobs that count.
+        steps: rows of :data:`paceline.fleet.columns.STEPS`; rows of other jobs are ignored.
     """
     return {
         "waste": _waste(jobs),
@@ -234,7 +234,7 @@ def _sizes(jobs: Jobs) -> Figure:
 
 
 def _rank_correlation(x: Array, y: Array) -> Estimate:
-    """Spearman's, with Fisher's interval."""
+    """Spearman's rank correlation, with Fisher's interval."""
     finite = np.isfinite(x) & np.isfinite(y)
     x, y, n = x[finite], y[finite], int(finite.sum())
     if n < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -326,7 +326,7 @@ def _discrepancy(jobs: Jobs) -> Figure:
 
 
 def coverage(jobs: Jobs) -> dict[str, Any]:
-    """How many jobs there are, how large, and what they took (3.1)."""
+    """Number of jobs, their sizes, and their GPU-hours (3.1)."""
     gpus = jobs.numbers("gpus")
     known = gpus > 0
     hours_given = _text_is(jobs, "gpu_hours_source", "given")
@@ -350,7 +350,7 @@ def _text_is(jobs: Jobs, name: str, value: str) -> Mask:
 
 
 def severe(jobs: Jobs) -> dict[str, Any]:
-    """Jobs of which S is above 3: how large, single workers or not, compute or not (4.1)."""
+    """Jobs with S above 3: sizes, and the shares due to single workers and to compute (4.1)."""
     bad = jobs.slowdown > SEVERE
     m_w, gpus = jobs.numbers("m_w"), jobs.numbers("gpus")
     by_kind = {kind: jobs.of_kind("waste_by_kind", kind) for kind in KINDS}

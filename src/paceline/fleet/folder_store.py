@@ -28,7 +28,7 @@ class FolderStore:
         return str(self.folder.absolute())
 
     def read(self, name: str) -> bytes:
-        """The content."""
+        """The file's content."""
         return (self.folder / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
@@ -36,7 +36,7 @@ class FolderStore:
         self._put(name, data, replace=True)
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """Write beside the place, then link, which fails where something has the name."""
+        """Write beside the place, then link; the link fails if something has the name."""
         return self._put(name, data, replace=False)
 
     def _put(self, name: str, data: bytes, *, replace: bool) -> bool:
@@ -57,11 +57,11 @@ class FolderStore:
         return True
 
     def delete(self, name: str) -> None:
-        """Remove it."""
+        """Remove the file."""
         (self.folder / name).unlink(missing_ok=True)
 
     def exists(self, name: str) -> bool:
-        """Whether there is one."""
+        """Whether the file exists."""
         return (self.folder / name).exists()
 
     def info(self, name: str) -> FileInfo:
@@ -101,7 +101,7 @@ class FolderStore:
 
 
 def _leads_up(link: Path) -> bool:
-    """Whether a link to a folder leads to one that it lies in."""
+    """Whether a link to a folder leads to one of its own parents."""
     return link.parent.resolve().is_relative_to(link.resolve())
 
 

@@ -1,7 +1,7 @@
-"""Which key the content of a trace had, so that going on reads no trace again.
+"""Keys of contents of traces, so that a continued study reads no trace again.
 
-``keys/*.jsonl`` has a line per trace: what stands for it unread, and its key. They are only
-a memory: without them each trace is read and hashed once more.
+``keys/*.jsonl`` has a line per trace: its stamp key, which needs no reading, and its result key.
+The files are only a memory: without them each trace is read and hashed once more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.fleet.store import Store
 
 FOLDER = "keys"
 
-#: Seconds between two writes; a study that is killed hashes at most what came since.
+#: Seconds between two writes; a killed study hashes at most the traces since the last one again.
 _EVERY_S = 20.0
 
 
@@ -39,7 +39,7 @@ class KeyIndex:
             self._keys[str(stamp)] = str(key)
 
     def key(self, stamp: str) -> str:
-        """The key of a trace by what stands for it; "" where it was never read."""
+        """The result key for a trace's stamp key; "" if the trace was never read."""
         return self._keys.get(stamp, "")
 
     def add(self, stamp: str, key: str) -> None:

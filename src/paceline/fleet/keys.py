@@ -1,4 +1,4 @@
-"""The key of a result: what was analysed, how, and by which code."""
+"""The key of a result: the analysed content, the options, and the version of the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.fleet.columns import SCHEMA
 
-#: Packages and modules whose code decides what an analysis says.
+#: Packages and modules whose code decides the result of an analysis.
 _ANALYSIS = (
     *("robust", "trace", "sources", "graph", "simulate", "whatif", "diagnose", "remedies"),
     *("results", "fleet/analysis", "fleet/columns", "model", "plan/expect"),
@@ -74,14 +74,14 @@ def result_key(files: Mapping[str, str], options: AnalysisOptions, version: str)
 
     Args:
         files: ``trace``, ``meta`` and ``hosts`` -> SHA-256 of their content, "" without one.
-        options: of the analysis.
-        version: of :func:`analysis_version`.
+        options: options of the analysis.
+        version: result of :func:`analysis_version`.
     """
     return _digest({"files": dict(files), "options": asdict(options), "version": version})
 
 
 def stamp_key(path: str, stamp: str, options: AnalysisOptions, version: str) -> str:
-    """Key of a trace whose content nobody has read: its address and its stamp."""
+    """Key of a trace that was not read: from its address and its stamp."""
     return _digest({"path": path, "stamp": stamp, "options": asdict(options), "version": version})
 
 

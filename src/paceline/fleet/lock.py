@@ -18,9 +18,9 @@ from paceline.fleet.store import BucketStore, FolderStore
 
 NAME = ".lock"
 
-#: In a bucket the lock is an object that its owner writes anew this often ...
+#: In a bucket the lock is an object. Its owner writes it again after this time ...
 _BEAT_S = 20.0
-#: ... and that counts for nothing when it is older than this.
+#: ... and it is void when it is older than this.
 _STALE_S = 120.0
 
 

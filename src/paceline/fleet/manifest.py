@@ -34,8 +34,8 @@ def read_manifest(path: Path) -> list[TraceEntry]:
     Paths in it that are relative begin in its own folder.
 
     Raises:
-        FleetError: the table cannot be read, lacks the column ``path``, has a path twice or none,
-            has a value of the wrong type, or names a file that does not exist.
+        FleetError: the table cannot be read, or lacks the column ``path``. Or it has a path twice
+            or none, a value of the wrong type, or a file that does not exist.
     """
     entries: dict[str, TraceEntry] = {}
     lines: dict[str, str] = {}

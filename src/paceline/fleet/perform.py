@@ -23,15 +23,15 @@ class Performer:
     """Does tasks, one after the other.
 
     Attributes:
-        settings: of the study.
-        stores: folder or prefix -> where traces lie.
+        settings: settings of the study.
+        stores: folder or prefix -> store of its traces.
     """
 
     settings: Settings
     stores: dict[str, Store] = field(default_factory=dict)
 
     def perform(self, task: Task, tell_key: Callable[[str], None] = lambda _: None) -> Outcome:
-        """Analyse a trace, unless its result is there; ``tell_key`` is called before the work."""
+        """Analyse a trace, unless its result exists; ``tell_key`` is called before the work."""
         start = time.monotonic()
         try:
             with ExitStack() as stack:
@@ -68,7 +68,7 @@ class Performer:
         return self.stores.setdefault(self.settings.study, open_store(self.settings.study))
 
     def _rule_of(self, key: str) -> str | None:
-        """The note of a result that exists and that nothing could improve; None: analyse it."""
+        """The note of an existing result that nothing could improve; None: analyse it."""
         store, settings = self._study(), self.settings
         if store.exists(results.name_of(key)):
             return ""
@@ -94,7 +94,7 @@ class Performer:
 
 
 def _without_paths(text: str, files: dict[str, Path | None]) -> str:
-    """The text with words for paths: a result is of a content, wherever that lies."""
+    """The text with words for paths: a result belongs to a content, wherever that lies."""
     for name, words in (
         ("meta", "its job file"),
         ("hosts", "its hosts file"),
@@ -107,7 +107,7 @@ def _without_paths(text: str, files: dict[str, Path | None]) -> str:
 def document_of(
     key: str, analysis: Analysis, settings: Settings, task: Task, run: dict[str, Any]
 ) -> results.Document:
-    """The result of a trace; ``run`` says how it went."""
+    """The result of a trace; ``run`` describes the run of the analysis."""
     return {
         "key": key,
         "version": settings.version,
@@ -121,7 +121,7 @@ def document_of(
 
 
 def _forget_peak() -> None:
-    """Begin anew with the peak of memory that Linux keeps of a process."""
+    """Reset the peak of memory that Linux keeps of a process."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

@@ -1,4 +1,4 @@
-"""A Ray cluster as Paceline uses it: calls go out, results come back, in whatever order.
+"""A Ray cluster for Paceline: calls go out, and results come back in any order.
 
 Held against Ray 2.60.0. Plain ``ray`` does not start beside ``opentelemetry-proto``: its agent
 takes that package's namespace for the API of OpenTelemetry. ``ray[default]`` brings the API.
@@ -19,13 +19,13 @@ from paceline.extras import pip_install
 A = TypeVar("A")
 B = TypeVar("B")
 
-#: How often Ray begins a call again whose process or node died.
+#: How often Ray repeats a call whose process or node died.
 RETRIES = 2
 
 #: Calls under way per processor of the cluster: enough that none waits for the driver.
 PER_CPU = 2
 
-#: Of a node's memory, what one call may take.
+#: Share of a node's memory that one call may take.
 _MEMORY_SHARE = 0.9
 
 #: Seconds for nodes to come, and between two counts of them.
@@ -35,7 +35,7 @@ _INSTALL = f"{pip_install('fleet')}, which brings ray[default]"
 
 
 class DiedError(Exception):
-    """The processes of a call died, as often as it was begun."""
+    """The processes of a call died at each attempt."""
 
 
 class RayCluster:
@@ -77,7 +77,7 @@ class RayCluster:
         return int(max(sizes, default=0) * _MEMORY_SHARE)
 
     def _wait_for_cpus(self) -> None:
-        """A cluster that has just been made may have a head without processors alone."""
+        """Wait: a cluster that has just been made may only have a head without processors."""
         end = time.monotonic() + _WAIT_S
         while self._ray.cluster_resources().get("CPU", 0) < 1:
             if time.monotonic() > end:
@@ -85,11 +85,11 @@ class RayCluster:
             time.sleep(1)
 
     def call(self, function: Callable[..., Any], *arguments: Any, memory: int = 0) -> Any:
-        """Begin a call of a function that can be imported; what stands for its result.
+        """Begin a call of a function that can be imported; returns a handle for its result.
 
         Args:
-            function: of a module that all nodes have.
-            arguments: of it; those that :meth:`put` returned are sent to each node once.
+            function: a function of a module that all nodes have.
+            arguments: its arguments; those that :meth:`put` returned go to each node once.
             memory: bytes that Ray keeps free for it.
         """
         remote = self._remote.get(function)

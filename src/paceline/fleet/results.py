@@ -74,7 +74,7 @@ def keys(store: Store) -> Iterator[tuple[str, bool]]:
 
 
 def exceeds_still(document: Document, timeout_s: float | None, memory_bytes: int | None) -> bool:
-    """Whether what exceeded a limit would exceed it again."""
+    """Whether a trace that exceeded a limit would exceed the present one."""
     if document["rule"] == "killed":
         return True
     limits = {"timeout": ("timeout_s", timeout_s), "memory": ("memory_bytes", memory_bytes)}

@@ -1,4 +1,4 @@
-"""Which jobs count: the rules of the what-if paper (3.1, section 7), each an option."""
+"""Rules for jobs that count, from the what-if paper (3.1, section 7), each an option."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RuleOptions:
     """Bounds of the rules.
 
     Attributes:
-        max_restarts: more, and the job counts as one that repeatedly fails.
-        max_discrepancy: more, and the simulation is not the job.
-        min_steps: fewer whole steps say too little.
+        max_restarts: a job with more counts as one that repeatedly fails.
+        max_discrepancy: with more, the simulation does not describe the job.
+        min_steps: fewer whole steps are too little evidence.
         min_gpus: smaller jobs are left out; the paper's is 128.
     """
 

@@ -33,15 +33,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a fleet is analysed, but for what changes its numbers.
+    """Settings of a fleet's analysis that do not change its numbers.
 
     Attributes:
         engine: ``local`` or ``ray``.
-        address: of the Ray cluster; "" starts one here.
-        processes: of the local engine; None: one per processor; 0: this process.
+        address: address of the Ray cluster; "" starts one here.
+        processes: processes of the local engine; None: one per processor; 0: this process.
         timeout_s: seconds for one trace; None: any number.
-        memory_bytes: that analyses on one machine may take; None: 80% of the free memory.
-        again: analyse anew what exceeded a limit before.
+        memory_bytes: memory for analyses on one machine; None: 80% of the free memory.
+        again: analyse traces again that exceeded a limit before.
     """
 
     engine: str = "local"
@@ -86,10 +86,10 @@ def fleet(
 
     Args:
         traces: folder, or an address that fsspec knows.
-        out: folder or address of the study; one that is there is gone on with.
+        out: folder or address of the study; an existing study is continued.
         manifest: CSV or parquet table of the traces instead.
-        analysis: what changes the numbers.
-        rules: which jobs count.
+        analysis: settings that change the numbers.
+        rules: rules for jobs that count.
         run: engine and limits.
         by: labels of the manifest by which the figures group jobs, too.
         progress: called with (traces done, traces in all).
@@ -173,7 +173,7 @@ def _outcomes(
     about: dict[str, Any],
     progress: Progress,
 ) -> list[Pair]:
-    """Each trace with what became of it; what has no result yet is analysed."""
+    """Each trace with its outcome; traces without a result yet are analysed."""
     index = KeyIndex(store)
     done = {key for key, of_limit in results.keys(store) if not of_limit}
     stamps = [

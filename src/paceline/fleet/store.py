@@ -1,4 +1,4 @@
-"""Where traces lie and where a study goes: folders, or what an fsspec address names.
+"""Stores for traces and studies: folders, or buckets with an fsspec address.
 
 Every name in a store is relative, with slashes. A file or object appears whole or not at all.
 """

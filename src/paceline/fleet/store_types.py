@@ -24,28 +24,28 @@ class Store(Protocol):
         """The address that :func:`open_store` opens again, in another process, too."""
 
     def read(self, name: str) -> bytes:
-        """The content; FileNotFoundError where there is none, OSError where it is unreadable."""
+        """The content; FileNotFoundError if it does not exist, OSError if it is unreadable."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Put the content there, whole or not at all; OutputError where that fails."""
+        """Write the content, whole or not at all; OutputError if that fails."""
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """The same, unless something has the name: False."""
+        """Write the content unless something has the name; returns whether it was written."""
 
     def delete(self, name: str) -> None:
-        """Remove it where it is there."""
+        """Remove the file if it exists."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is one."""
+        """Whether the file exists."""
 
     def info(self, name: str) -> FileInfo:
-        """Size and stamp of one file; FileNotFoundError where there is none."""
+        """Size and stamp of one file; FileNotFoundError if it does not exist."""
 
     def files(self, below: str = "") -> Iterator[FileInfo]:
         """All files in a folder of it and in the folders inside, hidden ones left out."""
 
     def local(self, name: str) -> Any:
-        """A context with a path on this machine: the file itself, or a copy meanwhile."""
+        """A context with a path on this machine: the file itself, or a temporary copy."""
 
 
 def whole_folder(name: str, files: Iterable[FileInfo]) -> FileInfo:

@@ -1,4 +1,4 @@
-"""A study: the folder or bucket that the analyses of a fleet make, and what can be asked of it."""
+"""A study: the folder or bucket with the analyses of a fleet, and queries on it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Study:
     """
 
     def __init__(self, address: str | Path, by: Sequence[str] | None = None) -> None:
-        """Open a study that is there.
+        """Open an existing study.
 
         Args:
             address: its folder or bucket.
-            by: labels of the manifest by which the summary groups jobs; None: as the study was
-                made.
+            by: labels of the manifest by which the summary groups jobs; None: the study's own
+                setting.
 
         Raises:
             FleetError: there is none, or it is of another version.

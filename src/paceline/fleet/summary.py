@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 #: Version of ``summary.json``.
 SCHEMA = 1
-#: Rows of a list; the tables hold the rest.
+#: Numbers of rows of a list; the tables hold the rest.
 WORST, LISTED = 10, 50
 _WORST_COLUMNS = (
     *("name", "path", "key", "gpus", "slowdown", "waste", "cause", "headline"),
     "remedy_action",
 )
-#: Groups by which every study is told apart, where its jobs say them.
+#: Groups of every study, if its jobs have them.
 GROUPS = ("team", "size", "cause", "week")
-#: Rules before and after the what-if analysis; the others say that it could not be run.
+#: Rules before and after the what-if analysis; the others mean that it could not be run.
 _NOT_FAILURES = ("copy", "gpus", "restarts", "discrepancy")
 
 
 def summarise(
     jobs: pa.Table, steps: pa.Table, by: Sequence[str] = ()
 ) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """The figures, and what ``summary.json`` holds.
+    """The figures, and the content of ``summary.json``.
 
     Args:
         jobs: all rows of the table, also of jobs that do not count.
@@ -70,7 +70,7 @@ def summarise(
 
 
 def as_json(value: Any) -> Any:
-    """A summary as JSON knows it: estimates as mappings."""
+    """A summary in the form of JSON: estimates as mappings."""
     if isinstance(value, Estimate):
         return value._asdict()
     if isinstance(value, Mapping):
@@ -81,11 +81,11 @@ def as_json(value: Any) -> Any:
 
 
 def funnel(jobs: pa.Table) -> list[dict[str, Any]]:
-    """Jobs and GPU-hours that each rule leaves, in the order in which the rules are asked (7).
+    """Jobs and GPU-hours that each rule leaves, in the order of the checks (7).
 
-    GPU-hours are those that are known: a job that could not be read has them by the manifest only.
-    ``share`` is of the jobs before the rule; ``share_of_failures`` of those that could not be
-    analysed (section 7), None of other rules.
+    GPU-hours are the known ones: a job that could not be read has them from the manifest only.
+    ``share`` is of the jobs before the rule. ``share_of_failures`` is of those that could not be
+    analysed (section 7), None for other rules.
     """
     import pyarrow.compute as pc
 
@@ -181,7 +181,7 @@ def remedies(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def saved(jobs: Jobs) -> dict[str, Any]:
-    """Saving of every job's best remedy together, and its share of all GPU-hours."""
+    """The total saving of every job's best remedy, and its share of all GPU-hours."""
     gain = np.nan_to_num(jobs.numbers("remedy_gain"))
     return {
         "gpu_hours": float((gain * jobs.hours).sum()),
@@ -249,7 +249,7 @@ def groups(jobs: Jobs, name: str) -> list[dict[str, Any]]:
 
 
 def _values_of(jobs: Jobs, name: str) -> Any:
-    """[job] an Arrow column of texts: what each job's group is."""
+    """[job] an Arrow column of texts: each job's group."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""One worker process and who watches it: limits of time, and what to do when it is killed."""
+"""One worker process and its supervisor: limits of time, and restarts after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.fleet.perform import document_of
 from paceline.fleet.store import open_store
 from paceline.fleet.task import Outcome, Settings, Task
 
-#: How often a task is begun again whose process was killed.
+#: How often a task is repeated whose process was killed.
 RETRIES = 2
 
 #: Threads of libraries would compete with the other workers of the machine.
@@ -28,7 +28,7 @@ _ONE_THREAD = dict.fromkeys(
 
 
 class Supervisor:
-    """Does tasks in a process of their own, which it starts anew whenever that ended."""
+    """Does tasks in a process of their own, and starts a new one whenever that ended."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -37,7 +37,7 @@ class Supervisor:
         self._closed = False
 
     def run(self, task: Task) -> Outcome:
-        """The outcome of a task, however its process fares.
+        """The outcome of a task, even if its process dies.
 
         Raises:
             FleetError: the study's folder cannot be written, or the worker cannot start.
@@ -56,7 +56,7 @@ class Supervisor:
         return self._failure(task, key, "killed", error, 1 + RETRIES)
 
     def close(self) -> None:
-        """End the process, and let a thread go that waits for it."""
+        """End the process, and release a thread that waits for it."""
         self._closed = True
         if self._process is not None:
             with suppress(OSError):
@@ -96,7 +96,7 @@ class Supervisor:
         return None, key, ending
 
     def _running(self) -> subprocess.Popen[str]:
-        """The process, started where there is none."""
+        """The process, started if there is none."""
         if self._process is None:
             self._is_ready = False
             self._process = subprocess.Popen(
@@ -119,7 +119,7 @@ class Supervisor:
         return self._process
 
     def _failure(self, task: Task, key: str, rule: str, error: str, attempts: int) -> Outcome:
-        """Write that a limit was exceeded, where it is known of which trace."""
+        """Write that a limit was exceeded, if the trace is known."""
         if key:
             document = document_of(
                 key, Analysis({}, {}, rule, error), self.settings, task, {"attempts": attempts}

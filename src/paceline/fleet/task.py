@@ -19,8 +19,8 @@ class Task:
     """A trace to analyse.
 
     Attributes:
-        path: its absolute path or address, as all machines know it.
-        name: its path as the study has it.
+        path: its absolute path or address, valid on all machines.
+        name: its path in the study.
         meta, hosts: addresses of the files beside it; "" without one.
         size: bytes.
     """
@@ -39,15 +39,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the tasks of a study are done.
+    """Settings of a study's tasks.
 
     Attributes:
         study: the address of its folder.
-        version: of the analysis, by :func:`paceline.fleet.keys.analysis_version`.
-        options: of the analysis.
+        version: version of the analysis, by :func:`paceline.fleet.keys.analysis_version`.
+        options: options of the analysis.
         timeout_s: seconds for one trace; None: any number.
-        memory_bytes: for one trace; None: any number.
-        again: analyse anew what exceeded a limit before.
+        memory_bytes: memory for one trace; None: any amount.
+        again: analyse traces again that exceeded a limit before.
     """
 
     study: str
@@ -80,9 +80,9 @@ class Outcome:
     """The outcome of a task.
 
     Attributes:
-        name: of the task.
-        key: of the result that now lies in the study; "" where there is none.
-        rule: why there is none, or the limit that the result says was exceeded.
+        name: name of the task.
+        key: key of the result that is now in the study; "" if there is none.
+        rule: why there is none, or the limit that was exceeded by the result.
         error: why there is none.
     """
 

@@ -1,4 +1,4 @@
-"""A trace of a fleet, and facts of its job beside it."""
+"""A trace of a fleet, and facts about its job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TraceEntry:
         size: bytes.
         stamp: a text that changes with the content of the trace and of the files beside it.
         meta: address of its job file; "" without one.
-        hosts: address of the file of where its ranks run; "" without one.
-        name: the job, by the manifest; "" where it says none.
-        gpus, restarts, max_seq_len, gpu_hours: by the manifest; None where it says none.
-        team: by the manifest; "" where it says none.
-        started: by the manifest, in UTC.
+        hosts: address of the file with the hosts of its ranks; "" without one.
+        name: the job's name in the manifest; "" if it has none.
+        gpus, restarts, max_seq_len, gpu_hours: from the manifest; None if it has none.
+        team: from the manifest; "" if it has none.
+        started: from the manifest, in UTC.
         labels: further columns of the manifest.
     """
 

@@ -1,9 +1,9 @@
 """A process that does the tasks of a study: ``python -m paceline.fleet.worker``.
 
 Standard input has the settings in a line of JSON, then a task per line. Standard output begins with
-a line that the process is ready, then has two for each task: the key of the trace, once it is
-known, and the outcome. A trace that takes longer
-than the limit ends the process by SIGALRM, whatever it is doing: the one who started it sees that.
+a line that the process is ready. Then it has two lines for each task: the key of the trace, once it
+is known, and the outcome. If a trace takes longer than the limit, SIGALRM ends the process at any
+point. Its supervisor sees that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _take_output() -> IO[str]:
-    """Standard output for answers alone: what libraries print goes to standard error."""
+    """Keep standard output for answers alone: prints of libraries go to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
@@ -59,7 +59,7 @@ def _say(answers: IO[str], message: dict[str, object]) -> None:
 
 
 def _set_alarm(seconds: float | None) -> None:
-    """SIGALRM, whose default action ends the process even inside compiled code."""
+    """Set SIGALRM, whose default action ends the process even inside compiled code."""
     signal.setitimer(signal.ITIMER_REAL, seconds or 0)
 
 
@@ -70,7 +70,7 @@ def _end_with_parent() -> None:
 
 
 def _limit_memory(memory_bytes: int | None) -> None:
-    """Bound what the process may take beyond the address space that libraries reserve."""
+    """Limit the memory beyond the address space that libraries reserve."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is None:
         return

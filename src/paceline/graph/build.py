@@ -1,6 +1,6 @@
 """Dependencies of a step: streams, transfers and tail (what-if paper, 3.2 and Figure 2).
 
-The one place that knows them; traces and plans both come through here.
+This module alone knows them; traces and plans both use it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class _Stage:
         self.edges.append(np.stack([before.ravel(), after.ravel()], axis=1).astype(np.int64))
 
     def chain(self, ops: Ops) -> None:
-        """One after the other."""
+        """Edges that make the ops run one after the other."""
         self.add(ops[:-1], ops[1:])
 
     def _match(self, kind: OpKind) -> Ops:
-        """Tie sends or recvs to computes: the k-th belongs to the k-th of its direction.
+        """Match sends or recvs with computes: the k-th belongs to the k-th of its direction.
 
-        Returns those that move data. At the model's two ends there is nobody to send to; virtual
-        pipelines record no-ops there, or nothing: then only the other computes are counted.
+        Returns the transfers that move data. At the model's two ends there is no peer. Virtual
+        pipelines record no-ops there, or nothing; then only the other computes are counted.
         """
         direction, at_first_stage = TRANSFERS[kind]
         transfers, computes = self.of[kind], self.of[direction]
@@ -94,7 +94,7 @@ class _Stage:
         self.add(every[place[later] - 1], transfers[later])
 
     def connect(self) -> None:
-        """All edges inside the stage but those found while matching."""
+        """All edges inside the stage except those found while matching."""
         self._check_backwards()
         self.chain(self.compute)
         self.chain(self.dp_stream)
@@ -119,7 +119,7 @@ class _Stage:
                 self.add(self.compute[warmup - 2], self.of[kind][:1])
 
     def _of_chunk(self, kind: OpKind, op: int) -> Ops:
-        """Computes of a collective's chunk; all of them where it names none."""
+        """Computes of a collective's chunk; all computes if it has no chunk."""
         computes = self.of[kind]
         chunk = self.chunk[op]
         return computes if chunk < 0 else computes[self.chunk[computes] == chunk]
@@ -204,7 +204,7 @@ def build_graph(
         variants: the distinct replica structures.
         replica_variant: [dp] which of them each data-parallel rank has.
         job: degrees of parallelism.
-        families: [family, dp] sets of ranks that meet in collectives, if not always all do.
+        families: [family, dp] sets of ranks that meet in collectives; default: all ranks meet.
 
     Raises:
         GraphError: counts of peers differ, ops are missing, or there is a cycle.

@@ -1,8 +1,8 @@
 """Clock offsets between workers, from transfers whose members end together.
 
 A member that ends its transfers late looks like a clock that is ahead. Offsets are taken off only
-where the evidence is of clocks: times that are impossible without them, or agreement of all kinds
-of transfer that a worker takes part in.
+if the evidence points to clocks: times that are impossible without offsets, or agreement of all
+kinds of transfer of a worker.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from paceline.trace.kinds import P2P_KINDS, PEER_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
 
-#: Ends of this many ops per link tell its offset well enough; more would only cost time.
+#: Ends of this many ops per link show its offset well enough; more would only cost time.
 MAX_SAMPLES = 64
 
-#: Pairs of a replica that are looked at for impossible times.
+#: At most this many pairs of a replica are searched for impossible times.
 MAX_PAIRS = 512
 
-#: Offsets spread wider than this (standard deviation over the workers) matter; so does a single
-#: clock that is further off, which the standard deviation of a large job would hide.
+#: Offsets matter if their standard deviation over the workers exceeds SPREAD_S. So does a single
+#: clock further off than ONE_OFF_S: the standard deviation of a large job would hide it.
 SPREAD_S, ONE_OFF_S = 0.002, 0.005
 
-#: Clocks explain the ends of a kind of transfer if they leave this share of the differences; they
-#: explain impossible times if they leave this share of their seconds.
+#: Clocks explain the ends of a kind of transfer if at most ENDS_LEFT of the differences remain.
+#: They explain impossible times if at most IMPOSSIBLE_LEFT of their seconds remain.
 ENDS_LEFT, IMPOSSIBLE_LEFT = 0.6, 0.2
 
-#: Transfers that end this long before all members have started are impossible: clocks are read to
-#: about a microsecond, and the recorders stamp within tens of them.
+#: A transfer is impossible if it ends this long before all its members have started. Clocks are
+#: read to about a microsecond, and recorders stamp within tens of microseconds.
 IMPOSSIBLE_S = 0.0005
 
 #: Rounds of reweighting, and the misfit (seconds) below which an observation keeps its full weight.
@@ -44,10 +44,10 @@ class ClockOffsets:
     """How far each worker's clock is ahead of the mean of all.
 
     Attributes:
-        offset_s: [dp, pp] seconds.
-        std_s: their standard deviation.
-        corrected: whether they were taken off the times.
-        reason: why they were or were not; empty where they are too small to matter.
+        offset_s: [dp, pp] seconds that the worker's clock is ahead.
+        std_s: standard deviation of the offsets.
+        corrected: whether the offsets were taken off the times.
+        reason: why they were, or were not; empty where they are too small to matter.
     """
 
     offset_s: Array
@@ -76,7 +76,7 @@ class _Group:
     """Groups of workers that take part in one kind of transfer.
 
     Attributes:
-        kind: of the transfer (of the send, of a send and recv).
+        kind: of the transfer (of a send and recv: that of the send).
         workers: [group, member] dp * n_pp + pp.
         ahead: [group, member] the member's end after the members' mean, median over the steps, s.
     """
@@ -90,15 +90,14 @@ def estimate_offsets(graph: StepGraph, start: Durations, end: Durations) -> Cloc
     """Each worker's constant clock offset, by least squares over all transfers.
 
     The members of one transfer end together, so recorded ends that differ show how the clocks
-    differ. Each group of workers that transfer to each other yields one observation, the median
-    over steps and ops of each member's end against the group's mean, which the offsets should
-    reproduce. ``corrected`` says whether the evidence allows to take them off; it is for the caller
-    to do so.
+    differ. Each group of workers that transfer to each other yields one observation per member. It
+    is the median, over steps and ops, of the member's end less the group's mean. The offsets should
+    reproduce it. ``corrected`` tells whether the evidence allows the caller to take them off.
 
     Args:
         graph: the ops.
         start: recorded starts in the layout of the durations.
-        end: recorded ends, alike.
+        end: recorded ends in the same layout.
     """
     n_dp, n_pp = graph.n_dp, graph.n_pp
     groups = [*_pair_groups(graph, end), *_collective_groups(graph, end)]
@@ -113,7 +112,7 @@ def estimate_offsets(graph: StepGraph, start: Durations, end: Durations) -> Cloc
 def _judge(
     graph: StepGraph, start: Durations, end: Durations, groups: list[_Group], offset: Array
 ) -> tuple[bool, str]:
-    """Whether the offsets are those of clocks, and why."""
+    """Whether the offsets come from clocks, and why."""
     before = impossible_s(graph, start, end, np.zeros_like(offset))
     after = impossible_s(graph, start, end, offset)
     if before > 0 and after <= IMPOSSIBLE_LEFT * before:
@@ -175,7 +174,7 @@ def impossible_s(graph: StepGraph, start: Durations, end: Durations, offset: Arr
 
 
 def _before(transfer: Array) -> float:
-    """Seconds that transfer times are impossible by."""
+    """Seconds by which transfer times are impossible."""
     return float(np.where(transfer < -IMPOSSIBLE_S, -transfer, 0.0).sum())
 
 
@@ -225,7 +224,7 @@ def _collective_groups(graph: StepGraph, end: Durations) -> list[_Group]:
         own = np.concatenate(workers)
         groups += _groups_of_sets(kind, own, graph.sets_of(first)[own // graph.n_pp], table)
     for (which, stage, _), ops in within.items():
-        # Each layer has one: a sample of them tells as much as all.
+        # Each layer has one such collective: a sample of them shows as much as all.
         sample = np.array(ops)[np.linspace(0, len(ops) - 1, min(len(ops), MAX_SAMPLES)).astype(int)]
         table = end.block(0)[sample].reshape(-1, graph.n_dp)
         own = np.arange(graph.n_dp) * graph.n_pp + stage
@@ -239,9 +238,9 @@ def _groups_of_sets(
     """The sets of ranks that meet, sets of one size together.
 
     Args:
-        kind: of the collective.
+        kind: kind of the collective.
         workers: [member] dp * n_pp + pp.
-        sets: [member] members with one number meet.
+        sets: [member] number of its set; members of one set meet.
         ends: [sample, member] seconds.
     """
     groups = []
@@ -258,8 +257,8 @@ def _groups_of_sets(
 def _fit(n_workers: int, groups: list[_Group]) -> Array:
     """Offsets x, mean 0, that fit best: least squares, then again with outliers weighing less.
 
-    A rank whose slow NIC ends some collective late on every step is no rank whose clock is ahead:
-    its other transfers disagree with that one.
+    A slow NIC may make a rank end one collective late in every step. That is no clock that is
+    ahead: the rank's other transfers disagree.
     """
     weights = [np.ones_like(group.ahead) for group in groups]
     x = _least_squares(n_workers, groups, weights)
@@ -282,8 +281,8 @@ def _centred(values: Array, weight: Array) -> Array:
 def _least_squares(n_workers: int, groups: list[_Group], weights: list[Array]) -> Array:
     """Offsets x, mean 0, whose deviations from each group's mean fit the observed ones best.
 
-    The normal equations are those of a graph Laplacian; conjugate gradients need only its product
-    with a vector, which costs as much as the groups have members.
+    The normal equations are those of a graph Laplacian. Conjugate gradients need only its product
+    with a vector, whose cost is the number of members of the groups.
     """
 
     def scatter(parts: list[Array]) -> Array:

@@ -22,9 +22,9 @@ class Computes:
     """The computes of a job, by place: a (stage, chunk), counted stage by stage.
 
     Attributes:
-        ops: per variant [kind, place, microbatch] ops, counted from the variant's first; of passes
-            that consist of parts the first part, see :class:`Passes`.
-        stage: [place].
+        ops: per variant [kind, place, microbatch] ops, counted from the variant's first. If passes
+            consist of parts, it is the first part, see :class:`Passes`.
+        stage: [place] its stage.
     """
 
     ops: tuple[Ints, ...]
@@ -64,12 +64,12 @@ def computes_of(graph: StepGraph) -> Computes:
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Seconds of passes, those that consist of parts as a whole.
+    """Seconds of whole passes; the parts of a pass are added up.
 
     Attributes:
         blocks: per variant [pass, step, dp] seconds.
         row: per variant [op, counted from its first] the pass whose first part it is; -1 where it
-            is none.
+            is no first part.
     """
 
     blocks: tuple[Array, ...]
@@ -109,7 +109,7 @@ def whole_passes(durations: Durations) -> Passes:
 
 
 def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:
-    """The parts of some passes, first ones too, and which of the passes each belongs to.
+    """All parts of some passes, and for each part the index of its pass.
 
     Args:
         graph: the ops.
@@ -127,14 +127,14 @@ def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:
 def set_passes(
     durations: Durations, variant: int, ops: Ints, seconds: Array, dp_index: int | None = None
 ) -> None:
-    """Make passes take other times, each part its share of them; in place.
+    """Give passes other times, in place; each part takes its share of them.
 
     Args:
-        durations: to be changed.
+        durations: the durations to change.
         variant: replica structure.
         ops: [...] first parts, counted from the variant's first op.
         seconds: [..., step, dp] of the whole passes; [..., step] where there is one replica.
-        dp_index: of one replica, counted within its variant; None: of all.
+        dp_index: replica, counted within its variant; None: all replicas.
     """
     graph = durations.graph
     replicas = slice(None) if dp_index is None else slice(dp_index, dp_index + 1)

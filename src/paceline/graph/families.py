@@ -1,7 +1,7 @@
 """Families: partitions of the data-parallel ranks into sets that communicate among themselves.
 
-Hybrid sharding gathers within a shard group and reduces over the replicas of a shard; each is one
-family, its sets are the groups.
+Hybrid sharding gathers within a shard group and reduces over the replicas of a shard. Each is one
+family, and its sets are the groups.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from paceline.trace import OpKind, Trace
 
 Ints = npt.NDArray[np.int64]
 
-#: Members of a group that a message names.
+#: At most this many members of a group are named in a message.
 MAX_NAMED = 4
 
 
 def joined_sets(partitions: Iterable[Ints]) -> Ints:
-    """[replica] the lowest replica that it hangs together with through sets of the partitions.
+    """[replica] the lowest replica that it is connected to through sets of the partitions.
 
     Args:
-        partitions: of at least one [replica] number of its set.
+        partitions: at least one [replica] array with the number of its set.
     """
     partitions = list(partitions)
     joined = np.arange(len(partitions[0]))
@@ -47,14 +47,14 @@ def with_families(
     """The ops with the families in which they meet, and the [family, dp] sets of each.
 
     Args:
-        trace: where the groups come from.
+        trace: the trace with the groups.
         group: [row] numbers of groups, -1 = all ranks.
         variants: replica structures.
         rows: [step, dp] first row of each lane in use.
 
     Raises:
-        GraphError: groups change from step to step, only some ranks of a collective name one,
-            its groups are of unlike sizes, or replicas differ in structure.
+        GraphError: groups change from step to step, or differ in size within a collective. Or only
+            some ranks of a collective name one, or replicas differ in structure.
     """
     if len(variants) > 1:
         raise GraphError(
@@ -86,12 +86,12 @@ def with_families(
 
 
 def _distinct_rows(table: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
-    """The distinct rows, sorted, the first place of each, and [row] which of them it is."""
+    """The distinct rows, sorted, the first place of each, and [row] its index among these."""
     words = [row.tobytes() for row in table]
     place: dict[bytes, int] = {}
     for at, word in enumerate(words):
         place.setdefault(word, at)
-    # Few are distinct, and to sort rows is slow.
+    # Few rows are distinct, and to sort rows is slow.
     distinct, first = np.unique(table[list(place.values())], axis=0, return_index=True)
     example = np.array(list(place.values()))[first]
     number = dict(zip((words[at] for at in example.tolist()), range(len(example)), strict=True))
@@ -99,14 +99,14 @@ def _distinct_rows(table: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32],
 
 
 def _namesakes(kind: npt.NDArray[Any], index: Ints, sets: Ints) -> Ints:
-    """[group numbers of an op] which of those of one kind and equal sets it is, usually 0.
+    """[group numbers of an op] its index among those of one kind and equal sets, usually 0.
 
-    Two links join the same ranks in both directions, and neither waits for the other.
+    Two links may join the same ranks, one in each direction, and neither waits for the other.
 
     Args:
         kind: [op] its kind.
         index: [op] row of ``sets``.
-        sets: [distinct group numbers, dp] the sets that they mean.
+        sets: [distinct group numbers, dp] the sets of these groups.
     """
     namesake = np.zeros(len(sets), dtype=np.int64)
     for of_kind in np.unique(kind):
@@ -119,7 +119,7 @@ def _namesakes(kind: npt.NDArray[Any], index: Ints, sets: Ints) -> Ints:
 
 
 def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
-    """Each rank is in one group of a collective: all name one, or none does.
+    """Check that of the ranks of a collective all name a group, or none does.
 
     Args:
         ops: the ops of a replica.
@@ -137,12 +137,12 @@ def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
 
 
 def _check_sizes(trace: Trace, ops: ReplicaOps, rows: npt.NDArray[np.int32], example: Ints) -> None:
-    """Groups of a collective are of one size: of ranks that name unlike ones some stand alone.
+    """Check that the groups of a collective have one size: if not, some ranks stand alone.
 
-    Links of a ring are not: a rank that has none in a turn is a group of its own.
+    Links of a ring may differ: a rank that has no link in a turn is a group of its own.
 
     Args:
-        trace: whose ranks.
+        trace: gives the names of the ranks.
         ops: the ops of a replica.
         rows: [distinct, dp] numbers of groups, -1 = all ranks.
         example: [distinct] the first op that has them.

@@ -1,4 +1,4 @@
-"""Trace file or files -> what was measured, in as little memory as their size asks for."""
+"""Trace file or files -> step graph and durations; large files take little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(
 
     Args:
         path: the trace file, a folder of parquet files or a list of them that are one trace.
-        job: the job's YAML file or a :class:`Job`; None = as the files say.
+        job: the job's YAML file or a :class:`Job`; None: the files describe the job.
         steps: step numbers to keep; None keeps all.
         ignore_kinds: labels of operation kinds to drop.
         keep_clocks: do not correct clock offsets between workers.

@@ -1,7 +1,7 @@
-"""A plan -> step graph and modelled durations: the second source of what the simulator runs.
+"""A plan -> step graph and modelled durations: the second source of the simulator's input.
 
-The ops have the kinds of a trace's, so that whatever reads a measured step reads a predicted one.
-All replicas of a plan are equal: one stands for them.
+The ops have the kinds of a trace. So any reader of a measured step reads a predicted one, too. All
+replicas of a plan are equal: one stands for them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def from_plan(plan: Plan, costs: PlanCosts, name: str = "") -> Planned:
 
 
 def job_of(plan: Plan, name: str = "") -> Job:
-    """The plan's degrees as those of a trace."""
+    """The plan's degrees of parallelism as a job, like that of a trace."""
     return Job(
         dp_size=plan.dp,
         pp_size=plan.pp,
@@ -77,7 +77,7 @@ def job_of(plan: Plan, name: str = "") -> Job:
 def plan_graph(
     schedule: str, pp: int, microbatches: int, vpp: int, overlapped: bool, dp: int = 1
 ) -> StepGraph:
-    """The ops of ``dp`` equal replicas, and what waits for what."""
+    """The ops of ``dp`` equal replicas, and their dependencies."""
     if schedule in SPLIT_SCHEDULES:
         ops = split_replica_ops(schedule, pp, microbatches, overlap=overlapped)
         vpp = SPLIT_CHUNKS[schedule]
@@ -114,7 +114,7 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
             of_order = split_seconds(order, place, *passes, costs.exchange_s, plan.overlap_factor)
             for kind in (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE):
                 seconds[(graph.kind == kind) & (graph.pp == stage)] = of_order[order.kind == kind]
-    # One hand-over costs as much as another, whichever chunks it joins; no-ops move nothing.
+    # All hand-overs cost equally much, whichever chunks they join; no-ops move nothing.
     transfer = np.isin(
         graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV]
     )
@@ -136,16 +136,16 @@ def split_seconds(
     """[..., compute] seconds of one stage's computes, in their order.
 
     Where a forward overlaps with a backward, the exchanges of both (experts' tokens) run beside
-    their other work, and each compute keeps its share of the time. DualPipe's authors claim "full
+    their other work. Each compute keeps its share of the time. DualPipe's authors claim "full
     overlap" of the two (deepseek-ai/DualPipe 89f5de1, README.md).
 
     Args:
         order: the computes.
         place: [chunk] the model's chunk.
-        forward_s: [..., place] seconds of a microbatch.
-        inputs_s: [..., place] of the gradient of the inputs.
-        weight_s: [..., place] of the gradient of the weights.
-        exchange_s: [..., place] of forward and backward, seconds of them that exchange tokens.
+        forward_s: [..., place] seconds of a microbatch's forward.
+        inputs_s: [..., place] seconds of the gradient of the inputs.
+        weight_s: [..., place] seconds of the gradient of the weights.
+        exchange_s: [..., place] seconds of forward and backward in which they exchange tokens.
         overlap_factor: share of the shorter of work and exchange that hides behind the longer.
     """
     at = place[order.chunk]

@@ -1,4 +1,4 @@
-"""The core arrays: what depends on what in one step (StepGraph), and how long each op takes."""
+"""The core arrays: the dependencies of one step (StepGraph), and the duration of each op."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 _CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
 
-#: Kinds whose duration is never negative, so that a dependent op of such a kind ends last.
+#: Kinds with durations that are never negative: an op that depends on another ends after it.
 _LASTING = (
     OpKind.FORWARD_COMPUTE,
     OpKind.BACKWARD_COMPUTE,
@@ -43,7 +43,7 @@ class _Sets(NamedTuple):
 
     @classmethod
     def of(cls, of_dp: npt.NDArray[np.int64]) -> _Sets:
-        """Those that ranks with these numbers are in."""
+        """The sets of ranks with these set numbers."""
         order = np.argsort(of_dp, kind="stable")
         numbers, first = np.unique(of_dp[order], return_index=True)
         return cls(of_dp, order, first, numbers)
@@ -53,9 +53,9 @@ class _Sets(NamedTuple):
 class StepGraph:
     """Operations of one step of one model replica, and their dependencies.
 
-    Every step and data-parallel rank repeats the graph. Replicas may differ in structure (their
-    numbers of microbatches); then the graph is the union of one graph per *variant*, with the ops
-    of a variant contiguous. Variants meet only in groups that span the data-parallel ranks.
+    Every step and data-parallel rank repeats the graph. Replicas may differ in structure, by their
+    numbers of microbatches. The graph is then the union of one graph per *variant*, and the ops of
+    a variant are contiguous. Variants meet only in groups that span the data-parallel ranks.
 
     Attributes:
         kind: [op] :class:`OpKind`.
@@ -64,17 +64,17 @@ class StepGraph:
         chunk: [op] model chunk on the stage, -1 = not applicable.
         microbatch: [op] microbatch, -1 = not applicable.
         dep_ptr: [op + 1] where an op's dependencies start in ``dep``.
-        dep: [edge] ops that must have ended; of the same variant.
+        dep: [edge] ops that must have ended; they have the same variant.
         group: [op] transfer the op is a member of (a send/recv pair or a collective), -1 = none.
             No member's transfer starts before all members are launched.
         spans_dp: [group] whether members of several data-parallel ranks belong to it.
-        families: [family, dp] a partition of the data-parallel ranks; those with one number meet.
-            Family 0 is all of them. Two may be equal: what they join does not wait for each other.
+        families: [family, dp] a partition of the data-parallel ranks: ranks with one number meet.
+            Family 0 is all of them. Two may be equal: collectives of one do not wait for the other.
         family: [group] the family whose sets of ranks meet in it; 0 within a replica.
         noop: [op] a send or recv that moves nothing (the ends of a virtual pipeline).
         part: [op] place within its pass (compute), its unit or bucket (communication); 0 where
             passes are whole.
-        programmed: whether launches and waits of the workers' programs made the dependencies.
+        programmed: whether the dependencies come from launches and waits of the workers' programs.
         variant_ptr: [variant + 1] where a variant's ops start.
         replica_variant: [dp] the variant of each data-parallel rank.
         order: [op] a topological order with the members of a group next to each other.
@@ -105,12 +105,12 @@ class StepGraph:
     paired: npt.NDArray[np.bool_] | None = None
 
     def worker_name(self, replica: int, pp: int) -> str:
-        """Names of a worker in messages: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
+        """Name of a worker in messages: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
         return place_name(place_of(replica, pp, self.peers))
 
     @property
     def of_whole_passes(self) -> bool:
-        """Whether the rules of pipelines made all dependencies, so that they make another one's."""
+        """Whether all dependencies follow the rules of pipelines; these may build another one."""
         return not self.programmed and self.paired is None
 
     @property
@@ -176,7 +176,7 @@ class StepGraph:
         return len(self.families) > 1
 
     def sets_of(self, member: int) -> npt.NDArray[np.int64]:
-        """[dp] the ranks with one number meet in the collective that an op is a member of."""
+        """[dp] number of its set in an op's collective; ranks with one number meet."""
         sets: npt.NDArray[np.int64] = self.families[self.family[self.group[member]]]
         return sets
 
@@ -187,10 +187,10 @@ class StepGraph:
 
         Args:
             members: ops, of all variants.
-            rows: of each member [step, dp of its variant] values.
+            rows: [step, dp of its variant] values of each member.
 
         Returns:
-            of each member [step, 1], or [step, dp of its variant] where only some ranks meet.
+            [step, 1] for each member, or [step, dp of its variant] where only some ranks meet.
         """
         family = int(self.family[self.group[members[0]]])
         if not self.families[family].any():
@@ -212,14 +212,14 @@ class StepGraph:
 
     @cached_property
     def dp_groups_of(self) -> dict[int, npt.NDArray[np.int64]]:
-        """Group -> its members of all variants, of the groups that span the data-parallel ranks."""
+        """Group -> its members of all variants, for groups that span the data-parallel ranks."""
         return {int(self.group[members[0]]): members for members in self.dp_groups}
 
     @cached_property
     def queued_behind(self) -> npt.NDArray[np.int64]:
         """[op] the collective before it in the queue of its kind, stage and family, -1 = none.
 
-        Only programs know queues; in a pipeline of whole passes the recorded start tells.
+        Only programs have queues; in a pipeline of whole passes the recorded start decides.
         """
         behind = np.full(self.n_ops, -1, dtype=np.int64)
         if not self.programmed:
@@ -233,7 +233,7 @@ class StepGraph:
         )
         position = np.empty(self.n_ops, dtype=np.int64)
         position[self.order] = np.arange(self.n_ops)
-        # One may have been waited for before, too: the last one in the queue counts.
+        # The program may have waited for another one before, too: the last one in the queue counts.
         edges = np.flatnonzero(queued)
         edges = edges[np.argsort(position[self.dep[edges]], kind="stable")]
         behind[after[edges]] = self.dep[edges]
@@ -279,13 +279,13 @@ class StepGraph:
 
     @cached_property
     def sources(self) -> npt.NDArray[np.bool_]:
-        """[op] without dependencies: launched when the step starts."""
+        """[op] whether it has no dependencies: it is launched when the step starts."""
         sources: npt.NDArray[np.bool_] = np.diff(self.dep_ptr) == 0
         return sources
 
     @cached_property
     def tracked(self) -> npt.NDArray[np.bool_]:
-        """[op] that may be the last of the step: no op of lasting kind depends on it."""
+        """[op] whether it may be the last of the step: no op of a lasting kind depends on it."""
         followed = np.zeros(self.n_ops, dtype=bool)
         edge_to = np.repeat(np.arange(self.n_ops), np.diff(self.dep_ptr))
         followed[self.dep[np.isin(self.kind[edge_to], _LASTING)]] = True
@@ -293,7 +293,7 @@ class StepGraph:
 
     @cached_property
     def slots(self) -> tuple[npt.NDArray[np.int64], int]:
-        """[op] a row for its end, shared with ops whose end is no longer needed; and how many rows.
+        """[op] the row for its end, shared with ops whose end is no longer needed; number of rows.
 
         A few hundred rows instead of one per op keep a block of lanes inside the CPU's cache.
         """
@@ -318,7 +318,7 @@ class StepGraph:
     def latest_dependency_ends(
         self, variant: int, end: npt.NDArray[np.float64]
     ) -> Iterator[tuple[slice, npt.NDArray[np.float64]]]:
-        """The latest end among each op's dependencies, 0 where it has none; some ops at a time.
+        """The latest end among each op's dependencies, 0 if it has none; yields some ops at a time.
 
         Args:
             variant: which replica structure.
@@ -358,7 +358,7 @@ def make_graph(
     families: npt.NDArray[np.int64] | None = None,
     family: npt.NDArray[np.int64] | None = None,
 ) -> StepGraph:
-    """A StepGraph from its ops and ``edges`` [edge, 2] (before, after); ``part`` of programs only.
+    """A StepGraph from its ops and ``edges`` [edge, 2] (before, after); ``part``: programs only.
 
     Raises:
         GraphError: the dependencies form a cycle; the message names its ops.
@@ -424,7 +424,7 @@ def with_edges(graph: StepGraph, edges: npt.NDArray[np.int64]) -> StepGraph:
 
 
 class Rows(Protocol):
-    """Rows of durations for the kernel: where in ``values`` each op's row lies."""
+    """Rows of durations for the kernel: the place in ``values`` of each op's row."""
 
     @property
     def graph(self) -> StepGraph:
@@ -445,12 +445,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """Durations whose rows are those of other ones, in another order: the times are not copied.
+    """Durations that share the rows of others in another order, without a copy.
 
     Attributes:
         graph: the ops.
         n_steps: number of steps.
-        values: seconds of the others; not to be written to.
+        values: seconds of the other durations; must not be written to.
         row_ptr: [op] where an op's row [step, dp of its variant] starts in ``values``.
     """
 
@@ -464,9 +464,9 @@ class SharedRows:
 class Durations:
     """Seconds per op, step and data-parallel rank: the OpDuration tensor (what-if paper, 3.2).
 
-    For compute the duration, for communication the transfer time (end minus the latest start among
-    its peers). Replicas of one variant form one block ``[op, step, dp of the variant]``; the blocks
-    lie behind each other in ``values``.
+    For compute it is the duration; for communication, the transfer time (end minus the latest start
+    among its peers). Replicas of one variant form one block ``[op, step, dp of the variant]``. The
+    blocks lie one after another in ``values``.
 
     Attributes:
         graph: the ops.
@@ -516,7 +516,7 @@ class Durations:
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """[op, step, dp] where all replicas have one structure; SimulationError otherwise."""
+        """[op, step, dp] durations; raises SimulationError if replicas differ in structure."""
         if self.graph.n_variants != 1:
             raise SimulationError("replicas differ in structure: use blocks, one per variant")
         return self.block(0)

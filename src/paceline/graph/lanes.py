@@ -18,11 +18,11 @@ class Lanes:
     Attributes:
         set: [lane] the set it belongs to, 0..n_sets-1, ascending.
         variant: [lane] which replica structure.
-        rule: [lane] row of ``Rules.keep`` that says which ops keep their own duration.
-        column: [lane] which (step, dp) of its variant's block: step * n_dp_of_variant + dp index.
+        rule: [lane] its row of ``Rules.keep``, which tells the ops that keep their own duration.
+        column: [lane] its (step, dp) in its variant's block: step * n_dp_of_variant + dp index.
         n_sets: number of sets.
-        meets: [family - 1, lane] for each family of ranks that communicate among themselves, the
-            lanes with one number meet, all of one set; None where there are no families.
+        meets: [family - 1, lane] for each family of ranks that communicate among themselves: lanes
+            of one set with one number meet; None where there are no families.
     """
 
     set: npt.NDArray[np.int64]

@@ -1,9 +1,9 @@
-"""Ends that are only upper bounds: communication that was over before anybody looked.
+"""Ends that are only upper bounds: communication that was over before anyone waited for it.
 
-A wait that returns at once says that its transfer is over, not since when. Such an end counts as
-known where another member of the transfer saw it. The others are estimated: a collective that is
-queued in a stream from the next known end of its queue, all else from the usual transfer of its
-kind. No other time is measured from a bound.
+A wait that returns at once shows that its transfer is over, not since when. Such an end is known
+if another member of the transfer saw it. The other ends are estimated. A collective that is queued
+in a stream is estimated from the next known end of its queue. All other transfers take the usual
+time of their kind. No other time is measured from a bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.trace.kinds import OpKind
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: Halvings of the interval in which the common transfer time of a queue lies: to 1e-12 of it.
+#: Halvings of the interval that holds the common transfer time of a queue: to 1e-12 of it.
 HALVINGS = 40
 
 
@@ -33,7 +33,7 @@ def settle_late_ends(graph: StepGraph, start: Durations, end: Durations, late: D
         late: 1 where the end is an upper bound, 0 elsewhere, in the layout of the ends.
 
     Returns:
-        how many ends were estimated.
+        the number of estimated ends.
     """
     if not late.values.any():
         return 0
@@ -100,7 +100,7 @@ class _Meeting:
         return any(bool(late.any()) for late in self.lates)
 
     def settle(self, end: Array) -> int:
-        """Give members that have only a bound this end; returns how many were estimated."""
+        """Give members that have only a bound this end; returns the number of estimated ends."""
         estimated = 0
         settled = np.where(self.known, self.bound, end)
         for place, (own, late) in enumerate(zip(self.ends, self.lates, strict=True)):
@@ -117,9 +117,9 @@ def _over(rows: list[npt.NDArray[np.float64]] | list[Mask]) -> npt.NDArray[np.fl
 
 
 class _Usual:
-    """The usual transfer time of each kind, of those transfers whose end is known.
+    """The usual transfer time of each kind, over transfers whose end is known.
 
-    Where none is, the shortest bound: if transfers are alike, none took longer.
+    Without known ends it is the shortest bound: if transfers are alike, none took longer.
     """
 
     def __init__(self, graph: StepGraph, start: Durations, end: Durations, late: Durations) -> None:
@@ -148,7 +148,7 @@ def _settle_alone(meeting: _Meeting, usual: _Usual) -> int:
 
 
 def _settle_queue(queue: list[_Meeting], usual: _Usual) -> int:
-    """The meetings of one stream, in its order: one at a time is under way."""
+    """Settle the meetings of one stream, in its order: one at a time is under way."""
     if not any(meeting.any_late for meeting in queue):
         return 0
     ends = [meeting.bound.copy() for meeting in queue]
@@ -169,15 +169,15 @@ def _settle_queue(queue: list[_Meeting], usual: _Usual) -> int:
 def queue_ends(
     launch: list[float], bound: list[float], known: list[bool], usual_s: float
 ) -> list[float]:
-    """Ends of collectives that run one after the other, of which only some were seen.
+    """Ends of collectives that run one after the other; only some ends were seen.
 
-    Between two known ends all take alike, so that the last one ends when it was seen. Behind the
-    last known end each takes the usual time, if the bounds allow it.
+    Between two known ends all take equally long, so that the last one ends when it was seen. Behind
+    the last known end each takes the usual time, if the bounds allow it.
 
     Args:
-        launch: of each, when its last member was there.
-        bound: of each, its end or the upper bound of it.
-        known: of each, whether the bound is its end.
+        launch: for each, the time when its last member was there.
+        bound: for each, its end or the upper bound of it.
+        known: for each, whether the bound is its end.
         usual_s: usual transfer time.
     """
     ends = list(bound)
@@ -196,7 +196,7 @@ def queue_ends(
 
 
 def _served(launch: list[float], took: float, free: float) -> list[float]:
-    """When each ends, if each takes alike and waits for the one before."""
+    """When each ends, if all take equally long and each waits for the one before."""
     ends = []
     for at in launch:
         free = max(at, free) + took
@@ -205,7 +205,7 @@ def _served(launch: list[float], took: float, free: float) -> list[float]:
 
 
 def _common_s(launch: list[float], bound: list[float], free: float) -> float:
-    """The longest transfer time common to all with which none ends behind its bound."""
+    """The longest transfer time common to all with which no end exceeds its bound."""
     low, high = 0.0, max(0.0, min(b - a for a, b in zip(launch, bound, strict=True)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2

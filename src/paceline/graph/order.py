@@ -12,7 +12,8 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.jit import compiled
 
-#: Above this many ops a compiled loop pays for the import of numba; once it is there, above fewer.
+#: Above this many ops a compiled loop pays for the import of numba; after the import (WARM), above
+#: fewer.
 COMPILE_ABOVE_OPS, COMPILE_ABOVE_OPS_WARM = 50_000, 4_000
 
 
@@ -58,7 +59,7 @@ def slots(
     dep_ptr: npt.NDArray[np.int64],
     dep: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """[op] a row that holds its end until its last dependent has read it, and how many rows."""
+    """[op] the row that holds its end until its last dependent has read it, and number of rows."""
     n_ops = len(order)
     slot = np.empty(n_ops, dtype=np.int64)
     readers = np.bincount(dep, minlength=n_ops)
@@ -79,7 +80,7 @@ def _nodes(n_ops: int, group: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int
 def _run(
     loop: Callable[..., int], n_ops: int, out: npt.NDArray[np.int64], *arrays: npt.NDArray[Any]
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Run a loop that fills ``out``: compiled where long, else over lists (fast to index)."""
+    """Run a loop that fills ``out``: compiled if it is long, else over lists (fast to index)."""
     least = COMPILE_ABOVE_OPS_WARM if "numba" in sys.modules else COMPILE_ABOVE_OPS
     if n_ops > least:
         return int(compiled(loop)(out, *arrays)), out
@@ -89,7 +90,7 @@ def _run(
 
 
 def _kahn(queue: Any, indegree: Any, out_ptr: Any, out: Any) -> int:
-    """Kahn's algorithm; fills ``queue`` with nodes in topological order, returns how many."""
+    """Kahn's algorithm; fills ``queue`` with nodes in topological order, returns their number."""
     tail = 0
     for node in range(len(indegree)):
         if indegree[node] == 0:
@@ -111,7 +112,7 @@ def _kahn(queue: Any, indegree: Any, out_ptr: Any, out: Any) -> int:
 def _share_rows(
     slot: Any, readers: Any, free: Any, order: Any, node_ptr: Any, dep_ptr: Any, dep: Any
 ) -> int:
-    """Hand out rows in topological order, taking back those whose readers are all done."""
+    """Assign rows in topological order; a row is free again when all its readers are done."""
     n_rows = 0
     n_free = 0
     for node in range(len(node_ptr) - 1):
@@ -142,7 +143,7 @@ def _cycle_message(
     done: set[int],
     name: Callable[[int], str],
 ) -> str:
-    """Walk backwards from an unfinished op until one comes again: that is the cycle."""
+    """Walk backwards from an unfinished op until an op comes again: that is the cycle."""
     waits: dict[int, tuple[int, int]] = {}
     for before, after in edges.tolist():
         if node[before] not in done and node[after] not in done:

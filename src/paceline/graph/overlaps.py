@@ -1,10 +1,9 @@
-"""Two computes of one worker that run at once (DualPipe): one node, shared out between them.
+"""Two computes of one worker that run at once (DualPipe): one node, divided between them.
 
 DualPipe runs the forward of one microbatch and the backward of another as one block (DeepSeek-AI
 2024, 3.2.1). Recorded as two passes, both last as long as the block. In the graph its parts follow
-each other, so that the two add up to the block: each has the share that it has when it runs alone.
-Where both begin and both end together, dependencies of one hold up the block, and successors of one
-wait for the block.
+each other and add up to the block. The share of each is its share when it runs alone. If both begin
+and end together, dependencies of one hold up the block, and successors of one wait for the block.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from paceline.trace.kinds import OpKind
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Computes that share less of the shorter one's time follow each other: clocks are no finer.
+#: Computes that share less than this part of the shorter one's time follow each other: clocks are
+#: no finer.
 MIN_SHARED = 0.1
 
-#: Begins, and ends, that are as near as this, as a share of the shorter compute, are one.
+#: Two begins, or two ends, count as one within this share of the shorter compute.
 _TOGETHER = 0.1
 
 _PASSES = [int(k) for k in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)]
@@ -49,7 +49,7 @@ def find_overlaps(graph: StepGraph, start: Durations, end: Durations) -> Overlap
     Args:
         graph: the ops, one compute of a worker behind the other.
         start: [op, step, dp] as measured.
-        end: alike.
+        end: [op, step, dp] as measured.
 
     Raises:
         GraphError: three computes of a worker run at once.
@@ -92,7 +92,7 @@ def _at_once(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) ->
 def _in_two_steps(graph: StepGraph, pairs: Ints, start: Durations, end: Durations) -> Mask:
     """[pair] whether any replica overlaps them in the first step or the one in the middle.
 
-    Ops that overlap in most steps overlap in these; looking at all of each pair takes long.
+    Ops that overlap in most steps overlap in these; to check all steps of each pair takes long.
     """
     seen = np.zeros(len(pairs), dtype=bool)
     steps = sorted({0, start.n_steps // 2})
@@ -134,7 +134,7 @@ def _check_two(graph: StepGraph, pairs: Ints) -> None:
 
 
 def join_overlaps(graph: StepGraph, overlaps: Overlaps) -> StepGraph:
-    """The graph in which each pair is one node: what belongs to one belongs to both."""
+    """The graph in which each pair is one node: edges of one compute apply to both."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     there = set(zip(graph.dep.tolist(), after.tolist(), strict=True))
     edges: list[tuple[int, int]] = []
@@ -157,8 +157,8 @@ def join_overlaps(graph: StepGraph, overlaps: Overlaps) -> StepGraph:
 def share_out(overlaps: Overlaps, start: Durations, end: Durations) -> None:
     """Let the computes of each pair follow each other within their block, in place.
 
-    A compute's share of the block is its usual time alone, over that of both; its own span, where
-    no compute of its kind, stage and chunk runs alone.
+    A compute's share of the block is its usual time alone, over that of both. Without a compute of
+    its kind, stage and chunk that runs alone, its own span counts.
     """
     alone = _usual_alone(start, end)
     for one, other in overlaps.pairs.tolist():

@@ -1,7 +1,7 @@
-"""Dependencies of workers whose programs are recorded: launches and waits, whatever the framework.
+"""Dependencies of workers whose programs are recorded: launches and waits, for any framework.
 
-A program launches computes and communication and waits for communication, so two numbers of an op
-tell what it depends on: the position of its launch, and the position behind which the program
+A program launches computes and communication, and waits for communication. So two numbers of an op
+determine its dependencies: the position of its launch, and the position behind which the program
 waited for it. No rule of a framework or schedule is needed.
 
 ======================================  ============================================================
@@ -12,7 +12,7 @@ awaited -> all launched behind the wait  the program stood there
 collective -> next of kind and family   gathers and reductions are queued each in a stream
 ======================================  ============================================================
 
-Sends and recvs are no queue: one that waits for its peer holds none of the others up.
+Sends and recvs are no queue: one that waits for its peer does not hold up the others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
     awaited = ops.awaited[order] if ops.awaited is not None else np.full(len(order), -1)
     waits = np.flatnonzero(~local & (awaited >= 0))
     first = np.searchsorted(issued, awaited[waits], side="right")
-    # All up to the next compute; what comes later waits for that one.
+    # All up to the next compute; later ops wait for that compute.
     next_compute = np.append(computes, len(order) - 1)[np.searchsorted(computes, first)]
     n_after = np.maximum(next_compute - first + 1, 0)
     n_after[first >= len(order)] = 0
@@ -72,11 +72,11 @@ def _worker_edges(ops: ReplicaOps, order: Ops) -> list[Ops]:
 def program_pairs(ops: ReplicaOps, n_pp: int) -> list[Ops]:
     """[pair, 2] the n-th send of a stage with its neighbour's n-th recv, by launches.
 
-    Chunk after chunk goes down the stages; where the chunks lie as a V (``turns_back``), odd ones
-    come back up.
+    Chunks go down the stages one after another. Where the chunks lie as a V (``turns_back``), odd
+    chunks come back up.
 
     Raises:
-        GraphError: a stage receives more or fewer than is sent to it.
+        GraphError: a stage receives more or fewer messages than are sent to it.
     """
     by_chunk = turns_back(ops.kind, ops.pp, ops.chunk, n_pp)
 

@@ -18,9 +18,9 @@ _PASSES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
 def check_passes(ops: ReplicaOps, n_pp: int) -> None:
-    """Every stage and chunk has as many forward as backward passes, and as many as the others.
+    """Check that stages and chunks have equally many forward and backward passes.
 
-    Where a backward is split, its weight gradients come once, behind those of the inputs.
+    If a backward is split, its weight gradients come once, behind the gradients of the inputs.
 
     Raises:
         GraphError: passes are missing, or a weight gradient has no backward in front of it.
@@ -43,7 +43,7 @@ def check_passes(ops: ReplicaOps, n_pp: int) -> None:
 
 
 def _check_weights(ops: ReplicaOps) -> None:
-    """Each W pass runs behind the B pass of its microbatch."""
+    """Check that each W pass runs behind the B pass of its microbatch."""
     weight = np.flatnonzero(ops.kind == OpKind.WEIGHT_COMPUTE)
     weight = weight[ops.microbatch[weight] >= 0]
     if not len(weight):
@@ -64,7 +64,7 @@ def _check_weights(ops: ReplicaOps) -> None:
 
 
 def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:
-    """[forward or backward, stage, chunk] how many passes."""
+    """[forward or backward, stage, chunk] number of passes."""
     computes = np.isin(ops.kind, [int(kind) for kind in _PASSES])
     n_chunks = max(1, int(ops.chunk[computes].max(initial=0)) + 1)
     fields = (ops.kind, ops.pp, np.maximum(ops.chunk, 0), ops.microbatch)
@@ -75,12 +75,12 @@ def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:
 
 
 def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], job: Job) -> None:
-    """Replicas with as many microbatches run one program.
+    """Check that replicas with equally many microbatches run one program.
 
     Args:
         variants: the distinct structures.
         dps: [variant] a replica that has it.
-        job: its degrees.
+        job: the job's degrees of parallelism.
 
     Raises:
         TraceError: two run different programs; the message names the first op that differs.
@@ -101,14 +101,14 @@ def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], job:
 def difference(
     own: ReplicaOps, usual: ReplicaOps, replica: int, job: Job, other: str = "usual is"
 ) -> str:
-    """The first op in which a replica's program is not like another one, in words; "" for none.
+    """The first op in which a replica's program differs from another one, in words; "" for none.
 
     Args:
         own: its ops; ``rank`` holds positions.
-        usual: those of the other one.
+        usual: the ops of the other replica.
         replica: its number.
-        job: the degrees.
-        other: how to call the other one.
+        job: the job's degrees of parallelism.
+        other: the other replica's name in the message.
     """
     for stage in range(int(max(own.pp.max(), usual.pp.max())) + 1):
         one, two = _by_launch(own, stage), _by_launch(usual, stage)

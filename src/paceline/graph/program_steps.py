@@ -1,4 +1,4 @@
-"""A worker's program as a list: its launches and waits, and which pass each is for."""
+"""A worker's program as a list: its launches and waits, and the pass that each serves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
 
 PASSES = (int(K.FORWARD_COMPUTE), int(K.BACKWARD_COMPUTE))
 
-# Plain numbers: to compare a NumPy scalar with an enum's member asks the member for attributes that
-# it lacks, which takes some microseconds.
+# Plain numbers: a comparison of a NumPy scalar with an enum's member looks up attributes that the
+# member lacks, which takes some microseconds.
 _GATHER, _BACKWARD = int(K.PARAMS_ALL_GATHER), int(K.BACKWARD_COMPUTE)
 _REDUCTIONS = frozenset(int(kind) for kind in REDUCTIONS)
 
@@ -49,7 +49,7 @@ def pass_of(ops: ReplicaOps, op: int) -> Pass:
 
 
 def unit_of(ops: ReplicaOps, op: int) -> tuple[int, int]:
-    """(chunk, part) that a collective is for."""
+    """(chunk, part) that a collective serves."""
     assert ops.part is not None
     return int(ops.chunk[op]), int(ops.part[op])
 
@@ -57,7 +57,7 @@ def unit_of(ops: ReplicaOps, op: int) -> tuple[int, int]:
 def needed_by(ops: ReplicaOps, steps: Sequence[int]) -> dict[int, Pass]:
     """Gather -> the pass of the first compute behind the wait for it.
 
-    Those that nothing waits for, or that no pass follows, are left out.
+    Gathers without a wait, or without a pass behind the wait, are left out.
     """
     kind = ops.kind.tolist()
     following: int | None = None

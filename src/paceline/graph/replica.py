@@ -1,4 +1,4 @@
-"""The ops of one replica, before it is known what depends on what."""
+"""The ops of one replica, before their dependencies are known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class ReplicaOps:
         seq: [op] number among its kind on its stage.
         chunk: [op] model chunk on the stage, -1 = not applicable.
         microbatch: [op] microbatch, -1 = not applicable.
-        rank: [op] sort key: ops of one stream of a stage run in ascending rank; where the program
-            is known, the position at which an op is launched.
+        rank: [op] sort key: ops of one stream of a stage run in ascending rank. Where the program
+            is known, it is the position at which an op is launched.
         part: [op] place within its pass, unit or bucket; None where the program is not known.
         awaited: [op] position of the last op launched before the program waited for this one, -1 =
             never; None where the program is not known.
-        family: [op] row of the structure's families: which ranks meet in a collective; None: all.
+        family: [op] row of the structure's families: the ranks that meet in its collective; None:
+            all ranks.
     """
 
     kind: npt.NDArray[Any]

@@ -43,7 +43,7 @@ def gpipe(pp: int, n_pp: int, n_microbatches: int, n_chunks: int) -> ComputeOrde
 
 
 def one_f_one_b(pp: int, n_pp: int, n_microbatches: int, n_chunks: int) -> ComputeOrder:
-    """1F1B: as many forwards ahead as there are stages behind, then one forward, one backward."""
+    """1F1B: one forward ahead for each stage behind, then one forward and one backward in turn."""
     if n_chunks != 1:
         raise GraphError(f"1F1B has one chunk per stage, not {n_chunks}; use interleaved")
     microbatch = np.arange(n_microbatches)

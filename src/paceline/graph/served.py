@@ -1,4 +1,4 @@
-"""Which microbatch and chunk a transfer serves."""
+"""The microbatch and chunk that a transfer serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def served(graph: StepGraph) -> tuple[Ints, Ints]:
-    """[op] chunk and microbatch; a transfer takes those of the compute it feeds or follows."""
+    """[op] chunk and microbatch; a transfer has those of the compute before or after it."""
     chunk, microbatch = graph.chunk.astype(np.int64), graph.microbatch.astype(np.int64)
     if graph.programmed:
         worker = graph.variant * (int(graph.pp.max()) + 1) + graph.pp
@@ -39,9 +39,10 @@ def served_in_programs(
     chunk: Ints,
     microbatch: Ints,
 ) -> tuple[Ints, Ints]:
-    """[op] chunk and microbatch where workers run programs; -1 where that is not clear.
+    """[op] chunk and microbatch where workers run programs; -1 where they are not clear.
 
-    The n-th transfer of a worker (of a chunk, where it names one) is of its n-th pass that has one.
+    Count the passes of a worker (and chunk, if known) that have a transfer: the n-th transfer
+    belongs to the n-th of these.
 
     Args:
         worker: [op] number of its worker; ops of a kind come in the order of their launches.

@@ -1,8 +1,9 @@
 """The ops of a replica under a schedule that splits the backward, as programs of its stages.
 
 Chunk 0 goes down the stages and chunk 1 comes back up, so neighbours follow from the chunk
-(``graph.program``). A receive is posted when the compute of its chunk and direction before it has
-ended, and waited for in front of its own. Gradients of a chunk are reduced behind its last W.
+(``graph.program``). A receive is posted after the previous compute of its chunk and direction. The
+program waits for it in front of its own compute. Gradients of a chunk are reduced behind its last
+W.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from paceline.trace.kinds import OpKind
 K = OpKind
 Ints = npt.NDArray[np.int64]
 
-#: Within the slot of a compute: waits in front of it, itself, then its messages.
+#: Order within the slot of a compute: waits in front of it, itself, then its messages.
 _WAIT, _COMPUTE, _SEND, _RECV, _SCATTER, _SLOT = 3, 4, 5, 6, 7, 8
-#: In front of all computes: gathers, then receives.
+#: Order in front of all computes: gathers, then receives.
 _GATHER, _FIRST_RECV = -6, -4
 
 
@@ -39,7 +40,7 @@ class _Launches:
         wait: Ints | int | None = None,
         microbatch: Ints | int = -1,
     ) -> None:
-        """Some ops; times count in slots."""
+        """Add some ops; times count in slots."""
         never = np.iinfo(np.int64).min
         fields = (kind, chunk, microbatch, launch, never if wait is None else wait)
         self.rows.append(np.stack(np.broadcast_arrays(*map(np.atleast_1d, fields))).astype(int))
@@ -95,7 +96,7 @@ def _computes(
     arrives: npt.NDArray[np.bool_],
     leaves: npt.NDArray[np.bool_],
 ) -> None:
-    """The computes, and what they receive and send."""
+    """The computes, and the messages that they receive and send."""
     place = np.arange(len(order.kind))
     launches.add(order.kind, order.chunk, _SLOT * place + _COMPUTE, microbatch=order.microbatch)
     first = np.searchsorted(order.block, order.block)

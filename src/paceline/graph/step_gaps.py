@@ -13,7 +13,7 @@ from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
-#: Time beside the steps matters from this share on: the line from which S calls a job straggling.
+#: Time beside the steps matters from this share on: from the same S on, a job is straggling.
 MATTERS = 0.03
 
 
@@ -34,7 +34,7 @@ class StepGaps:
 
     @property
     def overlap_s(self) -> Array:
-        """[step] seconds in which the step before still ran; where that is unknown, the median."""
+        """[step] seconds in which the step before still ran; the median where they are unknown."""
         known = np.isfinite(self.gap_s)
         if not known.any():
             return np.zeros(len(self.gap_s))

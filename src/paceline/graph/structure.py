@@ -1,4 +1,4 @@
-"""Which steps of a trace are whole and alike, and what one step of each replica consists of."""
+"""Steps of a trace that are whole and alike, and the ops of one step of each replica."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Structure:
 
     Attributes:
         variants: distinct replica structures.
-        replica_variant: [dp] which of them each data-parallel rank has.
+        replica_variant: [dp] the variant of each data-parallel rank.
         kept: [kept step] indices into the trace's steps.
         left_out: step number -> why it does not fit.
         families: [family, dp] sets of ranks that meet in collectives; family 0 is all of them.
@@ -45,9 +45,9 @@ class Structure:
 def find_structure(trace: Trace) -> Structure:
     """Vote on the structure of each replica; steps where some replica deviates are left out.
 
-    Most steps decide which parts a replica has (ops, chunks, microbatches); replicas
-    may differ in their numbers of microbatches only. The order within a stream is decided by most
-    steps and replicas of equal content.
+    Most steps decide the parts of a replica (ops, chunks, microbatches). Replicas may differ in
+    their numbers of microbatches only. For the order within a stream, most steps and replicas of
+    equal content decide.
 
     Raises:
         TraceError: no step is left, or a worker never occurs.
@@ -123,7 +123,7 @@ def _usual_counts(
     usual_hash = np.empty(n_dp, dtype=np.uint64)
     for dp in range(n_dp):
         votes = Counter(content[:, dp].tolist())
-        # Ties (two steps, one of them broken): what more replicas have, then what has more ops.
+        # Ties (two steps, one of them broken): prefer counts of more replicas, then of more ops.
         usual_hash[dp] = max(votes, key=lambda h: (votes[h], overall[h], n_ops[h]))
     place = np.argmax(content == usual_hash, axis=0)
     usual = trace.counts[place, np.arange(n_dp)]
@@ -141,7 +141,7 @@ def _expect_equal_tails(
     overall: Counter[int],
     job: Job,
 ) -> None:
-    """Replicas may differ in microbatches, not in collectives and other once-a-step ops."""
+    """Check that replicas differ in microbatches only, not in collectives or once-a-step ops."""
     fixed = [int(kind) for kind in OpKind if kind not in MICROBATCH_KINDS]
     common = int(np.argmax([overall[int(h)] for h in usual_hash]))
     odd = np.argwhere((usual[:, :, fixed] != usual[common][:, fixed]).any(axis=(1, 2)))
@@ -186,7 +186,7 @@ def _variant_ops(
     dps: npt.NDArray[np.int64],
     left_out: dict[int, str],
 ) -> ReplicaOps:
-    """The ops of one variant; fills ``left_out`` with steps whose ops or order are other ones."""
+    """The ops of one variant; fills ``left_out`` with steps whose ops or order differ."""
     flat = counts.ravel()
     n_ops = int(flat.sum())
     first = np.cumsum(flat, dtype=np.int64) - flat
@@ -221,7 +221,7 @@ def _variant_ops(
 
 
 def _deviation(trace: Trace, own: ReplicaOps, usual: ReplicaOps, dp: int) -> str:
-    """Why a lane with the usual counts of ops is not like the others."""
+    """Why a lane with the usual counts of ops differs from the others."""
     text = "" if trace.program is None else difference(own, usual, dp, trace.job)
     return text or f"{trace.job.replica_name(dp)} has other microbatches or chunks than usual"
 
@@ -283,7 +283,7 @@ def _vote_labels(trace: Trace, rows: npt.NDArray[np.int64], n_ops: int) -> npt.N
 def _labelled(
     trace: Trace, rows: npt.NDArray[np.int64], n_ops: int
 ) -> tuple[npt.NDArray[Any], ...]:
-    """[lane, op] what lanes of one structure have in common; an even number of columns."""
+    """[lane, op] values that lanes of one structure share; an even number of columns."""
     ops = np.arange(n_ops)
     chunk = _lane_table(trace.chunk, rows, ops)
     columns = (chunk, _renumber(_lane_table(trace.microbatch, rows, ops)))
@@ -299,7 +299,8 @@ def _labelled(
 def _renumber(microbatch: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Microbatches of each lane, numbered as they first appear.
 
-    Some jobs number them over all replicas or steps, or by sample; only which ops share one counts.
+    Some jobs number them over all replicas or steps, or by sample. Only equality within a lane
+    counts.
     """
     renumbered = microbatch.copy()
     known: dict[bytes, npt.NDArray[np.int32]] = {}
@@ -326,9 +327,9 @@ def _vote_order(
     ops: npt.NDArray[np.int64],
     alike: npt.NDArray[np.bool_],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The order of ``ops`` by start that most lanes have, and the lanes that have another.
+    """The order of ``ops`` by start in most lanes, and the lanes with another order.
 
-    A lane agrees where the starts do not decrease along the order, so ties never disagree.
+    A lane agrees if its starts do not decrease along the order, so ties never disagree.
     """
     starts = _lane_table(trace.start, rows, ops)
     order = np.argsort(starts[np.argmax(alike)], kind="stable")

@@ -1,8 +1,8 @@
 """Schedules that split the backward: the gradient of the weights fills what would be bubbles.
 
-A backward pass is two computes: B, the gradient of the inputs, for which the stage before waits,
-and W, the gradient of the weights, for which nobody does. Orders are those of PyTorch 2.13
-(``torch.distributed.pipelining.schedules``), and tests hold them against its own classes:
+A backward pass is two computes. B, the gradient of the inputs, holds up the stage before. W, the
+gradient of the weights, holds up no stage. Orders are those of PyTorch 2.13
+(``torch.distributed.pipelining.schedules``), and tests compare them with its own classes:
 
 - ZB-H1: Qi et al. 2024, "Zero bubble pipeline parallelism" (arXiv 2401.10241, 3); torch's
   ``ScheduleInterleavedZeroBubble`` with one stage per rank, DeepSeek's "ZB1P".
@@ -13,9 +13,9 @@ and W, the gradient of the weights, for which nobody does. Orders are those of P
   stages, for half of the microbatches in each direction (``dualpipe.py`` beside ``dualpipev.py``).
 
 DualPipe overlaps the forward of one microbatch with the backward of another: the communication of
-one runs beside the compute of the other. Such computes share a *block*. A block waits for what
-all its computes need, before the first of them, and sends what they give behind the last. So
-it takes its time as one node, and its computes follow each other in it, each with its share: every
+one runs beside the compute of the other. Such computes share a *block*. Before its first compute, a
+block waits for the inputs of all; behind the last it sends all results. So the block takes its time
+as one node. Within it the computes follow each other, and each has its share of the time. Every
 compute keeps its kind, chunk and microbatch.
 """
 
@@ -66,7 +66,7 @@ SplitSchedule = Callable[[int, int, int], SplitOrder]
 
 
 class _Program:
-    """Writes down computes; each (kind, chunk) counts its own microbatches."""
+    """Collects computes; each (kind, chunk) counts its own microbatches."""
 
     def __init__(self) -> None:
         self.computes: list[tuple[int, int, int, int]] = []
@@ -75,19 +75,19 @@ class _Program:
         self.blocks = 0
 
     def run(self, *computes: tuple[OpKind, int]) -> None:
-        """One block: the next microbatch of each (kind, chunk)."""
+        """Add one block: the next microbatch of each (kind, chunk)."""
         for kind, chunk in computes:
             self.computes.append((int(kind), chunk, self.count[kind, chunk], self.blocks))
             self.count[kind, chunk] += 1
         self.blocks += 1
 
     def run_each(self, *computes: tuple[OpKind, int]) -> None:
-        """Each in a block of its own."""
+        """Add each compute in a block of its own."""
         for compute in computes:
             self.run(compute)
 
     def backward(self, chunk: int, *, split: bool) -> None:
-        """The inputs' gradient, the weights' later; or both as one."""
+        """Add the inputs' gradient, and the weights' later; or both as one."""
         if split:
             self.run((B, chunk))
             self.waiting.append(chunk)
@@ -95,16 +95,16 @@ class _Program:
             self.run((B, chunk), (W, chunk))
 
     def overlap(self, forward: int, backward: int) -> None:
-        """A forward of one chunk beside a whole backward of the other."""
+        """Add a forward of one chunk beside a whole backward of the other."""
         self.run((F, forward), (B, backward), (W, backward))
 
     def weight(self) -> None:
-        """The weights' gradient that waits longest."""
+        """Add the weights' gradient that has waited longest."""
         if self.waiting:
             self.run((W, self.waiting.popleft()))
 
     def order(self, n_microbatches: int) -> SplitOrder:
-        """All of it, but for microbatches that do not exist."""
+        """The whole order, except for microbatches that do not exist."""
         table = np.array(self.computes, dtype=np.int64).reshape(-1, 4).T
         kind, chunk, microbatch, block = table[:, table[2] < n_microbatches]
         return SplitOrder(kind, chunk, microbatch, np.unique(block, return_inverse=True)[1])
@@ -114,7 +114,7 @@ class _Program:
 def zb_h1(pp: int, n_pp: int, n_microbatches: int) -> SplitOrder:
     """ZB-H1: 1F1B whose weight gradients come ``pp`` microbatches late.
 
-    So each stage holds as many microbatches as the first one of 1F1B does.
+    Each stage then holds as many microbatches as the first stage of 1F1B.
     """
     program = _Program()
     warmup = min(n_pp - pp - 1, n_microbatches)
@@ -222,5 +222,5 @@ SPLIT_SCHEDULES: dict[str, SplitSchedule] = {
     "dualpipe": dualpipe,
 }
 
-#: Chunks on a stage.
+#: Number of chunks on a stage.
 SPLIT_CHUNKS = {"zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualpipe": 2}

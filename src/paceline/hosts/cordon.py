@@ -9,7 +9,7 @@ from paceline.hosts.verdict import UnitVerdict
 
 
 def slow_hosts(verdicts: Iterable[UnitVerdict]) -> dict[str, list[UnitVerdict]]:
-    """Host -> its slow parts; hosts without are left out."""
+    """Host -> its slow parts; hosts without slow parts are left out."""
     hosts: dict[str, list[UnitVerdict]] = {}
     for verdict in verdicts:
         if verdict.slow:
@@ -45,7 +45,7 @@ FORMATS: Mapping[str, Callable[[str, str], str]] = {
 
 
 def cordon_lines(verdicts: Iterable[UnitVerdict], form: str) -> list[str]:
-    """A line for each host that has something slow."""
+    """A line for each host with a slow part."""
     return [
         FORMATS[form](host, "; ".join(verdict.explain() for verdict in slow))
         for host, slow in sorted(slow_hosts(verdicts).items())

@@ -1,4 +1,4 @@
-"""A validation every so often inside a training job, within a budget of its time.
+"""Regular validations inside a training job, within a budget of its time.
 
     from paceline.hosts import PeriodicValidation
 
@@ -7,8 +7,8 @@
         train_step()
         validation.after_step(step)          # all ranks
 
-Between two steps all ranks measure what ``paceline validate`` does. ``paceline watch`` asks for one
-when ranks are suspected: that one is made at the next turn whatever the budget says.
+Between two steps all ranks measure like ``paceline validate``. ``paceline watch`` asks for a
+validation when ranks are suspected: it is made at the next turn, independent of the budget.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class PeriodicValidation:
     """Validates between steps.
 
     Args:
-        folder: of the run, the same for all ranks; where it answers.
-        every: at steps that this divides, ranks agree whether to validate (one broadcast).
+        folder: folder of the run, the same for all ranks; it gets the answers.
+        every: at multiples of this step number, ranks agree whether to validate (one broadcast).
         budget: the share of the job's time that validations may take.
         store: file of the results per host (:class:`HostStore`); None keeps none.
         effort: how much to measure.
         group: the process group; None: all processes.
-        shapes: (m, n, k) of the model's products (:func:`paceline.detect.suite.gemm_shapes`): with
+        shapes: (m, n, k) of the model's products (:func:`paceline.detect.suite.gemm_shapes`). With
             them the suite's tests are made, too, for the store.
-        measure: what measures; None: :func:`run_validation`.
+        measure: the function that measures; None: :func:`run_validation`.
         clock: monotonic seconds.
 
     Raises:
@@ -81,7 +81,7 @@ class PeriodicValidation:
 
     @property
     def share(self) -> float:
-        """Of the time since the start that validations took."""
+        """Share of the time since the start that validations took."""
         return self._spent_s / max(self._clock() - self._begin_s, 1e-9)
 
     def after_step(self, step: int) -> Verdict | None:

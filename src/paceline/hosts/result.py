@@ -10,7 +10,7 @@ from paceline.detect.passes import Link
 from paceline.detect.suite import SuiteResult
 from paceline.detect.verdict import Measurements, Place
 
-#: Of one rank and its like nothing says which is usual.
+#: With fewer ranks of one kind, the usual time is not known.
 _MIN_PEERS = 3
 
 
@@ -19,16 +19,16 @@ class Result:
     """Result of one test on one GPU.
 
     Attributes:
-        at_s: when, seconds since the epoch.
-        run: of which job.
+        at_s: time of the test, seconds since the epoch.
+        run: name of the job.
         host: the computer.
         gpu: number of the rank among those of its host.
         device: its type.
         test: "gemm", "link" (the best of the links that the rank was measured at), or one of
             :func:`paceline.detect.suite.run_suite`.
         seconds: its time.
-        ratio: that over the low median of its peers in the same validation.
-        peers: how many they were, itself included.
+        ratio: its time over the low median of its peers in the same validation.
+        peers: number of peers, itself included.
     """
 
     at_s: float

@@ -27,8 +27,8 @@ class HostStore:
     """The file.
 
     Args:
-        path: made where it is missing.
-        must_exist: do not make it.
+        path: the file; created if it is missing.
+        must_exist: do not create it.
 
     Raises:
         StateError: it is no such file, or of another version.
@@ -71,7 +71,7 @@ class HostStore:
             )
 
     def add(self, results: Iterable[Result]) -> None:
-        """Keep results."""
+        """Store results."""
         rows = [
             (r.at_s, r.run, r.host, r.gpu, r.device, r.test, r.seconds, r.ratio, r.peers)
             for r in results
@@ -82,7 +82,7 @@ class HostStore:
             )
 
     def results(self, host: str | None = None) -> list[Result]:
-        """Of all hosts, or of one, in the order of time."""
+        """Results of all hosts, or of one, in the order of time."""
         where, values = ("", ()) if host is None else ("WHERE host = ?", (host,))
         with self._open() as connection:
             rows = connection.execute(
@@ -91,6 +91,6 @@ class HostStore:
         return [Result(*row) for row in rows]
 
     def forget(self, host: str) -> int:
-        """Drop what a host has, as after a repair; how many results that were."""
+        """Delete a host's results, as after a repair; returns their number."""
         with self._open() as connection:
             return connection.execute("DELETE FROM results WHERE host = ?", (host,)).rowcount

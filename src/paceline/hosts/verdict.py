@@ -1,14 +1,14 @@
-"""Which GPUs are slow, from the results of several validations.
+"""Slow GPUs, from the results of several validations.
 
-A single validation compares GPUs by a floor of 10% (:mod:`paceline.detect.verdict`), which a GPU
-that is slow by 10% exceeds every other time. Over validations the noise of each is averaged, and
-what remains is how much healthy GPUs differ from each other, and from themselves.
+A single validation compares GPUs by a floor of 10% (:mod:`paceline.detect.verdict`). A GPU that is
+slow by 10% exceeds it every other time. Several validations average the noise of each GPU. The rest
+is the difference of healthy GPUs from each other, and from themselves.
 
-Peers are compared by Student's t: each GPU with the mean and deviation of those faster than it, the
-slowest first, so that several slow ones do not hide each other (a generalised extreme Studentized
-deviate test of one side; Rosner, "Percentage points for a generalized ESD many-outlier procedure",
-1983). Of one candidate among GPUs that differ normally no test with the same rate of false names
-finds more.
+Peers are compared by Student's t. Each GPU, the slowest first, is compared with the mean and
+deviation of those faster than it. So several slow ones do not hide each other. This is a one-sided
+generalised extreme Studentized deviate test (Rosner, "Percentage points for a generalized ESD
+many-outlier procedure", 1983). For one candidate among GPUs that differ normally, no test with the
+same rate of false names finds more.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 from paceline.hosts.result import Result
 from paceline.robust import SIGMA_OF_MAD, t_quantile
 
-#: The newest results, whose median counts: one disturbed validation accuses nobody.
+#: Number of newest results, whose median counts: one disturbed validation accuses no GPU.
 RECENT = 5
-#: The oldest results of a GPU are its own baseline, once there are this many besides the newest.
+#: Number of oldest results that are a GPU's baseline, and the least number of them for one.
 BASELINE, MIN_BASELINE = 50, 8
-#: Slower than peers, or than itself, by less is not called slow.
+#: A GPU that is slower than its peers, or than itself, by less is not called slow.
 FLOORS = {"gemm": 0.05, "hbm": 0.05, "link": 0.20}
 _OTHER_FLOOR = 0.10
-#: Chance that a healthy GPU is called slow by its peers, and of such names in a whole fleet, where
-#: healthy GPUs differ normally; the smaller counts.
+#: Chances of errors if healthy GPUs differ normally; the smaller one counts. The first is that
+#: peers call a healthy GPU slow. The second is that this happens in a whole fleet.
 _MISSES, _FLEET_MISSES = 0.0009, 0.3
 #: Robust standard deviations of a GPU's own past results, of which some were disturbed.
 _SIGMAS = 4.5
@@ -43,13 +43,13 @@ class UnitVerdict:
     """One GPU under one test.
 
     Attributes:
-        host, gpu, device, test: which.
-        results: how many there are.
-        first_s, last_s: when the first and the last of them were measured.
+        host, gpu, device, test: the GPU and the test.
+        results: number of results.
+        first_s, last_s: times of the first and the last result.
         ratio: median of the newest, over peers; ``bound``: its limit.
-        own_ratio: the same over its own baseline; None where that is too short.
-        own_bound: what that may be.
-        slow: whether one of both is exceeded.
+        own_ratio: median of the newest, over its own baseline; None if that is too short.
+        own_bound: limit of ``own_ratio``.
+        slow: whether one of both limits is exceeded.
     """
 
     host: str
@@ -66,14 +66,14 @@ class UnitVerdict:
     slow: bool
 
     def explain(self) -> str:
-        """In words and numbers."""
+        """The verdict in words and numbers."""
         text = f"GPU {self.gpu} {self.test} {self.ratio:.2f}x its peers (bound {self.bound:.2f})"
         if self.own_ratio is not None:
             text += f", {self.own_ratio:.2f}x its own past (bound {self.own_bound:.2f})"
         return f"{text}, {self.results} validations"
 
     def to_mapping(self) -> dict[str, Any]:
-        """For JSON."""
+        """The verdict in the form of JSON."""
         return {
             "gpu": self.gpu,
             "device": self.device,
@@ -93,7 +93,7 @@ def judge_units(results: Iterable[Result]) -> list[UnitVerdict]:
     """A verdict on each GPU and test, in the order of hosts.
 
     Args:
-        results: of many validations, any order.
+        results: results of many validations, in any order.
     """
     ratios: dict[tuple[str, int, str, str], list[Result]] = {}
     for result in sorted(results, key=lambda r: r.at_s):
@@ -131,7 +131,7 @@ def _verdict(
 
 
 def peer_bound(values: Sequence[float], test: str) -> float:
-    """Bound that healthy GPUs stay below, from the ratios of all of a kind."""
+    """Bound for healthy GPUs, from the ratios of all of a kind."""
     usual, n = statistics.median_low(values), len(values)
     if n < _MIN_PEERS:
         return usual * (1 + 2 * _floor(test))
@@ -152,7 +152,7 @@ def peer_bound(values: Sequence[float], test: str) -> float:
 
 
 def _own_bound(values: Sequence[float], test: str) -> float:
-    """Bound that a healthy GPU's newest results stay below, from its first ones."""
+    """Bound for a healthy GPU's newest results, from its first ones."""
     usual = statistics.median_low(values)
     sigma = SIGMA_OF_MAD * statistics.median(abs(value - usual) for value in values)
     return max(usual * (1 + _floor(test)), usual + _SIGMAS * sigma)

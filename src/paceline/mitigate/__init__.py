@@ -1,1 +1,1 @@
-"""When to do what about fail-slows: strategies S1 to S4, the planner, the life of a job."""
+"""Which strategy to use against fail-slows, and when: S1 to S4, the planner, the life of a job."""

@@ -14,9 +14,9 @@ _GERUNDS = (("move ", "moving "), ("swap ", "swapping "), ("checkpoint, and rest
 
 
 def advice(measured: Measured, result: WhatIf) -> str | None:
-    """The strategy that brings back most, a restart only failing others.
+    """The strategy that recovers most; a restart only if the others do not apply.
 
-    None where nobody is slow, or where the job is known by its programs only.
+    None if no machine is slow, or if only the job's programs are known.
 
     Args:
         measured: slow steps of the job.

@@ -1,4 +1,4 @@
-"""A fail-slow whose place is known."""
+"""A fail-slow with a known place."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Worker = tuple[int, ...]
 COMPUTE, LINK, NIC = "compute", "link", "nic"
 KINDS = (COMPUTE, LINK, NIC)
 
-#: Beyond, times lose their digits.
+#: Beyond this factor, times lose their digits.
 LARGEST_FACTOR = 1e6
 
-#: No file numbers anything higher.
+#: No file has a higher number.
 _LARGEST = 2**63 - 1
 
 
 def whole_number(value: Any) -> int:
-    """A whole number as JSON has it, 7 or 7.0.
+    """A whole number in the form of JSON, 7 or 7.0.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: it is no whole number.
     """
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("no whole number")  # nor are NaN and infinity
@@ -36,10 +36,10 @@ def whole_number(value: Any) -> int:
 
 
 def place_from(values: Any) -> Worker:
-    """A place as JSON has it.
+    """A place in the form of JSON.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: it is no place.
     """
     if len(values) not in (2, 3):
         raise ValueError("no place")
@@ -56,14 +56,14 @@ def machine_name(place: Worker) -> str:
 class Fault:
     """A slow machine or link.
 
-    Machines are called by the place (dp, pp), or (dp, pp, peer), in which the job started them; it
-    is that machine that is slow, wherever it is moved later.
+    A machine is named by the place (dp, pp), or (dp, pp, peer), in which the job started it. The
+    fault stays with that machine, wherever it moves later.
 
     Attributes:
         kind: "compute": its computes take longer; "nic": all that it sends and receives; "link":
-            what passes between it and ``other``.
+            the traffic between it and ``other``.
         worker: the machine, (dp, pp) or (dp, pp, peer).
-        factor: how many times as long, above 1.
+        factor: times over healthy times, above 1.
         other: the other end of a link.
     """
 
@@ -92,22 +92,22 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Says which machine or link it is, however slow: "compute 3,1", "link 3,1-4,1".
+        """Name of the machine or link, without the factor: "compute 3,1", "link 3,1-4,1".
 
-        A link is the same from either end.
+        A link has the same name from either end.
         """
         return f"{self.kind} " + "-".join(
             ",".join(map(str, place)) for place in sorted(self.machines)
         )
 
     def describe(self) -> str:
-        """In words."""
+        """The fault in words."""
         ends = " to ".join(machine_name(place) for place in self.machines)
         part_name = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
         return f"{part_name} {ends}: {self.factor:.2f}x"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The fault in the form of JSON."""
         other_end = {} if self.other is None else {"other": list(self.other)}
         return {"kind": self.kind, "worker": list(self.worker), "factor": self.factor, **other_end}
 

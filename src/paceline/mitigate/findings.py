@@ -1,4 +1,4 @@
-"""From a diagnosed trace to fail-slows: which machines and links are slow, and by how much."""
+"""From a diagnosed trace to fail-slows: the slow machines and links, and their factors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.remedies.replace import blamed_workers, links_of
 from paceline.trace.job import place_of
 from paceline.trace.kinds import P2P_KINDS
 
-#: Slower than its like by less is no fail-slow (falcon paper, 4.3: 1.1 times the median).
+#: Least factor over peers of a fail-slow (falcon paper, 4.3: 1.1 times the median).
 MIN_FACTOR = 1.1
 
 
 def faults_of(case: Case) -> tuple[Fault, ...]:
-    """The slow workers and links that the diagnosis found, and by how much they are slow."""
+    """The slow workers and links that the diagnosis found, and their factors."""
     if case.measured.graph.n_dp == 1:
         return ()  # nothing shows the usual level
     suspects = list[tuple[str, Worker, float, Worker | None]]()

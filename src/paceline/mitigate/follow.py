@@ -1,4 +1,4 @@
-"""A stream of lines to a planner: step times, fail-slows, and what ``paceline detect`` prints."""
+"""Feed a planner from a stream of lines: step times, fail-slows, ``paceline detect``'s output."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Follower:
         """A follower.
 
         Args:
-            planner: whom to feed.
-            measured: the job's trace, which says what worker a rank is.
-            steps_left: steps until the job ends, the first one that is read included.
-            note: told each line that is passed over although it might matter.
+            planner: the planner to feed.
+            measured: the job's trace, which gives the worker of each rank.
+            steps_left: steps until the job ends, including the first one that is read.
+            note: called with each line that is skipped although it might matter.
         """
         self.planner, self.measured, self.note = planner, measured, note
         self.steps_left = steps_left
@@ -49,7 +49,7 @@ class Follower:
         """The action after a line, if any.
 
         Raises:
-            MitigateError: it says nothing that can be understood.
+            MitigateError: it cannot be understood.
         """
         try:
             step, event = whole_number(line["step"]), line.get("event")
@@ -70,14 +70,14 @@ class Follower:
         return None
 
     def end(self) -> Action | None:
-        """The stream is over, and so is the step whose ranks were awaited."""
+        """End the stream, and so the step whose ranks were awaited."""
         if not self._ranks_reported:
             return None
         self._ranks_reported = set()
         return self._update(self._step, self._longest_s)
 
     def _time(self, step: int, line: Mapping[str, Any]) -> Action | None:
-        """A step of the job, or of one rank: the job takes as long as the slowest of them."""
+        """A step of the job, or of one rank: the job takes the time of the slowest rank."""
         rank, value = line.get("rank"), line["duration_s"]
         seconds = 0.0 if value is None else float(value)  # null = no sample, as detect has it
         if rank is None:
@@ -154,7 +154,7 @@ class Follower:
         return self._place(outer % job.dp_size * job.peers, outer // job.dp_size, rank)
 
     def _place(self, replica: int, pp: int, rank: int) -> Worker:
-        """The place of a rank; among peers that are shown apart the one that has it."""
+        """The place of a rank; if peers are shown apart, the peer that has the rank."""
         job = self.measured.job
         if job.peers > 1:
             exact = np.argwhere(self.measured.rank == rank)

@@ -9,13 +9,13 @@ from paceline.mitigate.fault import Fault
 from paceline.mitigate.planner import Action, Planner
 from paceline.mitigate.strategies import Option, Strategies
 
-#: Nobody plans further ahead, in steps.
+#: Longest forecast, in steps.
 HORIZON = 1_000_000
 
 
 @dataclass(frozen=True)
 class Due:
-    """An action to come.
+    """A future action.
 
     Attributes:
         after_steps: steps from the onset.
@@ -30,7 +30,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Options as things are, and the planner's actions if nothing changes.
+    """The present options, and the planner's actions if nothing changes.
 
     Attributes:
         faults: the fail-slows.
@@ -47,7 +47,7 @@ class Forecast:
     due: tuple[Due, ...]
 
     def to_mapping(self) -> dict[str, object]:
-        """As JSON knows it."""
+        """The forecast in the form of JSON."""
         return {
             "fail_slows": [fault.to_mapping() for fault in self.faults],
             "now_s": self.now_s,
@@ -71,13 +71,13 @@ def forecast(
     """Remedies for fail-slows, and the time when the planner will use each.
 
     Args:
-        strategies: the job, and what actions cost.
-        faults: all of them begin now.
+        strategies: the job, and the costs of actions.
+        faults: the fail-slows; all begin now.
         rule: see :data:`paceline.mitigate.planner.RULES`.
         steps_left: steps until the job ends; None: far away.
 
     Raises:
-        MitigateError: a machine is not the job's.
+        MitigateError: a machine does not belong to the job.
     """
     faults = tuple(faults)
     model, present = strategies.model, frozenset(faults)

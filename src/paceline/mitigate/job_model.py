@@ -1,9 +1,9 @@
 """A job whose machines have fail-slows: step time by simulation, for any place and any share.
 
-Healthy durations are those typical of the job: of each op the lower median over replicas and
+Healthy durations are those typical of the job: for each op the lower median over replicas and
 steps. Fail-slows multiply them: those of computes by machine; those of transfers by the link or
 the NICs that they pass. A data-parallel collective is a ring over the replicas of its stage, in
-their order, and as slow as the slowest link or NIC of the ring.
+their order. It is as slow as the slowest link or NIC of the ring.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_VALUES = 1 << 23
 
 _MAX_GRAPHS = 64
 
-#: Why microbatches of a recorded program stay where they are.
+#: Reason why microbatches of a recorded program cannot move.
 OF_PROGRAMS = (
     "launches and waits were recorded, or computes of a worker run at once: what a replica would "
     "launch and wait for with other numbers of microbatches is not known, and where each pass "
     "gathers or reduces all need as many"
 )
 
-#: Why they stay where groups of replicas meet in every microbatch.
+#: Reason why they cannot move if groups of replicas meet in every microbatch.
 OF_GROUPS = (
     "groups of replicas, such as tensor-parallel peers, meet in each microbatch: what they would "
     "do with other numbers of microbatches is not simulated"
@@ -55,7 +55,7 @@ class Setting:
 
     Attributes:
         counts: [replica] microbatches of each.
-        moved: (machine, the place where it works now) of those not at home, ascending.
+        moved: (machine, its present place) of moved machines, ascending.
         replaced: names of the fail-slows whose machines were replaced.
     """
 
@@ -64,7 +64,7 @@ class Setting:
     replaced: frozenset[str] = frozenset()
 
     def swap(self, machine: Worker, place: Worker) -> Setting:
-        """With the machine at a place, and the machine from there at its former place."""
+        """The setting with the machine at a place, and that place's machine at its former place."""
         at = dict(self.moved)
         here = at.get(machine, machine)
         there = next((machine_ for machine_, place_ in at.items() if place_ == place), place)
@@ -77,13 +77,13 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """Factors of one candidate: [replica, ...] of distinct replicas only, and of the stages' rings.
+    """Factors of one candidate: [replica, ...] for distinct replicas only; and the stages' rings.
 
     Attributes:
         counts: [replica] microbatches.
         rows: [replica, 3, pp] factors of computes, of the link to the next stage, of NICs.
         ring: [pp] factors of the collectives over the replicas of a stage.
-        lane: [replica] the distinct replica that a replica is.
+        lane: [replica] the distinct replica that it equals.
     """
 
     counts: Ints
@@ -100,11 +100,11 @@ class JobModel:
 
         Args:
             measured: the trace; its replicas stand for all.
-            dp: replicas of the job, where the trace shows fewer.
+            dp: replicas of the job, if the trace shows fewer.
             scale: factor on all durations.
 
         Raises:
-            MitigateError: ``dp`` or ``scale`` make no sense.
+            MitigateError: ``dp`` or ``scale`` has an impossible value.
         """
         if (dp is not None and dp < 1) or not 0 < scale < np.inf:
             raise MitigateError("a job needs one replica or more, and a scale above 0")
@@ -150,7 +150,7 @@ class JobModel:
 
     @classmethod
     def of_spec(cls, spec: SynthSpec, *, step_s: float | None = None) -> JobModel:
-        """A job as :mod:`paceline.synth` makes them, healthy.
+        """A healthy job as :mod:`paceline.synth` makes it.
 
         Args:
             spec: its shape and durations; its causes of slowness and its noise do not count.
@@ -222,10 +222,10 @@ class JobModel:
         return self._alone_s[key][factors.lane]
 
     def check(self, faults: frozenset[Fault]) -> None:
-        """Make sure that the machines are the job's.
+        """Check that the machines belong to the job.
 
         Raises:
-            MitigateError: one is not.
+            MitigateError: one does not.
         """
         for machine in (machine for fault in faults for machine in fault.machines):
             self._check_place(machine)
@@ -261,10 +261,10 @@ class JobModel:
     def factor_of(self, fault: Fault, slowdown: float) -> float:
         """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
 
-        Step times tell the slowdown of the job; this is its meaning for one machine.
+        Step times show the slowdown of the job; the result is the factor for one machine.
 
         Raises:
-            MitigateError: however slow it is, the step does not become as long.
+            MitigateError: no factor makes the step that long.
         """
         low, high = 1.0, 2.0
         while self._slowdown(fault, high) < slowdown:
@@ -316,7 +316,7 @@ class JobModel:
     def _slow_link(
         self, rows: Array, ring: Array, a: tuple[int, int], b: tuple[int, int], factor: float
     ) -> None:
-        """Where two places exchange anything: neighbours of a pipeline, or of a ring."""
+        """Factor between two places that exchange data: neighbours of a pipeline, or of a ring."""
         (dp, pp), (other_dp, other_pp) = a, b
         if dp == other_dp:
             for low, high in ((pp, other_pp), (other_pp, pp)):
@@ -380,7 +380,7 @@ class JobModel:
         return np.concatenate(tables, axis=1)
 
     def _column_of(self, graph: StepGraph) -> Ints:
-        """[op] the column that its factor stands in."""
+        """[op] the column of its factor."""
         kind, pp = graph.kind, graph.pp.astype(np.int64)
         index = np.zeros(graph.n_ops, dtype=np.int64)
         computes = (kind <= OpKind.BACKWARD_COMPUTE) | (kind == OpKind.WEIGHT_COMPUTE)
@@ -404,9 +404,9 @@ def _check_program(graph: StepGraph) -> None:
 
 
 def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured:
-    """One step of one replica: of each op the lower median over replicas and steps.
+    """One step of one replica: for each op the lower median over replicas and steps.
 
-    The lower one, so that of two replicas a slow one does not count as half healthy.
+    The lower median: of two replicas, a slow one must not count as half healthy.
     """
     graph = measured.graph
     block = measured.durations.block(variant).reshape(

@@ -1,8 +1,8 @@
 """The life of a job: fail-slows come and go, and a planner answers them.
 
-Every step takes what the simulator says for the machines as they are at its start, times noise. A
-planner learns of a fail-slow some steps after its onset, as a detector would tell it, and after a
-validation that costs seconds; of its end likewise.
+Every step takes the simulated time for the machines as they are at its start, times noise. A
+planner learns of a fail-slow some steps after its onset, as from a detector, and after a validation
+that costs seconds. It learns of its end in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FailSlow:
     Attributes:
         start_s: seconds after the job's start.
         duration_s: seconds; inf = for good.
-        fault: who and how slow.
+        fault: the slow machine or link, and its factor.
     """
 
     start_s: float
@@ -53,18 +53,18 @@ class FailSlow:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, what happens to it, and what can be done.
+    """A job, its fail-slows, and the possible actions.
 
     Attributes:
         model: the job.
         steps: steps it has to make.
-        fail_slows: what happens.
+        fail_slows: the fail-slows.
         overhead_s: strategy -> seconds, once; None = not to be used.
         noise: coefficient of variation of the step times (falcon paper, Table 2: 0.01 for GPUs to
             0.29 for RDMA transfers).
-        seed: of the noise.
+        seed: seed of the noise.
         detect_steps: steps from onset or relief until the planner knows.
-        validate_s: seconds of pause to find out who it is, for each onset.
+        validate_s: seconds of pause to find the slow machine, for each onset.
         rule: the planner's, see :data:`paceline.mitigate.planner.RULES`.
     """
 
@@ -97,7 +97,7 @@ class Scenario:
             last[slow.fault.name] = slow
 
     def noise_factors(self) -> Array:
-        """[step] what each step's time is multiplied with, 1 on average."""
+        """[step] factors on the step times, 1 on average."""
         sigma = np.sqrt(np.log1p(self.noise**2))
         normal = np.random.default_rng(self.seed).normal(0.0, sigma, self.steps)
         factors: Array = np.exp(normal - sigma**2 / 2)
@@ -106,13 +106,13 @@ class Scenario:
 
 @dataclass(frozen=True, eq=False)
 class Life:
-    """How it went.
+    """One simulated life of the job.
 
     Attributes:
-        name: under which policy.
+        name: its policy.
         step_s: [step] seconds of each step.
         pause_s: [step] seconds of validation and action before each step.
-        actions: what was done.
+        actions: the actions taken.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Lives:
     """One scenario under several policies.
 
     Attributes:
-        scenario: what happened.
+        scenario: the scenario.
         lives: "healthy", "none", "planner", each single strategy, "oracle".
         oracle_exact: no better policy exists that acts when fail-slows come or go.
     """
@@ -157,7 +157,7 @@ class Lives:
         return (self.lives["planner"].completion_s - healthy) / lost_s if lost_s > 0 else 1.0
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The lives in the form of JSON."""
         return {
             "steps": self.scenario.steps,
             "healthy_step_s": self.scenario.model.healthy_s,
@@ -179,8 +179,8 @@ def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = No
     """The life of the job without fail-slows, without mitigation, and under each policy.
 
     Args:
-        scenario: the job and what happens to it.
-        progress: called with policies lived and their number.
+        scenario: the job and its fail-slows.
+        progress: called with the number of finished policies and of all.
     """
     usable = {name: s for name, s in scenario.overhead_s.items() if s is not None}
     policies: dict[str, dict[str, float]] = {"healthy": {}, "none": {}, "planner": usable}
@@ -210,7 +210,7 @@ def live(
     overhead_s: Mapping[str, float],
     fail_slows: Sequence[FailSlow] | None = None,
 ) -> Life:
-    """A life under a planner with these strategies; without any, nothing is done."""
+    """A life under a planner with these strategies; without any, no action is taken."""
     planner = Planner(Strategies(scenario.model, overhead_s), rule=scenario.rule)
     news = _News(scenario.fail_slows if fail_slows is None else fail_slows, scenario)
     step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
@@ -231,7 +231,7 @@ def live(
 
 
 def replay(scenario: Scenario, visits: Sequence[Visit]) -> Life:
-    """A life under a policy that was settled before: the oracle's."""
+    """A life under a policy that is fixed in advance: the oracle's."""
     step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
     news = _News(scenario.fail_slows, scenario)
     clock, visits_left = 0.0, list(visits)
@@ -248,7 +248,7 @@ def replay(scenario: Scenario, visits: Sequence[Visit]) -> Life:
 
 
 class _News:
-    """Which fail-slows are present, and when a planner hears of them."""
+    """The present fail-slows, and the times when a planner learns of them."""
 
     def __init__(self, fail_slows: Sequence[FailSlow], scenario: Scenario) -> None:
         self.fail_slows, self.scenario = tuple(fail_slows), scenario
@@ -273,7 +273,7 @@ class _News:
         return self.now
 
     def tell(self, planner: Planner, step: int, step_s: Array) -> float:
-        """Tell what a detector knows by now; seconds of validation."""
+        """Tell the planner what a detector knows by now; returns seconds of validation."""
         if self.now == self.reported:
             self.onset_steps, self.relief_steps = {}, {}
             return 0.0

@@ -1,4 +1,4 @@
-"""The scenario file of ``paceline mitigate --simulate``: a job and what happens to it.
+"""The scenario file of ``paceline mitigate --simulate``: a job and its fail-slows.
 
 job: {dp: 16, pp: 4, microbatches: 16}   # or {trace: trace.parquet, meta: meta.yaml}
 step: 3.5 s                               # healthy step time; default: as the job has it

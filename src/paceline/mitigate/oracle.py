@@ -1,9 +1,9 @@
-"""An oracle that knows when fail-slows will come and go: what no planner can beat.
+"""An oracle that knows when fail-slows will come and go: no planner can beat it.
 
-It acts when one comes or goes, never in between: nothing is learnt there, and an action that is
-worth its price is worth it at once. Between those moments steps pass at a constant rate. Of ways
-that lead to one setting at one moment, the one with most steps done is kept: dynamic programming.
-A way is dropped where another is further even after it had changed over to the same setting.
+It acts when one comes or goes, never in between: it learns nothing there, and an action that is
+worth its price pays at once. Between those moments steps pass at a constant rate. If several ways
+lead to one setting at one moment, the one with most steps done is kept: dynamic programming. A way
+is dropped if another is further even after a change to the same setting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import MICROBATCHES, TOPOLOGY, Strategies
 
-#: Settings followed at one moment; beyond, those with fewest steps done are dropped.
+#: Number of settings followed at one moment; beyond, those with fewest steps done are dropped.
 MAX_SETTINGS = 50
 
-#: Actions in a row at one moment: placement and then microbatches, say.
+#: Most actions in a row at one moment: placement and then microbatches, say.
 _IN_A_ROW = 2
 
 
@@ -47,10 +47,10 @@ class _Path:
 def best_policy(
     strategies: Strategies, fail_slows: Sequence[tuple[float, float, Fault]], steps: int
 ) -> tuple[tuple[Visit, ...], bool]:
-    """The actions after which the job is done first, and whether none were dropped on the way.
+    """The actions with which the job is done first, and whether no way was dropped.
 
     Args:
-        strategies: what can be done.
+        strategies: the possible actions.
         fail_slows: (from, to, fault), seconds.
         steps: steps to make.
     """
@@ -88,7 +88,7 @@ def best_policy(
 def _undominated(
     strategies: Strategies, paths: dict[Setting, _Path], present: frozenset[Fault]
 ) -> list[tuple[Setting, _Path]]:
-    """Those that no other is ahead of by more than changing over takes, furthest first."""
+    """The ways that no other leads by more than the change between them, furthest first."""
     undominated: list[tuple[Setting, _Path]] = []
     for setting, path in sorted(paths.items(), key=lambda item: -item[1].done):
         step_s = strategies.model.step_s(setting, present)
@@ -101,7 +101,7 @@ def _undominated(
 
 
 def _change_s(strategies: Strategies, here: Setting, there: Setting) -> float:
-    """Seconds to change over; inf where that cannot be done."""
+    """Seconds of the change between two settings; inf if it is impossible."""
     seconds = 0.0
     for name, differ in (
         (MICROBATCHES, here.counts != there.counts),
@@ -160,7 +160,7 @@ class _Rates:
         return steps_done
 
     def finish(self, begin: float, steps: float, setting: Setting) -> float:
-        """When these steps are made, if nothing is done any more."""
+        """When these steps are made, if no further action is taken."""
         i = bisect_right(self.moments, begin) - 1
         while True:
             step_s = self.model.step_s(setting, self.present[i])

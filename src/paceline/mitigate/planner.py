@@ -1,13 +1,13 @@
 """When to act: the falcon paper's Algorithm 1 as a state machine that survives a restart.
 
-A ski rental: as nobody knows how long a fail-slow will last, ignore it (S1) until its cost so far
-equals what the cheapest strategy costs, then apply that; go on so with the dearer ones. No player
-without foresight can promise better than this rule does.
+The rule is a ski rental: nobody knows how long a fail-slow will last. So ignore it (S1) until its
+cost so far equals the cost of the cheapest strategy, then apply that. Go on in the same way with
+the dearer ones. No rule without foresight can promise better.
 
-Beyond the paper: the simulator is asked first, and what does not help is skipped. Losses are
-counted for each strategy and fail-slow, so that several at once, and one that comes back, count as
-they should. An action that is no longer needed is taken back by the same rule: sharing the
-microbatches out evenly again is what S2 says for a job without fail-slows.
+Beyond the paper: the simulator is asked first, and a strategy that does not help is skipped. Losses
+are counted for each strategy and fail-slow, so that several at once, and one that comes back, count
+correctly. The same rule takes back an action that is no longer needed. For a job without
+fail-slows, S2 shares the microbatches out evenly again.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
 
 VERSION = 1
 
-#: "loss": a strategy is due when the loss since the onset equals its overhead, as in the paper;
-#: "savings": when what it would have saved does, so that it must be worth its price by itself.
+#: Rule by which a strategy is due. By "loss", the loss since the onset equals its overhead, as in
+#: the paper. By "savings", the time that it would have saved does. It is then worth its price.
 RULES = ("loss", "savings")
 
-#: Losses while no fail-slow is present, those that taking back a change would save.
+#: Key of losses while no fail-slow is present: those that taking back a change would save.
 _NONE = "none"
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a planner stands.
+    """State of a planner.
 
     Attributes:
-        setting: what mitigation has changed.
-        active: fail-slows that are present, those of replaced machines left out.
-        lost_s: seconds lost since the first of them began, mitigation's overheads left out.
-        since_step: the step in which that was; None where there is none.
+        setting: the changes that mitigation has made.
+        active: present fail-slows, without those of replaced machines.
+        lost_s: seconds lost since the first of them began, without mitigation's overheads.
+        since_step: the step in which it began; None if there is none.
         accrued_s: (strategy, fail-slow) -> seconds that count towards the strategy.
         applied: strategies applied since then, in order.
     """
@@ -67,14 +67,14 @@ class State:
 
 @dataclass(frozen=True)
 class Action:
-    """The action for now.
+    """The action to take now.
 
     Attributes:
         step: after this step.
         option: the strategy, its setting and its gain.
         lost_s: seconds lost until now.
         since_step: the step in which the loss began.
-        faults: the fail-slows it is meant for, in words.
+        faults: the fail-slows that it answers, in words.
     """
 
     step: int
@@ -84,7 +84,7 @@ class Action:
     faults: tuple[str, ...]
 
     def explain(self) -> str:
-        """In words and numbers."""
+        """The action in words and numbers."""
         option = self.option
         reason = "; ".join(self.faults) if self.faults else "no fail-slow is left"
         return (
@@ -95,7 +95,7 @@ class Action:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The action in the form of JSON."""
         return {
             "step": self.step,
             "lost_s": self.lost_s,
@@ -124,8 +124,8 @@ class Planner:
         """A planner for a job.
 
         Args:
-            strategies: what can be done, and its overheads.
-            state: where an earlier one stood (:func:`load_state`); None: at the beginning.
+            strategies: the possible actions, and their overheads.
+            state: state of an earlier planner (:func:`load_state`); None: at the beginning.
             healthy_s: seconds of a healthy step as measured; None: as simulated.
             rule: one of :data:`RULES`.
 
@@ -151,12 +151,12 @@ class Planner:
     def onset(self, fault: Fault, step: int, lost_s: float = 0.0) -> None:
         """A fail-slow was found, or its factor has changed.
 
-        Where a machine was replaced, it is the new one that is slow now.
+        If a machine was replaced, the new one is slow now.
 
         Args:
-            fault: who and how slow.
-            step: in which.
-            lost_s: what was lost to it before it was found, a detector event's ``lost_s``.
+            fault: the slow machine or link, and its factor.
+            step: step of the finding.
+            lost_s: seconds lost to it before it was found, a detector event's ``lost_s``.
 
         Raises:
             MitigateError: its machine is not the job's, or ``lost_s`` is no time.
@@ -190,19 +190,19 @@ class Planner:
     def update(
         self, step: int, duration_s: float, steps_left: int | None = None, *, steps: int = 1
     ) -> Action | None:
-        """Take note of a step; what to do before the next one, if anything.
+        """Take note of a step; returns the action before the next one, if any.
 
         A pause (more than :data:`~paceline.detect.limits.PAUSE` healthy steps: a checkpoint, an
-        evaluation) is no fail-slow's doing: it counts as the step that was expected.
+        evaluation) is no effect of a fail-slow: it counts as the expected step.
 
-        The action counts as done when it is returned: apply its ``option.setting``, and say with
-        ``strategies.set_overhead`` what it took, if that is known better now.
+        The action counts as done when it is returned. Apply its ``option.setting``. If its real
+        cost is known by then, give it to ``strategies.set_overhead``.
 
         Args:
             step: its number.
-            duration_s: how long it took, seconds.
+            duration_s: its duration, seconds.
             steps_left: steps until the job ends: an overhead that these cannot save is not paid.
-            steps: number of equal steps that this stands for, the last of which is ``step``.
+            steps: number of equal steps that this stands for; ``step`` is the last one.
 
         Raises:
             MitigateError: the duration is no time.
@@ -229,7 +229,7 @@ class Planner:
         return None
 
     def steps_to_action(self, duration_s: float) -> int | None:
-        """After how many more steps of this duration it will act; None: never."""
+        """Number of further steps of this duration before the planner acts; None: never."""
         options = self.strategies.options(self.state.setting, self.state.active)
         waits = []
         for strategy, more_s in self._per_step(options, duration_s).items():

@@ -1,8 +1,8 @@
 """Strategies against fail-slows (falcon paper, 5.1), each with its step time by simulation.
 
 S1 ignores them; S2 shares microbatches out by speed; S3 moves machines; S4 restarts from a
-checkpoint on healthy machines. A strategy that changes nothing for the better does not apply: the
-paper's table says that S2 does nothing for slow links, here the simulator says so, and when.
+checkpoint on healthy machines. A strategy that brings no gain does not apply. In the paper's table
+S2 never helps against slow links; here the simulator decides it for each case.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from paceline.remedies.microbatches import best_counts
 IGNORE, MICROBATCHES, TOPOLOGY, RESTART = "s1", "s2", "s3", "s4"
 ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
 
-#: One-off overheads, seconds: the solver and the next step; parameters swapped through memory,
-#: "within one minute"; a checkpoint written and read, "tens of minutes" (falcon paper, 5.3, 7.5).
+#: One-off overheads, seconds (falcon paper, 5.3, 7.5). S2: the solver and the next step. S3:
+#: parameters swapped through memory, "within one minute". S4: a checkpoint written and read, "tens
+#: of minutes".
 OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1800.0}
 #: A strategy that takes longer is never used.
 LARGEST_OVERHEAD_S = 1e9
@@ -44,33 +45,33 @@ WEIGHT = (
     "(falcon paper, 5.3)"
 )
 
-#: Limits of the promise of a placement away from a slow link.
+#: Limits of the predicted gain of a placement away from a slow link.
 OF_LINKS = (
     "the high end takes rings in the order of replicas and no other traffic over the slow link; at "
     "the low end all that its ends send stays slow. Measured on 16 GPUs: 25 and 54% (falcon "
     "paper, Figure 15)"
 )
 
-#: Changes written out in a sentence.
+#: Number of changes that a sentence lists.
 _MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Option:
-    """One strategy, for the fail-slows as they are.
+    """One strategy, for the present fail-slows.
 
     Attributes:
         strategy: "s1" to "s4".
         setting: the job after it.
         step_s: predicted seconds of a step then.
-        now_s: seconds of a step as things are.
+        now_s: seconds of a step at present.
         healthy_s: seconds of a step without fail-slows and changes.
         overhead_s: its cost, once; None = it must not be used.
-        text: what to do.
+        text: the advice.
         why_not: why it does not apply; "" = it does.
-        change: what to change, as JSON can hold it.
+        change: the change, as JSON can hold it.
         notes: limits and assumptions.
-        unsure_s: seconds of a step if what the trace cannot tell turns out badly; None: as
+        unsure_s: seconds of a step in the worst case of what the trace leaves open; None: as
             ``step_s``.
     """
 
@@ -93,13 +94,13 @@ class Option:
 
     @property
     def recovered(self) -> float:
-        """Share of the step time lost to fail-slows that it brings back."""
+        """Share of the step time lost to fail-slows that it recovers."""
         lost_s = self.now_s - self.healthy_s
         return (self.now_s - self.step_s) / lost_s if lost_s > 0 else 0.0
 
     @property
     def recovered_low(self) -> float:
-        """The same, if what the trace cannot tell turns out badly; at least 0."""
+        """The recovered share in the worst case of what the trace leaves open; at least 0."""
         if self.unsure_s is None:
             return self.recovered
         lost_s = self.now_s - self.healthy_s
@@ -107,21 +108,21 @@ class Option:
 
     @property
     def recovered_text(self) -> str:
-        """The share in words, "25 to 96%"; nothing predicted is ever all of it."""
+        """The share in words, "25 to 96%"; no prediction is ever all of it."""
         high = ">99" if self.recovered > 0.99 else f"{100 * self.recovered:.0f}"
         low = f"{100 * self.recovered_low:.0f}"
         return f"{high}%" if self.recovered - self.recovered_low < 0.01 else f"{low} to {high}%"
 
     @property
     def pays_after_steps(self) -> float:
-        """Steps after which its overhead is saved; inf where it does not apply."""
+        """Steps after which its overhead is saved; inf if it does not apply."""
         gain_s = self.now_s - self.step_s
         if self.overhead_s is None or not self.applicable or gain_s <= 0:
             return np.inf
         return self.overhead_s / gain_s
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The option in the form of JSON."""
         steps = self.pays_after_steps
         return {
             "strategy": self.strategy,
@@ -142,7 +143,7 @@ class Option:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Input of :func:`best_counts`: how long replicas take for their microbatches."""
+    """Input of :func:`best_counts`: times of replicas for their microbatches."""
 
     model: JobModel
     setting: Setting
@@ -161,7 +162,7 @@ class _Sizes:
 
 
 def check_overhead(name: str, seconds: float | None) -> None:
-    """Make sure that a strategy may cost this.
+    """Check that a strategy may have this cost.
 
     Raises:
         MitigateError: there is no such strategy, or its overhead is negative or endless.
@@ -198,7 +199,7 @@ class Strategies:
             self.set_overhead(name, seconds)
 
     def set_overhead(self, name: str, seconds: float | None) -> None:
-        """Say what a strategy costs: as given, or as it was measured.
+        """Set the cost of a strategy: as given, or as measured.
 
         Raises:
             MitigateError: there is no such strategy, or its overhead is negative or endless.
@@ -208,7 +209,7 @@ class Strategies:
         self._options_of.clear()
 
     def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
-        """S1 to S4, as things are: also those that take back earlier ones."""
+        """S1 to S4 for the present state: also those that take back earlier ones."""
         key = (setting, faults)
         if key not in self._options_of:
             now_s = self.model.step_s(setting, faults)
@@ -254,7 +255,7 @@ class Strategies:
         )
 
     def shared_out(self, setting: Setting, faults: frozenset[Fault]) -> Setting:
-        """With the numbers of microbatches that make the slowest replica as fast as possible."""
+        """The setting with the numbers of microbatches that make the slowest replica fastest."""
         model = self.model
         even = replace(setting, counts=model.plain.counts)
         if (even, faults) not in self._counts:
@@ -287,7 +288,7 @@ class Strategies:
         return replace(option, unsure_s=unsure_s)
 
     def _with_all_flows(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> float:
-        """Seconds of a step if all that the ends of a slow link send and receive stays slow."""
+        """Seconds of a step if all sends and receives of a slow link's ends stay slow."""
         ends = {
             Fault(NIC, machine, fault.factor) if fault.kind == LINK else fault
             for fault in faults

@@ -1,7 +1,7 @@
-"""Advice about a fail-slow of which only step times are known: ignore it, or restart (S1, S4).
+"""Advice about a fail-slow with known step times only: ignore it, or restart (S1, S4).
 
-Nothing says whose microbatches or place to change, so S2 and S3 are out. A ski rental as the
-planner's (falcon paper, Algorithm 1): a restart pays when the loss since the onset equals its cost.
+Nothing tells the replica or place to change, so S2 and S3 are out. The rule is the planner's ski
+rental (falcon paper, Algorithm 1): a restart pays when the loss since the onset equals its cost.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from paceline.detect.event import SLOW_KINDS, duration
 from paceline.errors import MitigateError
 from paceline.mitigate.fault import whole_number
 
-#: Steps of ``at_stake_s_per_1000_steps``, which ``paceline detect --json`` has in its events.
+#: Number of steps in ``at_stake_s_per_1000_steps``, a field of ``paceline detect --json``'s events.
 _STAKE_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Restart:
-    """When a restart pays.
+    """The time when a restart pays.
 
     Attributes:
-        step: of the line that said it.
-        due_step: from which step on; None = never, restarts being forbidden or nothing lost.
-        is_due: whether that has come.
+        step: step of the line that led to it.
+        due_step: first step from which it pays; None = never (restarts forbidden, or no loss).
+        is_due: whether that step has come.
         lost_s: seconds lost since the onset.
-        overhead_s: what a restart costs; None = it must not be used.
-        factor: of the fail-slow; None = over.
+        overhead_s: cost of a restart; None = it must not be used.
+        factor: factor of the fail-slow; None = over.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Restart:
     factor: float | None
 
     def explain(self) -> str:
-        """In words and numbers."""
+        """The advice in words and numbers."""
         head = f"step {self.step:,}:"
         if self.factor is None:
             return f"{head} the fail-slow is over; {duration(self.lost_s)} lost: nothing to do"
@@ -57,7 +57,7 @@ class Restart:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The advice in the form of JSON."""
         return {
             "step": self.step,
             "strategy": "s4" if self.is_due else "s1",
@@ -70,10 +70,10 @@ class Restart:
 
 
 class TimesOnly:
-    """Takes the lines of ``paceline detect --json`` and, where there are some, step times.
+    """Takes the lines of ``paceline detect --json`` and, if there are any, step times.
 
     Args:
-        overhead_s: what a restart costs; None = it must not be used.
+        overhead_s: cost of a restart; None = it must not be used.
     """
 
     def __init__(self, overhead_s: float | None) -> None:
@@ -85,7 +85,7 @@ class TimesOnly:
         self._is_told = False
 
     def take(self, line: Mapping[str, Any]) -> Restart | None:
-        """The action after a line, where it is new.
+        """The action after a line, if it is new.
 
         Raises:
             MitigateError: it is neither an event nor a step.
@@ -131,7 +131,7 @@ class TimesOnly:
         return answer
 
     def _answer(self, step: int) -> Restart:
-        """As things are; ``due_step`` if the level stays."""
+        """The present advice; ``due_step`` assumes that the level stays."""
         due_step = None
         factor = self._factor or 1.0
         per_step_s = (factor - 1) * self._healthy_s

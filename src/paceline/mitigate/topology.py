@@ -1,8 +1,9 @@
-"""S3: where to place slow machines, so that they and slow links cost least (falcon paper, 5.3).
+"""S3: places for slow machines, so that they and slow links cost least (falcon paper, 5.3).
 
-The paper gathers stragglers in as few stages as hold them, interior ones first, and moves congested
-links to where little passes. Here the simulator judges each placement. All are tried where they are
-few; else gathered ones and single moves, and a bound says how far from the best that may be.
+The paper gathers stragglers in as few stages as hold them, interior ones first. It moves congested
+links to where little passes. Here the simulator judges each placement. If placements are few, all
+are tried. Otherwise gathered ones and single moves are tried, with a bound on the distance from the
+best.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from paceline.mitigate.fault import COMPUTE, LINK, Fault, Worker
 from paceline.mitigate.job_model import JobModel, Setting
 from paceline.remedies.arrange import END, STAGE, SWAP
 
-#: Placements tried where all of them are.
+#: Up to this number, all placements are tried.
 MAX_EXACT = 3000
 
 #: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
 BUDGET = 20_000_000
 
-#: Replicas offered to one end of a slow link, besides those with slow machines.
+#: Number of replicas offered to one end of a slow link, besides those with slow machines.
 _OFFERED = 16
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where machines should work.
+    """Places for machines.
 
     Attributes:
-        moved: (machine, place) of those not at home.
+        moved: (machine, place) of moved machines.
         step_s: seconds of a step there.
         bound_s: no placement makes the step shorter than this.
         exact: all placements were tried.
-        tried: how many were.
+        tried: number of tried placements.
     """
 
     moved: tuple[tuple[Worker, Worker], ...]
@@ -51,11 +52,11 @@ class Placement:
 
 
 def best_placement(model: JobModel, faults: frozenset[Fault]) -> Placement:
-    """The placement of slow machines with the shortest step, microbatches as the job gave them.
+    """The placement of slow machines with the shortest step, with the job's microbatches.
 
     Args:
         model: the job.
-        faults: all of them present, on machines that are its own.
+        faults: all present fail-slows, on machines of the job.
     """
     return _Search(model, faults).best()
 
@@ -96,7 +97,7 @@ class _Search:
         return min(self.step_s_of, key=self._score)
 
     def _score(self, setting: Setting) -> float:
-        """Step time; of about equal ones fewer slow stages, interior ones, fewer moves."""
+        """Step time; nearly equal ones rank by slow stages, then interior ones, then moves."""
         at = _units_at(setting)
         stages = {at.get(machine, machine)[1] for machine in self.machines}
         ends = sum(stage in (0, self.model.pp - 1) for stage in stages)
@@ -104,7 +105,7 @@ class _Search:
         return self.step_s_of[setting] * (1 + extra)
 
     def _try(self, settings: Iterable[Setting]) -> bool:
-        """Simulate those not yet known, as far as the budget goes; False where it is spent."""
+        """Simulate settings not yet known, within the budget; returns False once it is spent."""
         new = [s for s in dict.fromkeys(settings) if s not in self.step_s_of]
         budget_left = max(0, BUDGET // self.values - len(self.step_s_of))
         affordable = new[:budget_left] if self.step_s_of else new
@@ -140,7 +141,7 @@ class _Search:
         return setting
 
     def _moved(self, setting: Setting, unit: Worker, place: Worker) -> Setting:
-        """With a unit at a place, each of its peers as the same peer there."""
+        """The setting with a unit at a place; each of its peers takes the same peer's place."""
         if _units_at(setting).get(unit, unit) == place:
             return setting
         if self.model.peers == 1:
@@ -152,7 +153,7 @@ class _Search:
     # --- some of them ---------------------------------------------------------------------------
 
     def _consolidations(self) -> list[Setting]:
-        """Slow machines in as few stages as hold them, beginning with each stage."""
+        """Slow machines in the fewest stages that hold them, beginning with each stage."""
         machines = [m[:2] for f in self.active if f.kind != LINK for m in f.machines]
         machines = list(dict.fromkeys(machines))
         if not machines:
@@ -164,10 +165,10 @@ class _Search:
         ]
 
     def _in_stages(self, machines: Sequence[Worker], stages: Sequence[int]) -> Setting:
-        """The slowest machines in the first stage; each in its own replica where that is free.
+        """The slowest machines in the first stage; each in its own replica if that is free.
 
-        Where a replica has several, those of one stage go up and those of the next go down, so that
-        the slowest shares its replica with the fastest.
+        If a replica has several, those of one stage ascend and those of the next descend. So the
+        slowest shares its replica with the fastest.
         """
         setting, dp = self.home, self.model.dp
         for layer, stage in enumerate(stages):
@@ -186,7 +187,7 @@ class _Search:
         return setting
 
     def _sides(self) -> list[Setting]:
-        """The two sides of slow links, each in stages of its own: then only pipelines cross.
+        """The two sides of slow links, each in its own stages: then only pipelines cross.
 
         Two nodes of many workers with a congested link between them are such sides.
         """
@@ -226,10 +227,10 @@ class _Search:
     # --- what no placement can beat -------------------------------------------------------------
 
     def _bound(self) -> float:
-        """Fewer or faster stragglers never make a step longer.
+        """A bound, since fewer or faster stragglers never make a step longer.
 
-        The slowest one alone, where it costs least; and as many of the least slow ones as some
-        replica must hold, in the stages of one replica where they cost least.
+        One case has the slowest machine alone, where it costs least. The other has as many of the
+        least slow ones as some replica must hold, in the cheapest stages of one replica.
         """
         single = [f for f in self.active if f.kind != LINK]
         bounds = [self.model.step_s(self.home, frozenset())]
@@ -265,5 +266,5 @@ class _Search:
 
 
 def _units_at(setting: Setting) -> dict[Worker, Worker]:
-    """(dp, pp) -> where it works now, of those that moved."""
+    """(dp, pp) -> its present place, for the units that moved."""
     return {machine[:2]: place[:2] for machine, place in setting.moved}

@@ -1,4 +1,4 @@
-"""Networks of any layers (convolutional ones first): what they compute, move and keep.
+"""Networks of any layers (convolutional ones first): their work, traffic and memory.
 
 ``layer`` is the vocabulary: a ``LayerNetwork`` is a graph of ``Layer``s with their shapes.
 """

@@ -1,8 +1,8 @@
-"""Runs that are not as they should be: measured over predicted time, beside a band.
+"""Abnormal runs: measured over predicted time, beside a band.
 
-The band is the calibration's own spread on runs left out, and what a run differs by when repeated,
-which grows with the GPUs. A run beyond it is abnormal. A run of a series with a clearly abnormal
-one is abnormal by a narrower band: one cause acts on all of them, more on some.
+The band has two parts: the calibration's own spread on runs left out, and the difference of
+repeated runs, which grows with the GPUs. A run beyond the band is abnormal. If a series has a
+clearly abnormal run, a narrower band applies to its other runs: one cause acts on all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Check:
         ratio: measured over predicted; None where not measured.
         band: a ratio up to which a run is normal.
         abnormal: whether it is not; None where not measured.
-        reason: for people; "" for a normal run within the calibrated range.
+        reason: text for people; "" for a normal run within the calibrated range.
     """
 
     predicted_s: float
@@ -82,7 +82,7 @@ def noise(gpus: int) -> float:
 
 
 def outside(run: NetworkRun, calibration: NetworkCalibration) -> tuple[str, ...]:
-    """In what the run lies beyond the calibrated ones."""
+    """Properties in which the run lies beyond the calibrated ones."""
     coverage, strategy = calibration.coverage, run.strategy
     # A measured row beyond a limit is of another network or strategy than it says.
     reasons = [f"beyond its limit, {text}" for text in violations(run.network, strategy)]

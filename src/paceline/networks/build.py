@@ -19,8 +19,8 @@ from paceline.networks.layer import (
     conv_flops,
 )
 
-#: Five products against two: the fused backward of attention computes the scores once more
-#: (torch 2.13, torch/utils/flop_counter.py, sdpa_backward_flop).
+#: Five products against two: the fused backward of attention computes the scores again (torch 2.13,
+#: torch/utils/flop_counter.py, sdpa_backward_flop).
 ATTENTION_BACKWARD = 2.5
 
 
@@ -49,7 +49,7 @@ class Builder:
         self.layers: list[Layer] = []
 
     def shape(self, index: int) -> Shape:
-        """Of a layer's result, or of the sample."""
+        """Shape of a layer's result, or of the sample."""
         return self.input_shape if index == NETWORK_INPUT else self.layers[index].out_shape
 
     def append(self, layer: Layer) -> int:

@@ -1,7 +1,7 @@
-"""A cluster's factors from measured runs, how well they do on runs left out, and what they cover.
+"""A cluster's factors from measured runs, their accuracy on runs left out, and their coverage.
 
-Residuals are logarithms of measured over predicted time. Those of runs, and of whole networks and
-strategies, left out in turn say how wide the band of normal runs is (``abnormal``).
+Residuals are logarithms of measured over predicted time. Runs, whole networks and whole strategies
+are left out in turn. Their residuals give the width of the band of normal runs (``abnormal``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Coverage:
 
     Attributes:
         networks, strategies: names.
-        most_gpus: of a run.
-        samples: network|strategy -> most samples that a GPU had.
+        most_gpus: largest number of a run.
+        samples: network|strategy -> most samples of a GPU.
     """
 
     networks: tuple[str, ...]
@@ -39,16 +39,16 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCalibration:
-    """A cluster, its factors and how far they can be trusted.
+    """A cluster, its factors and their accuracy.
 
     Attributes:
-        cluster: whose datasheet the terms divide by.
+        cluster: the cluster whose datasheet the terms divide by.
         software: constants of the runs' kernels.
-        factors: of its terms.
-        coverage: of the runs.
+        factors: factors on its terms.
+        coverage: coverage of the runs.
         spread: root mean square of the residuals of runs left out.
-        spread_network, spread_strategy: the same with the whole network or strategy left out;
-            of ``spread`` where there was but one.
+        spread_network, spread_strategy: the same with the whole network or strategy left out; equal
+            to ``spread`` if there was only one.
     """
 
     cluster: Cluster
@@ -71,7 +71,7 @@ class LeftOut:
 
     Attributes:
         what: "run", "network vgg16", "strategy filter", "above 64 GPUs".
-        runs: how many.
+        runs: number of runs.
         accuracy: 1 - |predicted - measured| / measured, not below 0, their mean (ParaDL, 5.2).
         residuals: ln(measured / predicted).
     """
@@ -88,7 +88,7 @@ def accuracy(predicted: float, measured: float) -> float:
 
 
 def normal_runs(runs: Sequence[NetworkRun]) -> list[NetworkRun]:
-    """Those to fit to: measured, and normal or not said to be otherwise.
+    """The runs to fit to: measured, and normal or without a status.
 
     Raises:
         ModelError: there are fewer than ``LEAST_RUNS``.
@@ -222,5 +222,5 @@ def _coverage(runs: Sequence[NetworkRun]) -> Coverage:
 
 
 def sample_key(run: NetworkRun) -> str:
-    """Of ``Coverage.samples``."""
+    """Key in ``Coverage.samples``."""
     return f"{run.network.name}|{run.strategy.name}"

@@ -23,13 +23,13 @@ _ZERO_AND_UNSCALE = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConstants:
-    """Five numbers that depend on GPU and libraries; the defaults are guesses without a run.
+    """Five numbers that depend on GPU and libraries; without runs, the defaults are guesses.
 
     Attributes:
-        product_share: of the peak that large products reach.
-        memory_share: of the memory's bandwidth that element-wise operators reach.
-        depthwise_share: of the bandwidth that depthwise convolutions reach.
-        grouped_share: of the peak that other convolutions with groups reach, channels last.
+        product_share: share of the peak that large products reach.
+        memory_share: share of the memory's bandwidth that element-wise operators reach.
+        depthwise_share: share of the bandwidth that depthwise convolutions reach.
+        grouped_share: share of the peak that other convolutions with groups reach, channels last.
         kernel_s: seconds that each kernel takes beside its work.
     """
 
@@ -53,7 +53,7 @@ FITTED = {
 
 
 def constants_of(gpu: Gpu) -> ComputeConstants:
-    """Those that were fitted to runs on this GPU, or guesses."""
+    """Constants fitted to runs on this GPU, or guesses."""
     return FITTED.get(gpu.name, ComputeConstants())
 
 

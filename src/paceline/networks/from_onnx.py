@@ -1,4 +1,4 @@
-"""Networks out of ONNX files: the graph and the shapes that ONNX's own inference finds.
+"""Networks from ONNX files: the graph, and the shapes of ONNX's own inference.
 
 Weights stay unread (external data is not opened, values are not decoded). Held against onnx 1.23,
 operators of opset 20 (docs/Operators.md of onnx). An exported graph often lacks what only training
@@ -39,7 +39,7 @@ _OPERATORS = {
     "view": "Reshape Flatten Squeeze Unsqueeze Identity Transpose Slice Split",
 }
 _KINDS = {op: kind for kind, names in _OPERATORS.items() for op in names.split()}
-#: Names by which ``operators`` knows what autograd saves.
+#: ONNX operator -> name by which ``operators`` knows the tensors that autograd saves.
 _OPS = {
     "Relu": "aten.relu",
     "Sigmoid": "aten.sigmoid",

@@ -1,4 +1,4 @@
-"""Networks out of PyTorch modules: run once with tensors that have shapes and no values.
+"""Networks from PyTorch modules: run once with tensors that have shapes and no values.
 
 A ``FakeTensorMode`` stands for the weights and the inputs, so nothing is loaded or computed.
 Held against torch 2.13. ``torch_trace`` holds what watches the operators.
@@ -32,11 +32,11 @@ def read_network(module: Any, example_inputs: Any, *, name: str = "") -> LayerNe
         module: an ``nn.Module`` on any device (also meta), or an exported program. It is unchanged.
         example_inputs: a tensor, or what ``module(*example_inputs)`` takes; the batch comes first.
             Only shapes and types are used.
-        name: of the network; default: the module's class.
+        name: name of the network; default: the module's class.
 
     Raises:
-        ModelError: torch is missing, or the module cannot run with these inputs, or it looks at
-            values that only a real run has; the message names the submodule and the line.
+        ModelError: torch is missing, or the module cannot run with these inputs. Or it needs values
+            of a real run; the message then names the submodule and the line.
     """
     try:
         import torch

@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One operator of the forward pass, and what its backward pass computes.
+    """One operator of the forward pass, and the work of its backward pass.
 
     Attributes:
         name: of the module, or of the operator where it has none ("layer1.0.conv1").
@@ -126,7 +126,7 @@ class LayerNetwork:
         input_shape: of one sample, channels first.
         layers: at least one.
         source: file, module or paper that it was read from.
-        unknown: names of operators that nobody costed, each with its layers' count.
+        unknown: names of operators without a cost, each with its number of layers.
     """
 
     name: str

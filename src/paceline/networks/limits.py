@@ -1,4 +1,4 @@
-"""How far a strategy can be taken on a network, and which layer ends it.
+"""The largest extent of a strategy on a network, and the layer that limits it.
 
 Paper: ParaDL, last column of Table 3 and 5.3.4.
 """
@@ -31,7 +31,7 @@ class Limit:
 
 
 def is_local(layer: Layer) -> bool:
-    """Whether an output element needs but a neighbourhood of its input."""
+    """Whether an output element needs only a neighbourhood of its input."""
     return layer.kind in (*_LOCAL, "copy") and len(layer.out_shape) > 1
 
 
@@ -56,7 +56,7 @@ def _global(network: LayerNetwork, index: int) -> bool:
 
 
 def limits(network: LayerNetwork, strategy: Strategy) -> tuple[Limit, ...]:
-    """Of ``strategy`` on ``network``, whether it keeps them or not."""
+    """Limits of ``strategy`` on ``network``, whether it keeps them or not."""
     bounds = []
     if strategy.name.startswith("data"):
         batch = strategy.global_batch

@@ -1,4 +1,4 @@
-"""PyTorch's operators: their kind, what autograd saves of them, what autocast makes of them.
+"""PyTorch's operators: their kind, the tensors that autograd saves, the casts of autocast.
 
 Read from torch 2.13: tools/autograd/derivatives.yaml (which tensors a formula names) and
 aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32).
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from paceline.networks.layer import Layer
 
-#: Tensors of a layer that autograd saves: its inputs, its result, the other factors' values, the
-#: indices of a maximum (int64), a mask (one byte an element), two fp32 numbers per normalized row,
-#: or the gates of a recurrent layer.
+#: Tensors of a layer that autograd saves. They are its inputs, its result, the other factors'
+#: values, the indices of a maximum (int64) and a mask (one byte an element). Normalizations save
+#: two fp32 numbers per row; recurrent layers save their gates.
 SAVES = ("in", "out", "factors", "indices", "mask", "rows", "gates")
 
 

@@ -1,4 +1,4 @@
-"""Which elements of a split tensor a GPU needs and which it has, one dimension at a time.
+"""Elements of a split tensor that a GPU needs, and those that it has, one dimension at a time.
 
 A window's elements are a product of index sets, one a dimension, so counts of a region are products
 of counts of one dimension. Paper: ParaDL, 3.2 (halo); Dryden et al., IPDPS 2019.

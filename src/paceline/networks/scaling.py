@@ -1,10 +1,10 @@
 """Samples per second on more GPUs, from a run that was measured on fewer: data parallelism.
 
-A step on n GPUs is the measured step on one, the exchange of gradients, and a time in which ranks
-join, which frameworks pay as soon as there are two: launches of NCCL's kernels, hooks, waiting for
-the slowest host. How much of the exchange is exposed differs by software; constants are fitted to
-published runs of DGX-1, DGX-2, DGX A100 and a cluster of V100 nodes (``benchmarks/cnn.py
-scaling``).
+A step on n GPUs is the measured step on one, the exchange of gradients, and the time in which ranks
+join. Frameworks pay the latter from two ranks on: launches of NCCL's kernels, hooks, the wait for
+the slowest host. The exposed share of the exchange differs by software. The constants are fitted to
+published runs (``benchmarks/cnn.py scaling``). These are of DGX-1, DGX-2, DGX A100 and a cluster of
+V100 nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.model.network import Fabric, Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConstants:
-    """Three numbers that depend on software, and how far runs lie from what they give.
+    """Three numbers that depend on software, and the distance of runs from their result.
 
     Attributes:
         join_s: seconds a step that two ranks or more take to join.

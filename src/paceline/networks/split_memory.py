@@ -1,7 +1,7 @@
 """Memory of the fullest GPU that trains a network by a strategy, counted tensor by tensor.
 
-Paper: ParaDL, 4.2 and Table 3; what its formula leaves out (halos, gathered tensors, buffers of the
-exchange, uneven parts, microbatches in flight) is counted here.
+Paper: ParaDL, 4.2 and Table 3. Its formula leaves out halos, gathered tensors, buffers of the
+exchange, uneven parts and microbatches in flight; they are counted here.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ class _Whole:
 def step_memory(
     network: LayerNetwork, strategy: Strategy, ends: Sequence[int] = ()
 ) -> dict[str, float]:
-    """Bytes of the fullest GPU at the peak of a step, by what takes them.
+    """Bytes of the fullest GPU at the peak of a step, by their use.
 
     Args:
         network: its layers.
-        strategy: how it is shared out.
+        strategy: the split of the training.
         ends: last layer (index) of each stage of a pipeline.
 
     Returns:
-        weights, gradients, optimizer, casts, activations (saved by autograd), transient (gradients
-        of results), halos and gathers (copies of what others have), buckets (of the exchange),
-        parameters (gathered by FSDP), reserved.
+        bytes by name. Parts of the model are weights, gradients, optimizer and casts. Parts of
+        samples are activations (saved by autograd), transient (gradients of results), halos and
+        gathers (copies from other GPUs). Parts of exchanges are buckets, and parameters gathered by
+        FSDP. The rest is reserved.
     """
     if not ends:
         return _memory_of_part(network, strategy, (0, len(network.layers)), 1)
@@ -124,7 +125,7 @@ def _states(strategy: Strategy, parameters: float) -> dict[str, float]:
 
 
 def _shares(network: LayerNetwork, strategy: Strategy) -> tuple[Array, Array]:
-    """[layer] what the largest part has of the inputs, and of the results, of each layer."""
+    """[layer] share of the largest part in the inputs, and in the results, of each layer."""
     count = len(network.layers)
     inputs, results = np.ones(count), np.ones(count)
     if not (strategy.is_spatial and strategy.split > 1):
@@ -141,7 +142,7 @@ def _shares(network: LayerNetwork, strategy: Strategy) -> tuple[Array, Array]:
 
 
 def _copies(network: LayerNetwork, strategy: Strategy) -> dict[str, float]:
-    """Copies of what other GPUs have, bytes of all samples of the busiest GPU."""
+    """Copies from other GPUs, bytes of all samples of the busiest GPU."""
     if strategy.split == 1 or strategy.is_pipeline:
         return {}
     if strategy.is_spatial:
@@ -236,7 +237,7 @@ def _whole(shared: Shared, precision: str) -> _Whole:
 
 
 def paging(memory: Mapping[str, float], capacity: float) -> str:
-    """Why a step runs only where memory is paged to the host; "" where it fits."""
+    """Why a step runs only if memory is paged to the host; "" if it fits."""
     total = sum(memory.values())
     if total <= capacity:
         return ""

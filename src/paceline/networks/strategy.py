@@ -1,4 +1,4 @@
-"""How a network's training is shared out: which dimension, on how many GPUs, exchanged how.
+"""The split of a network's training: which dimension, on how many GPUs, by which exchange.
 
 Paper: ParaDL, section 3 (the strategies) and 4.5 (where a spatial split ends, leaders, segments).
 """
@@ -31,17 +31,17 @@ class Strategy:
     Attributes:
         name: one of ``STRATEGIES``.
         gpus: all of them.
-        split: GPUs that share one sample; all where data are not shared out, 1 with "data".
+        split: GPUs that share one sample; all if data are not split, 1 with "data".
         global_batch: samples of one step.
         grid: parts of each spatial dimension, their product is ``split``; () = the first dimension.
         spatial_until: last layer (index) that is split by space; None = as far as it goes.
         gradients: one packed buffer, tensor by tensor, DDP's buckets during the backward pass, or
             none where each GPU trains weights of its own.
-        exchange: of gradients: a ring over all; a tree (NCCL from 2.4 on), whose latency grows
-            with the logarithm; one leader GPU a node; or segments, in which the GPUs of equal rank
-            in their groups meet.
-        library: which one moves everything: NCCL, or MPI through the hosts' memory.
-        halo_library: which one moves halos and gathers of a spatial split; "" = ``library``.
+        exchange: exchange of gradients: a ring over all; a tree (NCCL from 2.4 on); one leader GPU
+            a node; or segments. A tree's latency grows with the logarithm. Segments join the GPUs
+            of equal rank in their groups.
+        library: library that moves everything: NCCL, or MPI through the hosts' memory.
+        halo_library: library that moves halos and gathers of a spatial split; "" = ``library``.
         optimizer: one of ``OPTIMIZERS``.
         zero: 0 nothing, 1 optimizer, 2 gradients, too, 3 parameters, too (FSDP) are shared out.
         sync_batchnorm: statistics of a batch are those of all its GPUs (SyncBatchNorm).

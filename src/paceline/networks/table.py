@@ -1,9 +1,9 @@
-"""Networks out of a table of layers in CSV, one row a layer, several networks in one file.
+"""Networks from a table of layers in CSV, one row a layer, several networks in one file.
 
 Columns: model, input (3x224x224), index, kind (conv, bn, relu, pool, add, fc), in_channels,
-in_shape (56x56), out_channels, out_shape, kernel, stride, parameters, shortcut (1: the row belongs
-to the branch that the next "add" joins). Padding follows from the shapes; no bias where
-``parameters`` leaves no room for one.
+in_shape (56x56), out_channels, out_shape, kernel, stride, parameters, shortcut. A shortcut of 1
+means that the row belongs to the branch that the next "add" joins. Padding follows from the shapes.
+There is no bias if ``parameters`` leaves no room for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every message of a step: who sends which tensor, in which pass, over which group.
+"""Every message of a step: its sender, tensor, pass and group.
 
 Counts only, in elements and messages of the GPU that receives most; ``step_time`` has the seconds.
 Paper: ParaDL, 3 and 4.5; Dryden et al., SC 2019 (filters and channels).
@@ -59,7 +59,7 @@ class Transfer:
 
 
 def traffic(network: LayerNetwork, strategy: Strategy) -> tuple[Transfer, ...]:
-    """All of a step, those of layers in their order and then those of gradients.
+    """All messages of a step: those of layers in their order, then those of gradients.
 
     A pipeline's hand-overs depend on its cut: ``stage_transfers``.
     """

@@ -8,8 +8,8 @@
             with recorder.op("forward-compute", microbatch=0):
                 ...
 
-Imports nothing but the standard library, so the training job pays for nothing else; torch is used
-where the job has it. ``docs/record.md`` says more.
+It imports only the standard library, so the training job pays for nothing else; it uses torch if
+the job has it. See ``docs/record.md``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 log = logging.getLogger("paceline.record")
 
-#: Modules of hooks -> what they record.
+#: Module of hooks -> the training framework or part that it records.
 _HOOKS = {
     "hooks_ddp": "DistributedDataParallel",
     "hooks_deepspeed": "DeepSpeed engine",
@@ -77,13 +77,13 @@ def start(
     """Start the recorder of this process; call it on every rank, after the process group is there.
 
     Missing values come from torch.distributed and Megatron's parallel state where they are
-    initialised, else from torchrun's, Slurm's or MPI's environment. Never raises: where it cannot
-    record it says so in one line of the log and returns a recorder that is off. Where the
+    initialised, else from torchrun's, Slurm's or MPI's environment. The call never raises. If it
+    cannot record, it logs one line with the reason and returns a recorder that is off. If the
     environment has PACELINE_MONITOR, rank 0 starts a process that pushes the recording.
 
     Args:
-        folder: of the run; every rank writes a file of its own into it.
-        every: record the operations of every such step; step times are kept of all.
+        folder: folder of the run; every rank writes a file of its own into it.
+        every: record the operations of one step in ``every``; step times are kept for all steps.
         steps: record the operations of these steps instead (anything that has ``in``).
         rank: global rank.
         world: number of ranks.
@@ -92,15 +92,15 @@ def start(
         tp: tensor-parallel ranks.
         cp: context-parallel ranks.
         vpp: model chunks per stage.
-        dp_rank: this rank's replica; None = as Megatron counts.
-        pp_rank: this rank's stage; None = as Megatron counts.
+        dp_rank: this rank's replica; None = by Megatron's order of ranks.
+        pp_rank: this rank's stage; None = by Megatron's order of ranks.
         run: the run's name.
-        sync_every: compare clocks after every such step, a collective call between two steps; 0 =
-            only now.
+        sync_every: compare clocks after one step in ``sync_every``, by a collective call between
+            two steps; 0 = only now.
         device: "cpu" or "cuda"; None = cuda where torch has one.
         flush_s: seconds between two appends to the file.
-        sync_timeout_s: how long one comparison of clocks, the first is in here, waits for a rank
-            that does not take part; none is made after that.
+        sync_timeout_s: how long a comparison of clocks waits for a rank that does not take part.
+            After such a timeout no further one is made. This call makes the first.
     """
     global _current
     if _current is not None:
@@ -138,7 +138,7 @@ def current() -> Recorder | None:
 
 
 def instrument_torch_pipelining(schedule: Any) -> None:
-    """Record what a ``torch.distributed.pipelining`` schedule computes, sends and receives.
+    """Record the computes, sends and receives of a ``torch.distributed.pipelining`` schedule.
 
     Call it after :func:`start` and before the first step; it also tells the recorder the stage. The
     loop still names its steps: ``with recorder.step(number): schedule.step(...)``.
@@ -166,15 +166,15 @@ def instrument_groups(
 ) -> None:
     """Record the collectives within passes, so that each rank of a group is a worker of its own.
 
-    Beside the hooks of the framework, and on every rank. Tell :func:`start` the degrees ``tp`` and
-    ``cp``. Collectives inside a compiled model (torch.compile) are not seen.
+    Call it beside the hooks of the framework, and on every rank. Give :func:`start` the degrees
+    ``tp`` and ``cp``. Collectives inside a compiled model (torch.compile) are not seen.
 
     Args:
         tensor: this rank's tensor-parallel process group, or a device mesh of one dimension.
         context: its context-parallel group.
         expert: its expert-parallel group.
-        each: False keeps three numbers of a pass instead of each collective: how long this rank
-            computed, how long it was inside the calls, and their number times the fastest one.
+        each: record each collective. False keeps three numbers of a pass instead: this rank's
+            computing time, its time in the calls, and their number times the fastest one.
     """
     groups = {"tensor": tensor, "context": context, "expert": expert}
     told = {name: group for name, group in groups.items() if group is not None}
@@ -184,7 +184,7 @@ def instrument_groups(
 def instrument_model(model: Any) -> None:
     """Record forwards and backwards of a module without data parallelism, and torch's optimizers.
 
-    Of a model that is only tensor-, context- or expert-parallel.
+    Use it for a model that is only tensor-, context- or expert-parallel.
     """
     _instrument("hooks_groups", {}, model)
 
@@ -198,7 +198,7 @@ def instrument_megatron() -> None:
 
 
 def _instrument(hooks: str, *args: Any, **options: Any) -> None:
-    """Let a module of hooks work on the recorder; what does not fit is a line in the log."""
+    """Let a module of hooks work on the recorder; log a line where something does not fit."""
     recorder = _current
     if recorder is None or not recorder.is_on:
         return

@@ -1,24 +1,24 @@
-"""When all gradients of a bucket are there: hooks in a model's parameters."""
+"""The time when all gradients of a bucket are there, by hooks in a model's parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Backwards in a row in which the same gradients come last, before only these are watched.
+#: If the same gradients come last in this many backwards in a row, only these are watched.
 AGREED = 3
 
-#: One recorded backward in this many watches all gradients again: their order may change.
+#: One recorded backward in RECHECK watches all gradients again: their order may change.
 RECHECK = 32
 
 
 class Arrivals:
-    """Tells when the gradients of each bucket are complete.
+    """Reports when the gradients of each bucket are complete.
 
     At first every parameter has a hook while a backward is recorded. Once the same gradient of each
-    bucket came last several times, only these are watched, by hooks that stay: to put a hook into
-    every parameter costs more than all else that is recorded of a small model. Where a later check
-    of all finds another order, all are watched for good.
+    bucket came last several times, only these gradients are watched, by hooks that stay. For a
+    small model a hook in every parameter costs more than all other recording. If a later check of
+    all gradients finds another order, all are watched from then on.
 
     Args:
         trained: parameters with gradients.
@@ -48,8 +48,8 @@ class Arrivals:
 
         Args:
             of: [parameter] its bucket.
-            sizes: [bucket] its parameters.
-            settled: whether buckets and parameters in use are those of every backward to come.
+            sizes: [bucket] number of its parameters.
+            settled: whether all later backwards have the same buckets and parameters in use.
         """
         self._is_settled = settled and not self._is_unsteady
         self._is_narrow = False  # a backward that raised may have left it on
@@ -76,7 +76,7 @@ class Arrivals:
             self._compare()
 
     def _compare(self) -> None:
-        """Whether the same gradients came last as before."""
+        """Compare the gradients that came last with those of the backward before."""
         if self._last == self._usual:
             self._agreed += 1
             return

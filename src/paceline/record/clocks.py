@@ -1,4 +1,4 @@
-"""The host clock, and how far it is ahead of rank 0's: ping-pong over the process group."""
+"""The host clock, and its lead over rank 0's, by ping-pong over the process group."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-#: Answers of one exchange; the one with the shortest round trip counts.
+#: Answers per exchange; the one with the shortest round trip counts.
 ROUNDS = 16
 
-#: Longest wait for another rank, where nothing else is said.
+#: Default of the longest wait for another rank.
 TIMEOUT_S = 60.0
 
 
 class HostClock:
     """Times on the host, for work that is done when its call returns.
 
-    A mark is what ``mark`` returns, cheaply; ``resolve`` makes nanoseconds of it, later.
+    ``mark`` returns a mark, cheaply; ``resolve`` turns it into nanoseconds later.
 
     Attributes:
-        ahead_ns: how far :meth:`now` is ahead of the host's monotonic clock.
+        ahead_ns: lead of :meth:`now` over the host's monotonic clock.
     """
 
     mark = staticmethod(time.perf_counter_ns)
@@ -37,7 +37,7 @@ class HostClock:
         self.ahead_ns = min(tries)[1]
 
     def now(self) -> int:
-        """Nanoseconds that only ever rise, counted from where the wall clock stood at first."""
+        """Nanoseconds that never fall; they start at the wall clock's first reading."""
         return time.perf_counter_ns() + self.ahead_ns
 
     def resolve(self, mark: Any) -> int | None:
@@ -45,7 +45,7 @@ class HostClock:
         return int(mark) + self.ahead_ns
 
     def after(self, work: Any, code: int) -> Any:
-        """A mark of when ``work`` is done, without waiting for it; None: only its wait tells."""
+        """A mark of the end of ``work``, without a wait for it; None: only its wait shows it."""
         return None
 
     def tie(self) -> None:
@@ -60,9 +60,9 @@ class Offset:
     """Result of one exchange, all in nanoseconds.
 
     Attributes:
-        at_ns: when, on this rank's clock.
-        offset_ns: how far this clock is ahead of rank 0's.
-        residual_ns: by how much that may be wrong: half the round trip, summed on the way.
+        at_ns: time of the exchange, on this rank's clock.
+        offset_ns: lead of this clock over rank 0's.
+        residual_ns: possible error of the offset: half the round trip, summed over the hops.
     """
 
     at_ns: int
@@ -73,14 +73,14 @@ class Offset:
 class Exchange:
     """Clock exchange between the ranks of a process group; a collective call each time.
 
-    Every rank asks the one whose number lacks its lowest set bit, so rank 0 is reached in as many
-    hops as the number has bits, and the ranks of one level ask at the same time. Ranks of one host
-    share its monotonic clock: one answer tells all, exactly.
+    Every rank asks the rank whose number lacks its lowest set bit. So the hops to rank 0 are as
+    many as the set bits of the number. The ranks of one level ask at the same time. Ranks of one
+    host share its monotonic clock: one answer is exact for all of them.
 
     Args:
         distributed: ``torch.distributed``, initialised.
         clock: this rank's clock.
-        host: names the host's clock; 0 = not known.
+        host: a number for the host's clock; 0 = not known.
         timeout_s: a rank that does not answer within this time ends the exchanges.
     """
 
@@ -106,7 +106,7 @@ class Exchange:
         return f"{int(number):x}"
 
     def run(self) -> Offset:
-        """Ask, then answer those who ask this rank."""
+        """Ask another rank, then answer the ranks that ask this one."""
         offset, residual = self._ask() if self._rank else (0, 0)
         for other in asked_by(self._rank, self._world):
             self._answer(other, offset, residual)

@@ -1,8 +1,8 @@
 """Times on a GPU: CUDA events on the streams of the work, resolved later against the host clock.
 
-No call in here waits for the GPU. The tie between the two clocks is made by the writer's thread: it
-records an event on a stream of its own and asks until it has passed; what lies between the first
-and the last moment is by how much the tie may be wrong.
+No call in here waits for the GPU. The writer's thread makes the tie between the two clocks. It
+records an event on a stream of its own and asks until the event has passed. The time between the
+first and the last moment is the tie's possible error.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 from paceline.record.clocks import HostClock
 
-#: A tie loses so much per second: host and GPU clocks drift apart by some parts in a million.
+#: Precision that a tie loses per second: host and GPU clocks drift by some parts in a million.
 DRIFT = 2e-5
 
-#: An event on the idle stream that takes longer is queued behind the job's work.
+#: If an event on the idle stream takes longer, it is queued behind the job's work.
 GIVE_UP_NS = 2_000_000
 
 
 class CudaClock(HostClock):
     """A host clock whose marks are CUDA events on the current stream.
 
-    ``cudaEventElapsedTime`` returns float32 milliseconds, so ties are renewed: over one minute it
-    still resolves 4 us, over an hour no more than 0.25 ms.
+    ``cudaEventElapsedTime`` returns float32 milliseconds, so ties are renewed. Over one minute it
+    resolves 4 us, over an hour only 0.25 ms.
 
     Args:
-        torch: the module (a parameter so that a test can give another).
+        torch: the module (a parameter, so that a test can replace it).
     """
 
     def __init__(self, torch: Any) -> None:
@@ -53,7 +53,7 @@ class CudaClock(HostClock):
             return self._torch.cuda.Event(enable_timing=True)
 
     def after(self, work: Any, code: int) -> Any:
-        """An event that passes when ``work`` is done: a stream per kind waits, nobody else does."""
+        """An event that passes when ``work`` is done: only a stream, one per kind, waits for it."""
         cuda = self._torch.cuda
         stream = self._streams.get(code)
         if stream is None:
@@ -65,14 +65,14 @@ class CudaClock(HostClock):
         return event
 
     def resolve(self, mark: Any) -> int | None:
-        """Nanoseconds of the host clock; None while the GPU has not come there."""
+        """Nanoseconds of the host clock; None while the GPU has not reached the mark."""
         if self._tied is None or not mark.query():
             return None
         event, host_ns, _ = self._tied
         return host_ns + int(event.elapsed_time(mark) * 1e6)
 
     def tie(self) -> None:
-        """Tie the GPU's clock to the host's, where that is now surer than the last tie."""
+        """Tie the GPU's clock to the host's, if that is now more precise than the last tie."""
         with self._torch.cuda.device(self._device):
             event = self._torch.cuda.Event(enable_timing=True)
             before = self.now()
@@ -87,5 +87,5 @@ class CudaClock(HostClock):
             self._tied = event, before + error, error
 
     def recycle(self, marks: list[Any]) -> None:
-        """Events that are not needed any more; one may end an operation and begin the next."""
+        """Take back events that are unused; one may end an operation and begin the next."""
         self._free.extend({id(mark): mark for mark in marks}.values())

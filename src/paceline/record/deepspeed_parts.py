@@ -1,4 +1,4 @@
-"""Numbers of what DeepSpeed's ZeRO communicates, read at 0.19.8."""
+"""Numbers of the parts that DeepSpeed's ZeRO communicates, read at 0.19.8."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from paceline.record.recorder import Recorder
 
-#: A gather of parameters is this many collectives at most: of values, and of scales where they are
+#: A gather of parameters has at most this many collectives: of values, and of scales if they are
 #: quantised.
 SHARES = 4
 
 
 class Parts:
-    """Numbers of communicated parts, the same on all ranks: each is compared with its own.
+    """Numbers of communicated parts, equal on all ranks: each is compared with itself.
 
-    A gather has the number of its first parameter, so that of the backward has that of the forward.
-    Reductions are counted in each backward, and gathers of updated parameters in each update.
+    A gather has the number of its first parameter, so the backward's gather has the forward's
+    number. Reductions are counted in each backward, and gathers of updated parameters in each
+    update.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -29,7 +30,7 @@ class Parts:
         self._count = 0
 
     def gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps ``all_gather_coalesced`` of a parameter, which is told the others."""
+        """Wrap ``all_gather_coalesced`` of a parameter; its argument has the other parameters."""
 
         def all_gather_coalesced(params: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._recorder.is_profiling:

@@ -1,9 +1,9 @@
 """Sends and receives among the ranks of a group, sorted into pairs that meet.
 
 In a turn of a ring each rank sends to one neighbour and receives from the other. Every op of a step
-graph joins disjoint sets of ranks, so the links of a turn are coloured: no two links of one colour
-share a rank. Two colours do where the ring has an even number of ranks, three where it is odd.
-Rank i's op of a colour is then its send or its receive, or an op of its own.
+graph joins disjoint sets of ranks. So the links of a turn are coloured: no two links of one colour
+share a rank. A ring with an even number of ranks needs two colours, with an odd number three. Rank
+i's op of a colour is then its send, its receive, or an op of its own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Link(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """An op of a rank: which of its transfers it is, and the set of ranks that it joins.
+    """An op of a rank: its transfer, and the set of ranks that it joins.
 
     Attributes:
         transfer: index of the transfer; None where the rank has none of this colour (the ends of
             a line; the third colour of an odd ring).
-        group: a number that only the ends of the transfer have: the place of the one that sends.
+        group: a number that only the two ends of the transfer have: the place of the sender.
     """
 
     transfer: int | None
@@ -39,11 +39,11 @@ class Meeting(NamedTuple):
 
 
 def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | None:
-    """The ops of one rank in an order that is the same for all ranks.
+    """The ops of one rank, in an order that all ranks share.
 
     Args:
         links: the transfers of this rank, as it lists them.
-        place: of this rank in its group.
+        place: place of this rank in its group.
         size: ranks of the group.
 
     Returns:
@@ -67,7 +67,7 @@ def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | No
 
 
 def _colour(source: int, shift: int, size: int) -> int:
-    """0 and 1 in turns along the cycle that a shift joins; 2 for the last of an odd one."""
+    """The colours 0 and 1 in turn along the cycle of a shift; 2 for the last of an odd cycle."""
     step = gcd(size, shift)
     length = size // step
     turns = (source // step) * pow(shift // step, -1, length) % length

@@ -12,16 +12,16 @@ from paceline.record.passes import Exchange, Passes, TailExchange, record_optimi
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, Op, Operation
 
-#: Parameters that are watched for the last gradient: the first ones, for gradients come in reverse
-#: order of registration (DDP fills its buckets by the same assumption).
+#: Number of parameters that are watched for the last gradient. They are the first ones: gradients
+#: come in reverse order of registration (DDP fills its buckets by the same assumption).
 WATCHED = 16
 
 
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a DDP model's forwards, backwards, exchange of gradients, and the optimizer.
 
-    On the host the exchange is recorded bucket by bucket; on a GPU the rest of it behind the
-    last gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
+    On the host the exchange is recorded bucket by bucket; on a GPU, only the part behind the last
+    gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
 
     Raises:
         ValueError: it is no DDP model.
@@ -47,9 +47,9 @@ def _exchange(recorder: Recorder, model: Any, trained: Sequence[Any]) -> Exchang
 class _Buckets:
     """The buckets of gradients that DDP reduces during the backward, one after the other.
 
-    DDP starts a bucket when all gradients of it and of those before it are there; it waits for all
-    of them behind the backward. It does not tell when a bucket ended: only a wait that
-    blocks shows the end of the last one, all else are upper bounds.
+    DDP starts a bucket when all its gradients and those of the earlier buckets are there. It waits
+    for all of them behind the backward. DDP does not tell when a bucket ended. Only a wait that
+    blocks shows the end of the last one; all other ends are upper bounds.
     """
 
     def __init__(self, recorder: Recorder, model: Any, trained: Sequence[Any]) -> None:
@@ -64,7 +64,7 @@ class _Buckets:
         self._arrivals = Arrivals(trained, self._ready, recorder.fail)
 
     def begin(self) -> None:
-        """A backward pass begins; which buckets it has DDP tells anew after its first steps."""
+        """A backward pass begins; DDP tells its buckets again after its first steps."""
         self._active = bool(self._model.require_backward_grad_sync)
         self._launched = []
         if self._active:
@@ -77,7 +77,7 @@ class _Buckets:
     def _ask(self) -> None:
         """Ask DDP for its buckets.
 
-        It makes them anew once, where it looks for unused parameters never
+        It makes them again once. If it looks for unused parameters, it never does
         (``Reducer::should_rebuild_buckets``, torch 2.13).
         """
         model = self._model
@@ -133,16 +133,16 @@ class _Buckets:
 
 
 def buckets_of(logged: dict[str, Any], trained: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """How many parameters each bucket has, and [parameter] its bucket.
+    """Number of parameters of each bucket, and [parameter] its bucket.
 
     Args:
-        logged: what DDP tells of itself (``_get_ddp_logging_data``, torch 2.13): the parameters of
-            each bucket once it has rebuilt them, in the order in which gradients came; before that
+        logged: DDP's own log (``_get_ddp_logging_data``, torch 2.13). Once DDP has rebuilt the
+            buckets, it has their parameters, in the order of the gradients. Before that it has
             their sizes, filled in reverse order of registration.
         trained: parameters with gradients, as registered.
 
     Returns:
-        all parameters in one bucket where it tells neither.
+        all parameters in one bucket if the log has neither.
     """
     rebuilt = str(logged.get("rebuilt_per_bucket_param_indices", ""))
     buckets = [[int(n) for n in bucket.split()] for bucket in rebuilt.split(",") if bucket.strip()]
@@ -156,7 +156,7 @@ def buckets_of(logged: dict[str, Any], trained: Sequence[Any]) -> tuple[list[int
 
 
 def _filled(sizes: str, trained: Sequence[Any]) -> list[list[int]]:
-    """Parameters, last one first, in buckets of such sizes in bytes."""
+    """Parameters, the last one first, in buckets of these sizes in bytes."""
     buckets: list[list[int]] = []
     rest = list(reversed(range(len(trained))))
     for text in sizes.split(","):

@@ -13,12 +13,12 @@ from paceline.record.recorder import Recorder
 from paceline.record.steps import Op
 from paceline.record.works import LowestRanks, Works
 
-#: Methods of ``deepspeed.comm.torch.TorchBackend`` that ZeRO gathers parameters by -> place of
+#: Methods of ``deepspeed.comm.torch.TorchBackend`` by which ZeRO gathers parameters -> place of
 #: their argument ``group``, which ``async_op`` follows. Their signatures are hidden
 #: (``stage_on_cpu`` there). Quantised and coalesced gathers call these in turn.
 GATHERS = {"all_gather_into_tensor": 2, "all_gather": 2, "all_gather_coalesced": 2}
 
-#: And those that it reduces by: ``stage_1_and_2.py`` ``allreduce_bucket`` (all_reduce or reduce),
+#: Methods by which it reduces: ``stage_1_and_2.py`` ``allreduce_bucket`` (all_reduce or reduce),
 #: ``stage3.py`` ``__avg_scatter_grads`` (reduce_scatter_tensor; ZeRO++: all_to_all_single).
 REDUCES = {
     "all_reduce": 2,
@@ -33,8 +33,8 @@ def instrument(recorder: Recorder, engine: Any) -> None:
     """Record a DeepSpeed engine's passes, gathers, reductions and optimizer, ZeRO 0 to 3.
 
     On the host every collective of ``deepspeed.comm`` within a pass or the optimizer is recorded
-    where it is launched and waited for. On a GPU passes, what of the exchange is left behind the
-    last gradient, and the optimizer are recorded, with the collectives inside them.
+    at its launch and at its wait. On a GPU the hooks record passes, the exchange behind the last
+    gradient, and the optimizer; these contain the collectives.
 
     Raises:
         ValueError: it is no engine, or has more than data parallelism.
@@ -64,7 +64,7 @@ def instrument(recorder: Recorder, engine: Any) -> None:
 
 
 def _need_data_parallelism_only(engine: Any) -> None:
-    """Refuse an engine whose collectives would be taken for those of data parallelism."""
+    """Refuse an engine with collectives that would look like those of data parallelism."""
     mpu = engine.mpu
     of_model = getattr(mpu, "get_model_parallel_world_size", None)
     beside = {
@@ -102,7 +102,7 @@ class _Backward:
         self._parts.restart()
 
     def drain(self) -> None:
-        """Nothing: DeepSpeed waits in its epilogue."""
+        """Do nothing: DeepSpeed waits in its epilogue."""
 
     def end(self, backward: Op) -> None:
         """Autograd is done."""
@@ -121,7 +121,7 @@ class _Backward:
         return bool(each or engine.is_gradient_accumulation_boundary())
 
     def epilogue(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps ``_backward_epilogue``, which reduces the gradients that are left."""
+        """Wraps ``_backward_epilogue``, which reduces the remaining gradients."""
 
         def backward_epilogue(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
@@ -151,7 +151,7 @@ class _Backward:
 
 
 class _Optimizer:
-    """``engine._take_model_step``: the norm, the update, ZeRO's gather of what was updated.
+    """``engine._take_model_step``: the norm, the update, ZeRO's gather of the updated parameters.
 
     Attributes:
         active: whether it runs.
@@ -196,7 +196,7 @@ class _Phase:
         self._reducing = False
 
     def reduction(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps ``allreduce_gradients``; where the loop owns the boundary ``step()`` calls it."""
+        """Wraps ``allreduce_gradients``; if the loop owns the boundary, ``step()`` calls it."""
 
         def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
             self._reducing = True
@@ -218,7 +218,7 @@ class _Phase:
         return "params-all-gather" if in_pass and self._gathers_in_passes else None
 
     def part(self, kind: str) -> int:
-        """The number of what a collective of a kind communicates now."""
+        """The number of the part that a collective of a kind communicates now."""
         if kind == "optimizer-clip-main-grad":
             return -1
         in_pass = kind == "params-all-gather" and not self._optimizer.active
@@ -237,7 +237,7 @@ class _Collectives:
         self.fetch = self._works.joined
 
     def install(self, backend: Any) -> None:
-        """Put the wrappers in the place of the backend's methods."""
+        """Replace the backend's methods by wrappers."""
         for names, gathers in ((GATHERS, True), (REDUCES, False)):
             for name, place in names.items():
                 if hasattr(backend, name):

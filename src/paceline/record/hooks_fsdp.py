@@ -17,9 +17,9 @@ def instrument(recorder: Recorder, model: Any) -> None:
     """Record a fully sharded model's passes, gathers, scatters, and the optimizer.
 
     On the host every gather and scatter is recorded where it runs and where the program waits for
-    it, so passes consist of the parts between them. On a GPU
-    only the waits at the step's two ends are recorded: for the root module's parameters, gathered
-    before its forward, and for the rest of the exchange behind the last gradient.
+    it. So passes consist of the parts between them. On a GPU only the waits at the step's two ends
+    are recorded. The first is for the root module's parameters, gathered before its forward. The
+    other is for the rest of the exchange behind the last gradient.
 
     Raises:
         ValueError: it is no module that ``fully_shard`` was applied to.
@@ -58,7 +58,7 @@ class _Units:
         self._unit = -1  # that was scattered last
 
     def gather(self, unit: int) -> Callable[..., Any]:
-        """Called in the place of a unit's gather."""
+        """Called instead of a unit's gather."""
 
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
@@ -76,7 +76,7 @@ class _Units:
         return call
 
     def scatter(self, unit: int) -> Callable[..., Any]:
-        """Called in the place of a unit's scatter, which blocks on the host."""
+        """Called instead of a unit's scatter, which blocks on the host."""
 
         def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._recorder.is_profiling:
@@ -89,7 +89,7 @@ class _Units:
         return call
 
     def reduce(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the all-reduce of what was scattered, over the replicas of HSDP."""
+        """Wraps the all-reduce of scattered gradients over the replicas of HSDP."""
 
         def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._recorder.is_profiling or kwargs.get("group") is None:
@@ -101,7 +101,7 @@ class _Units:
         return all_reduce
 
     def waited(self, group: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Wraps ``wait_for_unshard``: waits for the work first, which tells how long that takes."""
+        """Wraps ``wait_for_unshard``: waits for the work first, to time the wait."""
 
         def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
             def wait_for_unshard(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ class _Units:
 
 
 class _Namespace:
-    """A module with some of its names replaced, for one module that uses it."""
+    """A module with some names replaced, for one module that uses it."""
 
     def __init__(self, module: Any, **replaced: Any) -> None:
         self.__dict__.update(replaced)

@@ -42,13 +42,13 @@ def instrument(
 
     Args:
         recorder: the recorder.
-        groups: what for (a key of :data:`KINDS`) -> a process group, or a mesh of one dimension.
+        groups: purpose (a key of :data:`KINDS`) -> a process group, or a mesh of one dimension.
         model: its forwards and backwards are recorded, too; None: other hooks do that.
-        each: every collective is an operation; else those of a pass that the program waits for at
-            once are counted together, as one.
+        each: every collective is an operation. Otherwise the collectives of a pass that the program
+            awaits at once are counted together, as one.
 
     Raises:
-        ValueError: a group is for something else, or the recorder times a GPU's streams.
+        ValueError: a group has another purpose, or the recorder times a GPU's streams.
     """
     if groups and not recorder.on_host:
         raise ValueError("collectives within passes are recorded on the host only")
@@ -77,13 +77,13 @@ class _Collectives:
             self._of[str(process_group.group_name)] = entry
         self._groups = list(groups.values())  # so that no other object takes an id
         self._results: dict[int, Any] = {}  # memory of a result -> the operation that fills it
-        #: The same for what is counted: kind and group, and ns that its launch took.
+        #: For counted collectives: memory of a result -> (kind and group, ns that its launch took).
         self._calls: dict[int, tuple[tuple[str, int], int]] = {}
         self._step: Step | None = None
         self._inside = False
 
     def install(self) -> None:
-        """Put the wrappers in the place of torch's functions."""
+        """Replace torch's functions by wrappers."""
         import torch
         import torch.distributed as dist
 
@@ -128,7 +128,7 @@ class _Collectives:
         return collective
 
     def _ring(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A turn of a ring: each transfer joins two ranks, where all can be told apart."""
+        """A turn of a ring: each transfer joins two ranks, if all of them can be told apart."""
 
         def batch_isend_irecv(p2p_op_list: Any) -> Any:
             known = self._kind(p2p_op_list[0].group) if p2p_op_list else None
@@ -218,7 +218,7 @@ class _Collectives:
         return result
 
     def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it; collectives that it is made of are no others."""
+        """Call it, and do not record the collectives that it consists of."""
         self._inside = True
         try:
             return function(*args, **kwargs)
@@ -227,7 +227,7 @@ class _Collectives:
 
 
 class _Result:
-    """A result that is on its way, as a work."""
+    """A pending result, as a work."""
 
     def __init__(self, wait: Callable[[Any], Any], tensor: Any) -> None:
         self._wait, self._tensor = wait, tensor
@@ -238,7 +238,7 @@ class _Result:
 
 
 class _Operator:
-    """An operator of torch whose calls are recorded; in all else it is the operator."""
+    """An operator of torch whose calls are recorded; otherwise it behaves like the operator."""
 
     def __init__(self, operator: Any, call: Callable[..., Any]) -> None:
         self.__paceline_wraps__ = operator
@@ -252,7 +252,7 @@ class _Operator:
 
 
 def _replace(namespace: Any, name: str, wrapper: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put a recorded operator in the place of ``namespace.name``, where there is one."""
+    """Replace ``namespace.name``, if it exists, by a recorded operator."""
     try:
         operator = getattr(namespace, name)
     except AttributeError:
@@ -262,7 +262,7 @@ def _replace(namespace: Any, name: str, wrapper: Callable[[Any], Callable[..., A
 
 
 def _memory(tensor: Any) -> int:
-    """Where a tensor's values lie: the same for all that stand for one result."""
+    """The address of a tensor's values: all tensors that stand for one result share it."""
     elem = getattr(tensor, "elem", tensor)
     pointer: int = elem.untyped_storage().data_ptr()
     return pointer

@@ -32,10 +32,10 @@ def instrument(recorder: Recorder) -> None:
     """Record Megatron-Core: schedules, transfers, gathers, exchange of gradients, optimizer.
 
     On the host every transfer, and every gather and reduction of a group of buckets, is recorded
-    where it is launched and waited for. On a GPU transfers are, and the exchange of gradients as
-    what the end of a step waits for.
+    at its launch and at its wait. On a GPU transfers are recorded, and the exchange of gradients
+    only as the wait at the end of a step.
 
-    A function that a version of Megatron lacks is one line in the log. Steps are those of
+    The log gets one line for each function that a version of Megatron lacks. Steps are those of
     ``megatron.training.training.train_step`` where that is installed; else the loop names them.
 
     Raises:
@@ -99,7 +99,7 @@ def _module(name: str) -> Any:
 
 
 class _Absent:
-    """Stands for a module that is not there; functions wrapped in it are told to be missing."""
+    """Stands for a missing module; functions wrapped in it are reported as missing."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -130,7 +130,7 @@ def _training(hooks: _Hooks) -> None:
 
 
 class _Hooks:
-    """The wrappers, and what they remember of the step that runs."""
+    """The wrappers, and their memory of the running step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -148,7 +148,7 @@ class _Hooks:
             self._backwards = self._chunks = self._forwarded = 0
 
     def schedule(self, function: Function) -> Function:
-        """Wraps a schedule, which is given the chunks of the model."""
+        """Wraps a schedule; its arguments have the chunks of the model."""
 
         def forward_backward(*args: Any, **kwargs: Any) -> Any:
             if self.recorder.is_profiling:
@@ -161,7 +161,7 @@ class _Hooks:
         return forward_backward
 
     def forward(self, function: Function) -> Function:
-        """Wraps ``forward_step``, which is told its microbatch and chunk."""
+        """Wraps ``forward_step``; its arguments have microbatch and chunk."""
 
         def forward_step(*args: Any, **kwargs: Any) -> Any:
             if not self.recorder.is_profiling:
@@ -183,7 +183,7 @@ class _Hooks:
         return forward_step
 
     def backward(self, function: Function) -> Function:
-        """Wraps ``backward_step``; the output that it is given tells which forward it undoes."""
+        """Wraps ``backward_step``; the output in its arguments tells which forward it undoes."""
 
         def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.recorder.is_profiling:
@@ -202,7 +202,7 @@ class _Hooks:
         return backward_step
 
     def collective(self, kind: str, *, by_chunk: bool = False) -> Callable[[Function], Function]:
-        """Wraps the work done when it returns; inside another operation it is part of that."""
+        """Wraps work that is done when it returns; inside another operation it is part of that."""
 
         def wrapper(function: Function) -> Function:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ class _Hooks:
 
 
 def _ties_embeddings(model: Any) -> bool:
-    """Whether the word embeddings are shared by the first and last stage, and this is one."""
+    """Whether the first and last stage share the word embeddings, and this is one of them."""
     place = megatron_place()
     if place.get("pp", 1) < 2 or place.get("pp_rank") not in (0, place["pp"] - 1):
         return False
@@ -256,7 +256,7 @@ def _ties_embeddings(model: Any) -> bool:
 
 
 def _iteration(following: int) -> int:
-    """The number of the step: Megatron's, where it tells; else one more than the last."""
+    """The number of the step: Megatron's, where known; else one more than the last."""
     try:
         args = import_module("megatron.training.global_vars").get_args()
         return int(getattr(args, "curr_iteration", following))

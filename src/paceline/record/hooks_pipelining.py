@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.record.recorder import Recorder
 
-#: Functions that a stage makes its transfers with, and their kind.
+#: Functions with which a stage makes its transfers, and their kind.
 _TRANSFERS = (
     ("get_fwd_recv_ops", "forward-recv"),
     ("get_fwd_send_ops", "forward-send"),
@@ -21,16 +21,16 @@ Tag = tuple[str, int, int]
 def instrument(recorder: Recorder, schedule: Any) -> None:
     """Record a schedule's forwards, backwards, sends and recvs.
 
-    Where it splits the backward (zero bubble, DualPipeV), the gradients of inputs and of weights
-    are operations of their own; stages on one rank that follow each other hand over in memory.
+    If the schedule splits the backward (zero bubble, DualPipeV), the gradients of inputs and of
+    weights are separate operations. Successive stages on one rank hand over in memory.
 
     Args:
         recorder: the recorder.
-        schedule: of ``torch.distributed.pipelining``, with one stage per rank, interleaved ones, or
-            two that lie as a V.
+        schedule: a schedule of ``torch.distributed.pipelining`` with one stage per rank,
+            interleaved ones, or two that lie as a V.
 
     Raises:
-        ValueError: the stages do not lie as Paceline knows them.
+        ValueError: Paceline does not know this arrangement of stages.
     """
     stages = sorted(_stages(schedule), key=lambda stage: int(stage.stage_index))
     n_pp, rank = int(stages[0].group_size), int(stages[0].group_rank)
@@ -61,7 +61,7 @@ def _stages(schedule: Any) -> Sequence[Any]:
 
 
 def _place(stages: Sequence[Any], n_pp: int) -> dict[str, int]:
-    """The place that the stages' process group tells."""
+    """The place that follows from the stages' process group."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(stages[0].group or dist.group.WORLD)

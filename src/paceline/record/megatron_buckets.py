@@ -1,7 +1,7 @@
 """Buckets of Megatron-Core's DDP: gathers of parameters, reductions of gradients.
 
 Read at 0.16.1 (``distributed/param_and_grad_buffer.py``). Collectives of a group of buckets run in
-torch's coalescing manager, whose end launches them; the manager is the handle that is waited for.
+torch's coalescing manager, whose end launches them. The program waits for the manager, as a handle.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from paceline.record.works import LowestRanks, Works
 
 Function = Callable[..., Any]
 
-#: Kinds of a call's collectives. With several instances of the distributed optimizer, what was
-#: scattered within each is reduced over them.
+#: Kinds of a call's collectives. With several instances of the distributed optimizer, scattered
+#: gradients are reduced over the instances.
 _GATHER = ("params-all-gather",)
 _REDUCE = ("grads-reduce-scatter", "separate-grads-all-reduce")
 
 
 class Buckets:
-    """Collectives of groups of buckets, each where it is launched and waited for."""
+    """Collectives of groups of buckets, each with its launch and its wait."""
 
     def __init__(self, recorder: Recorder, works: Works) -> None:
         self._recorder, self._works = recorder, works
@@ -37,7 +37,7 @@ class Buckets:
         self._launched: Operation | None = None  # by it last
 
     def learn(self, chunk: int, module: Any) -> None:
-        """A chunk of the model, wrapped or not; its groups of buckets are numbered."""
+        """Number the groups of buckets of a chunk of the model, wrapped or not."""
         while not hasattr(module, "bucket_groups"):
             module = getattr(module, "module", None)
             if module is None:
@@ -51,7 +51,7 @@ class Buckets:
         return self._calling(function, _GATHER)
 
     def reduce(self, function: Function) -> Function:
-        """Wraps its ``start_grad_sync``."""
+        """Wraps ``start_grad_sync`` of a group of buckets."""
         call = self._calling(function, _REDUCE)
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ class Buckets:
         return coalescing_manager
 
     def _group(self, group: Any) -> int:
-        """The number of a process group; -1 where all ranks of the stage with its weights meet."""
+        """The number of a process group; -1 if it has all ranks of the stage with its weights."""
         try:
             state = import_module("megatron.core.parallel_state")
             usual = state.get_data_parallel_world_size(with_context_parallel=True)
@@ -117,7 +117,7 @@ class Buckets:
             return -1
 
     def finish(self, function: Function) -> Function:
-        """Wraps ``finish_param_sync``; what another step launched is recorded where it is awaited.
+        """Wraps ``finish_param_sync``; a gather launched in another step is recorded at its wait.
 
         Megatron may launch gathers with the optimizer's step, for the forward of the next.
         """

@@ -11,8 +11,8 @@ from paceline.record.works import Works
 
 Function = Callable[..., Any]
 
-#: Transfers of ``_batched_p2p_ops`` and ``_p2p_ops``, in the order of the former's list: argument,
-#: the latter's name for the request, kind.
+#: Transfers of ``_batched_p2p_ops`` and ``_p2p_ops``, in the order of the list of
+#: ``_batched_p2p_ops``: argument, request's name in ``_p2p_ops``, kind.
 _REQUESTS = (
     ("tensor_send_prev", "send_prev", "backward-send"),
     ("tensor_recv_prev", "recv_prev", "forward-recv"),
@@ -30,9 +30,9 @@ _ARGUMENTS = (
 
 
 class Transfers:
-    """Sends and receives, each where it is launched and waited for.
+    """Sends and receives, each with its launch and its wait.
 
-    A send is of the pass that made its tensor, a receive of the pass that takes it.
+    A send belongs to the pass that made its tensor, a receive to the pass that takes it.
     """
 
     def __init__(self, recorder: Recorder, works: Works) -> None:
@@ -42,7 +42,7 @@ class Transfers:
         recorder.at_step_end(self._clear)
 
     def _clear(self, step: Step) -> None:
-        """Ids are those of other tensors in the next step."""
+        """Forget ids: in the next step they are those of other tensors."""
         self._made.clear()
         self._received.clear()
 
@@ -59,7 +59,7 @@ class Transfers:
             op.microbatch, op.chunk = microbatch, chunk
 
     def host(self, *, in_order: bool) -> Callable[[Function], Function]:
-        """Wraps ``_batched_p2p_ops`` (``in_order``: its list is) or ``_p2p_ops``.
+        """Wraps ``_batched_p2p_ops`` (``in_order``: its list has an order) or ``_p2p_ops``.
 
         ``_communicate`` waits for their results, or later the schedule does.
         """

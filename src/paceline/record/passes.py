@@ -1,4 +1,4 @@
-"""Forward and backward passes of a module, seen by hooks: what DDP and FSDP hooks share."""
+"""Forward and backward passes of a module, seen by hooks that several frameworks share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Exchange(Protocol):
 class Passes:
     """Records the forwards and backwards of one module.
 
-    Where the loop names a pass itself (``recorder.op``), its name stands.
+    If the loop names a pass itself (``recorder.op``), that name counts.
 
     Args:
         recorder: the recorder.
         module: called once per microbatch.
-        exchange: of its gradients.
+        exchange: exchange of its gradients.
     """
 
     def __init__(self, recorder: Recorder, module: Any, exchange: Exchange) -> None:
@@ -108,8 +108,8 @@ class Passes:
         def end() -> None:
             guarded(recorder, self._end_backward, op, named)
 
-        # DDP and FSDP queue their waits in the same way, once the first gradients are there: this
-        # one comes before them, and its own queue behind them.
+        # DDP and FSDP queue their waits in the same way, once the first gradients are there. This
+        # callback comes before theirs, and the one that it queues comes behind them.
         queue(drain)
 
     def _end_backward(self, op: Any, named: bool) -> None:
@@ -119,7 +119,7 @@ class Passes:
 
 
 def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> None:
-    """Call what may not raise into the training loop."""
+    """Call a function whose errors must not reach the training loop."""
     try:
         function(*args)
     except Exception as error:
@@ -127,14 +127,14 @@ def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> No
 
 
 class TailExchange:
-    """The part of the exchange behind the last gradient; what overlaps is part of the pass.
+    """The part of the exchange behind the last gradient; an overlapping part belongs to the pass.
 
-    From the last gradient, on the slowest rank, to the end of the backward call: what a host can
-    see of an exchange that runs on a GPU's streams.
+    It lasts from the last gradient, on the slowest rank, to the end of the backward call. A host
+    sees no more of an exchange on a GPU's streams.
 
     Args:
         recorder: the recorder.
-        synced: whether the backward that runs exchanges gradients.
+        synced: whether the running backward exchanges gradients.
     """
 
     def __init__(self, recorder: Recorder, synced: Callable[[], bool]) -> None:
@@ -142,7 +142,7 @@ class TailExchange:
         self._last: Any = None
 
     def gradient(self, *_: object) -> None:
-        """A gradient is complete; to be called from hooks."""
+        """A gradient is complete; hooks call this."""
         if self._recorder.is_profiling:
             guarded(self._recorder, self._note)
 
@@ -154,10 +154,10 @@ class TailExchange:
         self._last = None
 
     def drain(self) -> None:
-        """Nothing: only the last gradient counts."""
+        """Do nothing: only the last gradient counts."""
 
     def end(self, backward: Op) -> None:
-        """Between the last gradient and now gradients were exchanged."""
+        """Gradients were exchanged between the last gradient and now."""
         if self._last is not None and self._synced():
             end = self._recorder.mark()
             backward.end = self._last
@@ -166,16 +166,16 @@ class TailExchange:
 
 
 class NoExchange:
-    """The exchange is recorded elsewhere."""
+    """No exchange here: other hooks record it."""
 
     def begin(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def drain(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self, backward: Op) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _differentiable(output: Any) -> Any:
@@ -208,7 +208,7 @@ def record_optimizers(recorder: Recorder) -> None:
             running[id(optimizer)] = recorder.launch("optimizer")
 
     def is_inner() -> bool:
-        """Whether another one runs, which is made of several (torchtitan's container)."""
+        """Whether another optimizer runs that consists of several (torchtitan's container)."""
         return any(isinstance(op, Op) and not op.program.is_over for op in running.values())
 
     def after(optimizer: object, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Replacing functions of other people's libraries by ones that record, once and reversibly."""
+"""Replace functions of other libraries by ones that record, once and reversibly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
-    """Put ``wrapper(function)`` in the place of ``owner.name``; says so where there is none.
+    """Put ``wrapper(function)`` in place of ``owner.name``; returns whether it exists.
 
     Wrapping again replaces the first wrapper.
     """
@@ -23,7 +23,7 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
         return False
     function = getattr(function, "__paceline_wraps__", function)
     wrapped = functools.wraps(function)(wrapper(function))
-    # So that who patches it again finds the original; functions take any attribute.
+    # Another patch then finds the original; functions take any attribute.
     wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     return True
@@ -37,8 +37,8 @@ def name_of(owner: Any) -> str:
 def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
     """Make calls of an object go through ``wrapper(original, *args)``; the object stays itself.
 
-    Its class becomes a subclass of the old one, so type checks hold, and nothing that keeps the
-    object notices. Wrapping again replaces the first wrapper.
+    Its class becomes a subclass of the old one, so type checks hold, and holders of the object do
+    not notice. Wrapping again replaces the first wrapper.
     """
     cls = type(callee)
     base = cls.__mro__[1] if "__paceline_wraps__" in vars(cls) else cls

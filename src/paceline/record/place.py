@@ -37,7 +37,7 @@ class Place:
         dp_rank: this rank's replica.
         pp_rank: this rank's stage.
         run: the run's name.
-        session: the same for all ranks of one start of the job; empty = not known.
+        session: a name shared by all ranks of one start of the job; empty = not known.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Place:
     session: str
 
     def to_mapping(self) -> dict[str, Any]:
-        """As it stands in the file's header."""
+        """The place in the form of the file's header."""
         return asdict(self)
 
 
@@ -70,13 +70,13 @@ def find_place(
     given: Mapping[str, int | str | None],
     env: Mapping[str, str] = os.environ,
 ) -> Place:
-    """The place of this process; ``given`` values (fields of :class:`Place`) go first.
+    """The place of this process; ``given`` values (fields of :class:`Place`) take precedence.
 
-    Without further word, ranks count as Megatron's do: tensor-parallel peers are neighbours, then
+    By default, ranks count in Megatron's order: tensor-parallel peers are neighbours, then
     context-parallel ones, then replicas, and stages are furthest apart.
 
     Raises:
-        ValueError: the degrees do not multiply to the number of ranks, or a rank is not in them.
+        ValueError: the degrees do not multiply to the number of ranks, or a rank is out of range.
     """
     known = {**_launched(env), **_grouped(), **megatron_place()}
     known |= {name: value for name, value in given.items() if value is not None}

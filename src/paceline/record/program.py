@@ -13,13 +13,13 @@ MAX_OPS = 20_000
 
 
 class Clock(Protocol):
-    """Interface that tells the times of operations."""
+    """Source of the times of operations."""
 
     def mark(self) -> Any:
         """A time, to be resolved later."""
 
     def after(self, work: Any, code: int) -> Any:
-        """A time when ``work`` is done; None: only its wait tells."""
+        """The time when ``work`` is done; None: only its wait shows it."""
 
 
 @dataclass(slots=True)
@@ -39,14 +39,14 @@ class Program:
     """Operations of a step as they are launched; computes are cut by launches and waits.
 
     Args:
-        clock: of the recorder.
+        clock: the recorder's clock.
         fail: called with an error, which is not raised.
-        overflow: called with :data:`MAX_OPS` where the step has more operations.
+        overflow: called with :data:`MAX_OPS` if the step has more operations.
 
     Attributes:
         ops: in the order of their launches.
-        open_op: the operation whose block runs now; None between them.
-        is_over: the step has ended; its operations stay as they are but for their ends.
+        open_op: the operation whose block runs now; None between blocks.
+        is_over: whether the step has ended; then only the ends of its operations may change.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Program:
         self.is_over, self.open_op, self.ops = True, None, []
 
     def new(self, kind: str, microbatch: int, chunk: int | None, part: int, group: int) -> Op:
-        """An operation behind those that are there.
+        """Add an operation behind the others.
 
         Raises:
             ValueError: the kind is not known.
@@ -84,7 +84,7 @@ class Program:
     def launch(
         self, kind: str, microbatch: int, chunk: int | None, part: int, group: int
     ) -> Op | Nothing:
-        """An operation that starts now and runs on."""
+        """Add an operation that starts now and runs on."""
         try:
             if self._calls:
                 self._end_calls()
@@ -101,18 +101,18 @@ class Program:
         return op
 
     def add(self, kind: str, start: Any, end: Any, microbatch: int, chunk: int | None) -> None:
-        """An operation between two marks, waited for at once."""
+        """Add an operation between two marks that the program awaited at once."""
         op = self.new(kind, microbatch, chunk, -1, -1)
         op.start, op.end, op.awaited = start, end, self._position
 
     def occupy(self, op: Op) -> None:
-        """An operation that the program waits for begins at its start."""
+        """An operation that blocks the program begins, at its start."""
         if self._under_way:
             self._pause(op.start)
         self._under_way.append(op)
 
     def release(self, op: Op, mark: Any) -> None:
-        """It ends; a hook may have said when, better than ``mark``. The outer operation goes on."""
+        """It ends, at ``mark`` or at a better time from a hook; the outer operation goes on."""
         stack = self._under_way
         if self.is_over or op not in stack:
             op.end = mark if op.end is None else op.end
@@ -143,12 +143,12 @@ class Program:
             self._waited = op
 
     def _between_waits(self, op: Op, mark: Any) -> Any:
-        """Undo the part behind the wait for another op of a batch; it goes on behind this wait.
+        """Undo the part after the wait for another op of a batch; it goes on after this wait.
 
         Ranks may wait for a batch in unlike orders, and still run one program.
 
         Returns:
-            how long that part ran; None where there is none.
+            duration of that part; None where there is none.
         """
         ops, waited = self.ops, self._waited
         if op.batch is None or waited is None or waited.batch is not op.batch:
@@ -162,12 +162,12 @@ class Program:
         return mark - part.start
 
     def called(self, kind: str, group: int, took_ns: int) -> None:
-        """A collective within the running pass, on the host; it is counted with those like it."""
+        """Count a collective within the running pass, on the host, with others like it."""
         if self._under_way and self._under_way[-1].kind in COMPUTES:
             self._calls.setdefault((CODES[kind], group), _Calls()).add(took_ns)
 
     def drop(self, op: Op) -> None:
-        """Forget an operation: its call raised, it will have no end."""
+        """Forget an operation: its call raised, so it will have no end."""
         dropped = {id(part) for part in (op, *(op.parts or ()))}
         self._calls.clear()
         self._under_way = [one for one in self._under_way if one is not op]
@@ -181,12 +181,12 @@ class Program:
             self._overflow(MAX_OPS)
 
     def _pause(self, mark: Any) -> None:
-        """The part of a compute that runs ends."""
+        """The running part of a compute ends."""
         if self._under_way and self._under_way[-1].kind in COMPUTES:
             self._end_part(self._under_way[-1], mark)
 
     def _resume(self, mark: Any) -> None:
-        """The compute that was paused goes on, in its next part."""
+        """The paused compute goes on, in its next part."""
         if not self._under_way or self._under_way[-1].kind not in COMPUTES:
             return
         op = self._under_way[-1]
@@ -199,7 +199,7 @@ class Program:
             op.parts.append(part)
 
     def _end_part(self, op: Op, mark: Any) -> None:
-        """The last part ends, and behind it come the collectives that were counted within it."""
+        """The last part ends, and the collectives counted within it come behind it."""
         part = op.parts[-1] if op.parts else op
         if part.end is None:
             part.end = mark

@@ -1,7 +1,7 @@
-"""Pushing while recording: a process beside rank 0's that sends what the folder grows by.
+"""Push while recording: a process beside rank 0's sends the folder's new data.
 
-The training process only starts it; it ends by itself when that process does, after the last
-steps. It reads the files of all ranks, so their folder has to be a shared one.
+The training process only starts it. It ends by itself when that process does, after the last steps.
+It reads the files of all ranks, so their folder must be a shared one.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ log = logging.getLogger("paceline.record")
 
 MONITOR, JOB, SESSION_STEPS = "PACELINE_MONITOR", "PACELINE_JOB", "PACELINE_SESSION_STEPS"
 
-#: Record of the pushing process, in the recording's folder.
+#: Log file of the pushing process, in the recording's folder.
 LOG = "push.log"
 
-#: Where this package is imported from; the job may have found it by other means than PYTHONPATH.
+#: Folder that this package is imported from; the job may not have it in PYTHONPATH.
 _SOURCE = str(Path(__file__).parents[2])
 
-#: Folder -> who pushes it.
+#: Folder -> the process that pushes it.
 _children: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def start(folder: Path, rank: int, env: Mapping[str, str] = os.environ) -> bool:
-    """Push from now on, on rank 0, where the environment names a monitor; never raises.
+    """Push from now on, on rank 0, if the environment names a monitor; never raises.
 
     Args:
-        folder: of the recording.
-        rank: of this process.
+        folder: folder of the recording.
+        rank: rank of this process.
         env: PACELINE_MONITOR: the service's URL; PACELINE_TOKEN; PACELINE_JOB: the job's name;
             PACELINE_SESSION_STEPS: profiled steps of a session.
     """
@@ -58,7 +58,7 @@ def start(folder: Path, rank: int, env: Mapping[str, str] = os.environ) -> bool:
 
 
 def _command(folder: Path, env: Mapping[str, str]) -> list[str]:
-    """URL and token are not in it: every user of the machine can read it."""
+    """The command, without URL and token: every user of the machine can read it."""
     command = [sys.executable, "-m", "paceline", "push", str(folder), "--follow"]
     command += ["--parent", str(os.getpid())]
     for name, option in ((JOB, "--name"), (SESSION_STEPS, "--session-steps")):

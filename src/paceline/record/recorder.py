@@ -1,4 +1,4 @@
-"""The recorder: what the training loop calls."""
+"""The recorder: the interface that the training loop calls."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger("paceline.record")
 class Recorder:
     """Times of one rank's steps and operations, on their way to a file.
 
-    Nothing in here raises into the training loop: any error is one line in the log (logger
-    ``paceline.record``), after which the recorder is off. Made by :func:`start`.
+    It never raises into the training loop: an error is one line in the log (logger
+    ``paceline.record``), and then the recorder is off. Made by :func:`start`.
 
     Attributes:
         mark: takes a time, cheaply, to be resolved later.
-        after: a mark of when a work is done, or None.
+        after: takes a mark of the time when a work is done, or None.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Recorder:
         self._synchronise()  # on or off: the other ranks wait for this one
 
     def locate(self, known: Mapping[str, int]) -> None:
-        """A hook's knowledge of this process's place, before the first step.
+        """Take a hook's knowledge of this process's place, before the first step.
 
         Args:
             known: dp, pp, vpp, dp_rank, pp_rank and the like.
@@ -93,11 +93,11 @@ class Recorder:
             self.fail(error)
 
     def note(self, what: str, how: str | None = None) -> None:
-        """Something to be known of the recording, which ``paceline record status`` tells.
+        """Note a fact of the recording for ``paceline record status``.
 
         Args:
-            what: is recorded; or, with ``how``, is not.
-            how: it can be.
+            what: the thing that is recorded; with ``how``, the thing that is not.
+            how: the way to record it.
         """
         if self._writer is not None:
             note = {"recorded": what} if how is None else {"not_recorded": what, "how": how}
@@ -113,7 +113,7 @@ class Recorder:
             self.note(absent, "this version of its library is not known to Paceline")
 
     def _session(self) -> str | None:
-        """Set up the clock exchange where there are peers; returns what they call this start."""
+        """Set up the clock exchange if there are peers; returns their name for this start."""
         group = process_group()
         if group is None or group.get_world_size() == 1:
             return None
@@ -139,22 +139,22 @@ class Recorder:
 
     @property
     def is_profiling(self) -> bool:
-        """Whether the step that runs now is recorded with its operations."""
+        """Whether the running step is recorded with its operations."""
         return self._program is not None
 
     @property
     def open_op(self) -> Op | None:
-        """The operation whose block runs now; None between them."""
+        """The operation whose block runs now; None between blocks."""
         program = self._program
         return None if program is None else program.open_op
 
     def step(self, number: int) -> Step:
-        """The block of one training step: its time is kept, and of some its operations."""
+        """The block of one training step: keeps its time and, if it is profiled, its operations."""
         return Step(self, number)
 
     @property
     def on_host(self) -> bool:
-        """Whether work is timed where the host waits for it; on a GPU its streams tell."""
+        """Whether the host's waits time the work; on a GPU its streams do."""
         return not isinstance(self._clock, CudaClock)
 
     def op(
@@ -172,8 +172,8 @@ class Recorder:
             microbatch: number of the microbatch, from 0; -1 = none.
             chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
             part: number of the unit or bucket that is communicated, -1 = not known.
-            group: a number that only ranks have which communicate with each other, such as the
-                lowest of their ranks; -1 = all data-parallel ranks of the stage.
+            group: a number shared by the ranks that communicate, such as their lowest rank; -1 =
+                all data-parallel ranks of the stage.
         """
         program = self._program
         if program is None:
@@ -192,15 +192,15 @@ class Recorder:
         part: int = -1,
         group: int = -1,
     ) -> Operation:
-        """An operation that starts now and runs on: call its ``done()``, or ``track(work)``.
+        """Begin an operation that runs on: call its ``done()``, or ``track(work)``.
 
         Args:
             kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
             microbatch: number of the microbatch, from 0; -1 = none.
             chunk: model chunk on this stage, from 0; None = 0 where the kind has one.
             part: number of the unit or bucket that is communicated, -1 = not known.
-            group: a number that only ranks have which communicate with each other, such as the
-                lowest of their ranks; -1 = all data-parallel ranks of the stage.
+            group: a number shared by the ranks that communicate, such as their lowest rank; -1 =
+                all data-parallel ranks of the stage.
         """
         program = self._program
         if program is None:
@@ -208,14 +208,14 @@ class Recorder:
         return program.launch(kind, microbatch, chunk, part, group)
 
     def called(self, kind: str, group: int, took_ns: int) -> None:
-        """A collective within the running pass, on the host; it is counted with those like it."""
+        """Count a collective within the running pass, on the host, with others like it."""
         if self._program is not None:
             self._program.called(kind, group, took_ns)
 
     def add(
         self, kind: str, start: Any, end: Any, microbatch: int = -1, chunk: int | None = None
     ) -> None:
-        """An operation between two marks (:attr:`mark`) that were taken already."""
+        """Add an operation between two marks (:attr:`mark`) that were taken before."""
         if self._program is None:
             return
         try:
@@ -224,18 +224,18 @@ class Recorder:
             self.fail(error)
 
     def drop(self, op: Operation) -> None:
-        """Forget an operation of the running step: its call raised, it will have no end."""
+        """Forget an operation of the running step: its call raised, so it will have no end."""
         if isinstance(op, Op) and not op.program.is_over:
             op.program.drop(op)
 
     def is_new(self, hooked: Any) -> bool:
-        """Whether this recorder has no hooks in a thing yet; from now on it has."""
+        """Whether this recorder had no hooks in an object yet; from now on it has."""
         new = hooked not in self._hooked
         self._hooked.add(hooked)
         return new
 
     def at_step_end(self, ending: Callable[[Step], None]) -> None:
-        """Call ``ending`` with every step that is over or was left, before it is written."""
+        """Call ``ending`` with every step that is over or abandoned, before it is written."""
         self._endings.append(ending)
 
     @property
@@ -274,7 +274,7 @@ class Recorder:
             self.fail(error)
 
     def _is_profiled(self, number: int) -> bool:
-        """Whether the operations of a step are recorded: in turn, or asked for at once."""
+        """Whether the operations of a step are recorded: by its turn, or on request."""
         if self._at_once > 0 and number <= self._until:
             self._at_once -= 1
             return True
@@ -283,7 +283,7 @@ class Recorder:
         return number in self._steps if self._steps is not None else number % self._every == 0
 
     def finish(self, step: Step, *, whole: bool) -> None:
-        """A step ends; called by its block. One that an exception left is not kept."""
+        """A step ends; its block calls this. A step that an exception ended is not kept."""
         writer = self._writer
         if writer is not None and step.start is not None:
             try:
@@ -301,7 +301,7 @@ class Recorder:
             self._synchronise(step.number)
 
     def _synchronise(self, number: int = 0) -> None:
-        """Compare clocks, where step ``number`` calls for it (0, as at the start, always does)."""
+        """Compare clocks, if step ``number`` is due; 0, as at the start, always is."""
         if self._exchange is None:
             return
         try:
@@ -315,7 +315,7 @@ class Recorder:
             log.error("clocks are not compared any more: %s", _line(error))
 
     def _obey(self, wish: dict[str, Any]) -> None:
-        """Content of the control file; called by the writer."""
+        """Take the content of the control file; the writer calls this."""
         every = wish.get("every")
         if isinstance(every, int) and every >= 1:
             self._every, self._steps = every, None
@@ -344,7 +344,7 @@ class Recorder:
             log.warning(line)
 
     def close(self) -> None:
-        """Write what waits, end the writer. Called at the end of the process."""
+        """Write the remaining data and end the writer. Called at the end of the process."""
         writer, self._writer = self._writer, None
         self._end_program()
         self._step = self._exchange = None
@@ -371,7 +371,7 @@ def _clock(device: str | None) -> HostClock:
 
 
 def _end_sends(step: Step) -> None:
-    """Sends that nobody waited for: the peer's receive tells their end when the files are read."""
+    """End sends without a wait: the reader of the files takes the end from the peer's receive."""
     for op in step.ops or ():
         if op.end is None and op.flags & PEER_END:
             op.end, op.flags = step.end, op.flags | LATE

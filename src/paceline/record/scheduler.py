@@ -1,9 +1,9 @@
-"""The scheduler's word on this process: labels of the job, and the node on which it runs.
+"""The scheduler's facts about this process: labels of the job, and the node on which it runs.
 
 Slurm sets its variables in every job (sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; held
-against Slurm 22.05.8). Kubernetes sets KUBERNETES_SERVICE_HOST in every pod; pod, node and labels
-come through the downward API, as its documentation's examples name them ("Expose Pod Information
-to Containers Through Environment Variables" and "... Through Files").
+against Slurm 22.05.8). Kubernetes sets KUBERNETES_SERVICE_HOST in every pod. Pod, node and labels
+come through the downward API, with the names of its documentation's examples. These are in "Expose
+Pod Information to Containers Through Environment Variables", and the same "... Through Files".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Label -> Slurm's variables; the first that is there counts.
+#: Label -> Slurm's variables; the first existing one counts.
 _SLURM = {
     "slurm_job": ("SLURM_JOB_ID",),
     "slurm_array_job": ("SLURM_ARRAY_JOB_ID",),
@@ -33,7 +33,7 @@ _POD = {
 _POD_NAMES = ("POD_NAME", "MY_POD_NAME")
 _NODES = ("SLURMD_NODENAME", "NODE_NAME", "MY_NODE_NAME")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-#: Label -> labels of a pod: those that Kubernetes, Kubeflow, JobSet, Kueue, Volcano and Ray set.
+#: Label -> labels of a pod that Kubernetes, Kubeflow, JobSet, Kueue, Volcano and Ray set.
 _POD_LABELS = {
     "kubernetes_job": (
         "batch.kubernetes.io/job-name",
@@ -57,10 +57,10 @@ _LINE = re.compile(r'([^=\s]+)="((?:[^"\\]|\\.)*)"')
 def job_labels(
     env: Mapping[str, str] = os.environ, pod_info: Path = POD_INFO, namespace: Path = _NAMESPACE
 ) -> dict[str, str]:
-    """Labels that the scheduler gives the job; empty outside of one.
+    """Labels that the scheduler gives the job; empty without a scheduler.
 
     Args:
-        env: of the process.
+        env: environment of the process.
         pod_info: folder of the downward API's files.
         namespace: file with the pod's namespace, which Kubernetes mounts by itself.
     """
@@ -76,7 +76,7 @@ def place_of(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """``host``: the node; ``pod`` and ``gpu`` (its number on the node), where they are known.
 
     Args:
-        env: of the process.
+        env: environment of the process.
     """
     name = socket.gethostname()
     pod = _first(_POD_NAMES, env)

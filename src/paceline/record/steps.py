@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from paceline.blockfile import KINDS, LATE, PEER_END
 
-#: A wait that takes less did not block (waking a thread alone takes longer): the work was over.
+#: A shorter wait did not block, because the work was over: waking a thread alone takes longer.
 BLOCKED_NS = 20_000
 
 CODES = {label: code for code, label in enumerate(KINDS)}
 
-#: Kinds that no chunk of the model owns.
+#: Kinds that belong to no chunk of the model.
 _NO_CHUNK = frozenset(
     CODES[label]
     for label in (
@@ -60,7 +60,7 @@ class Operation(Protocol):
         """It is complete now; ``late``: it may have been for a while."""
 
     def track(self, work: Any) -> Any:
-        """The same work (a ``torch.distributed`` one), which tells when it is complete."""
+        """The same work (a ``torch.distributed`` one), which then reports when it is complete."""
 
 
 class Keeper(Protocol):
@@ -71,7 +71,7 @@ class Keeper(Protocol):
     is_over: bool
 
     def occupy(self, op: Op) -> None:
-        """An operation that the program waits for begins at its start."""
+        """An operation that blocks the program begins, at its start."""
 
     def release(self, op: Op, mark: Any) -> None:
         """It ends."""
@@ -89,7 +89,7 @@ class Keeper(Protocol):
         """A time, to be resolved later."""
 
     def after(self, work: Any, code: int) -> Any:
-        """A time when ``work`` is done; None: only its wait tells."""
+        """The time when ``work`` is done; None: only its wait shows it."""
 
     def fail(self, error: BaseException) -> None:
         """Switch off."""
@@ -109,7 +109,7 @@ class Batch:
     """Operations that were launched together, or are waited for together.
 
     Attributes:
-        alone: operations that transfer nothing on this rank: the wait for the others is theirs.
+        alone: operations without a transfer on this rank; they take the wait for the others.
     """
 
     __slots__ = ("alone",)
@@ -176,10 +176,10 @@ class Op:
             program.fail(error)
 
     def track(self, work: Any) -> Any:
-        """The same work, which tells when it is complete.
+        """The same work, which then reports when it is complete.
 
-        On a GPU a stream waits for it. On the host only its ``wait`` tells, and of a send nothing
-        does (gloo calls it complete when the bytes are on their way): the peer's receive does.
+        On a GPU a stream waits for it. On the host only its ``wait`` shows the end, and a send has
+        none: gloo calls it complete when the bytes are on their way. The peer's receive shows it.
         """
         try:
             self.end = self.program.after(work, self.kind)
@@ -236,7 +236,7 @@ class Nothing:
         return None
 
     def done(self, *, late: bool = False) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def track(self, work: Any) -> Any:
         """The work itself."""

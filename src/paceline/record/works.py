@@ -1,4 +1,4 @@
-"""Works that a framework keeps to itself: their waits are seen, and nothing is put around them."""
+"""Works that a framework keeps to itself: their waits are seen, but the works are not wrapped."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from paceline.blockfile import LATE, PEER_END
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, SENDS, Batch, Op, Operation, Step
 
-#: ns that a wait takes at most for each byte which it copies from a buffer of gloo's. Measured for
-#: reduce-scatters, whose works never say that they are complete: 2 ns (1 MB), and 0.1 ms at least.
+#: A wait that copies from a buffer of gloo takes at most COPYING_NS, plus COPIED_NS per byte.
+#: Measured for reduce-scatters, whose works never report that they are complete: 2 ns per byte
+#: (1 MB), and at least 0.1 ms.
 COPIED_NS, COPYING_NS = 5, 200_000
 
 _UNKNOWN: tuple[None, tuple[Op, ...], int] = (None, (), 0)
 
 
 class Works:
-    """Works under way, and when the program waits for them.
+    """Works under way, and the times when the program waits for them.
 
-    The framework gets its own works: a wait is seen where their class has it, so no handle notices
-    and no test of a work's type fails.
+    The framework gets its own works. A wait is seen in the method of the works' class, so no handle
+    notices, and no test of a work's type fails.
 
     Args:
         recorder: the recorder.
@@ -28,18 +29,18 @@ class Works:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Those under way, by id: the work, its operations, ns of a wait that did not block.
+        #: Works under way, by id: the work, its operations, ns of a wait that did not block.
         self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
         self._classes: set[type] = set()  # of works, whose wait is seen
         self._batch: Batch | None = None  # of the works that a joined function waits for
         recorder.at_step_end(self._end_step)
 
     def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
-        """Operations end when ``work`` does. On a GPU a stream of ours waits for that.
+        """Let operations end when ``work`` does. On a GPU a stream of ours waits for that.
 
         Args:
-            work: of ``torch.distributed``, or anything with ``wait``.
-            operations: that it is; several where a work stands for all of them.
+            work: a work of ``torch.distributed``, or anything with ``wait``.
+            operations: its operations; several where a work stands for all of them.
             copied: bytes that its wait may copy, whether it blocks or not.
         """
         ops = tuple(op for op in operations if isinstance(op, Op))
@@ -61,7 +62,7 @@ class Works:
         return id(work) in self._of
 
     def _wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a work's ``wait``, in its class: instances of torch's take no attribute."""
+        """Wraps a work's ``wait``, in its class: torch's instances take no attribute."""
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             _, ops, free_ns = self._of.pop(id(work), _UNKNOWN) if self._of else _UNKNOWN
@@ -90,7 +91,7 @@ class Works:
     def joined(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a function that may wait for several works, in any order: that is one wait.
 
-        Else ranks that wait in orders of their own would run programs that differ.
+        Otherwise ranks that wait in unlike orders would run unlike programs.
         """
 
         def waits(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +104,7 @@ class Works:
         return waits
 
     def _end_step(self, step: Step) -> None:
-        """Nobody waited for these in the step: when they end is not known."""
+        """Forget works that the step never waited for: their end is not known."""
         for _, ops, _ in self._of.values():
             for op in ops:
                 if op.end is None and op.program.ops is step.ops:
@@ -112,7 +113,7 @@ class Works:
 
 
 def _is_over(work: Any) -> bool:
-    """Whether a work is complete, as far as it says so: a wait may take long without blocking."""
+    """Whether a work reports that it is complete: a wait may take long without blocking."""
     works = getattr(work, "works", None)  # of torch's coalescing manager
     if isinstance(works, list):
         return all(map(_is_over, works))
@@ -127,7 +128,7 @@ class LowestRanks:
         self._of: dict[int, tuple[Any, int]] = {}  # by id; the group, so that its id stays its own
 
     def __call__(self, group: Any) -> int:
-        """The lowest rank of a process group; None: of all ranks."""
+        """The lowest rank of a process group; None means the group of all ranks."""
         if id(group) not in self._of:
             import torch.distributed as dist
 

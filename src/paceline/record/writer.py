@@ -20,29 +20,29 @@ from paceline.record.steps import Op, Step
 
 log = logging.getLogger("paceline.record")
 
-#: Operations and steps that wait for the disk or for the GPU; some 8 MB.
+#: Most operations and steps that wait for the disk or for the GPU; about 8 MB.
 MAX_WAITING = 50_000
 
-#: How often the file is appended to and the control file looked at; kill -9 loses at most this.
+#: Interval to append to the file and read the control file; kill -9 loses at most this.
 FLUSH_S = 1.0
 
-#: Operations packed before the training thread may have the interpreter.
+#: Number of operations packed before the training thread may have the interpreter.
 _SLICE = 64
 
-#: A step's operations, where one has no end after this time, are given up.
+#: If an operation of a step has no end after this time, the step's operations are given up.
 PATIENCE_S = 60.0
 
 
 class Writer:
     """One rank's file, and the steps on their way into it.
 
-    The training thread calls :meth:`put` and never waits; all else happens in the writer's thread.
+    The training thread calls :meth:`put` and never waits; the writer's thread does all other work.
 
     Args:
-        folder: of the recording; made where it is missing.
+        folder: folder of the recording; created if it is missing.
         place: this process's place in the job; may be set until the first step is written.
         clock: resolves marks.
-        control: called with what the control file says, when it changed.
+        control: called with the content of the control file when it has changed.
         fail: called with the error that ended the writing.
         flush_s: seconds between two appends.
 
@@ -79,7 +79,7 @@ class Writer:
         self._thread.start()
 
     def put(self, step: Step) -> None:
-        """Take a step that is over; where too much waits, drop its operations, or all of it."""
+        """Take a step that is over; if too much waits, drop its operations, or all of it."""
         waiting = self._put - self._taken
         size = 1 + (len(step.ops) if step.ops is not None else 0)
         if size > 1 and waiting + size > MAX_WAITING:
@@ -101,11 +101,11 @@ class Writer:
         self._notes.append(note)
 
     def stop(self) -> None:
-        """Write what waits and end, some time soon."""
+        """Write the remaining data and end, some time soon."""
         self._stop.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits and end; a disk that hangs is left behind after ``timeout_s``."""
+        """Write the remaining data and end; abandon a hanging disk after ``timeout_s``."""
         self._stop.set()
         self._thread.join(timeout_s)
 
@@ -179,12 +179,12 @@ class Writer:
         self.place = place
 
     def _span(self, step: Step) -> tuple[int, int] | None:
-        """When a step began and ended, ns; None where the GPU has not come there."""
+        """Begin and end of a step, ns; None while the GPU has not reached them."""
         start, end = self._clock.resolve(step.start), self._clock.resolve(step.end)
         return None if start is None or end is None else (start, end)
 
     def _ended(self, last: bool) -> Iterator[bytes]:
-        """Blocks of the held steps whose operations have ended; the others are held on."""
+        """Blocks of the held steps whose operations have ended; the others stay held."""
         held, self._held = self._held, []
         for step, start, end in held:
             marks, ops = [step.start, step.end], step.ops
@@ -205,7 +205,7 @@ class Writer:
             self._taken += step.size
 
     def _lose(self, step: Step, ops: list[Op]) -> None:
-        """Give up a step's operations; the first time says which of them have no end."""
+        """Give up a step's operations; the first time, log which of them have no end."""
         self._incomplete += 1
         if self._incomplete > 1:
             return
@@ -250,7 +250,7 @@ class Writer:
 
 
 def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
-    """A file that was not there: a restarted rank writes beside its earlier file."""
+    """Create a new file: a restarted rank writes beside its earlier file."""
     for attempt in range(100_000):
         path = folder / f"rank-{rank:05d}-{attempt}{blockfile.SUFFIX}"
         try:
@@ -262,7 +262,7 @@ def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
 
 
 def _append(file: int, data: bytes) -> None:
-    """Write all of ``data``; a full disk takes a part first and says so at the next call."""
+    """Write all of ``data``; a full disk takes a part first and reports it at the next call."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -21,7 +21,7 @@ def propose(case: Case) -> Remedy:
     """Reduce the gradients of a unit or bucket in the last microbatch only.
 
     Raises:
-        NotApplicableError: they are already, or reducing them costs next to nothing.
+        NotApplicableError: the job does so already, or reducing costs next to nothing.
     """
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
@@ -43,7 +43,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int] | None:
-    """The step, and how many ops vanish from the replicas' programs; None where none does."""
+    """The step, and how many ops vanish from the replicas' programs; None where no op does."""
     counts: list[int] = []
 
     def edit(replica: Replica) -> None:
@@ -61,7 +61,7 @@ def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int] 
 
 
 def _replicas_only(case: Case) -> dict[str, float]:
-    """Hybrid sharding may scatter each time and only all-reduce over the replicas once."""
+    """Hybrid sharding may scatter in each microbatch and all-reduce over the replicas once."""
     kinds = case.measured.graph.kind
     if not all((kinds == kind).any() for kind in REDUCTIONS):
         return {}

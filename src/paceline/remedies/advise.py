@@ -1,4 +1,4 @@
-"""All that is known of a job's slowness: causes, the waterfall, and what each remedy would gain."""
+"""Why a job is slow: its causes, the waterfall, and the gain of each remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Advice:
         not_applicable: remedy -> why it does not apply.
         architecture: changes of the job's architecture, by gain.
         hints: what to tell Paceline to learn more.
-        communication: which of it the step waits for; None where no programs are recorded.
+        communication: the collectives for which the step waits; None without recorded programs.
     """
 
     diagnosis: Diagnosis
@@ -35,7 +35,7 @@ class Advice:
 
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
-    """All that is known: waterfall and remedies for a diagnosed case."""
+    """The waterfall and the remedies of a diagnosed case."""
     fall = waterfall(case.measured, case.result, case.diagnosis.findings)
     proposed, refused = propose_all(case, kinds)
     return Advice(
@@ -62,7 +62,7 @@ def _hints(case: Case) -> tuple[str, ...]:
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
     """Remedies by gain, and why the others do not apply.
 
-    For a job without findings only changes of its architecture; without programs none of those.
+    A job without findings gets only changes of its architecture, and those need its programs.
     """
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}

@@ -22,17 +22,18 @@ from paceline.robust import MEDIAN_ERROR
 Array = npt.NDArray[np.float64]
 Positions = tuple[Worker, ...]
 
-#: Of arrangements whose step times differ by less than this per item, the one with fewer slow
-#: stages, then with fewer of them at the ends (falcon paper, 5.3), then with fewer swaps is better.
+#: The simpler of two arrangements is better if their step times differ by less than this per item.
+#: First counts the number of slow stages, then of slow stages at the ends (falcon paper, 5.3), then
+#: of swaps.
 STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 
-#: Arrangements simulated on all steps and replicas. One that is not the best without noise must be
-#: better by MIN_LEAD to be chosen: less is the luck of the traced steps.
+#: Number of arrangements simulated on all steps and replicas. One that was not the best without
+#: noise is chosen only if it leads by MIN_LEAD. A smaller lead is the luck of the traced steps.
 N_VERIFIED, MIN_LEAD = 4, 0.01
 
 
-#: Standard errors of a median over a worker's computes by which its factor in a step must stand
-#: out to differ from its lasting one.
+#: If a worker's factor in a step stands out by this many standard errors, it replaces the lasting
+#: factor. The error is that of a median over the worker's computes.
 STEP_ERRORS = 3.0
 
 Swap = tuple[Worker, Worker]
@@ -55,12 +56,12 @@ def swaps_to(workers: Sequence[Worker], positions: Sequence[Worker]) -> list[Swa
 
 
 class Arrangement:
-    """Slow workers, how slow they are, and what the job does with them anywhere."""
+    """Slow workers, their slowness, and the job's durations with them at other positions."""
 
     def __init__(self, durations: Durations, computes: Computes, workers: Sequence[Worker]) -> None:
         self.durations, self.computes, self.workers = durations, computes, tuple(workers)
         self.fit = fit_computes(durations)
-        #: worker -> [kind, step] how many times as long as the typical one of its stage it takes.
+        #: worker -> [kind, step] its time over that of a typical worker of its stage.
         self.factors: dict[Worker, Array] = {worker: self._by_step(worker) for worker in workers}
 
     def _lasting(self, worker: Worker) -> Array:
@@ -92,7 +93,7 @@ class Arrangement:
     def at(self, positions: Positions) -> Durations:
         """The durations with each worker at a position (dp, stage), by swaps.
 
-        The worker there computes with its own speed where it is then.
+        A worker keeps its own speed at its new position.
         """
         standing: dict[Worker, Worker] = {}  # position -> the worker that stands there
         for first, second in swaps_to(self.workers, positions):
@@ -142,7 +143,7 @@ class Search:
         self.n_pp = graph.n_pp
         slow = sorted({dp for dp, _ in self.workers})
         clean = [dp for dp in range(graph.n_dp) if dp not in slow]
-        #: Replicas that matter: those with slow workers, and clean ones, which are all alike.
+        #: Replicas to simulate: those with slow workers, and some of the clean ones (all alike).
         self.dps = np.array(sorted(slow + clean[: len(self.workers)]))
         self.graph = some_replicas(graph, self.dps)
         self.typical = typical_durations(arrangement.healthy)
@@ -160,7 +161,7 @@ class Search:
         return self._verified()
 
     def _verified(self) -> Found:
-        # A change that gains nothing without noise gains by the luck of the traced steps.
+        # If a change gains nothing without noise, its gain is the luck of the traced steps.
         now = self.scores[self.workers]
         better = [p for p, seconds in self.scores.items() if seconds < now * (1 - MIN_OF_STEP)]
         order = sorted(better, key=lambda positions: self.scores[positions])
@@ -181,7 +182,7 @@ class Search:
         return seconds * (1 + STAGE * len(stages) + END * ends + SWAP * swaps)
 
     def _consolidated(self) -> list[Positions]:
-        """All slow workers in as few stages as hold them, from every stage on (falcon, 5.3)."""
+        """All slow workers in the fewest stages that hold them, starting at each stage (5.3)."""
         arrangements = []
         dps = self.dps.tolist()
         for stage in range(self.n_pp):
@@ -193,7 +194,7 @@ class Search:
         return arrangements
 
     def _moves(self, positions: Positions) -> list[Positions]:
-        """All arrangements with one worker elsewhere; one who stood there takes its place."""
+        """All arrangements with one worker moved; the worker that stood there swaps with it."""
         arrangements = []
         for i, here in enumerate(positions):
             for dp in self.dps.tolist():

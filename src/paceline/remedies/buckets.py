@@ -30,24 +30,24 @@ from paceline.trace.kinds import DP_KINDS
 from paceline.trace.warning import LATE_ENDS
 from paceline.units import seconds
 
-#: Sizes of buckets that are compared, as multiples of those of now.
+#: Bucket sizes to compare, as multiples of the present size.
 SIZES = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 
-#: Gains of 95% of the jobs that were run again lay so near to the interval from the steps alone
-#: (benchmarks/programs.py).
+#: Jobs were run again with the change (benchmarks/programs.py). For 95% of them the gain lay at
+#: most this far from the interval that the steps alone give.
 MARGIN = 0.01
 
 
 def propose(case: Case) -> Remedy:
     """Cut or join buckets.
 
-    Options: ``bucket_size``, a multiple of the size of now (a power of 2); ``latency_us``, what an
-    all-reduce of next to no bytes takes.
+    Options: ``bucket_size``, a multiple of the present size (a power of 2); ``latency_us``, the
+    time of an all-reduce of next to no bytes.
 
     Raises:
-        RemedyError: an option asks for what cannot be.
+        RemedyError: an option has an impossible value.
         NotApplicableError: there are no buckets, the trace does not bound the latency, no size
-            gains by all readings, or they lie too far apart.
+            gains by all readings, or the readings lie too far apart.
     """
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
@@ -89,7 +89,7 @@ def _name(size: float) -> str:
 
 
 def _refuse_open(case: Case, trial: _Trial, tried: Mapping[float, _Readings], best: float) -> None:
-    """NotApplicableError where a size gains by one reading and not, or far less, by another."""
+    """Raise NotApplicableError where one reading of a size gains and another gains far less."""
     size = best
     if not tried[best].gains(case):
         size = min(tried, key=lambda size: tried[size].best.mean_s)
@@ -113,7 +113,7 @@ def _requested(case: Case) -> float | None:
 
 
 def _latencies(case: Case) -> tuple[float, float]:
-    """The least and the largest latency that the trace allows, seconds; or as asked for."""
+    """The least and the largest latency that the trace allows, or the user's option, in seconds."""
     given = case.options.get("latency_us")
     if given is not None:
         if float(given) < 0:
@@ -128,7 +128,7 @@ def _latencies(case: Case) -> tuple[float, float]:
 
 
 def fastest_collective_s(measured: Measured) -> float:
-    """The typical time of the fastest collective over data-parallel ranks: no latency is longer."""
+    """Typical time of the fastest collective over data-parallel ranks: the latency is below it."""
     graph, durations = measured.graph, measured.durations
     wide = np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in DP_KINDS]))
     return min(float(np.median(durations.row(op))) for op in wide.tolist())
@@ -136,7 +136,7 @@ def fastest_collective_s(measured: Measured) -> float:
 
 @dataclass(frozen=True)
 class _Readings:
-    """Steps with other buckets, by the two readings of the latency."""
+    """Steps with other buckets, for each of the two readings of the latency."""
 
     best: Prediction
     worst: Prediction
@@ -160,7 +160,7 @@ class _Trial:
 
     @property
     def doubt(self) -> str:
-        """Why readings of a size differ."""
+        """Why the readings of a size differ."""
         low, high = self.latencies
         if low == high:
             return "as pieces of a bucket vary alike or each on its own"
@@ -199,7 +199,7 @@ def _buckets(replica: Replica, stage: int) -> dict[tuple[int, Pass], list[int]]:
 
 
 def join_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None:
-    """Reduce each ``n`` buckets that follow one another as one, when the last is ready."""
+    """Reduce every ``n`` successive buckets as one, when the last of them is ready."""
     steps = replica.steps[stage]
     for buckets in _buckets(replica, stage).values():
         for number, low in enumerate(range(0, len(buckets), n)):
@@ -218,14 +218,14 @@ def join_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None
 def cut_buckets(
     replica: Replica, stage: int, n: int, latency_s: float, *, own: bool = False
 ) -> None:
-    """Reduce each bucket in ``n`` equal ones; the backward in front of it is cut with it.
+    """Reduce each bucket in ``n`` equal pieces; the backward in front of it is cut likewise.
 
     Args:
-        replica: whose program is changed, in place.
-        stage: of which stage.
+        replica: the replica to change, in place.
+        stage: the stage whose buckets are cut.
         n: pieces of a bucket.
-        latency_s: of each reduction.
-        own: whether pieces vary each on its own, else alike.
+        latency_s: latency of each reduction.
+        own: whether each piece varies on its own; else all vary alike.
     """
     steps = replica.steps[stage]
     for (_, of_pass), buckets in _buckets(replica, stage).items():
@@ -253,7 +253,7 @@ def _piece(op: int, part: int, n: int, own: bool, nth: int, plus_s: float = 0.0)
 
 
 def _cut(replica: Replica, compute: int, pieces: list[int], own: bool) -> list[int]:
-    """A compute in as many parts as its bucket has pieces; each piece but the last behind its."""
+    """Cut a compute into as many parts as its bucket has pieces, each piece behind its part."""
     steps: list[int] = []
     for nth, piece in enumerate(pieces):
         steps.append(replica.add(_piece(compute, 0, len(pieces), own, nth)))

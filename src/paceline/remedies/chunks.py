@@ -12,13 +12,13 @@ from paceline.remedies.remedy import Case
 
 Array = npt.NDArray[np.float64]
 
-#: Chunks per stage tried where the user names none.
+#: Numbers of chunks per stage to try where the user names none.
 CHUNKS = (2, 3, 4)
 
-#: With so few replicas a stage of several slow workers looks like one with too much to compute.
+#: Up to this many replicas, a stage of several slow workers looks like one with too much work.
 FEW_REPLICAS = 3
 
-#: Stages whose load differs by less than this hold the same, up to noise.
+#: Stages whose load differs by less than this share have equal loads up to noise.
 EVEN_SHARE = 0.01
 
 
@@ -26,8 +26,8 @@ def chunk_counts(case: Case) -> list[int]:
     """Chunks per stage to try: the option ``chunks``, or those of ``CHUNKS`` that layers allow.
 
     Raises:
-        RemedyError: the number asked for does not divide the stages' layers, or these are not as
-            many as stages.
+        RemedyError: the number asked for does not divide the stages' layers, or the number of
+            entries in ``layers`` is not that of the stages.
         NotApplicableError: no number divides them.
     """
     requested, layers = case.options.get("chunks"), case.layers
@@ -48,7 +48,7 @@ def chunk_counts(case: Case) -> list[int]:
 
 
 def even_shares(n_stages: int, n_chunks: int) -> Array:
-    """[kind, stage, chunk] shares of chunks that all compute alike."""
+    """[kind, stage, chunk] equal shares of all chunks."""
     return np.full((2, n_stages, n_chunks), 1 / n_chunks)
 
 
@@ -58,14 +58,15 @@ def shares_by_layers(
     """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
 
     The layers of a stage are cut into equal chunks. The first stage's time beyond its layers is the
-    embedding, in its first chunk; what the last takes beyond them is the loss, in its last. A layer
-    costs as much as on the interior stages (their median), or the lesser of two stages.
+    embedding: its first chunk has it. The last stage's time beyond its layers is the loss: its last
+    chunk has it. A layer costs the median of the interior stages; with two stages, the lesser of
+    both.
 
     Args:
         loads: [kind, stage] seconds of a microbatch.
-        layers: [stage] layers; None: as many on every stage.
+        layers: [stage] layers; None: all stages have equally many.
         n_chunks: chunks per stage.
-        least: [kind] share of a stage's load from which on it is no noise.
+        least: [kind] share of a stage's load below which a difference is noise.
     """
     n_stages = loads.shape[1]
     count = np.ones(n_stages) if layers is None else np.array(layers, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Hide what passes between operations: data loading at the start of steps, and launch delays."""
+"""Hide the gaps between operations: data loading at the start of steps, and launch delays."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from paceline.trace import OpKind
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: Time that may be hidden beside the delays before one kind of op: those at the start of steps, or
-#: all.
+#: Values of the option ``hide`` beside the labels of ops: the delay at the start of steps, or all.
 START, ALL = "step-start", "all"
 
-#: One sort of delay is proposed alone where it saves this share of what all of them save.
+#: One sort of delay is proposed alone if it saves this share of the saving of all sorts.
 NEARLY_ALL_SHARE = 0.95
 
 #: Sorts of delay that save less than this share of the step are not named in the sentence.
@@ -31,7 +30,7 @@ MIN_NAMED = 0.005
 def propose(case: Case) -> Remedy:
     """Hide launch delays: all, or those of one sort where the others cost next to nothing.
 
-    Options: ``hide``, which: "step-start", the label of a kind of op, or "all".
+    Options: ``hide``, the sort to hide: "step-start", the label of a kind of op, or "all".
 
     Raises:
         RemedyError: there is no such sort of delay.
@@ -71,7 +70,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _masks(graph: StepGraph) -> dict[str, Mask]:
-    """[op] whose delay is hidden, by sort; the narrowest first."""
+    """[op] whether its delay is hidden, for each sort; the narrowest sort first."""
     start = graph.sources | ((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0))
     masks: dict[str, Mask] = {START: start}
     for kind in OpKind:
@@ -82,7 +81,7 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
 
 
 def _replay(measured: Measured, hidden: Mask) -> Array:
-    """[step] step times with all launch delays but those of the ops ``hidden``."""
+    """[step] step times with all launch delays except those of the ops ``hidden``."""
     graph = measured.graph
     rules = Rules.own(graph, ~hidden[None])
     lanes = all_lanes(graph, measured.durations.n_steps)
@@ -90,7 +89,7 @@ def _replay(measured: Measured, hidden: Mask) -> Array:
 
 
 def _of(step_s: Array) -> Prediction:
-    """Without delays there is nothing to hide: only the step with them is judged."""
+    """A prediction that counts delays only: without delays there is nothing to hide."""
     return Prediction(step_s, step_s)
 
 
@@ -103,7 +102,7 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:
-    """The advice; with what its parts would gain alone."""
+    """The advice, with the gain of each of its parts alone."""
     if hide == START:
         return "load the data of a step during the one before (prefetch)"
     sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]

@@ -1,8 +1,8 @@
 """Times of blamed workers if they were as healthy as their peers.
 
-Peers are the same op of the other data-parallel ranks. Their median, not the ideal duration, since
-the mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker keeps what
-varies from op to op, and its pauses: a new machine runs the same program.
+Peers are the same op of the other data-parallel ranks. Their median is used, not the ideal
+duration: the mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker
+keeps its variation from op to op, and its pauses: a new machine runs the same program.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Worker = tuple[int, int]  # (dp, pp)
 
-#: Peers that suffice for a median; more change it by less than a fifth of an op's noise.
+#: Enough peers for a median; more peers change it by less than a fifth of an op's noise.
 MAX_PEERS = 32
 
-#: Where a worker's slowness varies from op to op by this multiple of the noise of all computes,
-#: it takes its peers' variation, not its own.
+#: A worker is unsteady if its slowness varies from op to op by this multiple of the noise of all
+#: computes. It then takes its peers' variation.
 UNSTEADY_RATIO = 3.0
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
@@ -43,7 +43,7 @@ class HealthyWorker:
         ops: [kind, chunk, microbatch] its computes, counted from the variant's first op.
         dp_index: its place among the replicas of the variant.
         own: [kind, chunk, microbatch, step] measured seconds.
-        seconds: the same if it were healthy.
+        seconds: [kind, chunk, microbatch, step] seconds if it were healthy.
     """
 
     worker: Worker
@@ -63,9 +63,9 @@ def healthy_workers(
 ) -> list[HealthyWorker]:
     """Healthy durations of the computes of some workers.
 
-    The median of the same op in the same step over the peers; where microbatches differ in cost, as
-    the worker's other stages show it, with the cost of its own: a new worker gets the old one's
-    data.
+    They are the median of the same op in the same step over the peers. Where the worker's other
+    stages show that microbatches differ in cost, the cost of its own microbatches applies: a new
+    worker gets the old one's data.
 
     Raises:
         NotApplicableError: a stage has no other replica.
@@ -104,7 +104,7 @@ class _Peers:
             )
         blamed_dps = {d for d, _ in blamed}
         peers = [d for d in peers if d not in blamed_dps] or peers
-        # Replicas with as many microbatches have the same ops; failing these, any.
+        # Replicas with as many microbatches have the same ops; without such replicas, take any.
         same_variant = [d for d in peers if graph.replica_variant[d] == self.variant]
         self.same_ops = bool(same_variant)
         peer_dps = np.array(same_variant or peers)
@@ -115,7 +115,7 @@ class _Peers:
         ]
         self.me = (self.variant, graph.dp_index[[dp]])
         own_stages = {pp for d, pp in blamed if d == dp}
-        #: Places that show what the worker's microbatches cost: the healthy ones of its replica.
+        #: Places that show the cost of the worker's microbatches: the healthy ones of its replica.
         self.healthy_places = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
         self.mine = np.flatnonzero(computes.stage == self.stage)
 
@@ -127,7 +127,7 @@ class _Peers:
         return np.log(np.maximum(seconds, _TINY_S))
 
     def healthy(self, fit: Fit) -> HealthyWorker:
-        """Time of the worker; ``fit`` says how much computes vary."""
+        """Healthy times of the worker; ``fit`` says how much computes vary."""
         tables = [self._logs(group, self.mine) for group in self.peers]
         own = self._logs(self.me, self.mine)
         costs, own_cost = self._costs(tables, own)
@@ -149,10 +149,10 @@ class _Peers:
         )
 
     def _costs(self, tables: list[Array], own: Array) -> tuple[list[Array], Array]:
-        """[microbatch, replica, step] logarithm of what microbatches cost, peers' and own.
+        """[microbatch, replica, step] logarithm of the cost of microbatches, peers' and own.
 
-        From the healthy stages of the worker's replica; where it has none, from the worker itself,
-        less its level.
+        The healthy stages of the worker's replica show it. A replica without healthy stages shows
+        it by the worker itself, less its level.
         """
         if not len(self.healthy_places):
             return [_centre(_middle(t)) for t in tables], _centre(_middle(own))
@@ -164,7 +164,7 @@ class _Peers:
         return [_middle(table) for table in others], _middle(mine)
 
     def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
-        """Per group of peers [replica] whether its worker of a stage is blamed."""
+        """[replica] per group of peers: whether the replica's worker of a stage is blamed."""
         graph = self.graph
         return [
             np.array([(dp, stage) in self.blamed for dp in graph.variant_dps[v][index].tolist()])
@@ -175,11 +175,11 @@ class _Peers:
 def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
     """Take the usual level off tables [kind, microbatch, replica, step] of one place, in place.
 
-    That of the peers which are not blamed; from the blamed their own. Where all peers are blamed,
-    every replica loses its own: nothing compares them.
+    Peers that are not blamed lose their common level, blamed replicas their own. Where all peers
+    are blamed, every replica loses its own level: nothing compares them.
 
     Args:
-        tables: of the peers, and of the replica in question last.
+        tables: those of the peers, then that of the replica in question.
         blamed: [replica] for each table.
     """
     peers = zip(tables[:-1], blamed[:-1], strict=True)
@@ -196,12 +196,13 @@ def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
 def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
     """[kind, chunk, microbatch, step] a worker's computes at the peers' speed.
 
-    The median of a step is as the peers' (a worker may be slow in some steps only); what varies
-    within the step is its own, unless that is part of its slowness. Pauses last as long as before.
+    In each step they get the peers' median (a worker may be slow in some steps only). The variation
+    within the step stays the worker's own, unless it is part of its slowness. Pauses last as long
+    as before.
 
     Args:
         own_s: its computes, seconds.
-        like_peers: what they would take if they were the peers' in all, logarithms of seconds.
+        like_peers: logarithm of the seconds if they were like the peers' in everything.
         fit: how much computes vary.
     """
     over = np.log(np.maximum(own_s, _TINY_S)) - like_peers
@@ -217,7 +218,7 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
 
 
 def _middle(table: Array) -> Array:
-    """The lower median over kinds and places: of two values the smaller, which no pause raised."""
+    """The lower median over kinds and places; of two values the smaller one has no pause in it."""
     flat = table.reshape(-1, *table.shape[2:])
     middle = (len(flat) - 1) // 2
     median: Array = np.partition(flat, middle, axis=0)[middle]
@@ -225,7 +226,7 @@ def _middle(table: Array) -> Array:
 
 
 def _centre(cost: Array) -> Array:
-    """Less each replica's median over microbatches and steps."""
+    """The cost less each replica's median over microbatches and steps."""
     centred: Array = cost - np.median(cost, axis=(0, 2), keepdims=True)
     return centred
 
@@ -233,8 +234,8 @@ def _centre(cost: Array) -> Array:
 def _slope(tables: list[Array], costs: list[Array]) -> Array:
     """[kind, chunk] how strongly the cost of microbatches shows, by least squares over the peers.
 
-    About 1 where microbatches differ, about 0 where they only seem to; less where a loss layer,
-    whose cost depends on the tokens only, dilutes it.
+    It is about 1 where microbatches differ, and about 0 where they only seem to. A loss layer
+    dilutes it, since its cost depends on the tokens only.
     """
     x = np.concatenate([cost.ravel() for cost in costs])
     x = x - x.mean()

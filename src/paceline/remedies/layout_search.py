@@ -30,22 +30,22 @@ from paceline.trace.kinds import MICROBATCH_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Splits whose largest load is so close to the best are tried, too: equal loads still differ by as
-#: much in their bubbles.
+#: Splits are tried, too, if their largest load is this close to the best. Splits with equal loads
+#: may differ by this share in their bubbles.
 NEAR_SHARE = 0.03
 MAX_NEAR = 512
 
-#: The best on typical durations that are simulated on all steps and replicas.
+#: Number of best splits on typical durations that are simulated on all steps and replicas.
 N_VERIFIED = 4
 
 #: One-layer moves tried per round of the search, and rounds.
 MAX_MOVES, MAX_ROUNDS = 2048, 40
 
-#: Numbers of best moves that are also made at once; the search ends with rounds that gain less.
+#: Numbers of best moves to make at once; a round that gains less than MIN_STEP is the last.
 JOINT_SIZES, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
-#: Of layouts whose step times differ by less than this per layer moved, the one nearer to the
-#: present one is better.
+#: A layout nearer to the present one is better if step times differ by less than this per layer
+#: moved.
 MOVE_PENALTY = 5e-5
 
 #: A gain below this is noise.
@@ -72,7 +72,7 @@ class Bounds:
         return least
 
     def keep(self, layouts: Ints) -> Ints:
-        """Those of layouts [layout, virtual stage] that are allowed."""
+        """The layouts among [layout, virtual stage] that the bounds allow."""
         per_stage = layouts.reshape(len(layouts), self.n_chunks, self.n_pp).sum(axis=1)
         good = (layouts >= self.least).all(axis=1) & (per_stage <= self.most).all(axis=1)
         allowed: Ints = layouts[good]
@@ -94,7 +94,7 @@ class LayoutSearch:
         self.computes: Computes = computes_of(durations.graph)
         place_s = typical_places(durations)
         virtual = np.arange(len(layers))
-        #: [virtual stage] its place among the computes, which count stage by stage.
+        #: [virtual stage] its place among the computes (which go stage by stage).
         self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp
         self.costs: LayerCosts = estimate_costs(place_s[:, self.place], layers)
         self.parameters = ParameterOps(durations, layers, bounds.n_pp)
@@ -104,7 +104,7 @@ class LayoutSearch:
             self.typical[durations.graph.variant_ops(v).start + ops] = place_s[..., None]
 
     def scales(self, layouts: Ints) -> Array:
-        """[kind, layout, virtual stage] computes over those now."""
+        """[kind, layout, virtual stage] computes over the present computes."""
         now = np.maximum(self.costs.of(np.array(self.layers)), 1e-12)
         scales: Array = self.costs.of(layouts) / now[:, None, :]
         return scales
@@ -127,7 +127,7 @@ class LayoutSearch:
         return float(self.rank(np.array([layout]))[0])
 
     def verify(self, layout: Layout) -> Prediction:
-        """A layout on all steps and replicas."""
+        """The prediction for a layout on all steps and replicas."""
         changed = copy_of(self.durations)
         scale = self.scales(np.array([layout]))[:, 0]
         for v, ops in enumerate(self.computes.ops):
@@ -169,14 +169,14 @@ class LayoutSearch:
             scores.update(zip(new, times.tolist(), strict=True))
 
     def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
-        """Layouts that make several of the best moves at once, for fewer rounds."""
+        """Layouts that make several of the best moves at once, to need fewer rounds."""
         order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
         steps = np.cumsum(near[order[: max(JOINT_SIZES)]] - np.array(centre), axis=0)
         joined = np.array(centre) + steps[[k - 1 for k in JOINT_SIZES if k <= len(steps)]]
         return [tuple(layout) for layout in self.bounds.keep(joined).tolist()]
 
     def _starts(self) -> list[Layout]:
-        """Where the search starts: splits with the (nearly) smallest largest load of a stage."""
+        """Starts of the search: the splits whose largest load is the smallest, or nearly so."""
         table, least = self._stage_table(), self.bounds.stage_least
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
@@ -186,7 +186,7 @@ class LayoutSearch:
         ]
 
     def _stage_table(self) -> Array:
-        """[stage, layers] load of a stage by its number of layers in all chunks."""
+        """[stage, layers] load of a stage, by the number of layers in all its chunks."""
         counts = np.arange(sum(self.layers) + 1)
         shape = (2, self.bounds.n_chunks, self.bounds.n_pp)
         per_layer = self.costs.per_layer.reshape(shape).min(axis=1)  # [kind, stage]
@@ -203,12 +203,16 @@ class LayoutSearch:
     def lower_bound(self) -> float:
         """Seconds that no split of interleaved 1F1B can beat on typical durations.
 
-        The larger of two bounds. One: a stage computes all its microbatches between the first
-        forward of the stages before it and their last backward (both with the fewest layers
-        allowed); the dynamic programme makes the largest such sum smallest. Two: the last stage's
-        last chunk sees the first microbatch after all other chunks' forwards, and the last one
-        before all their backwards; in between the last stage computes all but ``n_pp`` microbatches
-        of its earlier chunks. To both comes the first stage's time before and after its computes.
+        It is the larger of two bounds:
+
+        - A stage computes all its microbatches after the first forward of the stages before it and
+          before their last backward, each with its fewest layers. The dynamic programme finds the
+          split whose largest sum of these is smallest.
+        - The last chunk of the last stage sees the first microbatch after the forwards of all other
+          chunks. It sees the last microbatch before all their backwards. Between these, the last
+          stage computes its earlier chunks for all but ``n_pp`` microbatches.
+
+        Both include the first stage's time before and after its computes.
         """
         n_pp, bounds = self.bounds.n_pp, self.bounds
         least = self.costs.of(bounds.least).sum(axis=0)  # [virtual stage] smallest load

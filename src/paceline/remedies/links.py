@@ -19,8 +19,9 @@ Ints = npt.NDArray[np.int64]
 def heal_links(durations: Durations, links: Iterable[tuple[int, int, int]]) -> None:
     """Give the transfers of links (dp, low stage, high stage) the usual times, in place.
 
-    The median of the same transfer in the same step over the replicas whose link is not blamed;
-    where all are, that of its kind in the step over all links that are not.
+    The usual time is the median of the same transfer in the same step over the replicas whose link
+    is not blamed. Without such replicas it is the median of its kind in the step over all links
+    that are not blamed.
 
     Raises:
         NotApplicableError: all links are blamed.
@@ -58,7 +59,7 @@ def _heal_by_links(
     stages: tuple[int, int],
     blamed: Mapping[tuple[int, int], Collection[int]],
 ) -> None:
-    """All replicas' links between two stages are slow: take the other stages' links for peers."""
+    """Heal links where all replicas' links between two stages are slow: peers are other stages'."""
     graph = durations.graph
     for kind in P2P_KINDS:
         peers: list[Array] = []  # [step, transfer]
@@ -79,7 +80,7 @@ def _heal_by_links(
 
 
 def _linked_stages(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
-    """(low, high) stages that are linked."""
+    """The (low, high) pairs of stages that have a link."""
     stages = np.sort(graph.pp[graph.variant_ops(variant)][graph.variant_pairs(variant)], axis=1)
     return {(int(low), int(high)) for low, high in np.unique(stages, axis=0)}
 
@@ -87,7 +88,7 @@ def _linked_stages(graph: StepGraph, variant: int) -> set[tuple[int, int]]:
 def _transfers(
     durations: Durations, variant: int, stages: tuple[int, int], kind: OpKind | None = None
 ) -> Ints:
-    """Sends and recvs (or one kind of them) between two stages, from the variant's first op on."""
+    """Sends and recvs (or one of both) between two stages, counted from the variant's first op."""
     graph = durations.graph
     span = graph.variant_ops(variant)
     pairs = graph.variant_pairs(variant)

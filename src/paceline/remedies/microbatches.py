@@ -2,7 +2,7 @@
 
 The paper minimises the variance of ``m_i * t_i`` by a quadratic programme. With a pipeline a
 replica's time is not proportional to its microbatches, and the least variance is not the least
-maximum: here each replica is simulated for every number of microbatches in question, and the
+maximum. So each replica is simulated for every number of microbatches in question, and the
 largest time is made as small as possible, exactly.
 """
 
@@ -22,7 +22,7 @@ from paceline.remedies.resize import Resizer, resizer
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Smaller gains are not worth another number of microbatches.
+#: Smaller gains do not justify other numbers of microbatches.
 MIN_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
@@ -35,22 +35,22 @@ NEW_SEQUENCES = (
 def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     """[replica] numbers that sum up to ``total`` and make the largest time as small as possible.
 
-    Exact. Among the solutions, one with few changes; those that get more take the least time.
+    The solution is exact. It changes few numbers, and adds where that takes the least time.
 
     Args:
-        times: [replica, n] seconds for ``least + n``; rows ascend.
+        times: [replica, n] seconds for ``least + n`` microbatches; rows ascend.
         least: the smallest number allowed.
-        total: what the numbers sum up to.
-        now: [replica] the numbers as they are.
+        total: sum of the numbers.
+        now: [replica] the present numbers.
 
     Raises:
-        RemedyError: the table does not reach: fewer or more than ``total`` in all of it.
+        RemedyError: all of the table allows only fewer or only more than ``total``.
     """
     n_replicas, width = times.shape
     if not least * n_replicas <= total <= (least + width - 1) * n_replicas:
         raise RemedyError(f"{total} cannot be shared out over {n_replicas} replicas")
 
-    # Rows ascend: as many of the table's times as microbatches lie within the limit.
+    # Rows ascend: the number of a row's times within the limit is its number of microbatches.
     nth = total - n_replicas * (least - 1) - 1
     low = max(float(np.partition(times, nth, axis=None)[nth]), float(times[:, 0].max()))
     most = (times <= low).sum(axis=1)
@@ -63,7 +63,7 @@ def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
 
 
 def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """(row, column) of all columns from ``first`` to before ``end`` of each row."""
+    """(row, column) of the columns from ``first`` to before ``end`` of each row."""
     sizes = np.maximum(end - first, 0)
     stops = np.cumsum(sizes)
     rows = np.repeat(np.arange(len(first)), sizes)
@@ -86,11 +86,11 @@ class Sizes(Protocol):
 
 
 def best_counts(resize: Sizes) -> tuple[Ints, Array]:
-    """[dp] the best numbers of microbatches, and [dp] seconds of each replica alone as it is.
+    """[dp] the best numbers of microbatches, and [dp] present seconds of each replica alone.
 
-    Replicas are simulated for a few numbers of microbatches; what lies between is interpolated, and
-    simulated where the solution rests on it: on the most that each replica can take in time, and on
-    one more. As times ascend with the number, that makes it exact.
+    Replicas are simulated for a few numbers of microbatches, and the times between are
+    interpolated. Two numbers of each replica decide: the most that fit into the time, and one more.
+    These are simulated too. Times ascend with the number, so the result is exact.
     """
     now = resize.counts // resize.unit
     total, replicas = int(now.sum()), np.arange(len(now))
@@ -111,7 +111,7 @@ def best_counts(resize: Sizes) -> tuple[Ints, Array]:
 
 
 def _interpolate(seconds_of: dict[int, Array]) -> Array:
-    """[replica, n] ascending seconds for 1, 2, ... from those for some of the numbers."""
+    """[replica, n] ascending seconds for 1, 2, ..., interpolated from some of the numbers."""
     numbers = np.array(sorted(seconds_of))
     table = np.maximum.accumulate(
         np.stack([seconds_of[n] for n in numbers.tolist()], axis=1), axis=1
@@ -129,7 +129,7 @@ def propose(case: Case) -> Remedy:
     """Give slow replicas fewer microbatches and the others more.
 
     Raises:
-        NotApplicableError: there is one replica, all take about as long, or it gains nothing.
+        NotApplicableError: there is one replica, all take about equally long, or it gains nothing.
     """
     measured = case.measured
     if measured.graph.n_dp == 1:

@@ -23,17 +23,17 @@ from paceline.units import seconds
 #: Two readings of a gain that differ by more than this both go into its interval.
 MAX_READING_GAP = 0.01
 
-#: Where two readings of a trace predict steps further apart than this, a remedy is not offered.
+#: A remedy is not offered if the steps that two readings of a trace predict differ by more.
 MAX_OPEN_GAP = 0.03
 
-#: Where workers or layers change places, gains of 95% of the jobs that were run again lay so near
-#: to the interval from the steps alone (benchmarks/truth.py: 469 jobs).
+#: Where workers or layers change places: 469 jobs were run again (benchmarks/truth.py). For 95% of
+#: them the gain lay at most this far from the interval that the steps alone give.
 MOVED_MARGIN = 0.004
 
-#: Fewer steps say nothing of how steps differ (as in ``paceline.comparison``).
+#: Fewer steps do not show how steps vary (as in ``paceline.comparison``).
 MIN_STEPS = 4
 
-#: A speed-up is said to exceed S from this ratio on; less is noise.
+#: A speed-up is said to exceed S only from this ratio on; a smaller ratio is noise.
 MIN_BEYOND_RATIO = 1.01
 
 
@@ -54,19 +54,19 @@ def outcome(
 
     Args:
         case: the job.
-        kind: which remedy.
-        action: what to do, the start of its sentence.
+        kind: the remedy.
+        action: the advice, the start of its sentence.
         after: predicted step times.
-        change: what to change, as JSON can hold it.
+        change: the change, as JSON can hold it.
         notes: limits and assumptions.
-        causes: it answers the findings of these of the kind's causes; None: of all of them.
+        causes: the remedy answers findings of these causes only; None: of all causes of the kind.
         before: step times to compare with; None: those of the case.
-        otherwise: step times under other readings of the trace, to go into the interval.
-        margin: how far such predictions are off beside the noise of steps, as a gain; the interval
-            is wider by it.
+        otherwise: step times under other readings of the trace; they widen the interval.
+        margin: error of such predictions beside the noise of steps, as a gain; the interval is
+            wider by it.
     """
     before = before or case.before
-    # Other operations in another order vary on their own.
+    # Operations in another order vary independently.
     gain_by = partial(gain_of, paired=not kind.architecture)
     gain, (low, high) = gain_by(before.step_s, after.step_s)
     notes = list(notes)
@@ -110,11 +110,11 @@ def _delays_note(gain: float, bare: float) -> str:
 
 
 def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str | None:
-    """How S and a speed-up above it hang together; None where no remedy of what S shows is above.
+    """How S relates to a speed-up above it; None if no remedy of a finding within S exceeds S.
 
     Args:
         slowdown: S.
-        diagnosis: which findings lie inside S.
+        diagnosis: tells which findings lie inside S.
         remedies: those for the job; the one with the largest gain counts.
     """
     inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
@@ -134,7 +134,7 @@ def finding_of(case: Case, cause: str) -> Finding | None:
 
 
 def needed_finding(case: Case, cause: str, description: str) -> Finding:
-    """The case's finding of a cause; NotApplicableError where there is none."""
+    """The case's finding of a cause; raises NotApplicableError where there is none."""
     finding = finding_of(case, cause)
     if finding is None:
         raise NotApplicableError(
@@ -144,7 +144,7 @@ def needed_finding(case: Case, cause: str, description: str) -> Finding:
 
 
 def need_gain(case: Case, after: Prediction, change: str) -> None:
-    """NotApplicableError where the change gains next to nothing, or loses."""
+    """Raise NotApplicableError where the change gains next to nothing, or loses."""
     now = case.before.mean_s
     if after.mean_s > now * (1 - MIN_OF_STEP):
         loss = after.mean_s / now - 1

@@ -1,9 +1,9 @@
-"""Launch delays that stay whatever else changes: without what the order of the program explains.
+"""Launch delays that stay when other durations change: those that program order does not explain.
 
-A program issues a receive when it comes to it, mostly behind the compute before, of whichever
-direction; the graph lets receives be launched as early as the paper says (3.2). Such a delay is as
-long as the worker is ahead of its neighbours (in the real job ST up to 0.5 s). It goes when the
-slowness goes, so predictions must not replay it.
+A program issues a receive when it comes to it, mostly behind the compute before it, of either
+direction. The graph lets receives be launched as early as the paper says (3.2). The difference is a
+delay as long as the worker's lead over its neighbours (in the real job ST up to 0.5 s). It goes
+when the slowness goes, so predictions must not replay it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Ints = npt.NDArray[np.int64]
 
 
 def launch_overheads(measured: Measured, ties: Ints | None = None) -> Durations:
-    """The launch delays, but of sends and recvs only what follows the end of a compute.
+    """The launch delays; those of sends and recvs count only from the end of a compute.
 
     Args:
         measured: the trace.
-        ties: [tie, 2] a compute, and a send or recv that waits for it, beside the graph's own.
+        ties: [tie, 2] a compute, and a send or recv that waits for it, beyond the graph's own.
 
     Returns:
-        seconds in the layout of ``measured.delays``: of a send or recv its start minus the latest
-        end of a compute of its worker that ended before, if that is less than its delay.
+        seconds in the layout of ``measured.delays``. For a send or recv: the time since its worker
+        last ended a compute, if that is less than its delay.
     """
     graph = measured.graph
     line = timeline(measured.durations, None, measured.delays)
@@ -57,6 +57,6 @@ def _since_compute(ends: Array, starts: Array) -> Array:
     for lane in np.ndindex(*starts.shape[1:]):
         ordered = np.append(-np.inf, np.sort(ends[:, *lane]))
         own = starts[:, *lane]
-        # Times of simulation: what starts as a compute ends may lie a rounding error before it.
+        # In simulated times, rounding may put the start of an op just before the compute's end.
         since[:, *lane] = own - ordered[np.searchsorted(ordered, own + 1e-9, side="right") - 1]
     return since

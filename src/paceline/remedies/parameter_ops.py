@@ -20,15 +20,16 @@ PARAMETER_KINDS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind
 class ParameterOps:
     """Scales the ops that handle parameters when layers move.
 
-    A kind whose ops take as long on all stages although these differ in layers does not grow with
-    them (padded buckets, say); where stages have equally many, it is taken to.
+    A kind of op may take equally long on all stages although these differ in layers (padded
+    buckets, say). Such a kind does not grow with the layers. Where stages have equally many layers,
+    it is assumed to grow.
     """
 
     def __init__(self, durations: Durations, layers: tuple[int, ...], n_pp: int) -> None:
         """From the traced durations and the layers [virtual stage] now."""
         self.now, self.n_pp = np.array(layers), n_pp
         graph = durations.graph
-        #: Per variant (op counted from its first, stage, chunk or -1).
+        #: Per variant: (op counted from the variant's first, stage, chunk or -1).
         self.ops: list[list[tuple[int, int, int]]] = []
         growing = [kind for kind in PARAMETER_KINDS if self._grows(durations, kind)]
         for v in range(graph.n_variants):
@@ -38,7 +39,7 @@ class ParameterOps:
             self.ops.append(list(zip(ops.tolist(), stages, chunks, strict=True)))
 
     def _per_stage(self, layouts: Ints) -> Ints:
-        """[layout, stage] layers of all chunks, from [layout, virtual stage]."""
+        """[layout, stage] layers of all chunks of a stage, from [layout, virtual stage]."""
         per_stage: Ints = layouts.reshape(len(layouts), -1, self.n_pp).sum(axis=1)
         return per_stage
 
@@ -58,12 +59,12 @@ class ParameterOps:
         return _spread(logs - sizes) <= _spread(logs) + 1e-9
 
     def scale(self, durations: Durations, variant: int, layouts: Ints) -> None:
-        """Make them longer or shorter, in place.
+        """Make the ops longer or shorter, in place.
 
         Args:
-            durations: of candidates in the place of steps, or of one layout in all steps.
+            durations: candidates in the place of steps, or one layout in all steps.
             variant: replica structure.
-            layouts: [layout, virtual stage] as many as candidates, or one.
+            layouts: [layout, virtual stage] one per candidate, or one for all.
         """
         block = durations.block(variant)
         of_stage = self._per_stage(layouts) / np.maximum(self._per_stage(self.now[None]), 1)
@@ -74,11 +75,11 @@ class ParameterOps:
 
 
 def stay_late(new: Durations, old: Durations, late: Sequence[Mapping[str, Any]]) -> None:
-    """Let members end each of several collectives as late as they end the one now, in place.
+    """Keep late members late: they end each of the several new collectives as late, in place.
 
     Args:
-        new: of a job whose chunks have collectives of their own, each with its share of the times.
-        old: of the job as it is.
+        new: durations of a job whose chunks have own collectives, each with its share of the times.
+        old: durations of the job as it is.
         late: members, as a finding lists them (``dp``, ``stage``, ``kind``, ``late_s``).
     """
     for member in late:
@@ -92,12 +93,12 @@ def stay_late(new: Durations, old: Durations, late: Sequence[Mapping[str, Any]])
 
 
 def _of_worker(graph: StepGraph, kind: OpKind, stage: int, dp: int) -> Ints:
-    """Ops of a kind of a worker, counted from its variant's first."""
+    """Ops of one kind of a worker, counted from its variant's first op."""
     span = graph.variant_ops(int(graph.replica_variant[dp]))
     ops: Ints = np.flatnonzero((graph.kind[span] == kind) & (graph.pp[span] == stage))
     return ops
 
 
 def _spread(values: Array) -> float:
-    """How far values lie from their median, on average."""
+    """Mean distance of values from their median."""
     return float(np.abs(values - np.median(values)).mean())

@@ -1,9 +1,13 @@
-"""Multiway number partitioning: share out items so that the dearest bin is as cheap as may be.
+"""Multiway number partitioning: share out items so that the dearest bin is as cheap as possible.
 
-Three heuristics: descending greedy (Graham 1969; the what-if paper uses it in 5.3), balanced
-largest differencing (Karmarkar and Karp 1982; Michiels, Korst and Aarts 2003, who start from groups
-of as many items as there are bins), and a local search that moves and swaps items between the
-dearest bin and the cheapest ones. Items come in descending order of cost.
+There are three heuristics:
+
+- descending greedy (Graham 1969; the what-if paper uses it in 5.3);
+- balanced largest differencing (Karmarkar and Karp 1982). It starts from groups with one item per
+  bin (Michiels, Korst and Aarts 2003);
+- a local search that moves and swaps items between the dearest bin and the cheapest ones.
+
+Items come in descending order of cost.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from paceline.jit import compiled
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Fewer inner steps than this are interpreted, at some us each: compiling a loop takes a second.
+#: Up to this many inner steps the loop is interpreted (some us a step): compiling takes a second.
 COMPILE_ABOVE = 30_000
 
-#: Cheapest bins with which local search compares the dearest.
+#: Number of cheapest bins with which local search compares the dearest.
 PARTNERS = 4
 
 #: Exchanges per group at most.
@@ -80,7 +84,7 @@ def differencing(cost: Array, n_bins: int) -> Ints:
     padded.ravel()[: len(cost)] = np.arange(len(cost))
     sums = np.zeros((n_tuples, n_bins))
     sums.ravel()[: len(cost)] = cost
-    # A bin of a tuple is a chain of items, from head to tail; item -1 is none and follows none.
+    # A bin of a tuple is a chain of items, from head to tail; -1: no item, or no follower.
     head, tail = padded, padded.copy()
     following = np.full(len(cost) + 1, -1, dtype=np.int64)
     heap = [(float(row[-1] - row[0]), i) for i, row in enumerate(sums)]
@@ -106,13 +110,13 @@ def differencing(cost: Array, n_bins: int) -> Ints:
 
 @dataclass(frozen=True)
 class Groups:
-    """Independent problems of one sort, for one call: the items and bins of every group.
+    """Independent problems of one sort for one call: the items and bins of every group.
 
     Attributes:
         cost: [item] descending within each group.
-        size: [item] how much room it takes.
+        size: [item] room that the item takes.
         item_ptr: [group + 1] where the items of a group start.
-        room: [bin] how much fits.
+        room: [bin] room of the bin.
         bin_ptr: [group + 1] where the bins of a group start.
     """
 
@@ -149,7 +153,7 @@ def _pack(
             place[bin_] = bin_
         for item in range(item_ptr[group], item_ptr[group + 1]):
             best = heap[0]
-            if free[best] < size[item]:  # seldom: look at all of them
+            if free[best] < size[item]:  # rare: look at all bins
                 best = -1
                 for bin_ in range(n):
                     if free[bin_] >= size[item] and (best < 0 or load[bin_] < load[best]):

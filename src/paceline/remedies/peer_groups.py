@@ -1,4 +1,4 @@
-"""Repair what connects the members of a group; share experts' and context ranks' work evenly."""
+"""Repair the network of a group; share the work of experts and context ranks evenly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.whatif import ideal_durations
 
 
 def fix_peer_network(case: Case) -> Remedy:
-    """Repair what connects the members of a group: NVLink, NVSwitch, PCIe, or the network.
+    """Repair the links of a group's members: NVLink, NVSwitch, PCIe, or the network.
 
     Raises:
         NotApplicableError: no group is slow.
@@ -32,10 +32,10 @@ def fix_peer_network(case: Case) -> Remedy:
 
 
 def balance_experts(case: Case) -> Remedy:
-    """Give all experts of a group as many tokens: by capacity, loss, or redundant experts.
+    """Give all experts of a group equally many tokens: by capacity, loss, or redundant experts.
 
     Raises:
-        NotApplicableError: experts are not uneven.
+        NotApplicableError: the experts have even work.
     """
     finding = needed_finding(case, "expert-imbalance", "uneven experts")
     return outcome(
@@ -55,7 +55,7 @@ def balance_context(case: Case) -> Remedy:
     """Share the sequence evenly among context-parallel ranks (zigzag, or by attention's cost).
 
     Raises:
-        NotApplicableError: they are not uneven.
+        NotApplicableError: the context ranks have even work.
     """
     finding = needed_finding(case, "context-imbalance", "uneven context ranks")
     return outcome(

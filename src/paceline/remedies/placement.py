@@ -1,4 +1,4 @@
-"""Swap workers: slow ones where they hurt least, slow links where nothing passes (falcon, S3)."""
+"""Swap workers: put slow ones where they hurt least, and slow links out of use (falcon, S3)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of, name_workers
 from paceline.trace import Job
 
-#: A stage with this much more to do than is usual may be heavy, not its workers slow.
+#: A stage with this much more to do than usual may have a heavy load and no slow workers.
 HEAVY_SHARE = 0.05
 
-#: Slow workers that are moved, the slowest; more would make the search long.
+#: Number of slowest workers to move; more would make the search long.
 MAX_MOVED = 6
 
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
@@ -85,7 +85,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _closed_stages(case: Case) -> frozenset[int]:
-    """Stages whose typical speed is in doubt: most of their few workers may be slow."""
+    """Stages whose typical speed is in doubt: they have few workers, and most may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW_REPLICAS:
         return frozenset()
@@ -103,7 +103,7 @@ def _ends(link: Link) -> tuple[Worker, Worker]:
 def nic_suspects(case: Case) -> set[Worker]:
     """Workers whose NIC may be slow rather than the path to a neighbour.
 
-    All of their links are slow, and there are several, or their stage's data-parallel group is too.
+    All links of such a worker are slow. It has several links, or its stage's group is slow too.
     """
     link, group = finding_of(case, "link"), finding_of(case, "dp-network")
     slow = set(links_of(link)) if link else set()
@@ -118,7 +118,7 @@ def nic_suspects(case: Case) -> set[Worker]:
 
 
 def _links_at(case: Case, worker: Worker) -> set[Link]:
-    """The links of a worker; around the end of the pipeline only if stages have chunks."""
+    """The links of a worker; only stages with chunks link the last stage to the first."""
     (dp, stage), n_pp = worker, case.measured.graph.n_pp
     around = case.measured.job.vpp_size > 1
     neighbours = [n % n_pp for n in (stage - 1, stage + 1) if around or 0 <= n < n_pp]
@@ -141,7 +141,7 @@ def _named(job: Job, swaps: Sequence[tuple[Worker, Worker]]) -> str:
 
 
 def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:
-    """The job once links idle."""
+    """The job without traffic on these links."""
     changed = copy_of(durations)
     heal_links(changed, links)
     return case.predicted(changed)
@@ -150,9 +150,9 @@ def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> P
 def swaps_around(
     links: Sequence[Link], occupied: set[Worker], n_dp: int
 ) -> list[tuple[Link, Swap]]:
-    """For each link a swap of one end with its stage's worker of another replica.
+    """For each link, a swap of one end with the worker of its stage in another replica.
 
-    Then the two ends are in no transfer and no data-parallel group together: the link idles.
+    Then the two ends share no transfer and no data-parallel group, so the link is idle.
     """
     slow = {(dp, low) for dp, low, _ in links} | {(dp, high) for dp, _, high in links}
     occupied = occupied | slow

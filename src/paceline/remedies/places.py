@@ -11,15 +11,15 @@ from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 
-#: Standard errors of their difference from which on a place is slower than another.
+#: A place is slower than another if they differ by this many standard errors of the difference.
 MIN_ERRORS = 3.0
 
 
 def typical_places(durations: Durations) -> Array:
     """[kind, place] seconds; a place is stage * chunks + chunk.
 
-    The places of the fit, which rest on whichever microbatches are in the middle, less what these
-    microbatches and workers differ by.
+    The fit's places describe the microbatches and workers in the middle. The offsets of those
+    microbatches and workers are taken off.
     """
     fit = fit_computes(durations)
     residual = np.empty(fit.place.shape)

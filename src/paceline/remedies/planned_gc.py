@@ -18,21 +18,21 @@ Array = npt.NDArray[np.float64]
 #: Intervals in the table; the paper's job collects every 500 steps.
 EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-#: The shortest interval with this share of what no collection at all would save is proposed: a
-#: longer one gains next to nothing and needs more memory.
+#: Without any collection the job would save most. The proposed interval is the shortest that saves
+#: this share of it: a longer one gains next to nothing and needs more memory.
 ENOUGH_SHARE = 0.95
 
-#: All workers wait for the slowest collection: of those seen, this quantile.
+#: All workers wait for the slowest collection: this quantile of the traced ones.
 SLOW_QUANTILE = 0.95
 
 
 def propose(case: Case) -> Remedy:
     """Collect on all workers in the same step, every N steps.
 
-    Options: ``every_steps``, the interval; without it the shortest that saves enough.
+    Options: ``every_steps``, the interval; the default is the shortest that saves enough.
 
     Raises:
-        RemedyError: the interval asked for is none.
+        RemedyError: the interval asked for is no positive number of steps.
         NotApplicableError: no garbage collection is seen, or planning it would save nothing.
     """
     requested = case.options.get("every_steps")

@@ -11,13 +11,13 @@ from paceline.remedies.programs import Replica, edited, needed_gathers, regraphe
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import OpKind
 
-#: Distances that are compared. Each unit further ahead keeps one more unit's parameters in memory.
+#: Distances to compare. Each further unit keeps one more unit's parameters in memory.
 DISTANCES = (1, 2, 4)
 
-#: The shortest distance with this share of what the best of them saves is proposed.
+#: The proposed distance is the shortest that saves this share of the best saving.
 ENOUGH_SHARE = 0.95
 
-#: Where a step stands in a changed program: the recorded place, and an order among what was put
+#: Place of a step in a changed program: the recorded place, then the order among steps inserted
 #: behind that place.
 Key = tuple[int, int, int]
 
@@ -25,10 +25,10 @@ Key = tuple[int, int, int]
 def propose(case: Case) -> Remedy:
     """Launch the gather of each unit some units ahead of the compute that needs it.
 
-    Options: ``distance``, how many units ahead; without it the shortest that saves enough.
+    Options: ``distance``, the number of units ahead; the default is the shortest that saves enough.
 
     Raises:
-        RemedyError: the distance asked for is none.
+        RemedyError: the distance asked for is no positive number of units.
         NotApplicableError: nothing is gathered, or launching it earlier gains next to nothing.
     """
     requested = case.options.get("distance")
@@ -68,7 +68,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _ahead(case: Case, distance: int) -> list[Replica]:
-    """The programs with all gathers some units ahead."""
+    """The programs with all gathers launched ``distance`` units ahead."""
 
     def edit(replica: Replica) -> None:
         for stage in range(len(replica.steps)):
@@ -78,7 +78,7 @@ def _ahead(case: Case, distance: int) -> list[Replica]:
 
 
 def _predictions(case: Case, programs: dict[int, list[Replica]]) -> dict[int, Prediction]:
-    """Distance -> the step; equal programs are simulated once."""
+    """Distance -> prediction of the step; equal programs are simulated once."""
     predictions: dict[int, Prediction] = {}
     for distance, replicas in programs.items():
         same = (d for d in predictions if _steps(programs[d]) == _steps(replicas))
@@ -107,11 +107,11 @@ def _shortest(case: Case, predictions: dict[int, Prediction]) -> int:
 
 
 def gather_ahead(replica: Replica, stage: int, distance: int) -> None:
-    """Move the gathers of a stage's program some units ahead, in place; never back.
+    """Move the gathers of a stage's program some units ahead, in place; none moves back.
 
-    The gather of the i-th unit of a pass is launched when the program has the parameters of the
-    unit ``distance`` before it, at the earliest of the first one. A pass does not gather for the
-    next one: frameworks do not either.
+    The gather of a unit is launched when the program has the parameters of the unit ``distance``
+    before it in the pass. The first units are launched when it has those of the first one. A pass
+    does not gather for the next pass: frameworks do not either.
     """
     steps = replica.steps[stage]
     place: dict[int, Key] = {step: (at, 0, 0) for at, step in enumerate(steps)}
@@ -138,17 +138,17 @@ def _await_where_needed(
     passes: dict[int, Pass],
     place: dict[int, Key],
 ) -> None:
-    """Move waits of gathers that block at once, to where a backward pass needs the parameters.
+    """Move the waits of gathers that block to the place where a backward needs the parameters.
 
-    FSDP launches the gather of the next unit in front of a unit's backward; where gathers block,
-    the program stands there, though the parameters are needed only when that backward is over.
-    The reduction of the unit before shows that: it follows the backward of its unit.
+    FSDP launches the gather of the next unit in front of a unit's backward. A gather that blocks
+    stops the program there, though the parameters are needed only after that backward. The
+    reduction of the unit before shows the place: it follows the backward of its unit.
     """
     steps = replica.steps[stage]
     reductions: dict[Pass, list[int]] = {}
     for op, of_pass in reduced_for(replica.ops, steps).items():
         reductions.setdefault(of_pass, []).append(op)
-    follower: dict[tuple[object, ...], object] = {}  # unit -> the next one, where it comes late
+    follower: dict[tuple[object, ...], object] = {}  # unit -> the next unit, where it comes late
     late: list[tuple[list[int], int]] = []
     for of_pass, gathers in _by_pass(passes, place).items():
         if of_pass[0] != OpKind.BACKWARD_COMPUTE:
@@ -168,7 +168,7 @@ def _await_where_needed(
                 at = max(at, place[following][0] - 1)
                 follower[replica.unit(gather)] = replica.unit(following)
             place[~gather] = (at, 1, 0)
-    for gathers, number in late:  # passes that reduce nothing go as those that do
+    for gathers, number in late:  # passes without reductions follow those that have them
         unit, following_units = replica.unit(gathers[number]), gathers[number + 1 : number + 2]
         for following in following_units:
             if follower.get(unit) == replica.unit(following):
@@ -176,7 +176,7 @@ def _await_where_needed(
 
 
 def _reduction_before(replica: Replica, gather: int, reductions: Sequence[int]) -> int | None:
-    """The last reduction of the unit that a pass reduces before the one of a gather."""
+    """The last reduction, in a pass, of the unit before the unit of a gather."""
     units = [replica.unit(op) for op in reductions]
     if replica.unit(gather) not in units:
         return None
@@ -185,7 +185,7 @@ def _reduction_before(replica: Replica, gather: int, reductions: Sequence[int]) 
 
 
 def _behind(steps: Sequence[int], at: int) -> int:
-    """The place of the last wait that directly follows a step; its own where none does."""
+    """Index of the last of the waits that directly follow a step; the step's own without waits."""
     while at + 1 < len(steps) and steps[at + 1] < 0:
         at += 1
     return at

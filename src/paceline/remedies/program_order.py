@@ -1,10 +1,10 @@
 """Ties that the program adds to the paper's graph: a transfer issued behind an earlier compute.
 
-A framework that sends and receives in turn with its computes (Megatron's 1F1B) issues a receive
-when it comes to it: behind the compute before, of whichever direction. The graph lets it be
-launched earlier (what-if paper, 3.2) and so hides transfers behind computes that in fact come
-first. A fix then seems to gain less than it does. Ops launched behind the same compute in all steps
-and replicas are taken to wait for it.
+Some frameworks send and receive in turn with their computes (Megatron's 1F1B). Such a framework
+issues a receive when it comes to it: behind the compute before it, of either direction. The graph
+allows an earlier launch (what-if paper, 3.2) and so hides transfers behind computes that in fact
+come first. The predicted gain of a fix is then too large. So ops that are launched behind the same
+compute in all steps and replicas are taken to wait for it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from paceline.trace.kinds import P2P_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Ops of whole steps that are looked at for ties; what holds in all of these holds in the others.
+#: Ops of whole steps that are searched for ties; a tie in all of these holds in the other steps.
 MAX_OPS = 300_000
 
-#: Traced times are rounded: a launch may seem to lie before the end of the compute that it follows,
-#: in the real jobs by up to 0.1 ms of 220. Of launches that have nothing to do with a compute but
-#: happen during it, one in a hundred lies in this share at its end; all of them hardly ever do.
+#: Traced times are rounded. So a launch may seem to precede the end of its compute, in the real
+#: jobs by up to 0.1 ms of 220. The tolerance is this share at the compute's end. Of
+#: unrelated launches during a compute one in a hundred lies within it; all of them hardly ever do.
 ROUNDING_SHARE = 0.01
 
 
@@ -51,7 +51,7 @@ class ProgramOrder:
 
 
 def program_order(measured: Measured) -> ProgramOrder:
-    """The ties that the trace shows: none, where it shows none."""
+    """The ties that the trace shows, if any."""
     graph = measured.graph
     if not graph.of_whole_passes:  # the order of its programs is recorded
         return ProgramOrder(graph, np.empty((0, 2), dtype=np.int64))
@@ -82,7 +82,7 @@ def _ties(line: Timeline, delays: Durations, variant: int, stage: int) -> Ints:
     nearly = end[computes] - ROUNDING_SHARE * (end[computes] - start[computes])
     before = _ended_before(nearly, start[transfers]) - 1
     rows, behind = transfers[before >= 0], computes[before[before >= 0]]
-    # A tie that explains nothing beside the graph's own dependencies may be chance.
+    # A tie may be chance if it explains nothing beyond the graph's own dependencies.
     free = start[rows] - delays.block(variant)[rows]
     explains = np.median(nearly[before[before >= 0]] - free, axis=(1, 2)) > 0
     ties: Ints = np.stack([behind, rows], axis=1)[explains]
@@ -99,7 +99,7 @@ def ops_of(graph: StepGraph, variant: int, stage: int) -> tuple[Ints, Ints]:
 
 
 def _sampled_steps(measured: Measured) -> Ints:
-    """Indices of steps, evenly spread, that together have ``MAX_OPS`` ops."""
+    """Indices of evenly spread steps that together have ``MAX_OPS`` ops."""
     n_steps = measured.durations.n_steps
     per_step = max(1, len(measured.durations.values) // n_steps)
     sample: Ints = np.unique(
@@ -109,7 +109,7 @@ def _sampled_steps(measured: Measured) -> Ints:
 
 
 def _ended_before(ends: Array, starts: Array) -> Ints:
-    """[transfer] how many computes had ended before its start, in all steps and replicas.
+    """[transfer] number of computes that had ended before its start, in all steps and replicas.
 
     Args:
         ends: [compute, step, dp], in the order in which they run.

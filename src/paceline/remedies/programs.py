@@ -1,7 +1,7 @@
-"""Recorded programs, changed: launches and waits moved, taken out or added, and the job rebuilt.
+"""Recorded programs, changed: launches and waits are moved, removed or added.
 
-The graph of the new programs is made by the same builder as that of the recorded ones; an op that
-stays keeps its duration in every step and replica.
+Then the job is rebuilt. The builder of the recorded programs makes the graph of the new ones. An op
+that stays keeps its duration in every step and replica.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Added:
     """An op that the recorded program does not have.
 
     Attributes:
-        like: the old op whose kind, chunk, microbatch and group it has.
+        like: the recorded op whose kind, chunk, microbatch and group it has.
         part: its unit or bucket.
-        terms: (old op, weight): its seconds are the weighted sum of theirs ...
-        plus_s: ... and this.
-        own: the number of pieces it is one of. Each piece varies on its own: it takes what another
-            step has beyond the mean. 0: it varies as its terms do.
-        nth: which of the pieces.
+        terms: (recorded op, weight): its seconds are the weighted sum of their seconds ...
+        plus_s: ... plus this.
+        own: number of pieces of which it is one. Each piece varies on its own, with the deviation
+            from the mean of another step. 0: it varies as its terms do.
+        nth: index of the piece.
         kind: its kind; None: that of ``like``.
         family: the family in which it meets others; None: that of ``like``.
     """
@@ -65,7 +65,7 @@ class Changed:
 
     Attributes:
         durations: of its ops, seconds.
-        delays: launch delays, alike; None where none were given.
+        delays: launch delays in the same layout; None where none were given.
     """
 
     durations: Rows
@@ -77,11 +77,11 @@ class Replica:
     """The programs of one replica, as lists that may be edited.
 
     Attributes:
-        ops: what was recorded.
+        ops: the recorded ops.
         seconds: [op, step, dp] of the recorded ops.
-        steps: [stage] what its program does, in order: the op that it launches, or ``~op`` where
-            it waits for one. Ops from ``len(ops.kind)`` on are in ``added``.
-        added: ops that are new.
+        steps: [stage] the actions of its program, in order: the op that it launches, or ``~op``
+            where it waits for one. Ops from ``len(ops.kind)`` on are in ``added``.
+        added: the new ops.
     """
 
     ops: ReplicaOps
@@ -103,7 +103,7 @@ class Replica:
 
     @cached_property
     def n_recorded(self) -> int:
-        """Ops that were recorded."""
+        """Number of recorded ops."""
         return len(self.ops.kind)
 
     @cached_property
@@ -120,11 +120,11 @@ class Replica:
         return self._kinds[added.like] if added.kind is None else added.kind
 
     def like(self, op: int) -> int:
-        """The recorded op that an op is or is like."""
+        """The op itself if it was recorded, else the recorded op that it is like."""
         return op if op < self.n_recorded else self.added_as(op).like
 
     def add(self, op: Added) -> int:
-        """A new op; it still has to be launched somewhere."""
+        """Add an op; the caller must still launch it somewhere. Returns its number."""
         self.added.append(op)
         return self.n_recorded + len(self.added) - 1
 
@@ -137,7 +137,7 @@ class Replica:
         return pass_of(self.ops, self.like(op))
 
     def unit(self, op: int) -> tuple[int, int]:
-        """(chunk, part) that a collective is for."""
+        """(chunk, part) that a collective serves."""
         chunk, part = unit_of(self.ops, self.like(op))
         return (chunk, part) if op < self.n_recorded else (chunk, self.added_as(op).part)
 
@@ -146,7 +146,7 @@ class Replica:
         return self.added[op - self.n_recorded]
 
     def finished(self) -> tuple[ReplicaOps, Ints]:
-        """The ops of the edited programs, and [new op] the op that each one was."""
+        """The ops of the edited programs, and [new op] its number in this replica."""
         old, added = self.ops, self.added
         assert old.part is not None
         n_ops = self.n_recorded + len(added)
@@ -167,7 +167,7 @@ class Replica:
         op = op[np.lexsort((issued[op], kind[op], stage[op]))]
         seq = count_in_runs((stage[op], kind[op]))
         local = np.flatnonzero(np.isin(kind[op], [int(k) for k in LOCAL_KINDS]))
-        # Computes are numbered within their pass, of which some may be cut anew.
+        # Computes are numbered within their pass; some passes may have new cuts.
         part[op[local]] = self._places(stage[op[local]], issued[op[local]], like[op[local]])
         new = ReplicaOps(
             kind=kind[op],
@@ -183,7 +183,7 @@ class Replica:
         return new, op
 
     def _places(self, stage: Ints, issued: Ints, like: Ints) -> Ints:
-        """[compute] its number among those of its pass, in the order of their launches."""
+        """[compute] its number among the computes of its pass, in the order of their launches."""
         ops = self.ops
         keys = (stage, ops.kind[like], ops.microbatch[like], ops.chunk[like])
         return occurrence(keys, np.lexsort((issued, *keys)))
@@ -205,7 +205,7 @@ class Replica:
 
 
 def _joined(recorded: npt.NDArray[Any], added: Sequence[int]) -> Ints:
-    """[op] numbers of the recorded ops, behind them those of the added ones."""
+    """[op] numbers of the recorded ops, then of the added ones."""
     return np.concatenate([recorded.astype(np.int64), np.array(added, dtype=np.int64)])
 
 
@@ -217,7 +217,7 @@ def changed_job(
     one_network: bool = False,
     families: Ints | None = None,
 ) -> Changed:
-    """The job with edited programs: :func:`regraphed` of what is :func:`edited`."""
+    """The job with edited programs: :func:`regraphed` of the result of :func:`edited`."""
     replicas = edited(measured, edit)
     return regraphed(measured, replicas, delays, one_network=one_network, families=families)
 
@@ -244,7 +244,7 @@ def regraphed(
     Args:
         measured: the job as traced, with programs.
         replicas: [variant] its programs, edited.
-        delays: launch delays of the trace's ops, to go along; None: none.
+        delays: launch delays of the trace's ops, to be kept; None: no delays.
         one_network: gathers and reductions of a stage stand in one queue, as if each needed the
             whole network.
         families: [family, replica] groups of the changed job; None: those of the trace.
@@ -283,7 +283,7 @@ def regraphed(
 def _with_added(
     graph: StepGraph, old: Durations, ops: Sequence[Ints], replicas: Sequence[Replica]
 ) -> Durations:
-    """Durations of programs with new ops; ``ops`` are [variant] [new op] what each one was."""
+    """Durations of programs with new ops; ``ops``: [variant] [new op] its number before."""
     new = Durations.empty(graph, old.n_steps)
     for v, (op, replica) in enumerate(zip(ops, replicas, strict=True)):
         _fill(new.block(v), old.block(v), op, replica)
@@ -291,7 +291,7 @@ def _with_added(
 
 
 def _delays(graph: StepGraph, old: Durations, ops: Sequence[Ints]) -> Durations:
-    """Launch delays of the same; 0 for new ops."""
+    """Launch delays of the new programs; 0 for new ops."""
     new = Durations.empty(graph, old.n_steps)
     for v, op in enumerate(ops):
         block = old.block(v)
@@ -301,7 +301,7 @@ def _delays(graph: StepGraph, old: Durations, ops: Sequence[Ints]) -> Durations:
 
 
 def _queue(ops: ReplicaOps) -> Ints:
-    """[edge, 2] collectives of gathers and reductions of each stage, one behind the other."""
+    """[edge, 2] order of the gathers and reductions of each stage, one behind the other."""
     kinds = [int(kind) for kind in (K.PARAMS_ALL_GATHER, *REDUCTIONS)]
     edges = [np.empty((0, 2), dtype=np.int64)]
     for stage in range(int(ops.pp.max()) + 1):
@@ -327,7 +327,7 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
     """Gather of a stage's recorded program -> the pass that first needs it.
 
     Raises:
-        NotApplicableError: what needs a gather is not known.
+        NotApplicableError: the trace does not tell which pass needs a gather.
     """
     steps = replica.steps[stage]
     passes = needed_by(replica.ops, steps)
@@ -341,6 +341,6 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
 
 
 def without(replica: Replica, stage: int, gone: Sequence[int]) -> None:
-    """Take ops and the waits for them out of a stage's program."""
+    """Take the ops ``gone``, and the waits for them, out of a stage's program."""
     vanished = {*gone, *(~op for op in gone)}
     replica.steps[stage][:] = [step for step in replica.steps[stage] if step not in vanished]

@@ -1,4 +1,4 @@
-"""The same job with another graph: where the durations and launch delays of its ops come from."""
+"""The same job with another graph: sources of the durations and launch delays of its ops."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 @dataclass(frozen=True)
 class Source:
-    """Where the times of a replica's new ops come from.
+    """Sources of the times of a replica's new ops.
 
     Attributes:
         op: [new op] the old op whose duration it takes, counted from its variant's first; -1: none.
-        scale: [new op] times this.
+        scale: [new op] factor on that duration.
         delay_op: [new op] the old op whose launch delay it takes; -1: none.
-        usual: [new op] row of ``Usual`` that it takes where it has no old op; -1: none, 0 s.
+        usual: [new op] its row of ``Usual`` where it has no old op; -1: none, it takes 0 s.
     """
 
     op: Ints
@@ -36,13 +36,13 @@ class Source:
 
     @classmethod
     def of_ops(cls, op: Ints) -> Source:
-        """All from these old ops, as they are."""
+        """All times from these old ops, unchanged."""
         return cls(op, np.ones(len(op)), op, np.full(len(op), -1))
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Times for ops of which the job has none like them.
+    """Times for ops that are unlike all ops of the job.
 
     Attributes:
         seconds: [row, step] durations.
@@ -59,7 +59,7 @@ class Regraphed:
 
     Attributes:
         durations: of its ops, seconds.
-        delays: launch delays, alike; None where none were given.
+        delays: launch delays in the same layout; None where none were given.
     """
 
     durations: Durations
@@ -85,7 +85,7 @@ def n_microbatches(graph: StepGraph, variant: int) -> int:
 
 
 def schedule_of(graph: StepGraph) -> str | None:
-    """The schedule that all stages of a job with one chunk per stage follow; None: another."""
+    """The schedule that all stages of a job with one chunk per stage follow; None: no known one."""
     for name in ("1f1b", "gpipe"):
         if all(_follows(graph, v, name) for v in range(graph.n_variants)):
             return name
@@ -139,8 +139,8 @@ def _take(old: Array, op: Ints, new: Array) -> None:
 def with_overlap(measured: Measured, delays: Durations | None = None) -> Regraphed:
     """The job with gradients reduced as soon as the last backward of their chunk has ended.
 
-    A graph with an (instant) all-reduce of separate gradients is one whose scatters do not wait for
-    the end of all computes.
+    A graph with an (instant) all-reduce of separate gradients has scatters that do not wait for the
+    end of all computes.
     """
     graph = measured.graph
     variants, sources = [], []
@@ -165,10 +165,11 @@ def with_overlap(measured: Measured, delays: Durations | None = None) -> Regraph
 
 
 def overlap_buckets(durations: Durations, n_buckets: int) -> None:
-    """Cut scatters to what of them sticks out behind their chunk's last backward, in place.
+    """Shorten scatters to the part that extends beyond their chunk's last backward, in place.
 
-    With n equal buckets, ready evenly over a backward of b seconds, a scatter of r seconds ends
-    max(r / n, r - b (1 - 1 / n)) after it: the buckets are reduced one after the other.
+    Take n equal buckets, ready at even intervals in a backward of b seconds, and a scatter of r
+    seconds. Buckets are reduced one after the other, so the scatter ends
+    max(r / n, r - b (1 - 1 / n)) after the backward.
     """
     graph = durations.graph
     for members in graph.dp_groups:

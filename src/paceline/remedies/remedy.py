@@ -25,8 +25,8 @@ Array = npt.NDArray[np.float64]
 INTERVAL = (5, 95)
 
 #: From this launch slowdown on, launch delays clearly lengthen the step, so predictions replay
-#: them. Below it they may be waits that the trace does not record and that shrink with the fix, as
-#: in the real jobs AR and SE (1.007 and 1.005).
+#: them. Smaller delays may be waits that the trace does not record, and that shrink with the fix.
+#: The real jobs AR and SE (1.007 and 1.005) show this.
 MIN_LAUNCH_SLOWDOWN = 1.01
 
 
@@ -48,13 +48,13 @@ class Prediction:
         return float(self.step_s.mean())
 
     def plus(self, seconds: float) -> Prediction:
-        """With every step longer by some seconds."""
+        """The prediction with every step longer by some seconds."""
         return Prediction(self.step_s + seconds, self.undelayed_s + seconds)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A remedy's knowledge of the job.
+    """The knowledge that a remedy has of the job.
 
     Attributes:
         measured: graph and durations of the trace.
@@ -106,7 +106,7 @@ class Case:
 
     @cached_property
     def _tied_delays(self) -> Durations | None:
-        """The launch delays beside what ties explain; None: they hardly lengthen the step."""
+        """The launch delays that ties do not explain; None: they hardly lengthen the step."""
         durations, ties = self.measured.durations, self._program.ties
         if not len(ties):
             return self.delays
@@ -117,14 +117,14 @@ class Case:
 
     @cached_property
     def _ties_cost(self) -> float:
-        """How many times as long ties make the step; those of another graph are not known."""
+        """The step with ties over the step without; ties are known for the trace's graph only."""
         if not len(self._program.ties):
             return 1.0
         untied = predicted_step_s(self.measured.durations, self.delays)
         return self.before.mean_s / float(untied.mean())
 
     def _tied_step_s(self, durations: Durations) -> Array:
-        """[step] step times with these durations of the trace's ops, as the program ties them."""
+        """[step] step times with these durations of the trace's ops and the program's ties."""
         unchanged = durations is self.measured.durations and self._tied_delays is None
         if unchanged and not len(self._program.ties):
             return self.result.simulated_s
@@ -137,19 +137,19 @@ class Remedy:
 
     Attributes:
         remedy: its name, as in ``paceline remedy TRACE NAME``.
-        text: what to do, in one sentence with the gain.
+        text: the advice, in one sentence with the gain.
         findings: ids of the findings it answers.
-        step_time_s: predicted mean step time with the change, seconds; launch delays are in it
+        step_time_s: predicted mean step time with the change, seconds; includes launch delays
             where they count (``MIN_LAUNCH_SLOWDOWN``).
-        gain: share of the step time that is saved, 1 - new / old; throughput grows by new gain
+        gain: share of the step time that is saved, 1 - new / old. Throughput grows by the share
             1 / (1 - gain) - 1.
         interval: 90% bootstrap interval of ``gain`` over the steps, wider where the trace leaves
-            open what the change does.
-        change: what to change, as JSON can hold it.
+            the effect of the change open.
+        change: the change, as JSON can hold it.
         notes: limits and assumptions.
-        action: what to do, without the gain: ``text`` is ``action: effect``.
-        effect: what the step then takes, with the gain; both are "" in older results.
-        architecture: it changes the job's architecture instead of mending a fault.
+        action: the advice without the gain: ``text`` is ``action: effect``.
+        effect: the new step time, with the gain; both are "" in older results.
+        architecture: it changes the job's architecture and does not mend a fault.
     """
 
     remedy: str
@@ -181,8 +181,8 @@ class Remedy:
         }
 
 
-#: Proposes the remedy for a case; raises NotApplicableError (says why) where it does not apply, and
-#: RemedyError where an option asks for what cannot be.
+#: Proposes the remedy for a case. Raises NotApplicableError, with the reason, where it does not
+#: apply, and RemedyError where an option has an impossible value.
 Propose = Callable[[Case], Remedy]
 
 
@@ -194,12 +194,12 @@ class RemedyKind:
         name: as in ``paceline remedy TRACE NAME``.
         summary: its effect.
         causes: it answers findings of these causes.
-        propose: how it is proposed.
-        architecture: it changes the job's architecture instead of mending a fault.
+        propose: the function that proposes it.
+        architecture: it changes the job's architecture and does not mend a fault.
         whole_passes: it moves or splits passes, so it needs each in one piece.
-        rebuilds: it makes another pipeline, whose order the rules of pipelines tell, not the
+        rebuilds: it makes another pipeline, whose order follows the rules of pipelines and not the
             recorded programs.
-        of_programs: it changes recorded programs; a job without them is not told of it.
+        of_programs: it changes recorded programs; a job without them does not see it.
     """
 
     name: str

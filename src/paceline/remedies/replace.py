@@ -24,18 +24,18 @@ from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
 
-#: Workers named in a sentence.
+#: At most this many workers are named in a sentence.
 MAX_NAMED = 4
 
 
 def blamed_workers(case: Case) -> list[Worker]:
     """Slow workers (replica, pp), the slowest first: the option ``workers``, or the finding's.
 
-    The option holds places, (dp, pp) or (dp, pp, peer); without a peer all of them are meant.
+    The option holds places, (dp, pp) or (dp, pp, peer). Without a peer, it means all peers.
 
     Raises:
         NotApplicableError: there is no such finding.
-        RemedyError: the option names none, or workers that the job does not have.
+        RemedyError: the option is empty, or names workers that the job does not have.
     """
     if (places := case.options.get("workers")) is None:
         finding = needed_finding(case, "worker", "slow worker")
@@ -72,7 +72,7 @@ def replace_worker(case: Case) -> Remedy:
     Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
 
     Raises:
-        RemedyError: the workers named are not of the job.
+        RemedyError: the job does not have the workers named.
         NotApplicableError: no worker is slow, or none has healthy peers.
     """
     workers = blamed_workers(case)
@@ -108,7 +108,7 @@ def fix_link(case: Case) -> Remedy:
     """Repair the links of a link finding.
 
     Raises:
-        NotApplicableError: no link is slow, or there is no other to compare it with.
+        NotApplicableError: no link is slow, or no other link is there to compare it with.
     """
     links = links_of(needed_finding(case, "link", "slow link"))
     changed = copy_of(case.measured.durations)
@@ -135,7 +135,7 @@ def fix_link(case: Case) -> Remedy:
 
 
 def fix_nic(case: Case) -> Remedy:
-    """Repair what slows the data-parallel groups of a finding, or makes a member end late.
+    """Repair the cause of slow data-parallel groups, or of a member that ends late.
 
     Raises:
         NotApplicableError: no group is slow and no member late.
@@ -170,7 +170,7 @@ def fix_nic(case: Case) -> Remedy:
 
 
 def _on_time(case: Case, finding: Finding, changed: Durations) -> Remedy:
-    """Members that ended late end with the others."""
+    """The remedy that makes late members end with the others."""
     workers = [(int(dp), int(pp)) for dp, pp in finding.where["workers"]]
     return outcome(
         case,

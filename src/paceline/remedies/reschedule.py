@@ -1,7 +1,8 @@
-"""The job under another pipeline schedule, faults kept.
+"""The job under another pipeline schedule, with its faults.
 
-Every new op takes the time of the old op whose work it does: a compute of its stage's for the same
-microbatch, in the same step and replica, a transfer of the same link's. So do launch delays.
+Every new op takes the time of the old op with the same work, in the same step and replica. For a
+compute this is the compute of its stage for the same microbatch; for a transfer, one of the same
+link. Launch delays do likewise.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: Collectives of a chunk's parameters: with more chunks there are more of them, each smaller.
+#: Collectives of a chunk's parameters: more chunks have more of them, each smaller.
 PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 LINK_KINDS = tuple(TRANSFERS)
 
-#: Messages and replicas that show the usual time between two stages.
+#: Number of messages and of replicas that show the usual time between two stages.
 MAX_MESSAGES, MAX_LINKS = 16, 32
 
-#: Transfers the other way between the same two stages, on either of them.
+#: The transfer in the other direction between the same two stages, on either of them.
 OPPOSITE = {
     K.FORWARD_SEND: K.BACKWARD_SEND,
     K.FORWARD_RECV: K.BACKWARD_RECV,
@@ -54,14 +55,15 @@ def with_schedule(
     delays: Durations | None = None,
     variation: Variation | None = None,
 ) -> Regraphed:
-    """The job under another schedule; it has one chunk per stage now.
+    """The job under another schedule; at present it has one chunk per stage.
 
     Args:
         measured: graph and durations of the trace.
         name: the schedule, a key of ``SCHEDULES``.
-        share: [kind, stage, chunk] share of a stage's computes that a chunk does.
+        share: [kind, stage, chunk] share of a stage's computes in each chunk.
         delays: launch delays of the trace's ops; None: without.
-        variation: of the computes, so that chunks vary on their own; None: as their stage does.
+        variation: variation of the computes, so that chunks vary on their own; None: they vary as
+            their stage does.
 
     Raises:
         GraphError: the schedule does not allow this number of microbatches.
@@ -82,7 +84,7 @@ def with_schedule(
 
 
 def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
-    """Computes, transfers and collectives of chunks as scheduled, all else as the job has it."""
+    """Computes, transfers and chunks' collectives of the schedule; all other ops from the job."""
     rescheduled = [int(kind) for kind in (*COMPUTES, *LINK_KINDS)]
     rescheduled += [int(kind) for kind in PER_CHUNK] if _one_per_stage(old) else []
     size = len(OpKind)
@@ -102,7 +104,7 @@ def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
 
 
 def _one_per_stage(ops: ReplicaOps) -> bool:
-    """Whether every stage has at most one gather and one scatter; several stay as they are."""
+    """Whether every stage has at most one gather and one scatter; several stay unchanged."""
     counts = [np.bincount(ops.pp[ops.kind == kind], minlength=1).max() for kind in PER_CHUNK]
     return bool(max(counts) <= 1)
 
@@ -113,7 +115,7 @@ class _Sources:
 
     Attributes:
         new, old: the ops of a replica.
-        noop: [old op] a transfer that moves nothing.
+        noop: [old op] whether it is a transfer that moves nothing.
         share: [kind, stage, chunk].
     """
 
@@ -140,7 +142,7 @@ class _Sources:
         return source
 
     def _computes(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
-        """Its share of the same microbatch's compute.
+        """Take its share of the same microbatch's compute.
 
         The chunk that a microbatch passes first keeps the launch delay.
         """
@@ -153,10 +155,11 @@ class _Sources:
         source.delay_op[to] = self._delays_of(by_microbatch, microbatch, behind)
 
     def _transfers(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
-        """That of the same link in the same step; for the first chunk of the same microbatch.
+        """Take transfers of the same link in the same step.
 
-        Other chunks take those of other microbatches: a link that flaps does so for each on its
-        own. Between the last stage and the first there is no link yet, unless there are only two.
+        The first chunk takes those of the same microbatch. Other chunks take those of other
+        microbatches: a flapping link delays each message on its own. Between the last stage and the
+        first there is no link yet, unless there are only two stages.
         """
         compute, at_first = TRANSFERS[kind]
         computes = _ops(self.new, compute, stage)
@@ -175,13 +178,13 @@ class _Sources:
     def _delays_of(self, old: Ints, microbatch: Ints, added: Ints) -> Ints:
         """[new op] old ops whose launch delays new ops take; -1: none.
 
-        Added launches take those of other microbatches, but not of the first of the step, which is
-        that of the step's start (data loading).
+        Added launches take those of other microbatches. They never take that of the step's first
+        microbatch, which belongs to the step's start (data loading).
 
         Args:
             old: [microbatch] ops of one kind on one stage.
             microbatch: [new op].
-            added: [new op] 0: the first of its microbatch, else the number of the added one.
+            added: [new op] 0: the first of its microbatch, else the number of the added op.
         """
         pool = old[self.old.seq[old] > 0]
         reused = pool[(microbatch + added) % len(pool)] if len(pool) else np.full(len(added), -1)
@@ -192,7 +195,7 @@ class _Sources:
         if len(to) == len(of):
             source.op[to] = source.delay_op[to] = of
             return
-        # Collectives of chunks: one became several.
+        # Collectives of chunks: one old collective became several.
         source.op[to] = source.delay_op[to] = of[0]
         source.scale[to] = 1 / len(to)
         if kind == K.PARAMS_ALL_GATHER:
@@ -219,7 +222,7 @@ def _ops(ops: ReplicaOps, kind: OpKind, stage: int) -> Ints:
 
 
 def _usual(measured: Measured, delays: Durations | None) -> Usual:
-    """[kind of ``LINK_KINDS``, step] the usual transfer: of all links the (lower) middle one."""
+    """[kind of ``LINK_KINDS``, step] the usual transfer: the lower median over all links."""
     graph = measured.graph
 
     def table(times: Durations) -> Array:

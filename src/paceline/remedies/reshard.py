@@ -17,7 +17,7 @@ from paceline.trace import OpKind
 
 
 def propose(case: Case) -> Remedy:
-    """Do not gather parameters again that were gathered in the forward.
+    """Do not gather parameters again after the forward has gathered them.
 
     Raises:
         NotApplicableError: nothing is gathered again, or the gathers cost next to nothing.
@@ -55,7 +55,7 @@ def propose(case: Case) -> Remedy:
 
 
 def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> list[int]:
-    """Gathers of units that are still there from a forward: no backward has given them back."""
+    """Gathers of units that a forward has gathered and no backward has released since."""
     order = {of_pass: number for number, of_pass in enumerate(_passes(replica, stage))}
     backwards = [of_pass for of_pass in order if of_pass.kind == OpKind.BACKWARD_COMPUTE]
     there: dict[tuple[int, int], Pass] = {}

@@ -1,4 +1,4 @@
-"""Replicas with other numbers of microbatches: their graphs, and what durations they take."""
+"""Replicas with other numbers of microbatches: their graphs and durations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paceline.trace.kinds import P2P_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Ops of which there are as many as microbatches; the others stay as they are.
+#: Kinds with one op per microbatch; the other ops stay unchanged.
 PER_MICROBATCH = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, *P2P_KINDS)
 
-#: Schedules, those first that a job follows more likely where few microbatches leave a doubt.
+#: Schedules by likelihood, for cases where few microbatches leave a doubt.
 BY_LIKELIHOOD = ("1f1b", "interleaved", "gpipe")
 
 
@@ -49,8 +49,9 @@ class Resizer:
     def typical(self) -> tuple[Array, ...]:
         """Per variant [group, dp of the variant] usual seconds of a group of like ops.
 
-        Transfers and the like: the median. Computes: those of an average microbatch on that worker,
-        so that a replica with cheap sequences in the traced steps does not count as a fast one.
+        For transfers and the like this is the median. For computes it is the time of an average
+        microbatch on that worker. So a replica with cheap sequences in the traced steps does not
+        count as a fast one.
         """
         graph, durations = self.measured.graph, self.measured.durations
         fit = fit_computes(durations)
@@ -99,11 +100,11 @@ class Resizer:
         return self.resized(counts).durations
 
     def resized(self, counts: Ints, delays: Durations | None = None) -> Regraphed:
-        """The job had its replicas ``counts`` [dp] microbatches, with launch delays if given.
+        """The job if its replicas had ``counts`` [dp] microbatches, with launch delays if given.
 
-        A microbatch that is added takes the times of another one of its replica and step, with the
-        cost of the one that it was elsewhere; but not the launch delay of the step's first one,
-        which is that of the step's start.
+        An added microbatch takes the times of another one of its replica and step, scaled to the
+        cost of the microbatch that moved there. It does not take the launch delay of the step's
+        first microbatch, which belongs to the step's start.
         """
         old = self.measured.durations
         graph = old.graph
@@ -123,10 +124,10 @@ class Resizer:
         return Regraphed(new, new_delays)
 
     def _bring_costs(self, new: Durations, counts: Ints) -> None:
-        """Scale the computes of added microbatches to what those that moved there cost, in place.
+        """Scale the computes of added microbatches to the cost of those that moved there, in place.
 
-        The k-th that leaves a replica is the k-th that comes to another; what replicas drop or add
-        beyond that costs what their own do.
+        The k-th microbatch that leaves a replica is the k-th that comes to another. Microbatches
+        that replicas drop or add beyond that cost as much as the replica's own.
         """
         graph, before = self.measured.graph, self.counts
         fit = fit_computes(self.measured.durations)
@@ -150,7 +151,7 @@ def resizer(measured: Measured) -> Resizer:
     """A function that resizes the replicas of a job.
 
     Raises:
-        NotApplicableError: its ops follow none of the known schedules.
+        NotApplicableError: its ops follow no known schedule.
     """
     graph = measured.graph
     counts = np.array([_n_microbatches(graph, v) for v in range(graph.n_variants)])
@@ -213,11 +214,11 @@ def _average_microbatch(fit: Fit) -> Array:
 
 @dataclass(frozen=True)
 class _Match:
-    """Which old ops a new op is like.
+    """For each new op, the old op that it is like.
 
     Attributes:
-        source: [new op] the one that it takes the place of, counted from its variant's first.
-        delay: [new op] the one whose launch delay it takes.
+        source: [new op] the old op whose place it takes, counted from its variant's first.
+        delay: [new op] the old op whose launch delay it takes.
         group: [new op] number of its group of like ops.
         members: [old op] by group.
         ptr: [group + 1] where the old ops of a group start in ``members``.
@@ -231,9 +232,9 @@ class _Match:
 
 
 def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -> _Match:
-    """Match ops by kind, stage, chunk and what they move; the n-th of a group to the n-th.
+    """Match ops by kind, stage, chunk and content; the n-th of a group to the n-th.
 
-    Where a replica has more microbatches than before, it starts again with the first.
+    Where a replica has more microbatches than before, the matching starts again with the first.
     """
     new_key, new_order = _keys(new, new_variant)
     old_key, old_order = _keys(old, old_variant)
@@ -253,7 +254,7 @@ def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -
 
 
 def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:
-    """[op] key of the ops that are alike, and their order by key, then microbatch or sequence."""
+    """[op] a key that like ops share, and the ops' order by key, then microbatch or sequence."""
     span = graph.variant_ops(variant)
     scaled = np.isin(graph.kind[span], [int(kind) for kind in PER_MICROBATCH])
     seq = graph.seq[span].astype(np.int64)

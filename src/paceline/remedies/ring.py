@@ -1,9 +1,9 @@
 """How long a ring collective takes in a group of another size, or over other links.
 
 A ring passes a share of the data from member to member. Per GPU a link within a node carries
-``node_speedup`` times what its network adapter carries; a group with k members on each node has k
-adapters, so that it crosses nodes k times as fast as one with a single member (NCCL's rings; see
-its PERFORMANCE.md for bus bandwidth).
+``node_speedup`` times the bytes of its network adapter. A group with k members on each node has k
+adapters. So it crosses nodes k times as fast as a group with a single member. This is how NCCL's
+rings work; see its PERFORMANCE.md for bus bandwidth.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class Ring:
 
 
 def sharded_share(ring: Ring, node_speedup: float) -> float:
-    """Time in which a unit's bytes are gathered or scattered, in units that all groups share."""
+    """Time to gather or scatter a unit's bytes, in units that all groups share."""
     return (ring.ranks - 1) / ring.ranks / ring.speed(node_speedup)
 
 
 def replicated_share(ring: Ring, n_shards: int, node_speedup: float) -> float:
-    """Time in which the bytes of one shard of a unit are reduced to all, in the same units."""
+    """Time to reduce the bytes of one shard of a unit to all, in the same units."""
     return 2 * (ring.ranks - 1) / ring.ranks / n_shards / ring.speed(node_speedup)
 
 
 def measured_node_speedup(
     scatter_s: float, all_reduce_s: float, shard: Ring, replicate: Ring
 ) -> float:
-    """How many times as fast links within a node are, from HSDP's two reductions of a unit.
+    """Speed of links within a node over that of adapters, from HSDP's two reductions of a unit.
 
     Args:
-        scatter_s: seconds of its bytes within a shard group, which does not cross nodes.
-        all_reduce_s: seconds of the bytes of a shard between them, one member on each node.
-        shard: the group of the first.
-        replicate: the group of the second.
+        scatter_s: seconds to reduce the unit's bytes within a shard group, inside a node.
+        all_reduce_s: seconds to reduce a shard's bytes between groups, one member on each node.
+        shard: the group of ``scatter_s``.
+        replicate: the group of ``all_reduce_s``.
     """
     between = all_reduce_s / replicated_share(replicate, shard.ranks, 1.0)
     within = scatter_s / sharded_share(shard, 1.0)

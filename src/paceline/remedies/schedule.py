@@ -35,24 +35,24 @@ from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
-#: Numbers of chunks are compared on steps spread over the trace that have these durations in all,
-#: but on two at least; only the best is simulated on all steps.
+#: Numbers of chunks are compared on spread steps that have COMPARED_VALUES durations in all, but at
+#: least on COMPARED_STEPS steps. Only the best is simulated on all steps.
 COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 
-#: Gains of 95% of the jobs that were run again in chunks lay so near to the predicted ones
-#: (benchmarks/truth.py: 275 jobs, 1.7 points).
+#: 275 jobs were run again in chunks (benchmarks/truth.py). For 95% of them the gain lay within 1.7
+#: points of the predicted one.
 MARGIN = 0.017
 
 
 def overlap_dp(case: Case) -> Remedy:
     """Reduce gradients during the backward pass.
 
-    Options: ``buckets``, in how many parts the gradients of a chunk are reduced while its last
-    backward still runs; without it a chunk's gradients are reduced as a whole, behind it.
+    Options: ``buckets``, the number of parts in which a chunk's gradients are reduced during its
+    last backward. Without it they are reduced as a whole, after that backward.
 
     Raises:
-        RemedyError: the number of buckets is none.
-        NotApplicableError: they are already, nothing is reduced, or nothing could hide it.
+        RemedyError: the number of buckets is not positive.
+        NotApplicableError: the job does so already, it reduces nothing, or nothing could hide it.
     """
     graph = case.measured.graph
     buckets = int(case.options.get("buckets", 1))
@@ -88,7 +88,7 @@ def overlap_dp(case: Case) -> Remedy:
 
 
 def one_f_one_b(case: Case) -> Remedy:
-    """Run 1F1B in the place of GPipe.
+    """Run 1F1B in place of GPipe.
 
     Raises:
         NotApplicableError: the job does not run GPipe, or 1F1B is not faster.
@@ -113,12 +113,12 @@ def one_f_one_b(case: Case) -> Remedy:
 def interleave(case: Case) -> Remedy:
     """Run interleaved 1F1B, each stage in chunks.
 
-    Options: ``chunks``, how many per stage; without it the best of 2 to 4 that the layers allow.
+    Options: ``chunks``, the number per stage; the default is the best of 2 to 4 that layers allow.
 
     Raises:
         RemedyError: the number of chunks asked for is not possible.
         NotApplicableError: the job, its layers or its number of microbatches do not allow it, it
-            gains nothing, or the trace leaves open what it does.
+            gains nothing, or the trace leaves its effect open.
     """
     requested = case.options.get("chunks")
     if requested is not None and int(requested) < 2:
@@ -164,11 +164,11 @@ class _Trial:
         self.late = group.evidence.get("members", ()) if group else ()
 
     def share(self, chunks: int) -> Array:
-        """[kind, stage, chunk] share of a stage's computes that a chunk does."""
+        """[kind, stage, chunk] share of a stage's computes in each chunk."""
         return shares_by_layers(self.loads, self.case.layers, chunks, self.least)
 
     def predicted(self, share: Array, *, late: bool = True) -> Prediction:
-        """The job in chunks; members that end collectives late do so in each chunk's, or less."""
+        """The job in chunks; with ``late``, late members end the collectives of each chunk late."""
         case = self.case
         new = with_schedule(self.measured, "interleaved", share, self.delays, self.variation)
         if late:
@@ -211,8 +211,8 @@ def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction
 def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
     """The prediction if all chunks of a stage computed alike; None where that is ruled out.
 
-    It is possible where slow machines and an overfull stage look alike (few replicas), or nobody
-    says which stages have more layers.
+    It is possible where slow machines and an overfull stage look alike (few replicas), or where the
+    layers of the stages are unknown.
 
     Raises:
         NotApplicableError: the two predictions differ by too much.

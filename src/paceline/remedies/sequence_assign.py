@@ -1,4 +1,4 @@
-"""Where sequences should go: over the DP ranks of a step, then over the microbatches of a rank.
+"""Assign sequences: to the DP ranks of a step, then to the microbatches of a rank.
 
 The what-if paper (5.3) does both by greedy algorithms: ranks by predicted cost, microbatches by
 tokens. Here ranks are balanced by differencing, and microbatches by cost, under a limit of tokens.
@@ -26,14 +26,14 @@ from paceline.trace.seqlens import SeqLens
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Differencing merges one tuple of bins after another; with more tuples than this (many items for
-#: few bins) it takes long, and the greedy is as good as perfect.
+#: Differencing merges one tuple of bins after another. With more tuples than this (many items for
+#: few bins) it takes long, and the greedy algorithm is practically perfect.
 MAX_TUPLES = 4096
 
-#: Where the dearest rank is within this share of the mean, it is no use to look for a better one.
+#: If the dearest rank is within this share of the mean, a better assignment is not worth a search.
 EVEN_ENOUGH = 1e-4
 
-#: Sequences that found no room are placed one by one, if they are this many at most.
+#: Sequences that found no room are placed one by one, up to this number.
 MAX_HOMELESS = 2_000
 
 
@@ -43,7 +43,7 @@ def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePl
     Args:
         seqlens: as traced.
         cost: [3] cost per token^2, per token, and per microbatch.
-        max_tokens: tokens per microbatch at most; no less than the longest sequence.
+        max_tokens: tokens per microbatch at most; not less than the longest sequence.
     """
     origin, bounds, exchanged = [], [], []
     for step in range(len(seqlens.steps)):
@@ -60,7 +60,7 @@ def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePl
 
 
 def _step(seqlens: SeqLens, step: int, cost: Array, max_tokens: int) -> tuple[Ints, Ints, str]:
-    """Sequences of a step in their new order, sizes of the slots, and what was redistributed."""
+    """Sequences of a step in their new order, sizes of the slots, and the sort of exchange."""
     ptr = seqlens.ptr[step].reshape(-1, 2)
     sizes = ptr[:, 1] - ptr[:, 0]
     items = spans(ptr[:, 0], sizes)
@@ -111,9 +111,9 @@ def _balance(
 def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
     """Ways to share items out over ranks, the best first: [item] rank.
 
-    With many items per rank the greedy is all but perfect. With few, differencing is mostly better;
-    it gives all ranks as many items, which helps where microbatches are full, but does not always
-    allow to make up for a few very dear ones.
+    With many items per rank the greedy algorithm is almost perfect. With few items, differencing is
+    mostly better. It gives all ranks equally many items, which helps where microbatches are full.
+    But it cannot always make up for a few very dear items.
     """
     n_dp, fair = len(counts), float(price.sum()) / len(counts)
 
@@ -156,7 +156,7 @@ def _house(groups: Groups, place: Ints) -> bool:
 
 
 def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
-    """[dp, microbatch] flat (dp, microbatch) of the whole microbatch that should come there.
+    """[dp, microbatch] flat (dp, microbatch) of the whole microbatch that should move there.
 
     Every replica keeps its number of microbatches; nothing moves where that would not help.
 

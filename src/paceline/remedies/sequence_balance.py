@@ -1,8 +1,8 @@
-"""Sequence balance: share sequences out anew, so that ranks and microbatches cost the same.
+"""Sequence balance: redistribute sequences so that ranks and microbatches cost the same.
 
-What-if paper, 5.3: lengths predict what a microbatch costs; its authors redistributed the sequences
-of a 32K job and gained 23.9% of throughput. The order of microbatches within a rank matters as much
-where there is a pipeline, so it is chosen as well, by simulation.
+Lengths predict the cost of a microbatch (what-if paper, 5.3). Its authors redistributed the
+sequences of a 32K job and gained 23.9% of throughput. In a pipeline the order of microbatches
+within a rank matters equally, so it is chosen as well, by simulation.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from paceline.remedies.sequence_plan import (
 )
 from paceline.remedies.sequence_search import Balancing, balance_of
 
-#: Smaller gains are not worth the exchange of sequences.
+#: Smaller gains do not justify the exchange of sequences.
 MIN_GAIN = 0.01
 
-#: An assignment of more sequences (or microbatches) than this is left out of ``change``.
+#: ``change`` leaves out an assignment of more sequences (or microbatches) than this.
 MAX_LISTED = 512
 
 #: Orders in words.
@@ -47,11 +47,11 @@ AMBIGUOUS = (
 def propose(case: Case) -> Remedy:
     """Redistribute sequences; without lengths, exchange whole microbatches.
 
-    Options: ``max_tokens``, tokens per microbatch at most (the largest seen, if not given).
+    Options: ``max_tokens``, tokens per microbatch at most (default: the largest seen).
 
     Raises:
         NotApplicableError: there is nothing to gain, or the lengths explain nothing.
-        RemedyError: the limit of tokens is too low, or there are no lengths for it.
+        RemedyError: the limit of tokens is too low, or there are no lengths to apply it to.
         TraceError: the lengths do not match the trace.
     """
     balancing = balance_of(case)
@@ -123,7 +123,7 @@ def _change(balancing: Balancing, exchanged: str, has_lengths: bool) -> dict[str
 
 
 def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any]]:
-    """Each microbatch and its new content: lengths, or the microbatch that comes there."""
+    """Each microbatch and its new content: lengths, or the microbatch that moves there."""
     after = plan.after
     _, n_dp, most = after.ptr.shape[:3]
     slots = plan.slots_before

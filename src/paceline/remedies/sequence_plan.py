@@ -1,4 +1,4 @@
-"""A plan: which sequence goes into which microbatch of which rank, and in what order they run."""
+"""A plan: which sequence goes into which microbatch of which rank, and their order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from paceline.trace.seqlens import SeqLens
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Of the parquet file, in its schema metadata.
+#: Format version, in the parquet file's schema metadata.
 VERSION = 1
 
 #: Microbatches that may be exchanged between the DP ranks of a step.
 SEQUENCES, MICROBATCHES, NOTHING = "sequences", "microbatches", "nothing"
 
-#: Orders of a rank's microbatches by cost. Those next to each other meet in a pipeline (one runs
-#: forward on a stage while another runs backward on the next), so a sorted order costs less than a
-#: random one; a hill (cheap ones at both ends) also fills and drains the pipeline fast.
+#: Orders of a rank's microbatches by cost. Neighbours meet in a pipeline: one runs forward on a
+#: stage while another runs backward on the next. So a sorted order costs less than a random one. A
+#: hill (cheap ones at both ends) also fills and drains the pipeline fast.
 ORDERS = ("falling", "rising", "hill")
 
 
@@ -35,8 +35,8 @@ class SequencePlan:
         before: the lengths as traced.
         after: the lengths as planned: the same steps, replicas and microbatches.
         origin: [sequence of ``after``] its index in ``before.lengths``.
-        exchanged: [step] what was redistributed: "sequences"; whole "microbatches", which is all
-            that is possible where the limit of tokens leaves no room; or "nothing".
+        exchanged: [step] the sort of exchange: "sequences"; whole "microbatches", where the limit
+            of tokens leaves no room for more; or "nothing".
     """
 
     before: SeqLens
@@ -46,12 +46,12 @@ class SequencePlan:
 
     @property
     def mostly(self) -> str:
-        """The exchange of most steps."""
+        """The sort of exchange of most steps."""
         return max(sorted(set(self.exchanged)), key=self.exchanged.count)
 
     @property
     def slots_before(self) -> Ints:
-        """[sequence of ``before``] flat (step, dp, microbatch) it lies in."""
+        """[sequence of ``before``] its flat (step, dp, microbatch)."""
         return _slots(self.before, len(self.before.lengths))
 
     @property
@@ -63,8 +63,8 @@ class SequencePlan:
     def write(self, path: Path, *, force: bool = False) -> None:
         """Write the assignment as parquet, one row per sequence.
 
-        Columns: step, dp_rank, mb_id (where it goes), from_dp_rank, from_mb_id, from_index (where
-        it is, and its place in that microbatch), length.
+        Columns: step, dp_rank, mb_id (the target), from_dp_rank, from_mb_id, from_index (the
+        origin, and the place in that microbatch), length.
 
         Raises:
             OutputError: the file exists and ``force`` is not given, or it cannot be written.
@@ -97,7 +97,7 @@ class SequencePlan:
 
 
 def _slots(seqlens: SeqLens, n: int) -> Ints:
-    """[sequence] flat (step, dp, microbatch) it lies in; -1 where in none."""
+    """[sequence] its flat (step, dp, microbatch); -1 if it is in none."""
     slot = np.full(n, -1, dtype=np.int64)
     ptr = seqlens.ptr.reshape(-1, 2)
     sizes = ptr[:, 1] - ptr[:, 0]
@@ -120,8 +120,8 @@ def in_order(plan: SequencePlan, cost: Array, order: str) -> SequencePlan:
     """The same plan with the microbatches of every rank ordered by ``cost`` [step, dp, microbatch].
 
     Args:
-        plan: what goes into which rank and microbatch.
-        cost: of the microbatches of ``plan.after``.
+        plan: the sequences of each rank and microbatch.
+        cost: cost of the microbatches of ``plan.after``.
         order: one of :data:`ORDERS`.
     """
     exists = plan.after.exists

@@ -1,4 +1,4 @@
-"""The best places for sequences, by simulation: what to exchange, and in what order to run it."""
+"""The best places for sequences, by simulation: the exchange, and the order of microbatches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
 
-#: Lengths that explain less of the durations than this predict no gain.
+#: No gain is predicted if lengths explain less of the durations than this.
 MIN_R2 = 0.5
 
-#: Steps, spread over the trace, on which plans are compared; only the best is simulated on all.
+#: Number of spread steps on which plans are compared; only the best is simulated on all.
 COMPARED_STEPS = 3
 
 
@@ -33,16 +33,16 @@ class Balancing:
     """A plan, and its basis.
 
     Attributes:
-        plan: which sequence (or, without lengths, microbatch) goes where.
+        plan: the new place of each sequence (or microbatch, without lengths).
         order: one of ``ORDERS``: microbatches within a rank, by cost.
-        durations: as they would be.
+        durations: the durations under the plan.
         cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
             lengths: relative to the typical microbatch).
         gains: (exchanges, order) -> gain of that plan over some steps, best first.
         max_tokens: limit per microbatch; None without lengths.
-        r2: [kind] what the lengths explain of forward and backward durations; None without them.
-        otherwise: as they would be if replicas were slow whose microbatches may cost more instead;
-            None where nothing is in doubt.
+        r2: [kind] share of forward and backward durations that lengths explain; None without them.
+        otherwise: the durations if replicas are slow whose microbatches now count as dear; None
+            where this is not in doubt.
     """
 
     plan: SequencePlan
@@ -76,17 +76,17 @@ def balance_of(case: Case) -> Balancing:
 def balance_sequences(
     measured: Measured, seqlens: SeqLens, max_tokens: int | None = None
 ) -> Balancing:
-    """Plan which sequence goes where, by what lengths cost in the trace.
+    """Plan where each sequence goes, by the cost of lengths in the trace.
 
     Args:
         measured: graph and durations of the trace.
-        seqlens: of its steps (and perhaps others).
-        max_tokens: tokens per microbatch at most; None: as many as the largest one has.
+        seqlens: lengths for its steps (and perhaps others).
+        max_tokens: tokens per microbatch at most; None: the tokens of the largest one.
 
     Raises:
         TraceError: the lengths do not match the trace.
-        NotApplicableError: they explain next to nothing.
-        RemedyError: the limit is below the longest of them.
+        NotApplicableError: the lengths explain next to nothing.
+        RemedyError: the limit is below the longest sequence.
     """
     lengths = matching(seqlens, measured)
     fit = fit_computes(measured.durations)
@@ -130,7 +130,7 @@ def _limit(seqlens: SeqLens, max_tokens: int | None) -> int:
 
 
 def balance_microbatches(measured: Measured) -> Balancing:
-    """Plan an exchange of whole microbatches, by what they cost in the trace.
+    """Plan an exchange of whole microbatches, by their cost in the trace.
 
     Args:
         measured: graph and durations of the trace.
@@ -148,8 +148,8 @@ def balance_microbatches(measured: Measured) -> Balancing:
     )
     logs = np.zeros(exists.shape)
     for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
-        # A slowdown of a replica on all its stages alike counts as its microbatches', unless it
-        # stands out; what one of its workers adds is not: the least slow place has none of it.
+        # If a replica is slower on all its stages alike, its microbatches count as dear, unless it
+        # stands out. Delay of a single worker does not count: the least slow place has none of it.
         own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
         logs[:, dps, : len(own)] = own.transpose(1, 2, 0)
     of_item = logs[exists]  # an item is a microbatch: the one that starts there
@@ -170,7 +170,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     doubt = fit.level_in_doubt
     if not doubt.any():
         return best
-    # A slow replica keeps its level, and what leaves it is cheaper than it looked.
+    # A slow replica keeps its level, and a microbatch that leaves it is cheaper than it looked.
     levels = np.broadcast_to(doubt[:, None], exists.shape)
     homes = best.plan.after.ptr[..., 0]
     items = levels[exists][np.minimum(homes, len(of_item) - 1)]
@@ -197,8 +197,8 @@ def _best(
 
     Args:
         durations: as measured.
-        fit: of these durations.
-        plans: what may go where.
+        fit: fit of these durations.
+        plans: the plans to compare.
         cost: plan -> [step, dp, microbatch].
         ratio: plan -> [kind, place, step, dp, microbatch] new over old durations.
     """
@@ -226,7 +226,7 @@ def _best(
 
 
 class _Scaler:
-    """Makes computes longer or shorter, but for their pauses, which stay where they are."""
+    """Makes computes longer or shorter, except their pauses, which do not change."""
 
     def __init__(self, durations: Durations, fit: Fit) -> None:
         self.durations, self.fit = durations, fit

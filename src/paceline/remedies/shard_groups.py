@@ -1,4 +1,4 @@
-"""Which ranks share one copy of the parameters in a recorded job, and where they lie."""
+"""Which ranks share one copy of the parameters in a recorded job, and on which nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.trace import OpKind
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: A scatter that takes longer than this number of gathers may be an all-reduce.
+#: A scatter may be an all-reduce if it takes longer than this number of gathers.
 TWICE = 1.5
 
 #: Collectives in which the members of a shard group meet.
@@ -28,17 +28,17 @@ class ShardGroups:
     """How a job's parameters are sharded.
 
     Attributes:
-        world: [replica] number of the ranks that hold the same parameters between them.
-        place: [replica] its place among these, by rank.
+        world: [replica] index of its world: the ranks that shard or replicate groups connect.
+        place: [replica] its place in its world, by rank.
         node: [replica, pp] number of its node.
-        shard: the groups that share one copy now.
+        shard: the groups that share one copy at present.
         replicate: the groups of ranks that hold the same shard; of one rank where there are none.
         scatter_s: typical seconds of a unit's reduction in its shard group.
-        all_reduce_s: typical seconds of that between the copies; NaN where there are none.
+        all_reduce_s: typical seconds of the reduction between the copies; NaN where there is none.
         fastest_s: typical seconds of the fastest gather or scatter.
-        scatter_passes: how often the bytes of a scatter may go round its ring: once, or twice where
-            it takes as long as two gathers. Those may be larger numbers than the parameters, or a
-            scatter that is an all-reduce (gloo).
+        scatter_passes: how often the bytes of a scatter may go round its ring. Once; where it takes
+            as long as two gathers, twice is possible, too. Its numbers may then be larger than the
+            parameters, or it is an all-reduce (gloo).
     """
 
     world: Ints
@@ -58,17 +58,17 @@ class ShardGroups:
 
     @property
     def most_hop_s(self) -> float:
-        """No hop of a ring takes longer, seconds: even the fastest collective has them all."""
+        """Seconds that no hop of a ring exceeds: even the fastest collective has all hops."""
         hops = self.fastest_s / (self.shard.ranks - 1)
         if self.replicate.ranks == 1:
             return hops
         return min(hops, self.all_reduce_s / (2 * (self.replicate.ranks - 1)))
 
     def node_speedup(self, hop_s: float, passes: int) -> float | None:
-        """How many times as fast as a network adapter a link within a node is.
+        """Speed of a link within a node over that of a network adapter.
 
         None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes,
-        and those of a scatter go round ``passes`` times.
+        and the bytes of a scatter go round ``passes`` times.
         """
         if self.shard.crosses or self.replicate.ranks == 1 or self.replicate.per_node > 1:
             return None
@@ -80,7 +80,7 @@ class ShardGroups:
         )
 
     def partitions(self, size: int) -> Ints:
-        """[2, replica] shard groups of some size, and ranks that hold the same shard."""
+        """[2, replica] shard groups of a size, and groups of ranks that hold the same shard."""
         n_copies = self.ranks // size
         shard = self.world * n_copies + self.place // size
         return np.stack([shard, self.world * size + self.place % size])
@@ -89,7 +89,7 @@ class ShardGroups:
         """Shard and replicate groups of some size.
 
         Raises:
-            NotApplicableError: they lie unevenly over the nodes.
+            NotApplicableError: the groups lie unevenly over the nodes.
         """
         shard, replicate = (ring_of(sets, self.node) for sets in self.partitions(size))
         return shard, replicate
@@ -103,12 +103,12 @@ class ShardGroups:
         return True
 
     def across(self, size: int) -> bool:
-        """Whether any group, of now or of some size, spans nodes."""
+        """Whether any group, at present or of ``size``, spans nodes."""
         return any(ring.crosses for ring in (self.shard, self.replicate, *self.rings(size)))
 
 
 def ring_of(sets: Ints, node: Ints) -> Ring:
-    """The group that all sets are like.
+    """The shape that all groups have.
 
     Args:
         sets: [replica] number of its set.
@@ -170,7 +170,7 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
 
 
 def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:
-    """[replica] the set in which all collectives of some kinds meet; None where there are none."""
+    """[replica] the group in which all collectives of some kinds meet; None without collectives."""
     partitions = {
         tuple(np.unique(graph.sets_of(int(op)), return_inverse=True)[1].tolist())
         for op in np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in kinds]))

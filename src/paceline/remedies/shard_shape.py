@@ -1,9 +1,9 @@
 """Another size of the groups that share one copy of the parameters (FSDP, HSDP).
 
-Groups within a node gather over fast links, but their gradients have to be reduced once more,
-between the copies, and each GPU holds more. Times of the new collectives follow from those of the
-recorded ones by the ring model (``remedies.ring``); what the trace leaves open of the network is
-simulated both ways.
+Groups within a node gather over fast links. But their gradients must be reduced once more, between
+the copies, and each GPU holds more. The ring model (``remedies.ring``) derives times of the new
+collectives from those of the recorded ones. Properties of the network that the trace leaves open
+are simulated both ways.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from paceline.units import seconds
 
 K = OpKind
 
-#: How often a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
+#: Times that a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
 _PASSES = {"nccl": 1, "gloo": 2}
 
 #: Operations that need all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
 
-#: Links within a node of NVLink systems carry up to 9 times what an adapter does (H100: 450 GB/s
-#: per GPU and direction, 50 GB/s NDR); the widest that a trace is taken to leave open.
+#: The widest ratio that a trace is taken to leave open. In NVLink systems a link within a node
+#: carries up to 9 times as much as an adapter. Of an H100: 450 GB/s per direction, 50 GB/s by NDR.
 MOST_NODE_SPEEDUP = 20.0
 
 
 def propose(case: Case) -> Remedy:
     """Let another number of ranks share one copy of the parameters.
 
-    Options: ``shard``, that number; ``ranks_per_node``; ``node_speedup``, how many times as fast as
-    a network adapter a link within a node is; ``latency_us``, what an all-reduce of next to no
-    bytes takes in a group of now; ``backend``, "nccl" or "gloo". Without ``shard`` all sizes are
-    compared.
+    Options: ``shard``, that number (default: all sizes are compared); ``ranks_per_node``;
+    ``node_speedup``, the speed of a link within a node over that of a network adapter;
+    ``latency_us``, the time of an all-reduce of next to no bytes in a present group; ``backend``,
+    "nccl" or "gloo".
 
     Raises:
-        RemedyError: an option asks for what cannot be.
-        NotApplicableError: nothing is sharded, it is not known which ranks share a node, no size
-            gains by all readings, or they lie too far apart.
+        RemedyError: an option has an impossible value.
+        NotApplicableError: nothing is sharded, the ranks of a node are not known, no size gains by
+            all readings, or the readings lie too far apart.
     """
     groups = recorded_groups(case.measured, _ranks_per_node(case))
     sizes = _sizes(case, groups)
@@ -86,7 +86,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _missing(case: Case, groups: ShardGroups, size: int) -> str:
-    """Options that would tell more of the network."""
+    """Options that would tell more about the network."""
     options = []
     if len(_hops(case, groups)) > 1:
         options.append("--latency-us, the time of a very small all-reduce in a group of now")
@@ -132,11 +132,11 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Fields of its network that a trace may leave open.
+    """Properties of its network that a trace may leave open.
 
     Attributes:
         hop_s: seconds of a hop of a ring beside the bytes.
-        node_speedup: how many times as fast as a network adapter a link within a node is.
+        node_speedup: speed of a link within a node over that of a network adapter.
         passes: how often the bytes of a scatter go round its ring.
     """
 
@@ -146,7 +146,7 @@ class _Reading:
 
 
 def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]:
-    """The steps with groups of another size by all readings of the network, fastest first."""
+    """The steps with groups of another size for each reading of the network, fastest first."""
     readings = [
         _Reading(hop_s, speedup, passes)
         for hop_s in _hops(case, groups)
@@ -158,7 +158,7 @@ def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]
 
 
 def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
-    """The least and the longest that a hop of a ring may take; or as asked for."""
+    """The least and the longest possible seconds of a ring's hop, or the user's option."""
     given = case.options.get("latency_us")
     if given is None:
         return 0.0, groups.most_hop_s
@@ -169,7 +169,7 @@ def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
 
 
 def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
-    """How often the bytes of a scatter may go round its ring."""
+    """The possible numbers of times that a scatter's bytes go round its ring."""
     backend = case.options.get("backend")
     if backend is None:
         return groups.scatter_passes
@@ -181,7 +181,7 @@ def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
 def _node_speedups(
     case: Case, groups: ShardGroups, size: int, hop_s: float, passes: int
 ) -> tuple[float, ...]:
-    """How many times as fast links within a node may be."""
+    """The possible speeds of links within a node over that of an adapter."""
     given = case.options.get("node_speedup")
     if given is not None:
         if not 1 <= float(given) < 1e4:
@@ -202,7 +202,7 @@ class _Times:
 
     @classmethod
     def of(cls, bytes_factor: float, hops: int, hops_now: int, hop_s: float) -> _Times:
-        """Bytes take ``bytes_factor`` times as long, hops as long as they are many."""
+        """Bytes take ``bytes_factor`` times as long; the time of hops follows their number."""
         return cls(bytes_factor, hop_s * (hops - bytes_factor * hops_now))
 
 
@@ -211,9 +211,10 @@ class _Changes:
     """Times of collectives in groups of another size.
 
     Attributes:
-        sharded: of gathers and scatters, from those of now.
-        replicated: of the all-reduce between copies; None: there is none.
-        of_scatter: whether that is from the scatter of its unit, else from the all-reduce of now.
+        sharded: times of gathers and scatters, from the present ones.
+        replicated: times of the all-reduce between copies; None: there is none.
+        of_scatter: whether ``replicated`` follows from the unit's scatter, else from the present
+            all-reduce.
     """
 
     sharded: _Times
@@ -258,7 +259,7 @@ class _Regrouped:
 
     Args:
         replica: the programs.
-        changes: how long the collectives take.
+        changes: times of the new collectives.
         family: the family of the new shard groups; the next one is that of the copies.
     """
 
@@ -293,14 +294,14 @@ class _Regrouped:
         steps[:] = [*edited, *self._open]
 
     def _renewed(self, op: int) -> int:
-        """The collective of now in its new group."""
+        """A present collective in its new group."""
         if op not in self._new:
             within = self._replica.kind(op) in SHARDED
             self._new[op] = self._replica.add(self._added(op, within=within))
         return self._new[op]
 
     def _added(self, op: int, *, within: bool) -> Added:
-        """A collective within the new shard groups, or between them, from one of now."""
+        """A collective within the new shard groups, or between them, from a present one."""
         times = self._changes.sharded if within else self._changes.replicated
         assert times is not None
         return Added(

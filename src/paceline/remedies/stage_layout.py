@@ -1,6 +1,6 @@
 """Another split of the layers over the stages (what-if paper, 5.2).
 
-Without the layers of the stages only a bound is known: what perfectly even stages would gain.
+Without the layers of the stages only a bound is known: the gain of perfectly even stages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Array = npt.NDArray[np.float64]
 def propose(case: Case) -> Remedy:
     """The best contiguous split of the layers over the stages, or a bound on its gain.
 
-    Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, for
-    the memory.
+    Options: ``min_layers`` (1) per stage and chunk; ``max_layers``, a number or one per stage, to
+    limit memory.
 
     Raises:
         RemedyError: the layers do not match the job, or the bounds leave no split.
-        NotApplicableError: there is one stage, no split is faster, or no stage shows what a layer
-            costs.
+        NotApplicableError: there is one stage, no split is faster, or no stage shows the cost of a
+            layer.
     """
     if case.measured.graph.n_pp == 1:
         raise NotApplicableError("the job has one stage: there is nothing to split")
@@ -141,7 +141,7 @@ def _layers(case: Case, requested: tuple[int, ...]) -> Layout:
     """[virtual stage] layers now, checked.
 
     Raises:
-        RemedyError: not as many as stages (or stages x chunks).
+        RemedyError: the number of entries is not that of stages (or stages x chunks).
     """
     n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
     layers = tuple(int(count) for count in requested)
@@ -167,7 +167,7 @@ def bounds_of(case: Case, n_virtual: int, total: int) -> Bounds:
     """The user's bounds for ``total`` layers on ``n_virtual`` (stage, chunk).
 
     Raises:
-        RemedyError: they are no bounds, or leave no split.
+        RemedyError: the options are no bounds, or leave no split.
     """
     n_pp = case.measured.graph.n_pp
     least = int(case.options.get("min_layers", 1))

@@ -1,4 +1,4 @@
-"""Split layers over stages: what a layer costs, and the split whose largest load is smallest.
+"""Split layers over stages: the cost of a layer, and the split whose largest load is smallest.
 
 Virtual stages are counted in the order of the model: chunk 0 of all stages, then chunk 1.
 """
@@ -22,8 +22,8 @@ class LayerCosts:
     """Seconds of a microbatch by layers.
 
     Attributes:
-        layers: [virtual stage] layers now.
-        loads: [kind, virtual stage] seconds now, forward and backward.
+        layers: [virtual stage] present layers.
+        loads: [kind, virtual stage] present seconds, forward and backward.
         per_layer: [kind, virtual stage] seconds of a layer there.
         extra: [kind, virtual stage] seconds beside the layers: the embedding part in the first,
             the loss part in the last, else 0.
@@ -48,19 +48,19 @@ class LayerCosts:
 
 
 def estimate_costs(loads: Array, layers: Layout) -> LayerCosts:
-    """Costs of layers, embedding and loss part from what the stages take now.
+    """Costs of layers, embedding and loss part, from the present times of the stages.
 
-    An interior stage shows what a layer costs (on its machines, its embedding-free part); what the
-    first and last stage take above the median of these is the embedding and the loss part. With two
-    virtual stages these cannot be told apart: the embedding is taken as free (paper, 5.2: it takes
-    negligible time).
+    An interior stage shows the cost of a layer (on its machines): it has no embedding or loss. The
+    embedding and loss parts are the times of the first and last stage above the median of the
+    interior ones. With two virtual stages these cannot be told apart. The embedding is then taken
+    as free (paper, 5.2: it takes negligible time).
 
     Args:
         loads: [kind, virtual stage] seconds of a microbatch.
         layers: [virtual stage] layers.
 
     Raises:
-        NotApplicableError: no stage shows what a layer costs.
+        NotApplicableError: no stage shows the cost of a layer.
     """
     count = np.array(layers)
     inner = np.zeros(len(layers), dtype=bool)
@@ -151,7 +151,7 @@ def splits_within(
 
 
 def moves(layout: Layout, least: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[move, virtual stage] all layouts in which one layer stands elsewhere."""
+    """[move, virtual stage] all layouts in which one layer moves to another virtual stage."""
     n = len(layout)
     give, take = np.nonzero(~np.eye(n, dtype=bool))
     layouts = np.tile(np.array(layout), (len(give), 1))

@@ -1,7 +1,7 @@
 """Try many changes of one job at once, without noise: one lane per change and kind of replica.
 
-A walk over the ops costs the same for one lane as for hundreds, so a search tries its candidates on
-typical durations first and only the best of them on all steps and replicas.
+A walk over the ops costs the same for one lane as for hundreds. So a search tries its candidates on
+typical durations first. Only the best of them run on all steps and replicas.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.remedies.remedy import predicted_step_s
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Steps and replicas that the typical duration of an op is taken from; more change it by less than
-#: the noise of one microbatch over 8.
+#: An op's typical duration is taken from this many steps and replicas. More samples change it by
+#: less than the noise of one microbatch over 8.
 SAMPLES = 64
 
 #: Values laid out at once: 64 MB.
@@ -37,7 +37,7 @@ def typical_durations(durations: Durations) -> Array:
 
 
 def some_replicas(graph: StepGraph, dps: npt.NDArray[np.int64]) -> StepGraph:
-    """The graph of a job of some of the replicas only."""
+    """The graph of a job with only these replicas."""
     return replace(graph, replica_variant=graph.replica_variant[dps])
 
 

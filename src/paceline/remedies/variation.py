@@ -1,8 +1,8 @@
 """Part of a compute that is not its work: variation from op to op, and pauses.
 
 A stage that is cut into chunks launches more and smaller computes. Each of them varies on its own,
-so that together they vary less than one that does all; a pause hits one of them and is as long as
-it was.
+so together they vary less than one compute that does all. A pause hits one of them, and keeps its
+length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-#: A worker is slow in a step where the median of its computes stands out by this many standard
-#: errors.
+#: A worker is slow in a step if the median of its computes stands out by this many standard errors.
 STEP_ERRORS = 3.5
 
 
@@ -32,7 +31,7 @@ class Variation:
 
     Attributes:
         residual: per variant [kind, stage, microbatch, step, dp] logarithms; without pauses, and
-            without what makes a worker slow in whole steps.
+            without the slowness of workers in whole steps.
         pause_s: per variant [stage, microbatch, step, dp] seconds of pauses in forwards.
     """
 
@@ -40,7 +39,7 @@ class Variation:
     pause_s: tuple[Array, ...]
 
     def steps(self, index: Ints) -> Variation:
-        """That of some steps."""
+        """The variation of some steps."""
         return Variation(
             tuple(table[..., index, :] for table in self.residual),
             tuple(table[..., index, :] for table in self.pause_s),
@@ -52,8 +51,8 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
 
     Args:
         durations: of a job with one chunk per stage.
-        by_microbatch: microbatches differ in cost, so that what all computes of one have in common
-            is no variation but its work.
+        by_microbatch: microbatches differ in cost. The common part of all computes of a microbatch
+            is then its work, not variation.
     """
     fit = fit_computes(durations)
     paused = tuple(pauses(durations, fit, 0))
@@ -67,7 +66,7 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
         if pause_s.any():
             own = durations.block(v)[variant.ops[0]]
             left_over[0] += np.log1p(-pause_s / np.maximum(own, 1e-9))
-        # A worker that is slow in a step is so in all of the step's chunks.
+        # A worker that is slow in a step is slow in all chunks of the step.
         level = np.median(left_over, axis=2, keepdims=True)
         error = MEDIAN_ERROR * fit.sigma / np.sqrt(left_over.shape[2])
         left_over -= np.where(
@@ -78,7 +77,7 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
 
 
 def _take_out(residual: Array, cost: Array) -> None:
-    """Take out of residuals, in place, what still goes with the cost of microbatches.
+    """Take the part that follows the cost of microbatches out of residuals, in place.
 
     The slopes of the fit are unsure where a slow worker stands beside few others.
 
@@ -96,11 +95,11 @@ def _take_out(residual: Array, cost: Array) -> None:
 def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
     """Let chunks vary on their own, in place.
 
-    A chunk takes the residual of another microbatch, step and replica of its stage, and of each
-    pause one chunk takes all.
+    A chunk takes the residual of another microbatch, step and replica of its stage. One chunk takes
+    the whole of each pause.
 
     Args:
-        new: each chunk takes its share of its microbatch's compute, variation and pause included.
+        new: each chunk has its share of its microbatch's compute, variation and pause included.
         variation: of the job with one chunk per stage.
         share: [kind, stage, chunk].
     """

@@ -1,9 +1,9 @@
-"""Arrows between the slices of a Chrome trace: transfers inside those that wait, and arrows.
+"""Arrows between the slices of a Chrome trace, and transfers inside slices that wait.
 
-Perfetto binds each end of an arrow to the slice that is open on its thread at that moment, and lets
-the arrow point from the slice that starts earlier (v54, ``json_trace_parser.cc``,
-``flow_tracker.cc``). So where an operation waits for its peers its transfer is a slice of its own
-inside it, which starts when the last of them is launched, and the arrow ends there.
+Perfetto binds each end of an arrow to the slice that is open on its thread at that moment. The
+arrow points from the slice that starts earlier (v54, ``json_trace_parser.cc``,
+``flow_tracker.cc``). So the transfer of an operation that waits for its peers is a slice of its
+own, inside the operation's. It starts when the last peer is launched, and the arrow ends there.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Ties:
         self.begin_ns = np.clip(begin_ns, slices.start_ns, last_ns)
         self.waits = np.flatnonzero(self.begin_ns > slices.start_ns)
         source, target = place[links.source], place[links.target]
-        # An arrow must start before it ends, by at least a nanosecond: of equal times the file's
-        # order counts, in which its target may come first.
+        # An arrow must start at least a nanosecond before it ends. Of equal times the file's order
+        # counts, and there its target may come first.
         start_ns = np.maximum(self.begin_ns[source] - 1, slices.start_ns[source])
         end_ns = np.clip(start_ns + 1, self.begin_ns[target], last_ns[target])
         real = end_ns > start_ns  # not so where a transfer takes no time
@@ -99,5 +99,5 @@ class _End:
 
 
 def nanoseconds(seconds: npt.NDArray[np.float64]) -> Ints:
-    """Whole nanoseconds, so that what meets still meets when it has been printed."""
+    """Whole nanoseconds, so that times that meet still meet when printed."""
     return np.rint(seconds * 1e9).astype(np.int64)

@@ -31,7 +31,7 @@ def communication_lines(communication: Communication | None, width: int) -> list
 
 
 def _aligned(table: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """Columns as wide as their longest cell; the last ones go where there is no room."""
+    """Columns as wide as their longest cell; if there is no room, the last ones are dropped."""
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]
     columns = len(wide)
     while columns > 2 and sum(wide[:columns]) + 2 * (columns - 1) > width:

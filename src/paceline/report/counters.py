@@ -14,14 +14,14 @@ from paceline.whatif import Scenario, simulate_scenarios
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Samples of a counter that changes within a step.
+#: Number of samples of a counter that changes within a step.
 SAMPLES = 256
 
 
 def job_counters(
     durations: Durations, delays: Durations, ideal: Floats, steps: Ints
 ) -> tuple[Counter, Counter]:
-    """The slowdown S of each step, and how much longer its launch delays make it.
+    """The slowdown S of each step, and the lengthening by its launch delays.
 
     Args:
         durations: measured durations of these steps.
@@ -42,7 +42,7 @@ def job_counters(
 
 
 def waiting_counter(timeline: Timeline, delays: Durations, steps: Ints) -> Counter:
-    """How many workers (of all replicas) are in the launch delay of a compute, over time.
+    """Number of workers (of all replicas) in the launch delay of a compute, over time.
 
     Each sample is the mean from it to the next one.
 

@@ -1,4 +1,4 @@
-"""Operations as events to be drawn: from a simulated timeline, or from a trace as it is."""
+"""Operations as events to be drawn: from a simulated timeline, or from a trace unchanged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
     """The events of a trace, as traced.
 
     Args:
-        trace: what happened.
+        trace: the trace.
         replicas: data-parallel ranks to take; None takes all.
     """
     chunk, microbatch = _served_rows(trace)
@@ -105,7 +105,7 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
 
 
 def _named_parts(kind: Ints, part: Ints) -> Ints:
-    """[op] its part where that tells it from others of its pass, else -1."""
+    """[op] its part, if that distinguishes it from others of its pass, else -1."""
     numbered = np.isin(kind, [int(k) for k in _PART_KINDS])
     for compute in PASSES:
         own = kind == compute
@@ -114,7 +114,7 @@ def _named_parts(kind: Ints, part: Ints) -> Ints:
 
 
 def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
-    """[row] the same for a trace: transfer k belongs to compute k, where there are as many."""
+    """[row] the same for a trace: transfer k belongs to compute k, if there are as many."""
     chunk, microbatch = trace.chunk.astype(np.int64), trace.microbatch.astype(np.int64)
     if trace.program is not None:
         worker = np.repeat(np.arange(trace.counts[..., 0].size), trace.counts.sum(axis=-1).ravel())

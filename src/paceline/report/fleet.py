@@ -250,7 +250,7 @@ def _named(curve: Curve, jobs: Jobs) -> Distribution:
 
 
 def _scatter(figure: Figure, jobs: Jobs) -> Spec | None:
-    """All points where they are few; else the slowest and a sample, and all in the table."""
+    """All points if they are few; else the slowest and a sample, with all in the table."""
     assert figure.points is not None
     x, y, row = figure.points
     if not len(x):

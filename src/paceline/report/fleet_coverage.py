@@ -1,4 +1,4 @@
-"""Tables of a study's page that say which jobs there are: sizes, severe ones, and rules."""
+"""Tables of a study's page that describe its jobs: sizes, severe ones, and rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _with_interval(estimate: Estimate) -> str:
 
 
 def sizes(coverage: Numbers) -> str:
-    """How many jobs have as many GPUs (3.1)."""
+    """Number of jobs of each number of GPUs (3.1)."""
     cells = [
         (f"{int(gpus):,} GPUs and more", _with_interval(share))
         for gpus, share in coverage["sizes"].items()
@@ -41,7 +41,7 @@ def sizes(coverage: Numbers) -> str:
 
 
 def severe(numbers: Numbers) -> str:
-    """Jobs with S above 3: how large, single workers or not, compute or not (4.1)."""
+    """Jobs with S above 3: sizes, and the shares due to single workers and to compute (4.1)."""
     if not numbers["jobs"]:
         return "<p>No job has S above 3.</p>" + _of_paper("severe")
     cells = [
@@ -82,7 +82,7 @@ def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:
 
 
 def hours_words(coverage: Numbers) -> str:
-    """Where the GPU-hours are from, and how many jobs have none."""
+    """Source of the GPU-hours, and the number of jobs without them."""
     given, unknown = coverage["gpu_hours_given"], coverage["gpu_hours_unknown"]
     n = coverage["jobs"] - unknown
     traced = "GPUs times traced time: a trace of a few steps counts as these steps"

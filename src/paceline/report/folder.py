@@ -27,10 +27,10 @@ def check_folder(
     *,
     force: bool = False,
 ) -> None:
-    """Make sure that :func:`write_folder` may write; call it before a long analysis.
+    """Check that :func:`write_folder` may write; call it before a long analysis.
 
     Args:
-        folder: where to.
+        folder: target folder.
         extra: names of further files.
         inputs: paths that are read, and must not be overwritten.
         force: overwrite.

@@ -12,7 +12,7 @@ from paceline.trace.job import place_of
 
 MAX_ROWS = 16  # more would push the rest off one screen
 
-#: The scale never ends below this, or noise would look like fire in a healthy job.
+#: The scale never ends below this: else noise would look like fire in a healthy job.
 MIN_TOP = 1.1
 
 _VALUE_WIDTH = 5  # " 1.98": cells at least as wide show the number
@@ -20,8 +20,8 @@ _MAX_CELL_WIDTH = 7
 _LEVELS = 10
 _ZERO = "·"  # the lowest level, so that hot spots stand out where digits replace colours
 
-# "inferno" (Matplotlib, CC0) without its ends: as even to the eye as numbers are, also in grey and
-# to the colour-blind; dark to bright, and bright stands out on light and dark terminals alike.
+# "inferno" (Matplotlib, CC0) without its ends. Its steps look as even as the numbers are, also in
+# grey and to the colour-blind. Bright stands out on light and dark terminals alike.
 _SCALE = (
     (43, 11, 87), (87, 16, 109), (120, 28, 109), (154, 41, 100), (188, 55, 84),
     (217, 77, 61), (237, 105, 37), (250, 142, 9), (250, 184, 34), (242, 225, 87),
@@ -54,7 +54,7 @@ def heatmap(
 
     Args:
         slowdown: [pp, replica] S_w.
-        width: characters there are.
+        width: available characters.
         colour: whether the terminal shows at least 256 colours; digits stand for them otherwise.
         peers: replicas of one data-parallel rank.
     """

@@ -1,7 +1,7 @@
 """The report: one HTML file that opens from disk, fetches nothing and prints.
 
-Text, tables and bars are HTML written here; the figures that move (heatmaps, curves, timeline) are
-drawn by the scripts in ``page/static`` from numbers that the page holds as JSON.
+Text, tables and bars are HTML written here. The page holds numbers as JSON for the figures that
+move (heatmaps, curves, timeline); the scripts in ``page/static`` draw them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.results.document import JobReport
 from paceline.results.headline import details, headline, is_healthy
 from paceline.units import count, percent
 
-#: In this order: each uses what the ones before it define.
+#: The order counts: each uses definitions of the ones before it.
 SCRIPTS = (
     "base.js",
     "heatmap.js",
@@ -39,7 +39,7 @@ SCRIPTS = (
 
 @dataclass(frozen=True)
 class _Page:
-    """All that the page is made of."""
+    """All parts of the page."""
 
     report: JobReport
     drawings: Drawings
@@ -62,7 +62,7 @@ def report_writer(
         gpu_hour_cost: price of a GPU-hour, in the user's currency.
         perfetto: the file with the ideal timeline, relative to the report.
     """
-    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot encode.
     content = _html(_Page(report, drawings, gpu_hour_cost, perfetto)).encode("utf-8", "replace")
     return lambda file: _write(file, content)
 
@@ -117,7 +117,7 @@ def _findings_and_remedies(report: JobReport) -> str:
 
 
 def _figures(page: _Page) -> str:
-    """Critical path, waterfall, parts and charts: what the findings rest on."""
+    """Critical path, waterfall, parts and charts: the basis of the findings."""
     report = page.report
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
@@ -133,7 +133,7 @@ def _figures(page: _Page) -> str:
 
 
 def _doubt(report: JobReport) -> str:
-    """A caution under the headline, where the simulation is far from the trace."""
+    """A caution under the headline, if the simulation is far from the trace."""
     if not report.doubtful:
         return ""
     return (

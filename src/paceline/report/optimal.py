@@ -55,7 +55,7 @@ def _row(sized: Sized) -> tuple[str, ...]:
 
 
 def explanation(result: Optimal) -> list[str]:
-    """The answer, and why it is not what the FLOPs at peak promise."""
+    """The answer, and why it differs from the one by FLOPs at peak."""
     naive, real = result.naive, result.realistic
     text = []
     if naive is not None:

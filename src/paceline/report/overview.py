@@ -1,4 +1,4 @@
-"""The process that leads a scene of a Chrome trace: its steps, critical path and counters."""
+"""The first process of a scene of a Chrome trace: its steps, critical path and counters."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def overview(
 def _path_events(
     path: CriticalPath, steps: Ints, shift_ns: Ints, pid: int, tid: int
 ) -> Iterator[str]:
-    """One slice per segment; what runs backwards (clock error) has no length."""
+    """One slice per segment; a segment that runs backwards (clock error) has no length."""
     begin = shift_ns[np.searchsorted(steps, path.steps)]
     stop = np.maximum.accumulate(
         np.rint(path.end_s * 1e9).astype(np.int64) + begin[path.step_index]

@@ -19,17 +19,17 @@ from paceline.report.overview import meta, overview
 from paceline.report.scene import Scene
 from paceline.trace import Job, OpKind
 
-#: Size that a browser still opens; beyond it Perfetto's page runs out of memory.
+#: Most events that a browser still opens; beyond it Perfetto's page runs out of memory.
 MAX_EVENTS = 2_000_000
 
-#: Overlaps within one stream up to this are rounding of the recorder; they are cut off, since a
+#: An overlap within one stream up to this is rounding of the recorder. It is cut off, since a
 #: viewer wants the events of a row to be disjoint. Longer ones get a second row.
 _ROUNDING_NS = 1_000_000
 
 _AT_ONCE = 8192  # events formatted per write
 _GZIP_LEVEL = 4  # a third of the time of the default 9, for 15% more bytes
 
-#: Rows of a stream: one, and those for what overlaps.
+#: Number of rows of a stream: one, and those for overlapping events.
 MOST_LANES = 13
 
 #: Threads of one process; their ids differ from the process's, which would make one its main one.
@@ -83,7 +83,7 @@ _COLOURS = {
 
 
 def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
-    """OutputError where a viewer could not open that many events."""
+    """Raise OutputError if a viewer could not open that many events."""
     if n_events > MAX_EVENTS:
         room = MAX_EVENTS * n_replicas // n_events
         fitting = f"about {room} replicas fit" if n_steps == 1 and room else "take fewer"
@@ -94,7 +94,7 @@ def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
 
 
 def fitting(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """The scenes; without their arrows where these would make a viewer's page run out of memory."""
+    """The scenes; without their arrows if these would make a viewer's page run out of memory."""
     ties = [scene.links for scene in scenes if scene.links is not None]
     arrows = sum(int(np.isfinite(tie.begin_s).sum()) + 2 * len(tie.source) for tie in ties)
     if sum(len(scene.events) for scene in scenes) + arrows <= MAX_EVENTS:
@@ -119,10 +119,10 @@ def trace_writer(
     critical path and the counters.
 
     Args:
-        scenes: what to draw.
+        scenes: the scenes to draw.
         job: degrees of parallelism.
-        about: what the file says of itself, under ``otherData``.
-        replica_names: what to call data-parallel ranks other than ``dp 3``.
+        about: the file's description of itself, under ``otherData``.
+        replica_names: names of data-parallel ranks other than ``dp 3``.
         compress: gzip it.
 
     Raises:

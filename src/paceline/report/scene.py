@@ -27,12 +27,12 @@ class Links:
     """Links between the events of a simulated timeline.
 
     Attributes:
-        begin_s: [event] when its transfer begins, since all its peers are launched; -inf where it
-            has no peers.
+        begin_s: [event] begin of its transfer, when all its peers are launched; -inf if it has no
+            peers.
         critical: [event] whether it is on the critical path.
-        source: [arrow] event that an arrow comes from: a send, of a collective the member that is
-            launched last, or what a program waited for.
-        target: [arrow] event it goes to: the recv, a member that waited, or the compute that runs
+        source: [arrow] event at its start: a send; the member of a collective that is launched
+            last; or an op that a program waited for.
+        target: [arrow] event at its end: the recv, a member that waited, or the compute that runs
             behind a wait.
     """
 
@@ -71,9 +71,9 @@ class Scene:
 
     Attributes:
         events: the operations.
-        name: what to call it; empty where there is only one.
-        links: what ties the events; None for rows of a trace, which are drawn as they are.
-        path: the critical path of the steps drawn; it may pass replicas that are not.
+        name: name of the scene; empty if there is only one.
+        links: links between the events; None for rows of a trace, which are drawn unchanged.
+        path: the critical path of the drawn steps; it may pass replicas that are not drawn.
         counters: numbers over time.
     """
 

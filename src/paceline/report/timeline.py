@@ -1,4 +1,4 @@
-"""Timelines that a user names: a job as traced, replayed, measured, ideal, or something between."""
+"""Timelines that a user names: a job as traced, replayed, measured, ideal, or a mixture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRACED, REPLAYED = "traced", "replayed"
 #: Other names for scenarios.
 ALIASES = MappingProxyType({"actual": REPLAYED, "simulated": "measured"})
 
-#: Where a list of scenarios is cut: not inside ``worker=3,1``.
+#: Separator in a list of scenarios; it does not match inside ``worker=3,1``.
 _BETWEEN = re.compile(r",(?=\s*[a-z])")
 
 
@@ -37,10 +37,10 @@ class Drawing:
     """Scenes ready to be written.
 
     Attributes:
-        scenes: what to draw, one per scenario.
-        about: what the file says of itself.
-        notes: what the user should know.
-        replica_names: what to call replicas that stand for others.
+        scenes: the scenes to draw, one per scenario.
+        about: the file's description of itself.
+        notes: notes for the user.
+        replica_names: names of replicas that stand for others.
     """
 
     scenes: tuple[Scene, ...]
@@ -90,15 +90,15 @@ def draw(
 ) -> Drawing:
     """The timelines of a trace under one or more scenarios.
 
-    Ideal durations are taken over all steps of the trace, as the analysis does, whichever are
-    drawn.
+    Ideal durations are taken over all steps of the trace, as in the analysis, not only over the
+    drawn ones.
 
     Args:
-        trace: what happened.
-        scenario: ``traced`` (the rows as they are), ``replayed`` or ``actual`` (simulated, with
-            launch delays), ``simulated``, or what :meth:`Scenario.parse` takes (simulated,
-            without); or several, with commas between them.
-        steps: step numbers to draw; None draws the first that is analysed.
+        trace: the trace.
+        scenario: one name, or several with commas between them. ``traced`` draws the rows
+            unchanged. ``replayed`` or ``actual`` simulates with launch delays. ``simulated``, or
+            a text for :meth:`Scenario.parse`, simulates without.
+        steps: step numbers to draw; None draws the first analysed step.
         replicas: data-parallel ranks to draw; None draws all.
         keep_clocks: do not correct clock offsets between workers.
 
@@ -204,7 +204,7 @@ class _Simulation:
     """Some steps of a job, simulated under one scenario or another."""
 
     def __init__(self, measured: Measured, steps: npt.NDArray[np.int64], n_scenes: int) -> None:
-        """Chooses the steps; ``n_scenes`` of them will lie in one file.
+        """Choose the steps; ``n_scenes`` scenes of them will lie in one file.
 
         Raises:
             TraceError: none of them is analysed.

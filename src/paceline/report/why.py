@@ -67,7 +67,7 @@ def _entry(measure: str, text: str, width: int) -> list[Text]:
 
 
 def _share(finding: Finding) -> str:
-    """Of the loss; of the step outside S and for small findings."""
+    """Share of the loss; of the step for findings outside S and small ones."""
     if finding.share is None or is_small(finding):
         return f"{finding.share_of_step:6.1%} of the step"
     return f"{finding.share:6.1%} of the loss"

@@ -48,7 +48,7 @@ _NOT_ALWAYS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _form(cls: type[Any], keys: tuple[Key, ...], missing: Mapping[str, Any]) -> Form[Any]:
-    """A record some of whose fields are missing in older documents."""
+    """A record with some fields that older documents lack."""
     schema = record_schema(cls, keys)
     schema["required"] = [name for name in schema["required"] if name not in missing]
 
@@ -116,7 +116,7 @@ EXPECTATION: Form[Expectation] = record(
 
 
 def plain_finding(finding: Finding, job: Job) -> Finding:
-    """The finding as JSON holds it: lists for tuples, texts for keys, no table of costs."""
+    """The finding in the form of JSON: lists for tuples, texts for keys, no table of costs."""
     where, evidence = plain(_places(finding.where, job)), plain(_places(finding.evidence, job))
     low, high = finding.interval
     interval = (float(low), float(high))
@@ -124,12 +124,12 @@ def plain_finding(finding: Finding, job: Job) -> Finding:
 
 
 def plain_remedy(remedy: Remedy, job: Job) -> Remedy:
-    """The remedy as JSON holds it."""
+    """The remedy in the form of JSON."""
     return replace(remedy, change=plain(_places(remedy.change, job)))
 
 
 def _places(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The same with places (dp, pp, peer) for workers (replica, pp), where peers are apart."""
+    """The same with places (dp, pp, peer) for workers (replica, pp), if peers are apart."""
     if job.peers == 1:
         return dict(values)
     placed = dict(values)

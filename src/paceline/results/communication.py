@@ -1,4 +1,4 @@
-"""Exposed and hidden communication as a result document holds it."""
+"""Exposed and hidden communication in a result document."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COMMUNICATION: Form[Communication] = record(Communication, _KEYS)
 
 
 def plain_communication(value: Communication | None, job: Job) -> Communication | None:
-    """The communication as JSON holds it."""
+    """The communication in the form of JSON."""
     if value is None:
         return None
     return replace(value, findings=tuple(plain_finding(f, job) for f in value.findings))

@@ -1,4 +1,4 @@
-"""The finished report of a job: all that terminal, page and monitor show, and how JSON holds it."""
+"""The finished report of a job: all content of terminal, page and monitor, and its JSON form."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, eq=False)
 class JobReport:
-    """The report of a job, complete: whoever draws it needs nothing else, and computes nothing.
+    """The complete report of a job: renderers need nothing else, and compute nothing.
 
     The numbers are those of :class:`paceline.whatif.WhatIf`, under the same names where both have
-    them; ``docs/result-json.md`` says what they mean. A field that a document may lack has a
-    default.
+    them; ``docs/result-json.md`` explains them. A field that a document may lack has a default.
 
     Attributes:
         job, steps: the job's degrees, and the numbers of the steps analysed.
@@ -51,15 +50,15 @@ class JobReport:
         by_step, by_kind, by_stage, by_replica: S of each part.
         by_worker: [pp, replica] S of each worker.
         by_kind_by_step, by_stage_by_step, by_replica_by_step: step -> part -> S.
-        slowdown_lasting, by_worker_lasting: those of the typical step; None where passes are whole.
-        by_worker_by_step: step -> [pp, dp]; None where only stages and replicas are kept.
-        warnings: what to know before trusting the numbers.
-        microbatches: [dp] of each replica; empty where they are not known.
-        findings: None where the analysis went without a diagnosis.
+        slowdown_lasting, by_worker_lasting: S of the typical step; None if passes are whole.
+        by_worker_by_step: step -> [pp, dp] S; None if only stages and replicas are kept.
+        warnings: notes on the reliability of the numbers.
+        microbatches: [dp] of each replica; empty if they are not known.
+        findings: None if the analysis made no diagnosis.
         waterfall, remedies, architecture, not_applicable, hints: of the diagnosis.
-        communication: what of it the step waits for; None where no programs are recorded.
+        communication: collectives for which the step waits; None without recorded programs.
         expected: the model of the job beside it.
-        hosts: where workers run; empty where that is not known.
+        hosts: hosts of the workers; empty if they are not known.
     """
 
     job: Job
@@ -137,12 +136,12 @@ class JobReport:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """The report as JSON knows it; ``docs/result-json.md`` lists the keys."""
+        """The report in the form of JSON; ``docs/result-json.md`` lists the keys."""
         return {"schema": SCHEMA, **write_record(self, KEYS)}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> JobReport:
-        """The report that a document holds, be it of this version or of one before.
+        """The report in a document of this version or an earlier one.
 
         Raises:
             ResultError: a field is missing or has another form; the message names it.
@@ -195,7 +194,7 @@ class JobReport:
 
     @cached_property
     def workers_by_step(self) -> Array:
-        """[step, pp, dp] S; where only stages and replicas are kept, the smaller of the two.
+        """[step, pp, dp] S; if only stages and replicas are kept, the smaller of the two.
 
         That is the what-if paper's own approximation (section 5.1).
         """
@@ -219,7 +218,7 @@ class JobReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether stragglers cost next to nothing, as far as the reference and the steps say so."""
+        """Whether stragglers cost next to nothing, as far as the reference and the steps tell."""
         judged = self.slowdown >= WhatIf.REFERENCE_FAILS_BELOW and self.step_modes is None
         return judged and not self.straggling
 
@@ -265,7 +264,7 @@ def _check_version(mapping: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(report: JobReport) -> None:
-    """Tables have the steps, stages and ranks of the job: pages rely on it."""
+    """Check that tables have the steps, stages and ranks of the job: pages rely on it."""
     n_steps, shape = len(report.steps), (report.job.pp_size, report.job.replicas)
     times, by_worker = report.step_time_s, report.by_worker_by_step
     lengths: dict[str, tuple[object, object]] = {

@@ -1,4 +1,4 @@
-"""Single facts of a document: what alerts say, and what the fleet's figures need."""
+"""Single facts of a document, for alerts and for the fleet's figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.diagnose import Finding
 from paceline.results.document import JobReport
 from paceline.results.words.names import place
 
-#: Steps of one job in the figure of all steps: more say nothing new.
+#: Steps of one job in the figure of all steps: more would show nothing new.
 _MAX_STEPS = 25
 
 #: A remedy that gains less is not named.
@@ -17,7 +17,7 @@ _MIN_GAIN = 0.01
 
 
 def cause_place(report: JobReport, cause: str | None) -> str | None:
-    """Where the finding of that cause is (of the first finding, without one), in words."""
+    """Place of the finding of that cause (without a cause, of the first finding), in words."""
     findings = report.diagnosis.findings
     finding: Finding | None = next((f for f in findings if f.cause == cause), None)
     finding = finding or next(iter(findings), None)
@@ -42,11 +42,12 @@ def gain(report: JobReport) -> str | None:
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
-    """Fields of a session for the fleet's figures, as JSON knows them.
+    """Fields of a session for the fleet's figures, in the form of JSON.
 
-    ``m_w`` and ``m_s`` (None: nothing to explain), ``n_stages``, ``waste_by_kind`` (1 - 1/S of each
-    kind alone: Eq. 3 of the what-if paper for its Eq. 2), ``steps`` (slowdowns of at most 25 steps,
-    evenly out of the sorted ones, over the job's) and ``correlation`` (of forward and backward).
+    ``m_w`` and ``m_s`` are None if there is nothing to explain. ``waste_by_kind`` is 1 - 1/S of
+    each kind alone: Eq. 3 of the what-if paper for its Eq. 2. ``steps`` are slowdowns over the
+    job's, of at most 25 steps, evenly taken from the sorted ones. ``correlation`` is that of
+    forward and backward. ``n_stages`` is the number of stages.
     """
     by_step = sorted(s for s in report.by_step.values() if math.isfinite(s))
     if len(by_step) > _MAX_STEPS:

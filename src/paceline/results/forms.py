@@ -1,4 +1,4 @@
-"""Forms of values: how each is written to JSON, read back, and described in a JSON Schema.
+"""Forms of values: writing to JSON, reading back, and their JSON Schema.
 
 A form reads its own output. Reading raises :class:`ResultError` with the path of the bad field.
 """
@@ -25,10 +25,10 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form(Generic[T]):
-    """How a value stands in JSON.
+    """The form of a value in JSON.
 
     Attributes:
-        write: value -> what JSON knows.
+        write: value -> JSON's value.
         read: the way back; raises ResultError.
         schema: JSON Schema of the output.
     """
@@ -49,7 +49,7 @@ def refusal(expected: str, value: object) -> ResultError:
 
 
 def finite(value: float | None) -> float | None:
-    """The number; None, which JSON has, in place of nan."""
+    """The number; None in place of nan, which JSON lacks."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -97,7 +97,7 @@ NUMBER: Form[float] = Form(finite, _number, {"type": ["number", "null"]})
 WHOLE: Form[int] = Form(int, _whole_number, {"type": "integer"})
 TEXT: Form[str] = Form(str, _text, {"type": "string"})
 FLAG: Form[bool] = Form(bool, _flag, {"type": "boolean"})
-#: Whatever an object of JSON holds: evidence, places, changes.
+#: Any object of JSON: evidence, places, changes.
 OBJECT: Form[Mapping[str, Any]] = Form(dict, mapping_of, {"type": "object"})
 
 

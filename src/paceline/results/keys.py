@@ -1,4 +1,4 @@
-"""The keys of the document, in order: their forms, and what they are (docs/result-json.md)."""
+"""The keys of the document, in order: their forms and meanings (docs/result-json.md)."""
 
 from __future__ import annotations
 

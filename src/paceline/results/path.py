@@ -1,4 +1,4 @@
-"""The critical path as a result document holds it: shares of the mean step, and the slack."""
+"""The critical path in a result document: shares of the mean step, and the slack."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WorkerShare = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class LeadingWorker:
-    """The worker with the largest share, and in how many steps none has a larger one."""
+    """The worker with the largest share, and the number of steps in which none has a larger one."""
 
     dp: int
     pp: int
@@ -73,14 +73,14 @@ class Extent:
 
 @dataclass(frozen=True)
 class SlackSummary:
-    """By how much operations could take longer without moving their step, seconds.
+    """Time by which operations could last longer without moving their step, seconds.
 
     Attributes:
-        steps: numbers of the steps looked at.
+        steps: numbers of the covered steps.
         by_kind, by_stage: over their operations (forward and backward computes of a stage).
         by_worker: [pp, dp] the least of a worker's computes.
-        near_workers: workers that have less than 1% of the mean step.
-        median_by_worker: [pp, dp]; None in older documents.
+        near_workers: workers with less than 1% of the mean step.
+        median_by_worker: [pp, dp] the median; None in older documents.
     """
 
     steps: tuple[int, ...]
@@ -113,7 +113,7 @@ class PathSummary:
         by_worker: the largest shares, largest first.
         leading_worker, leading_kind: with the largest share of all paths together.
         by_step: the shares of each step.
-        slack: how far the other operations are from the path; None where it was not computed.
+        slack: distance of the other operations from the path; None if it was not computed.
     """
 
     step_s: Mapping[int, float]
@@ -144,7 +144,7 @@ class PathSummary:
         )
 
     def steps_led_by(self, dp: int, pp: int) -> int:
-        """In how many steps no worker has a larger share."""
+        """Number of steps in which no worker has a larger share."""
         return sum(step.worker[:2] == (dp, pp) for step in self.by_step.values())
 
 

@@ -19,10 +19,10 @@ class Key:
     """A key of an object.
 
     Attributes:
-        name: in JSON.
-        form: of its value.
+        name: name in JSON.
+        form: form of its value.
         about: its description, for the schema.
-        field: of the dataclass, where it has another name.
+        field: field of the dataclass, if it has another name.
         written: whether a record writes it; None: always.
     """
 
@@ -34,7 +34,7 @@ class Key:
 
     @property
     def attribute(self) -> str:
-        """The dataclass's name for it."""
+        """Its name in the dataclass."""
         return self.field or self.name
 
 
@@ -57,7 +57,7 @@ def write_record(value: Any, keys: tuple[Key, ...]) -> dict[str, Any]:
 
 
 def read_record(cls: type[T], keys: tuple[Key, ...], value: Any) -> T:
-    """The dataclass; keys that it does not know are left out.
+    """The dataclass; unknown keys are left out.
 
     Raises:
         ResultError: a key is missing that has no default, or its value has another form.

@@ -3,14 +3,14 @@
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning",
 ASPLOS 2023; their artifact is github.com/pkusys/ElasticFlow at 04a0109a.
 
-Three parts. The *minimum satisfactory share* of a job is the smallest number of GPUs that ends it
-in time, where each stretch of time gives it the free GPUs, up to that share. Jobs are served by
-deadline. *Admission* refuses a job if it or an admitted one would be late. GPUs that are left now
-go one level at a time to the job with the best *marginal return*.
+It has three parts. Each stretch of time gives a job the free GPUs up to its share. The *minimum
+satisfactory share* is the smallest share that ends the job in time. Jobs are served by deadline.
+*Admission* refuses a job if it or an admitted one would be late. GPUs that remain go one level at a
+time to the job with the best *marginal return*.
 
-Two things differ, so that no admitted job is ever late. A plan that was once feasible is kept:
-where planning all jobs anew fails, the new job must fit beside the plan at hand. And the seconds
-that a change of GPUs costs are in the plan.
+Two changes make sure that no admitted job is ever late. A feasible plan is kept: if a new plan for
+all jobs fails, the new job must fit beside the present plan. And the plan includes the seconds that
+a change of GPUs costs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Marginal = Literal["saved", "added"]
 Order = Literal["arrival", "shortest"]
 Levels = Literal["powers", "all"]
 
-#: Jobs in the list from which the loops are worth compiling.
+#: Number of jobs in the list from which the loops are worth compiling.
 _COMPILE_FROM = 24
 
 
@@ -41,7 +41,7 @@ class _Plan:
 
     Attributes:
         jobs: [row] places among all jobs.
-        times_s: [segment + 1] where segments begin; the last one has no end.
+        times_s: [segment + 1] begins of segments; the last one has no end.
         reserved: [row, segment] level, -1 = nothing.
     """
 
@@ -54,15 +54,15 @@ class ElasticFlow:
     """The policy.
 
     Args:
-        marginal: "saved": the next level goes where it saves most GPU-time per GPU added, as the
-            paper words it; "added": where it adds most, as the artifact sorts (``get_marginal``,
-            ``allocate_free_gpus``).
-        order: which job without GPUs is served first, the first that came or the one with the
-            least work left on its fastest level.
-        levels: "powers": an elastic job runs on powers of two, as with buddy allocation and
-            migration, where nothing fragments; "all": on all numbers of GPUs of its throughputs,
-            which must be whole nodes and such parts of one that always fit.
-        keep_share: a job never plans with less than the share that it once had.
+        marginal: which job gets the next level. With "saved", that which saves most GPU-time per
+            GPU added, as in the paper's words. With "added", that which adds most, as the artifact
+            sorts (``get_marginal``, ``allocate_free_gpus``).
+        order: which job without GPUs is served first: the first that came, or that with the least
+            work left on its fastest level.
+        levels: numbers of GPUs of an elastic job. With "powers", powers of two, as with buddy
+            allocation and migration, where nothing fragments. With "all", all numbers of its
+            throughputs; these must be whole nodes, or parts of one that always fit.
+        keep_share: a job never plans with less than its earlier share.
     """
 
     name = "elasticflow"
@@ -101,7 +101,7 @@ class ElasticFlow:
         self._spread = _choose(spread, fast)
 
     def __call__(self, queue: Queue, free: int, now: float) -> Ints:
-        """Admit what came, and spread the GPUs; see :class:`~paceline.scheduling.queue.Policy`."""
+        """Admit new jobs, and spread the GPUs; see :class:`~paceline.scheduling.queue.Policy`."""
         self._go_on(queue, now)
         for row in list(queue.arrived):
             if not self._rates[queue.speeds.row[row]].any():
@@ -115,7 +115,7 @@ class ElasticFlow:
         return wanted
 
     def _go_on(self, queue: Queue, now: float) -> None:
-        """Drop the past of the plan, jobs that ended, and what jobs no longer need."""
+        """Drop the past of the plan, jobs that ended, and reservations that jobs no longer need."""
         plan = self._plan
         stays = [k for k, row in enumerate(plan.jobs) if queue.all_remaining[row] > 0]
         first = max(0, int(np.searchsorted(plan.times_s, now, side="right")) - 1)
@@ -130,7 +130,7 @@ class ElasticFlow:
         )
 
     def _facts(self, queue: Queue, rows: list[int]) -> tuple[Any, ...]:
-        """Of some jobs: work left, pause, level, whether started, deadline, rates."""
+        """Facts of some jobs: work left, pause, level, whether started, deadline, rates."""
         places = np.array(rows, dtype=np.int64)
         held = queue.all_gpus[places]
         level = np.where(held > 0, np.searchsorted(self._counts, held), -1)
@@ -144,7 +144,7 @@ class ElasticFlow:
         )
 
     def _admit(self, queue: Queue, row: int, now: float) -> None:
-        """Plan for one job more, or refuse it."""
+        """Plan for one more job, or refuse it."""
         plan = self._plan
         jobs = [*plan.jobs, row]
         order = np.argsort(queue.jobs.deadline_s[jobs], kind="stable")
@@ -207,10 +207,10 @@ class ElasticFlow:
         return np.where(level >= 0, self._counts[np.maximum(level, 0)], 0)
 
     def _safe(self, queue: Queue) -> Any:
-        """[row of the plan] whether its deadline bears a change now and one back at any time.
+        """[row of the plan] whether its deadline allows a change now and one back at any time.
 
-        The worst time is just before the first change is done. A job that the plan lets wait
-        loses nothing by running now, but it has then started, and to go on as planned costs.
+        The worst time is just before the first change is done. A job that waits by the plan loses
+        nothing by running now. But it has then started, and to go on as planned costs time.
         """
         plan, rescale_s = self._plan, queue.rescale_s
         if rescale_s == 0 or not plan.jobs:
@@ -224,9 +224,9 @@ class ElasticFlow:
 
 
 def _check_fit(counts: Ints, node_gpus: int) -> None:
-    """Refuse numbers of GPUs that could fragment nodes even where jobs may migrate.
+    """Refuse numbers of GPUs that could fragment nodes even if jobs may migrate.
 
-    Whole nodes and halves, quarters, ... of one always fit where there are GPUs enough.
+    Whole nodes and halves, quarters, ... of one always fit if there are GPUs enough.
     """
     parts = counts % node_gpus
     odd = counts[(parts > 0) & ((node_gpus % np.maximum(parts, 1) > 0) | (parts & (parts - 1) > 0))]

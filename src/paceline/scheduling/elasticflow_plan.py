@@ -32,18 +32,18 @@ def fill(
 
     Args:
         order: jobs to plan, by deadline.
-        facts: of all jobs.
+        facts: facts of all jobs.
         share: [job] least level to plan with, or -1; the level that was chosen is written here.
         counts: [level] GPUs.
         total: GPUs of the cluster.
         rescale_s: seconds that a change of level costs a job that has started.
         slot_s: GPUs are freed only at multiples of it from ``times[0]``; 0 = at once.
-        times: [segment + 1] where segments begin; split where a job ends.
+        times: [segment + 1] begins of segments; split where a job ends.
         reserved: [job, segment] level or -1; levels of jobs not in ``order`` stay.
-        segments: segments in use.
+        segments: number of segments in use.
 
     Returns:
-        Segments in use; -1 where a job cannot meet its deadline.
+        Number of segments in use; -1 if a job cannot meet its deadline.
     """
     remaining, pause, level_now, started, deadline, rates = facts
     room = reserved.shape[1]
@@ -112,9 +112,9 @@ def fill(
 def follow(
     facts: tuple[Any, ...], times: Array, reserved: Ints, delay_s: float, rescale_s: float
 ) -> Array:
-    """[job] when it ends by the plan, begun ``delay_s`` late; clears its unneeded part.
+    """[job] its end by the plan, begun ``delay_s`` late; clears its unneeded part.
 
-    With a delay the job's first change of level costs nothing more: the delay has it.
+    The delay includes the cost of the job's first change of level.
     """
     remaining, pause, level_now, started, _, rates = facts
     ends = np.full(len(reserved), np.inf)
@@ -161,7 +161,7 @@ def spread(
     A job without GPUs comes before one that would get more. A change must pay for itself.
 
     Args:
-        facts: of the jobs of the queue.
+        facts: facts of the jobs of the queue.
         base: [job] level that is reserved now, or -1.
         growing: [job] whether it may have GPUs at all.
         safe: [job] whether it keeps its deadline if it changes its level now and once more soon.

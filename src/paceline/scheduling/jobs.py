@@ -28,7 +28,7 @@ class JobList:
         work: [job] seconds of a rigid job, iterations of an elastic one; above 0.
         gpus: [job] GPUs asked for; 0 = an elastic job that leaves it open.
         curve: [job] the row of :class:`Throughputs`; "" = rigid.
-        deadline_s: [job] when it must have ended; inf = no deadline.
+        deadline_s: [job] latest time of its end; inf = no deadline.
         min_gpus, max_gpus: [job] bounds of an elastic job's GPUs; 0 = none.
         labels: name -> [job] text (user, queue, priority, ...).
     """
@@ -147,7 +147,7 @@ def job_list(
 
 @dataclass(frozen=True)
 class Throughputs:
-    """How fast jobs of some sorts run on numbers of GPUs.
+    """Speeds of jobs of some sorts on numbers of GPUs.
 
     Attributes:
         names: [curve].
@@ -197,8 +197,8 @@ class Speeds:
 
     Attributes:
         counts: [level] GPUs, ascending.
-        rates: [row, level] units of work a second, 0 where a job cannot run or where fewer GPUs
-            are as fast: along a row, values above 0 rise.
+        rates: [row, level] units of work a second; 0 if a job cannot run, or if fewer GPUs are as
+            fast: along a row, values above 0 rise.
         row: [job] its row.
         asked_rate: [job] units of work a second on the GPUs that it asks for; 0 = it asks for
             none, or cannot run on them.
@@ -213,7 +213,7 @@ class Speeds:
 def speeds_of(jobs: JobList, throughputs: Throughputs, total: int) -> Speeds:
     """The speeds of all jobs on at most ``total`` GPUs.
 
-    A rigid job runs on its GPUs alone. More GPUs that bring nothing are never a level.
+    A rigid job runs on its GPUs only. A level with more GPUs and no more speed is left out.
 
     Raises:
         QueueError: a curve is not among the throughputs.
@@ -249,6 +249,6 @@ def speeds_of(jobs: JobList, throughputs: Throughputs, total: int) -> Speeds:
 
 
 def _rising(rates: Array) -> Array:
-    """Without the levels that some smaller level matches."""
+    """The rates, with 0 for levels that a smaller level matches."""
     before = np.append(0.0, np.maximum.accumulate(rates)[:-1])
     return np.where(rates > before, rates, 0.0)

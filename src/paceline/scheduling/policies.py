@@ -1,7 +1,7 @@
 """Policies for jobs that run on the GPUs they ask for.
 
-Each is a function of (queue, free GPUs, now). All know how long a job still runs, as a replay of
-a log can: of a live queue that would be an estimate.
+Each is a function of (queue, free GPUs, now). All know how long a job still runs. A replay of a log
+can know that; for a live queue it would be an estimate.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from paceline.jit import compiled
 from paceline.scheduling.jobs import Array, Ints
 from paceline.scheduling.queue import Policy, Queue
 
-#: GPU-seconds after which a job leaves Tiresias' first queue: 3,250 in its authors' simulator, as
-#: in ElasticFlow's artifact (04a0109a, ElasticFlow/scheduler/jobs.py, ``queue_limit``), which
-#: uses two queues, too.
+#: GPU-seconds after which a job leaves Tiresias' first queue: 3,250 in its authors' simulator. The
+#: same number is in ElasticFlow's artifact (04a0109a, ElasticFlow/scheduler/jobs.py,
+#: ``queue_limit``), which uses two queues, too.
 LAS_LIMIT_GPU_S = 3250.0
 
-#: Jobs in the queue from which the loops are worth compiling.
+#: Number of jobs in the queue from which the loops are worth compiling.
 _COMPILE_FROM = 64
 
 
 def fifo(queue: Queue, free: int, now: float) -> Ints:
-    """First in, first out: nobody passes the first job that waits."""
+    """First in, first out: no job passes the first job that waits."""
     return _loop(_in_turn, queue)(queue.asked, queue.gpus, free)
 
 
 def backfill(queue: Queue, free: int, now: float) -> Ints:
-    """FIFO in which a job may pass the first that waits, if that one starts no later for it.
+    """FIFO in which a job may pass the first that waits, if that does not delay its start.
 
     EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System", 1995), with true run times.
     """
@@ -37,20 +37,20 @@ def backfill(queue: Queue, free: int, now: float) -> Ints:
 
 
 def srtf(queue: Queue, free: int, now: float) -> Ints:
-    """Shortest remaining time first, with preemption; what does not fit is passed."""
+    """Shortest remaining time first, with preemption; a job that does not fit is passed."""
     return _by(queue, queue.remaining_s)
 
 
 def edf(queue: Queue, free: int, now: float) -> Ints:
-    """Earliest deadline first, with preemption and no admission; what does not fit is passed."""
+    """Earliest deadline first, with preemption, no admission; a job that cannot fit is passed."""
     return _by(queue, queue.deadline_s)
 
 
 def tiresias(queue: Queue, free: int, now: float, limit: float = LAS_LIMIT_GPU_S) -> Ints:
     """Least attained service, in two queues: Tiresias-L (Gu et al., NSDI 2019).
 
-    A job that has had ``limit`` GPU-seconds goes behind all that have not; within a queue the
-    first submitted comes first. Jobs are preempted; none is promoted after a long wait.
+    A job that has had ``limit`` GPU-seconds goes behind all that have not. Within a queue the first
+    submitted comes first. Jobs are preempted; none is promoted after a long wait.
     """
     attained = queue.attained_gpu_s
     demoted = attained >= limit * (1 - 1e-9)
@@ -133,7 +133,7 @@ def _elasticflow() -> Policy:
     return ElasticFlow()
 
 
-#: Name -> what makes the policy.
+#: Name -> maker of the policy.
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fifo": lambda: fifo,
     "backfill": lambda: backfill,

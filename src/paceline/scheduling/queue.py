@@ -14,9 +14,9 @@ from paceline.scheduling.jobs import Array, Ints, JobList, Speeds
 class Policy(Protocol):
     """A function that gives GPUs to the jobs of a queue.
 
-    It returns [job of the queue] GPUs, 0 to wait. It may ask to be called at a time at which
-    nothing else happens (``queue.wake``), and refuse a job for good (``queue.refuse``). One with
-    a method ``prepare(queue)`` serves jobs that do not ask for a number of GPUs.
+    It returns [job of the queue] GPUs, 0 to wait. It may ask for a call at another time
+    (``queue.wake``), and refuse a job for good (``queue.refuse``). A policy with a method
+    ``prepare(queue)`` serves jobs that do not ask for a number of GPUs.
     """
 
     def __call__(self, queue: Queue, free: int, now: float) -> Ints:
@@ -28,12 +28,12 @@ class Queue:
     """Jobs in the order of their arrival; arrays that begin with ``all_`` are of all jobs.
 
     Attributes:
-        jobs, speeds: what they are, and how fast they run.
+        jobs, speeds: all jobs, and their speeds.
         total, node_gpus: GPUs of the cluster, and of one of its nodes.
-        active: the jobs of the queue, the first ``n`` of it.
-        rate: [all jobs] units of work a second now.
-        pause: [all jobs] seconds for which a job still stands still.
-        slowness: [all jobs] times by which its slowest node slows it.
+        active: the jobs of the queue: its first ``n`` entries.
+        rate: [all jobs] present units of work a second.
+        pause: [all jobs] remaining seconds of a job's standstill.
+        slowness: [all jobs] factor by which its slowest node slows it.
         refused: job -> why it never ran.
     """
 
@@ -108,11 +108,11 @@ class Queue:
 
     @property
     def arrived(self) -> list[int]:
-        """Jobs that came since the policy was last asked, as places among all jobs."""
+        """Jobs that came since the policy's last call, as places among all jobs."""
         return self._fresh
 
     def wake(self, time_s: float) -> None:
-        """Ask to be called again at a time."""
+        """Ask for another call at a time."""
         self.wake_s = min(self.wake_s, time_s)
 
     def refuse(self, row: int, reason: str) -> None:
@@ -139,7 +139,7 @@ class Queue:
             self._fresh.append(row)
 
     def drop_refused(self) -> int:
-        """Take refused jobs out; returns how many, and sets ``kept`` where there are any."""
+        """Take refused jobs out; returns their number, and sets ``kept`` if there are any."""
         self._fresh = []
         self.kept = None
         if not self._leaving:

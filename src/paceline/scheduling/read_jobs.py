@@ -1,4 +1,4 @@
-"""Logs of queues: CSV files, and what Slurm's ``sacct`` prints."""
+"""Logs of queues: CSV files, and output of Slurm's ``sacct``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.errors import QueueError
 from paceline.scheduling.jobs import JobList, Throughputs, job_list
 from paceline.scheduling.replay import SlowJobs
 
-#: Columns by the names that files have for them; ElasticFlow's are among them.
+#: Columns by their names in files; ElasticFlow's are among them.
 NAMES = {
     "job_id": ("job_id", "jobid", "id"),
     "submission_time": ("submission_time", "submit_time", "submitted", "arrival"),
@@ -34,7 +34,7 @@ NAMES = {
     "max_gpu": ("max_gpu", "max_gpus"),
 }
 _RATES = ("iterations_per_s", "throughput", "samples_per_s")
-#: States of jobs that have not ended, with Slurm's reasons behind them cut off.
+#: States of jobs that have not ended; Slurm's reasons behind them are cut off.
 _UNFINISHED = ("RUNNING", "PENDING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
 _NO_TIME = ("", "None", "Unknown", "N/A")
 
@@ -45,8 +45,8 @@ class QueueFile:
 
     Attributes:
         jobs: its jobs, in the order of their submission.
-        models: curve -> (model, global batch), of jobs whose throughputs ``plan`` can tell.
-        warnings: what was left out or put right, and how often.
+        models: curve -> (model, global batch), for jobs whose throughputs ``plan`` can find.
+        warnings: jobs left out, and corrections, with their number.
     """
 
     jobs: JobList
@@ -59,14 +59,15 @@ def read_jobs(
 ) -> QueueFile:
     """Read a log of a queue; "-" is standard input.
 
-    A row has ``job_id`` and ``submission_time`` (seconds, or a date with time), then either
-    ``num_gpu`` and ``duration`` [s], or ``model`` (or ``class``), ``iterations`` and, unless the
-    throughputs know the class alone, ``global_batch``. ``deadline`` is a time like the submission.
+    A row has ``job_id`` and ``submission_time`` (seconds, or a date with time). A rigid job adds
+    ``num_gpu`` and ``duration`` [s]. An elastic job adds ``model`` (or ``class``), ``iterations``
+    and ``global_batch``; the last is optional if the throughputs know the class alone.
+    ``deadline`` is a time like the submission.
 
     Args:
         path: the file.
         sacct: it is the output of ``sacct -P`` with JobID, Submit, Start, End, State, AllocTRES.
-        throughputs: those of the elastic jobs, where the user has them; other jobs are fixed.
+        throughputs: the user's throughputs of elastic jobs; other jobs are fixed.
 
     Raises:
         QueueError: the file cannot be read, lacks columns, or a row is wrong (with its line).
@@ -227,7 +228,7 @@ def _is_sacct(text: str) -> bool:
 
 
 def _from_sacct(text: str, name: str) -> QueueFile:
-    """Rows of ``sacct -P``: what ran to an end on GPUs; the rest is left out and counted."""
+    """Rows of ``sacct -P``: jobs that ended on GPUs; the others are left out and counted."""
     lines = text.splitlines()
     columns = [column.strip().lower() for column in (lines[0].split("|") if lines else [])]
     needed = ("jobid", "submit", "start", "end", "state", "alloctres")
@@ -290,7 +291,7 @@ def _left_out(row: Mapping[str, str]) -> str:
 
 
 def tres_gpus(tres: str) -> int:
-    """GPUs of Slurm's AllocTRES: "gres/gpu=8"; typed ones count where no total is said."""
+    """GPUs of Slurm's AllocTRES: "gres/gpu=8"; typed ones count if there is no total."""
     total, typed = 0, 0
     for entry in tres.split(","):
         name, _, count = entry.strip().partition("=")
@@ -370,7 +371,7 @@ def _whole(text: str, name: str, at: str, *, least: int) -> int:
 
 
 def _time(text: str, name: str, at: str) -> float:
-    """Seconds, or those of a date since 1970 (UTC where it names no zone)."""
+    """Seconds, or those of a date since 1970 (UTC if it names no zone)."""
     try:
         value = float(text)
     except ValueError:

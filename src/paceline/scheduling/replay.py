@@ -30,7 +30,7 @@ from paceline.scheduling.result import QueueReplay, Timeline
 
 Progress = Callable[[int, int], None]
 
-#: Jobs from which the loops are worth compiling.
+#: Number of jobs from which the loops are worth compiling.
 COMPILE_FROM = 100
 
 
@@ -39,8 +39,8 @@ class SlowNodes:
     """Nodes that are slow for good.
 
     Attributes:
-        share: of the nodes, 0 to 1.
-        factor: times that work takes longer on one.
+        share: share of the nodes, 0 to 1.
+        factor: factor on the time of work on one.
     """
 
     share: float

@@ -1,9 +1,9 @@
 """vTrain's multi-tenant case study (V-B): ElasticFlow with fixed plans against the best plans.
 
 The paper gives the cluster (128 nodes of 8 A100), the models (Table II), the arrivals (Microsoft's
-ITP trace), the deadlines (0.5 to 1.5 durations after the arrival) and the numbers of jobs. It does
-not say the rest; :class:`Choices` has what was chosen for it, and every result names them. So the
-study tells whether the paper's figures are plausible, and does not reproduce them.
+ITP trace) and the numbers of jobs. Its deadlines lie 0.5 to 1.5 durations after the arrival. It
+does not give the rest; :class:`Choices` has our choices, and every result names them. So the study
+shows whether the paper's figures are plausible, and does not reproduce them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GPUS = 1024
 CLUSTER = "a100-80g-4nic"
 
 #: Table II: name, layers, hidden, heads, batch; sequences of 2,048 tokens. The tensor- and
-#: pipeline-parallel degrees of the fixed plans are the paper's for 39.1B, and chosen by the same
-#: rule for the others: a node's GPUs of tensor parallelism, and as few stages as fit.
+#: pipeline-parallel degrees of the fixed plans are the paper's for 39.1B. Those of the others
+#: follow the same rule: a node's GPUs of tensor parallelism, and as few stages as fit.
 MODELS = (
     ("18.4B", 40, 6144, 48, 1024, (8, 1)),
     ("39.1B", 48, 8192, 64, 1536, (8, 2)),
@@ -42,7 +42,7 @@ MODELS = (
 _VOCAB, _SEQ_LEN = 51_200, 2048
 
 #: Software of the paper's time: fp16, full recomputation, one sample a microbatch, at most the
-#: distributed optimizer, no fused attention, no interleaving; gradients in 16 bits, reduced after
+#: distributed optimizer. No fused attention, no interleaving; gradients in 16 bits, reduced after
 #: the backward. With the best microbatch for the fixed plans, too, all gains are about half.
 VTRAIN_SOFTWARE: Mapping[str, Any] = {
     "max_vpp": 1,
@@ -72,10 +72,10 @@ AT_ONCE = (16, 30, 44, 58, 72)
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Gaps in the paper.
+    """Choices for the gaps in the paper.
 
     Attributes:
-        seed: of all that is drawn.
+        seed: seed of all random draws.
         software: "vtrain", or "today" for everything that ``paceline plan`` searches.
         span_h: hours over which the arrivals of a window are stretched.
         duration_h: bounds of the durations in hours, drawn log-uniformly.
@@ -111,8 +111,8 @@ class Window:
 
     Attributes:
         part: "deadlines", "jct" or "makespan".
-        name: of the window.
-        jobs: how many.
+        name: name of the window.
+        jobs: number of its jobs.
         fixed, best: the replays.
         gain: the figure of the part: ratio of the deadlines met, or relative change of the mean
             JCT or the makespan.
@@ -128,10 +128,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Study:
-    """All windows, and what they come to.
+    """All windows, and their means.
 
     Attributes:
-        choices: what was chosen.
+        choices: the choices for the paper's gaps.
         windows: part by part, the worst first.
         tables: the throughputs.
     """
@@ -141,7 +141,7 @@ class Study:
     tables: Tables
 
     def mean(self, part: str, jobs: int) -> float:
-        """The mean gain of a part's windows of a number of jobs."""
+        """The mean gain of a part's windows with this number of jobs."""
         return float(np.mean([w.gain for w in self.windows if (w.part, w.jobs) == (part, jobs)]))
 
     @property
@@ -286,7 +286,7 @@ def _window(part: str, name: str, jobs: JobList, tables: Tables, choices: Choice
 
 
 def to_mapping(study: Study) -> dict[str, Any]:
-    """The study as JSON knows it."""
+    """The study in the form of JSON."""
     return {
         **study.summary(),
         "paper": PAPER,

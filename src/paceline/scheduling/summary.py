@@ -1,4 +1,4 @@
-"""Replays of one queue beside each other: their figures, and who loses by a change."""
+"""Replays of one queue beside each other: their figures, and the jobs that lose by a change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from paceline.scheduling.jobs import Array, Ints
 from paceline.scheduling.result import QueueReplay
 
-#: Resamples, and the bounds of an 80% interval.
+#: Number of resamples, and the bounds of an 80% interval.
 _RESAMPLES, _BOUNDS = 2000, (10.0, 90.0)
-#: By how much of its time a job must be later to be worse off, and by how many seconds.
+#: A job is worse off if it is later by more than this share of its time and these seconds.
 _WORSE_SHARE, _WORSE_S = 0.01, 60.0
 
 
@@ -30,7 +30,7 @@ class Labelled:
 
 
 def figures(replay: QueueReplay) -> dict[str, float | int | None]:
-    """The numbers that policies are compared by; None where there is nothing to count."""
+    """The numbers for a comparison of policies; None where there is nothing to count."""
     jct = replay.jct_s[np.isfinite(replay.jct_s)]
     wait = replay.wait_s[np.isfinite(replay.wait_s)]
 
@@ -56,9 +56,9 @@ def figures(replay: QueueReplay) -> dict[str, float | int | None]:
 
 
 def worse_off(before: QueueReplay, after: QueueReplay) -> Ints:
-    """Jobs that end later than before, or run no more, the worst first.
+    """Jobs that end later than before, or no longer run, the worst first.
 
-    Later by more than 1% of their time and a minute.
+    Later means by more than 1% of their time and by more than a minute.
     """
     later = after.end_s - before.end_s
     later[np.isfinite(before.end_s) & ~np.isfinite(after.end_s)] = np.inf
@@ -81,7 +81,7 @@ class Mean:
     """A figure over groups of jobs.
 
     Attributes:
-        mean: of the groups that have it; None = none has.
+        mean: mean over the groups that have it; None = none has.
         interval: 80% bootstrap interval of it; None with fewer than three groups.
     """
 

@@ -1,7 +1,7 @@
-"""Throughputs of training jobs: out of the plan search, and kept on disk.
+"""Throughputs of training jobs, from the plan search, and kept on disk.
 
 ``best`` is the fastest plan that fits on a number of GPUs. ``fixed`` is the fastest of those with
-given tensor- and pipeline-parallel degrees: all that a scheduler knows which only adds replicas
+given tensor- and pipeline-parallel degrees. A scheduler that only adds replicas knows no others
 (vTrain, V-B).
 """
 
@@ -26,9 +26,9 @@ from paceline.scheduling.jobs import Throughputs
 
 Progress = Callable[[int, int], None]
 
-#: Of these packages the source is part of a table's key: a changed model makes new tables.
+#: The source of these packages is part of a table's key: a changed model makes new tables.
 _SOURCES = ("model", "plan", "graph")
-#: Counts beyond powers of two that a table may have.
+#: Limit of a table's counts beyond powers of two.
 MAX_COUNTS = 4096
 
 
@@ -37,7 +37,7 @@ class Workload:
     """Key of a curve.
 
     Attributes:
-        name: of the curve.
+        name: name of the curve.
         llm: the model.
         global_batch: samples of a step.
         fixed: (tp, pp) of the fixed plans; None = those of the fastest plan on the fewest GPUs.
@@ -83,9 +83,9 @@ def throughput_tables(
         workloads: the trained models.
         cluster: the machines.
         counts: numbers of GPUs.
-        folder: where tables are kept by their inputs; None = nowhere.
+        folder: folder that keeps tables by their inputs; None = none.
         progress: called with (workloads done, workloads).
-        options: of :func:`paceline.plan.search.search`.
+        options: options of :func:`paceline.plan.search.search`.
 
     Raises:
         QueueError: two workloads have one name.
@@ -130,7 +130,7 @@ def _kept(
     counts: Sequence[int],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """The curve from disk, or searched and written there."""
+    """The curve from disk, or searched and then written there."""
     if folder is None:
         return _searched(workload, cluster, counts, options)
     path = folder / f"{_key(workload, cluster, counts, options)}.json"
@@ -163,7 +163,7 @@ def _key(
 
 
 def cache_folder() -> Path:
-    """Where tables are kept unless a folder is named."""
+    """The folder for tables unless one is named."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "paceline" / "throughputs"
 

@@ -1,7 +1,7 @@
 """Readers: a path of some format -> a :class:`paceline.trace.Trace`; and :func:`write`.
 
-``SOURCES`` lists Paceline's own formats in the order in which they are asked whether a path is
-theirs; other tools' are in :mod:`paceline.sources.importers`.
+``SOURCES`` lists Paceline's own formats, in the order in which a path is tested. Formats of other
+tools are in :mod:`paceline.sources.importers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.sources.dataset_steps import Options
 from paceline.sources.job_file import read_job
 from paceline.trace import Job, Trace
 
-#: Traces of more rows are read some steps at a time, with their times in temporary files.
+#: A trace with more rows is read some steps at a time, with its times in temporary files.
 STORE_ABOVE = 4_000_000
 
 
@@ -55,10 +55,10 @@ def load(
     """Read a trace.
 
     Args:
-        path: the trace file, a folder of parquet files or a list of them that are one trace, the
-            folder of a recorded run, or files of other tools (``IMPORTERS``).
-        job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, else what
-            the data shows.
+        path: the trace file; parquet files of one trace, as a folder or a list; the folder of a
+            recorded run; or files of other tools (``IMPORTERS``).
+        job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, or else
+            the degrees that the data shows.
         steps: step numbers to keep; None keeps all.
         ignore_kinds: labels of operation kinds to drop.
 
@@ -79,7 +79,7 @@ def paths_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files and folders that are one trace.
 
     Raises:
-        TraceError: there is none, or one does not exist.
+        TraceError: there are no files, or a path does not exist.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
@@ -104,7 +104,7 @@ def options_of(
 def is_large(path: str | Path | Sequence[str | Path]) -> bool:
     """Whether :func:`load_stored` should read a trace: parquet of many rows with programs.
 
-    Whole passes in one file are read faster in memory, and take half of it.
+    Whole passes in one file are read faster in memory, and take half as much memory.
     """
     paths = paths_of(path)
     if not all(parquet.matches(one) or dataset.matches(one) for one in paths):
@@ -153,18 +153,18 @@ def _import_trace(
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> None:
     """Write a trace as the parquet file that :func:`load` reads (``docs/trace-format.md``).
 
-    Reading gives the same rows, job, truth, warnings and steps left out; an end may differ in the
-    last bit, since files hold durations. The file is written beside its place and then renamed, so
-    it is never half there.
+    Reading gives the same rows, job, truth, warnings and steps left out. An end may differ in the
+    last bit, since files hold durations. The file is written under another name and then renamed,
+    so it is never incomplete.
 
     Args:
-        trace: what happened.
+        trace: the trace.
         path: the file, by custom ``*.parquet``.
         force: replace a file that exists.
 
     Raises:
         OutputError: the file exists and ``force`` is not given, or it cannot be written.
-        TraceError: the trace has no rows, which no file can say.
+        TraceError: the trace has no rows; a file cannot express that.
     """
     path = Path(path)
     if len(trace) == 0:

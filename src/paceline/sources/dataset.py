@@ -1,6 +1,6 @@
 """A trace in several parquet files: one per step, per rank, or as its writer split it.
 
-pyarrow, pandas and Spark write such folders, with columns whose value is in a folder's name, too
+pyarrow, pandas and Spark write such folders. A folder's name may hold a column's value
 (``step=3/part-0.parquet``). Metadata of the files is read and compared first.
 """
 
@@ -18,7 +18,7 @@ from paceline.sources import parquet
 from paceline.sources.parquet_metadata import stored_in
 from paceline.trace import Job
 
-#: Columns whose lowest and highest number tells what a file holds.
+#: Columns whose lowest and highest numbers describe a file's content.
 RANGED = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
 #: Files that writers put beside the data.
@@ -34,7 +34,7 @@ class RowGroup:
     Attributes:
         file: number of the file.
         group: number of the row group in it.
-        n_rows: how many.
+        n_rows: number of rows.
         ranges: column -> its lowest and highest number.
     """
 
@@ -50,12 +50,12 @@ class Dataset:
 
     Attributes:
         where: the folder, or the files, for messages.
-        files: those with rows.
-        values: [file] column -> its value, of columns that the names of folders tell.
+        files: the files with rows.
+        values: [file] column -> its value, for columns in the names of folders.
         names: the columns of a trace that the files have.
-        row_groups: of all files.
-        stored: what the files' metadata says beside the rows.
-        notes: what was left out.
+        row_groups: row groups of all files.
+        stored: the files' metadata beside the rows.
+        notes: notes on what was left out.
     """
 
     where: str
@@ -78,7 +78,7 @@ class Dataset:
 
 
 def matches(path: Path) -> bool:
-    """Whether a folder holds parquet files, at any depth, and nothing that comes before them."""
+    """Whether a folder holds parquet files, at any depth, and no format with precedence."""
     return path.is_dir() and next(_data_files(path, []), None) is not None
 
 
@@ -101,7 +101,7 @@ def _data_files(folder: Path, others: list[Path]) -> Iterator[Path]:
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The parquet files among some files and folders, and what else lies in the folders.
+    """The parquet files among some files and folders, and other files of the folders.
 
     Raises:
         TraceError: a path does not exist, or a file is no parquet.
@@ -125,7 +125,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def size_of(paths: Sequence[Path]) -> tuple[int, bool]:
     """Rows of all files, and whether the first one records programs; (0, False) if one is broken.
 
-    Reading says what is wrong with it.
+    Reading reports the error of a broken file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,11 +146,11 @@ def _where(paths: Sequence[Path]) -> str:
 
 
 def open_dataset(paths: Sequence[Path], *, forgive: bool = False) -> Dataset:
-    """The files of a trace, by their metadata; no row is read where that tells all.
+    """The files of a trace, by their metadata; rows are read only if that is incomplete.
 
     Args:
         paths: files and folders.
-        forgive: broken metadata of Paceline does not matter (the job is known without it).
+        forgive: ignore broken metadata of Paceline (the job is known without it).
 
     Raises:
         TraceError: files disagree in their columns or jobs, one is no whole parquet file, or none
@@ -318,7 +318,7 @@ def _differing(one: Any, other: Any) -> str:
 
 
 def check_ranks(dataset: Dataset, job: Job | None) -> None:
-    """Where each file is of one rank: every worker has one, and no rank has two in a step.
+    """If each file is of one rank, check that every worker has one, and no rank two in a step.
 
     Raises:
         TraceError: a file is missing, or two hold the same rows.
@@ -422,7 +422,7 @@ def read_rows(
 
 
 def _uniform(table: Any) -> Any:
-    """The same table in types that those of other files join."""
+    """The same table with types that can be joined to those of other files."""
     import pyarrow as pa
 
     kinds = pa.dictionary(pa.int32(), pa.string())

@@ -19,16 +19,16 @@ from paceline.trace import Job, Trace
 from paceline.trace.placing import Extremes
 from paceline.trace.stored import ROW_BYTES, StoredTrace, check_room, no_room, store
 
-#: Rows taken at once: about 150 bytes each while they are put in order.
+#: Number of rows taken at once: about 150 bytes each while they are put in order.
 BLOCK_ROWS = 3_000_000
 
-#: Rows that are read this many times are written to temporary files, step by step, instead.
+#: If rows would be read more often than this, they go to temporary files, step by step.
 MAX_READS = 2.5
 
 #: Bytes of a row in temporary files of Arrow, without compression.
 ARROW_BYTES = 80
 
-#: Step numbers are looked at one by one up to this range; beyond, by row groups.
+#: Step numbers are counted one by one up to this range; beyond it, by row groups.
 MAX_RANGE = 100_000
 
 T = TypeVar("T", bound=Trace)
@@ -40,7 +40,7 @@ class Options:
     """The rows and columns to read.
 
     Attributes:
-        job: degrees of parallelism; None = as the files say.
+        job: degrees of parallelism; None = those in the files.
         ignore_kinds: labels of kinds to drop.
         steps: step numbers to keep; None = all.
     """
@@ -54,8 +54,8 @@ def load(paths: Sequence[Path], options: Options) -> Trace:
     """The trace of some files, in memory.
 
     Raises:
-        TraceError: files that are no one trace, a rank is missing or there twice, or anything
-            that a single file would be refused for.
+        TraceError: the files are not one trace, a rank is missing or there twice, or a single file
+            with this content would be refused.
     """
     dataset = open_dataset(paths, forgive=options.job is not None)
     job = _job(dataset, options)
@@ -74,11 +74,11 @@ def load(paths: Sequence[Path], options: Options) -> Trace:
 def load_stored(
     paths: Sequence[Path], options: Options, progress: Progress | None = None
 ) -> StoredTrace:
-    """The same with its times on disk: for a step graph only, in little memory.
+    """The trace with its times on disk: for a step graph only, in little memory.
 
     Args:
         paths: files and folders.
-        options: what to read.
+        options: the rows and columns to read.
         progress: called with (rows done, rows in all) now and then.
 
     Raises:
@@ -151,7 +151,7 @@ def _finished(trace: T, dataset: Dataset, n_ignored: int, options: Options) -> T
 
 
 def _where(dataset: Dataset, table: Any) -> str:
-    """The source of some steps, for messages; rows are counted within them."""
+    """Name of the source of some steps, for messages; rows are counted within them."""
     import pyarrow.compute as pc
 
     extremes = pc.min_max(table.column("step"))
@@ -263,7 +263,7 @@ def _split_by_interval(
     intervals: Sequence[Range],
     steps: frozenset[int] | None,
 ) -> Iterator[Any]:
-    """The same where each row group holds many steps: each is read once and split, on disk.
+    """Split row groups that hold many steps: each is read once and split, on disk.
 
     The temporary files have no names: they vanish with the process, however it ends.
     """

@@ -1,4 +1,4 @@
-"""Events with some of their values only: those that a reader uses."""
+"""Events with only those of their values that a reader uses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class EventShape:
     """How events are made.
 
     Attributes:
-        decode: makes events of a list's JSON text; None without msgspec. Other types than expected
+        decode: makes events of a list's JSON text; None without msgspec. Values of unexpected types
             raise a ValueError.
-        of: makes one of all its values.
+        of: makes one event of all its values.
     """
 
     decode: Callable[[str], list[Any]] | None

@@ -1,4 +1,4 @@
-"""Values of an event as the types they should have; files of other tools are not to be trusted."""
+"""Values of an event with the right types; files of other tools cannot be trusted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.sources.imported import MAX_NUMBER
 
 
 def whole(values: Mapping[str, Any], name: str, where: str) -> int:
-    """A whole number from 0, also where it is written as text or as 3.0.
+    """A whole number from 0; text and a float like 3.0 count, too.
 
     Raises:
-        TraceError: it is missing or none.
+        TraceError: it is missing or no such number.
     """
     value = optional_whole(values.get(name))
     if value is None:
@@ -25,7 +25,7 @@ def whole(values: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def optional_whole(value: Any) -> int | None:
-    """A whole number from 0, or None where it is none."""
+    """A whole number from 0; None for any other value."""
     if type(value) is int:
         return value if 0 <= value <= MAX_NUMBER else None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -41,7 +41,7 @@ def number(values: Mapping[str, Any], name: str, where: str) -> float:
     """A finite number.
 
     Raises:
-        TraceError: it is missing or none.
+        TraceError: it is missing or no such number.
     """
     value = values.get(name)
     if isinstance(value, str):  # older profilers write times as text

@@ -1,8 +1,8 @@
-"""Sends and recvs that one call made together: where each of them ended.
+"""Sends and recvs of one fused call: the end of each.
 
 A fused call, such as Megatron's and veScale's ``send_forward_recv_backward``, begins both of its
-transfers and returns when both are over. So its end is an upper bound of each transfer's, and so is
-the end of the peer's call; the earlier one counts.
+transfers and returns when both are over. So its end is an upper bound of each transfer's end. The
+end of the peer's call is another bound; the earlier one counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Side(NamedTuple):
     """One side of a transfer.
 
     Attributes:
-        lane: what the stages of one pipeline have in common: the rank within the stage.
+        lane: a number that the stages of one pipeline share: the rank within the stage.
         stage: pipeline stage.
         step: step number.
         kind: a send or recv; other kinds are no side.
@@ -45,9 +45,9 @@ class Side(NamedTuple):
 
 
 def ends_of(sides: Sequence[Side], pp_size: int) -> list[float]:
-    """[side] the end: of a bound at most that of the other side, which by order is its peer's.
+    """[side] the end; a bound is lowered to that of the other side (its peer's, by order).
 
-    Where a stage sent another number than its neighbour received, the ends stay as they are.
+    If a stage sent another number than its neighbour received, the ends stay.
     """
     ends = [side.end_s for side in sides]
     peers: dict[tuple[int, int, int, int], tuple[list[int], list[int]]]
@@ -71,12 +71,12 @@ def ends_of(sides: Sequence[Side], pp_size: int) -> list[float]:
 def positions(
     start_s: Sequence[float], end_s: Sequence[float], computes: Sequence[bool]
 ) -> tuple[list[int], list[int]]:
-    """Where a worker launched and awaited its operations, if every call returns when it is over.
+    """Positions of a worker's launches and waits, if every call returns when it is over.
 
     Args:
         start_s: [op] launches of a worker's step; those of one fused call are equal.
-        end_s: [op] when the call returned.
-        computes: [op] whether it is a compute, which nothing waits for by position.
+        end_s: [op] return of the call.
+        computes: [op] whether it is a compute; nothing waits for these by position.
 
     Returns:
         [op] the position of its launch, and of the last launch before its call returned; -1 for
@@ -109,9 +109,9 @@ class Halves:
         self._is_half.append(is_half)
 
     def settle(self, ops: OpTable) -> int:
-        """Give the halves their ends and the workers their programs; returns how many halves.
+        """Give the halves their ends and the workers their programs; returns the number of halves.
 
-        A table without halves stays as it is: nothing says then that calls block their worker.
+        A table without halves stays unchanged: nothing shows that calls block their worker.
         """
         n_halves = sum(self._is_half)
         if not n_halves:

@@ -1,4 +1,4 @@
-"""Which host and GPU each rank runs on, from a CSV file."""
+"""Host and GPU of each rank, from a CSV file."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Result of every importer, and the way from its ops to a trace.
 
 An importer is a module with ``matches(path) -> bool`` (by content) and ``read(paths, job, steps) ->
-Imported``, which adds recognised ops to an :class:`OpTable` and calls
-:meth:`OpTable.finish`. The ranks of a job have to agree on each other: a trace with ops
-missing would be analysed without a complaint and be wrong, so disagreement is refused here.
+Imported``. ``read`` adds recognised ops to an :class:`OpTable` and calls its method ``finish``. The
+ranks of a job must agree: the analysis of a trace with missing ops would be wrong without a
+complaint. So disagreement is refused here.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from paceline.sources.order import number_by_order
 from paceline.sources.peers import ADVICE, check_peers
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 
-#: No whole number in a trace is larger; anything above is a corrupt file.
+#: No whole number in a trace is larger; a larger number means a corrupt file.
 MAX_NUMBER = 2**31 - 1
 
-#: No step takes longer: a day.
+#: No step takes longer than a day.
 MAX_STEP_S = 86_400.0
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A trace out of another tool's files.
+    """A trace from another tool's files.
 
     Attributes:
-        trace: what happened.
-        matched: events that became operations.
-        unplaced: why -> how many events look like operations but could not be placed. Events that
-            are none (host functions, kernels inside a compute) are not counted.
-        confidence: 0 to 1: the share of matched events, times how sure the way is in which step,
-            microbatch and place were found (1 = the file says them).
-        notes: what was inferred, and what the format cannot tell.
+        trace: the trace.
+        matched: number of events that became operations.
+        unplaced: reason -> number of events that look like operations but could not be placed.
+            Other events (host functions, kernels inside a compute) are not counted.
+        confidence: 0 to 1: the share of matched events times the certainty of their places. Places
+            are step, microbatch and worker; the certainty is 1 if the file has them.
+        notes: notes on inferred facts, and on the limits of the format.
     """
 
     trace: Trace
@@ -50,7 +50,7 @@ class Imported:
     notes: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """The report as JSON holds it; the trace by its size."""
+        """The report in the form of JSON, with the trace's size in place of the trace."""
         return {
             "matched": self.matched,
             "unplaced": dict(self.unplaced),
@@ -62,7 +62,7 @@ class Imported:
 
 
 class OpTable:
-    """Operations as they are found, in any order; about 56 bytes each."""
+    """Operations, added in any order; about 56 bytes each."""
 
     def __init__(self) -> None:
         self._integers = {name: array("i") for name in _WHOLE}
@@ -72,7 +72,7 @@ class OpTable:
         return len(self._start_s)
 
     def degrees(self) -> tuple[int, int]:
-        """Data-parallel ranks and stages, as the highest numbers show them; at least 1."""
+        """Data-parallel ranks and stages, by the highest numbers among the ops; at least 1."""
         dp, pp = (max(self._integers[name], default=0) + 1 for name in ("dp", "pp"))
         return dp, pp
 
@@ -105,11 +105,11 @@ class OpTable:
             chunk: model chunk on the stage; computes and DP collectives only.
             microbatch: computes only.
             part: place of a compute in its pass; bucket or unit of a collective.
-            issued: place in its worker's program; for all ops of a table or none.
-            awaited: place in it behind which the worker waited for the op.
+            issued: place in its worker's program; all ops of a table have one, or none.
+            awaited: place in the program behind which the worker waited for the op.
 
         Raises:
-            TraceError: a number is negative (-1 is none, where that is possible) or too large.
+            TraceError: a number is negative (-1 means none where that is allowed) or too large.
         """
         values = (rank, dp, pp, step, kind, chunk, microbatch, part, issued, awaited)
         for name, value in zip(_WHOLE, values, strict=True):
@@ -151,14 +151,14 @@ class OpTable:
             job: degrees of parallelism; None takes dp, pp and vpp from the ops.
             where: the name of the source, for messages.
             steps: step numbers to keep; None keeps all.
-            unplaced: why -> how many events could not be placed.
-            certainty: 0 to 1: how sure step, microbatch and place are; 1 = the files say them.
-            notes: what was inferred, and what the format cannot tell.
-            by_order: give computes without a microbatch theirs by order of start.
+            unplaced: reason -> number of events that could not be placed.
+            certainty: 0 to 1: certainty of step, microbatch and place; 1 = the files have them.
+            notes: notes on inferred facts, and on the limits of the format.
+            by_order: give computes without a microbatch one by order of start.
 
         Raises:
-            TraceError: no ops, ranks that are missing or on another clock, counts that do not match
-                between peers, ops that are there twice, or anything ``arrange`` refuses.
+            TraceError: no ops, missing ranks, ranks on another clock, or duplicated ops. Or counts
+                do not match between peers, or ``arrange`` refuses the ops.
         """
         unplaced = {reason: n for reason, n in (unplaced or {}).items() if n}
         matched = len(self)
@@ -212,7 +212,7 @@ class OpTable:
         return Columns(kind=kind, start=start, duration=end - start, seq=seq, **integers)
 
 
-#: Every op has these; -1 is none in the others.
+#: Columns that every op has; in the others -1 means none.
 _ALWAYS = ("rank", "dp", "pp", "step", "kind")
 _PROGRAM = ("part", "issued", "awaited")
 _WHOLE = (*_ALWAYS, "chunk", "microbatch", *_PROGRAM)
@@ -226,7 +226,7 @@ def _check_twice(
     same_cell: npt.NDArray[np.bool_],
     where: str,
 ) -> None:
-    """Refuse ops that are there twice; those that take no time (no-ops) may coincide."""
+    """Refuse duplicated ops; ops that take no time (no-ops) may coincide."""
     start, end = start[order], end[order]
     twice = same_cell & (np.diff(start) == 0) & (np.diff(end) == 0) & (end > start)[1:]
     if twice.any():
@@ -239,7 +239,7 @@ def _check_twice(
 
 
 def _check_places(columns: Columns, where: str) -> None:
-    """A rank has one place in the job."""
+    """Check that each rank has one place in the job."""
     order = np.argsort(columns.rank, kind="stable")
     rank, dp, pp = (values[order] for values in (columns.rank, columns.dp, columns.pp))
     contradicts = (np.diff(rank) == 0) & ((np.diff(dp) != 0) | (np.diff(pp) != 0))
@@ -251,7 +251,7 @@ def _check_places(columns: Columns, where: str) -> None:
 
 
 def _check_clocks(columns: Columns, where: str) -> None:
-    """Within a step all ranks meet, so their times overlap; else a clock is another one."""
+    """Check that all ranks overlap in each step, since they meet; else a clock differs."""
     order = np.lexsort((columns.rank, columns.step))
     step, rank = columns.step[order], columns.rank[order]
     first = np.flatnonzero(np.append(True, (np.diff(step) != 0) | (np.diff(rank) != 0)))
@@ -281,7 +281,7 @@ def _check_lengths(
     until: npt.NDArray[np.float64],
     where: str,
 ) -> None:
-    """A rank's step that takes days has an op with a wrong time."""
+    """Refuse a rank's step of several days: one of its ops has a wrong time."""
     for row in np.flatnonzero(until - begin > MAX_STEP_S)[:1]:
         raise TraceError(
             f"{where}: rank {rank[row]} works on step {step[row]} from {begin[row]:.6f} to "
@@ -291,7 +291,7 @@ def _check_lengths(
 
 
 def _check_microbatches(columns: Columns, where: str) -> None:
-    """A microbatch passes a chunk of the model once each way in a step."""
+    """Check that a microbatch passes each chunk of the model once each way in a step."""
     rows = np.flatnonzero(columns.microbatch >= 0)
     names = ("microbatch", "chunk", "kind", "rank", "step")
     cells = np.stack([getattr(columns, name)[rows] for name in names])

@@ -1,6 +1,6 @@
-"""Files of other tools, of whatever format -> a trace.
+"""Files of other tools, of any format -> a trace.
 
-``IMPORTERS`` lists the formats in the order in which they are asked whether a path is theirs.
+``IMPORTERS`` lists the formats in the order in which a path is tested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Format(Protocol):
 
     @property
     def matches(self) -> Callable[[Path], bool]:
-        """Whether a file or folder is of it."""
+        """The function that tests whether a file or folder is of the format."""
 
 
 F = TypeVar("F", bound=Format)
@@ -67,7 +67,7 @@ _NO_GROUPS = (
     "which does not say microbatches and process groups, so no trace can be made of it; for where "
     "each device's time went: paceline ranks {path}"
 )
-#: The file's name, content and place.
+#: Formats without a trace: name, test of the content, and advice where such files belong.
 _NO_TRACE = (
     ("a log of NCCL Inspector", nccl_inspector.matches, f"{_NO_COMPUTES} detect --collectives"),
     ("a log of torchcomms", torchcomms.matches, f"{_NO_COMPUTES} detect --collectives"),
@@ -86,7 +86,7 @@ _NO_TRACE = (
 
 
 def _refuse_no_trace(path: Path, files: Sequence[Path]) -> None:
-    """Say where files without a trace belong, if a file of ``path``, a file or folder, is one."""
+    """Say where files without a trace belong, if ``path`` (a file or folder) has one of them."""
     for file in files:
         for label, matches, advice in _NO_TRACE:
             if matches(file):
@@ -94,19 +94,19 @@ def _refuse_no_trace(path: Path, files: Sequence[Path]) -> None:
 
 
 def find_files(paths: Sequence[Path], name: str | None = None) -> tuple[Importer, list[Path], int]:
-    """The format of files that a trace can be made of, as :func:`files_of` tells it."""
+    """The format of files that can make a trace; see :func:`files_of`."""
     return files_of(paths, name, IMPORTERS)
 
 
 def files_of(
     paths: Sequence[Path], name: str | None, formats: Sequence[F]
 ) -> tuple[F, list[Path], int]:
-    """The format of some files, the files of it, and how many in folders are of none.
+    """The format of some files, its files, and the number of other files in the folders.
 
     Args:
-        paths: files, or folders whose files are taken; those of no known format are left out there.
-        name: the format, where it should not be told from the content.
-        formats: the formats that are known.
+        paths: files, or folders; in folders, files of no known format are left out.
+        name: the format, if the content should not decide it.
+        formats: the known formats.
 
     Raises:
         TraceError: a path does not exist or is of no known format, or formats are mixed.

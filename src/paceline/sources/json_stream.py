@@ -22,17 +22,17 @@ from typing import Any, cast
 from paceline.errors import TraceError
 from paceline.sources.event_shape import EventShape
 
-#: Read at a time; one event takes some hundred bytes. The events of so much stay in a core's
-#: cache: of 1 MB events are parsed at two thirds of the speed.
+#: Bytes read at a time; an event takes some hundred bytes. The events of one chunk stay in a core's
+#: cache: with 1 MB, events are parsed at two thirds of the speed.
 CHUNK_BYTES = 1 << 18
 
-#: One event, or one value beside the events, may be this large; above, the file is no event list.
+#: Largest event, or value beside the events; a file with a larger one is no event list.
 MAX_VALUE_CHARS = 64 << 20
 
 #: A line of a log is shorter.
 MAX_LINE_BYTES = 16 << 20
 
-#: Between two events as Kineto writes them; events in front of the last one are parsed together.
+#: Text between two events as Kineto writes it; all events before the last are parsed together.
 _BETWEEN = "\n  },\n  {"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -89,8 +89,8 @@ def read_chunk(
 class JsonStream:
     """The events of a file, one at a time.
 
-    Iterate once. ``header`` has the keys beside the events: before the first event what the
-    file has in front of them, after the last one all of it.
+    Iterate once. ``header`` has the keys beside the events. Before the first event it has the keys
+    in front of the events; after the last event it has all.
 
     Attributes:
         header: key -> value beside the events; empty for a bare list.
@@ -104,8 +104,8 @@ class JsonStream:
 
         Args:
             path: the file.
-            key: of the list, where the file is an object.
-            shape: of the events that come out; None makes dicts of all their values.
+            key: key of the list, if the file is an object.
+            shape: shape of the resulting events; None makes dicts of all their values.
         """
         self.path, self.key = path, key
         self._shape = shape
@@ -125,7 +125,7 @@ class JsonStream:
             yield from batch
 
     def batches(self) -> Iterator[list[Any]]:
-        """The events that were parsed together.
+        """The events, in batches that were parsed together.
 
         Raises:
             TraceError: the file is unreadable, cut off, no JSON, or has no list of objects.
@@ -180,9 +180,9 @@ class JsonStream:
         self._at += 1
 
     def _batch(self) -> list[Any]:
-        """The events that are in memory but the last, in one go; none where that cannot be.
+        """All events in memory but the last, parsed together; none if that is not possible.
 
-        Events of another layout, or damaged ones, are left to be parsed one by one.
+        Events of another layout, or damaged ones, are then parsed one by one.
         """
         if self._n_dropped + self._at < self._one_by_one_until:
             return []
@@ -197,7 +197,7 @@ class JsonStream:
         return values
 
     def _decoded(self, text: str) -> list[Any]:
-        """The events of a list in one go; none where that cannot be."""
+        """The events of a list, parsed together; none if that is not possible."""
         shape = self._shape
         if shape is not None and shape.decode is not None:
             with suppress(ValueError, RecursionError):
@@ -239,12 +239,12 @@ class JsonStream:
                 raise self._error(str(error)) from None
 
     def _forget(self, n: int) -> None:
-        """Drop the first characters, and go on behind them."""
+        """Drop the first ``n`` characters, and go on behind them."""
         self._n_dropped += n
         self._text, self._at = self._text[n:], 0
 
     def _read_more(self) -> bool:
-        """Read on, forgetting what was used; False at the end of the file."""
+        """Read on, and forget used text; False at the end of the file."""
         if self._ended:
             return False
         self._forget(self._at)
@@ -272,7 +272,7 @@ def _decoder() -> Callable[[bytes, bool], str]:
 
 
 def _line_of(path: Path, n_chars: int) -> int:
-    """The line of a character, for errors: to count lines while reading takes a third of the time.
+    """The line of a character, for errors; a count while reading would take a third of the time.
 
     Raises:
         TraceError: as :func:`read_chunk`.
@@ -318,7 +318,7 @@ def head(path: Path, n_bytes: int = 1 << 16) -> str:
 
 
 def first_events(path: Path, n: int) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-    """The first ``n`` events and the header in front of them; None where it is no event list."""
+    """The first ``n`` events and the header in front of them; None if it is no event list."""
     stream = JsonStream(path)
     events: list[dict[str, Any]] = []
     try:

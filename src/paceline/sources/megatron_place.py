@@ -1,4 +1,4 @@
-"""Where a rank of Megatron-LM stands: from the degrees that its spans carry."""
+"""The place of a rank of Megatron-LM, from the degrees that its spans carry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.errors import TraceError
 from paceline.sources.fields import optional_whole
 from paceline.trace import Job
 
-#: Attribute -> field of the job. The sizes that Megatron's data-parallel size leaves out.
+#: Attribute -> field of the job, for the sizes that Megatron's data-parallel size leaves out.
 SIZES = {
     "dl.data_parallel.size": "dp_size",
     "dl.pipeline_parallel.size": "pp_size",
@@ -19,15 +19,15 @@ SIZES = {
 }
 
 
-#: Ranks in all: the rest of them beside the degrees is context parallelism, which is not said.
+#: Number of all ranks. No attribute has the degree of context parallelism: it is the remaining one.
 WORLD = "dl.world_size"
 
 
 class MegatronPlace:
-    """The degrees of parallelism, as the ranks' attributes say them, and which ranks there are.
+    """The degrees of parallelism in the ranks' attributes, and the ranks that are there.
 
     Attributes:
-        world: ranks in all, as the attributes say; 0 = they do not.
+        world: number of all ranks by the attributes; 0 = they do not have it.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class MegatronPlace:
         self.world = 0
 
     def add_sizes(self, attributes: Mapping[str, Any], rank: int, place: str) -> None:
-        """Note what a rank says.
+        """Note the sizes that a rank gives.
 
         Raises:
-            TraceError: a size is none, or another rank said otherwise.
+            TraceError: a size is invalid, or another rank gave another one.
         """
         self._ranks.add(rank)
         self.world = max(self.world, optional_whole(attributes.get(WORLD)) or 0)
@@ -94,7 +94,7 @@ class MegatronPlace:
         return known_job
 
     def _rest(self, sizes: Mapping[str, int]) -> int:
-        """The degree that no attribute says: Megatron's ranks are tp x cp x dp x pp."""
+        """The degree that no attribute has: Megatron's ranks are tp x cp x dp x pp."""
         product = sizes["dp_size"] * sizes["pp_size"] * sizes.get("tp_size", 1)
         rest, remainder = divmod(self.world, product)
         return rest if rest and not remainder else 1

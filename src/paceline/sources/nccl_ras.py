@@ -1,4 +1,4 @@
-"""NCCL's RAS as JSON: how many collectives each rank has launched, and which ranks are missing.
+"""NCCL's RAS as JSON: each rank's number of launched collectives, and the missing ranks.
 
 Format: ``src/ras/client_support.cc`` of NCCL 2.30.7 (``jsonWriteHeader`` to ``jsonWriteFooter``),
 which ``ncclras -f json`` prints since 2.28.7. Ranks are those of the communicator, not the job's.
@@ -50,8 +50,8 @@ class Process:
     """Process of a rank: the same in every communicator.
 
     Attributes:
-        host: its address; "unknown" where RAS does not know it.
-        pid: -1 where RAS does not know it.
+        host: its address; "unknown" if RAS does not know it.
+        pid: process id; -1 if RAS does not know it.
         gpu: number on the host, as NVML counts.
     """
 
@@ -69,11 +69,11 @@ class RankStatus:
     """Answer of one rank of a communicator.
 
     Attributes:
-        rank: in the communicator.
-        process: who holds it.
-        state: as ``ncclras`` names it, from the flags.
-        error: of its initialisation or of a collective; "" = none.
-        counts: operation -> how many it has launched.
+        rank: number in the communicator.
+        process: the process that holds it.
+        state: its state by the flags, in the words of ``ncclras``.
+        error: error of its initialisation or of a collective; "" = none.
+        counts: operation -> number of launches.
     """
 
     rank: int
@@ -85,11 +85,11 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class MissingRank:
-    """A rank of which nothing came.
+    """A rank without an answer.
 
     Attributes:
-        rank: in the communicator.
-        process: who holds it.
+        rank: number in the communicator.
+        process: the process that holds it.
         why: "dead" (unreachable for 60 s), "unresponsive", or "not a member": its process
             answered, but has not joined the communicator yet, or has left it.
     """
@@ -101,14 +101,14 @@ class MissingRank:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator, as its ranks answered.
+    """A communicator, by the answers of its ranks.
 
     Attributes:
-        hash: as NCCL's log has it; unique but for rare collisions.
-        secondary_hash: with ``hash``, unique.
+        hash: its hash in NCCL's log; unique except for rare collisions.
+        secondary_hash: unique together with ``hash``.
         size: number of its ranks.
-        ranks: those that answered.
-        missing: those that did not.
+        ranks: the ranks that answered.
+        missing: the ranks that did not.
     """
 
     hash: str
@@ -119,7 +119,7 @@ class Communicator:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that tells it from others in all statuses of a run."""
+        """Key that is the same in all statuses of a run, and different for other communicators."""
         return self.hash, self.secondary_hash
 
 
@@ -129,9 +129,9 @@ class RasStatus:
 
     Attributes:
         path: the file.
-        nccl_version: as the file has it.
-        at: when RAS was asked, by the clock of the host that was asked.
-        communicators: all that had ranks.
+        nccl_version: NCCL's version in the file.
+        at: time of the query, by the clock of the queried host.
+        communicators: all communicators with ranks.
         n_empty: communicators without ranks, which are being made.
         n_timeouts: how often RAS waited in vain for processes.
     """
@@ -145,7 +145,7 @@ class RasStatus:
 
     @cached_property
     def processes(self) -> frozenset[Process]:
-        """All that hold a rank."""
+        """All processes that hold a rank."""
         ranks = (rank.process for comm in self.communicators for rank in comm.ranks)
         missing = (rank.process for comm in self.communicators for rank in comm.missing)
         return frozenset((*ranks, *missing))
@@ -244,7 +244,7 @@ def _rank(value: Mapping[str, Any], place: str, size: int) -> RankStatus:
 
 
 def _state(status: Mapping[str, Any], init_state: int) -> State:
-    """As ``rasClientRunComms`` tells it."""
+    """State of a rank, by the rules of ``rasClientRunComms``."""
     if status.get("abort_flag") is True:
         return "abort"
     if status.get("finalize_called") is True or status.get("destroy_flag") is True:

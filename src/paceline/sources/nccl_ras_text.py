@@ -1,9 +1,10 @@
-"""NCCL's RAS as text: the ranks that ``ncclras`` names, and how many others there are of each kind.
+"""NCCL's RAS as text: the ranks that ``ncclras`` names, and the numbers of the unnamed ones.
 
 Format: ``rasClientRunInit``, ``rasClientRunComms`` and ``rasClientBreakDownErrors`` of
-``src/ras/client_support.cc``. Their format strings are the same from NCCL 2.27.3 to 2.30.7 but for
-digits of seconds. A line that they do not write is refused. Of groups of ranks the text names those
-that are a rank alone, or few (``rasCountIsOutlier``: a quarter and 10 at most; with ``-v`` half).
+``src/ras/client_support.cc``. Their format strings are the same from NCCL 2.27.3 to 2.30.7, except
+for digits of seconds. A line that they do not write is refused. The text names the ranks of a group
+only if the group is a single rank or small. ``rasCountIsOutlier`` decides: at most a quarter and
+10; with ``-v`` half.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.errors import TraceError
 from paceline.sources.json_stream import head, open_bytes, read_chunk
 from paceline.sources.nccl_ras import Process
 
-#: It is for people: 10 names for each of some thousand communicators are some MB.
+#: The text is for people: 10 names for each of some thousand communicators are some MB.
 MAX_BYTES = 64 << 20
 
 _WHO = r"GPU (\d+)(?: \(NVML (\d+)\))? managed by process (\d+) on node ?(\S*)"
@@ -47,17 +48,17 @@ _RANK = re.compile(
     r"  Rank (\d+)(?: has status ([A-Z]+)| has launched up to operation (\d+)"
     rf"| has not launched any (operations)| reported (.+?))? -- (?:{_WHO}|{_NOBODY})"
 )
-#: Statuses of ranks that answered, and are no members (yet, or any more).
+#: Statuses of ranks that answered, but are no members (yet, or any more).
 _GONE = ("NOCOMM", "UNKNOWN")
-#: Up to 2.28.9 ``rasClientRunComms`` goes from one communicator to the next without the ranks that
-#: the first one lacks; as JSON it does not.
+#: Up to 2.28.9 ``rasClientRunComms`` misreads the communicator behind one that lacks ranks: it does
+#: not skip the missing ranks. Its JSON output is right.
 _MENDED = (2, 29)
 _FAILURES = ("Initialization", "Asynchronous")
 
 
 @dataclass(frozen=True)
 class NamedRank:
-    """A rank of a communicator; ``process`` is None where RAS does not know it."""
+    """A rank of a communicator; ``process`` is None if RAS does not know it."""
 
     rank: int
     process: Process | None
@@ -69,8 +70,8 @@ class RankGroup:
 
     Attributes:
         value: their common status, error, or number of launched collectives.
-        size: how many they are.
-        named: those that the text names: all or none.
+        size: number of ranks.
+        named: the ranks that the text names: all or none.
     """
 
     value: str | int
@@ -86,10 +87,10 @@ class Trouble:
         place: group of the summary, and number within it.
         hash: as NCCL's log has it.
         size: number of its ranks.
-        missing: ranks of which nothing came, a group; None = none.
+        missing: ranks without an answer, a group; None = none.
         topics: difference (``status``, ``AllReduce``) or failure (``Initialization``,
             ``Asynchronous``) of ranks -> their groups.
-        failed: kind of failure -> how many ranks have one.
+        failed: kind of failure -> number of ranks with it.
     """
 
     place: tuple[int, int]
@@ -106,13 +107,13 @@ class RasText:
 
     Attributes:
         path: the file.
-        nccl_version: as the file has it.
-        n_communicators: all of them.
-        troubles: of communicators that are not level, by their place.
-        unresponsive: processes that did not answer: how many, and those that are named.
+        nccl_version: NCCL's version in the file.
+        n_communicators: number of all communicators.
+        troubles: communicators whose ranks differ, by their place.
+        unresponsive: processes that did not answer: their number, and the named ones.
         dead: processes that RAS gave up, likewise.
         n_timeouts: how often RAS waited in vain for processes.
-        misread: NCCL itself may have taken communicators from a wrong place, so none is told.
+        misread: NCCL itself may have read communicators from a wrong place, so none is reported.
     """
 
     path: Path
@@ -242,7 +243,7 @@ class _Reader:
         return True
 
     def _check(self) -> None:
-        """Refuse what is cut off: all that the summary announces has to follow."""
+        """Refuse a text that is cut off: all that the summary announces must follow."""
         status, path = self.status, self.status.path
         expected = ["Job summ", "Communic", "Errors", "Warnings"]
         announced = sorted(
@@ -280,7 +281,7 @@ class _Reader:
 
 
 def _told(trouble: Trouble) -> set[str]:
-    """The kinds of trouble of which something is told."""
+    """The kinds of trouble that the text details."""
     differ = trouble.topics.keys() - {*_FAILURES}
     told = {"INCOMPLETE": trouble.missing, "ERROR": trouble.failed, "MISMATCH": differ}
     return {kind for kind, what in told.items() if what}

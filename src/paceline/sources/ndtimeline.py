@@ -1,15 +1,18 @@
 """NDTimeline (veScale): timelines of hosts as Chrome trace events, and its raw text log.
 
 The tool: https://github.com/volcengine/veScale, held against commit 20cf5c7 (March 2026),
-legacy/vescale/ndtimeline: ``predefined.py`` (metrics), ``handlers/local_timeline_handler.py``
-(JSON arrays per host: the metric as ``name``, ``ts`` and ``dur`` in microseconds, the DP rank as
-``pid``, ``rank``, ``step``, ``tp`` and ``pp`` in ``args``), ``handlers/local_raw_handler.py`` (the
-raw log, read by :mod:`paceline.sources.ndtimeline_raw`). Its records: what-if paper, 3.1 and
-Table 1. Events as one JSON object per line, and lines with a metric's name and ``rank``, ``step``,
-``dp``, ``pp``, ``ts`` and ``dur`` as ``name=value``, which the tool does not write, are read, too.
+legacy/vescale/ndtimeline. ``predefined.py`` has the metrics. ``handlers/local_timeline_handler.py``
+writes JSON arrays per host. There ``name`` is the metric, ``ts`` and ``dur`` are in microseconds,
+``pid`` is the DP rank, and ``args`` has ``rank``, ``step``, ``tp`` and ``pp``.
+``handlers/local_raw_handler.py`` writes the raw log (:mod:`paceline.sources.ndtimeline_raw`). Its
+records: what-if paper, 3.1 and Table 1.
+
+Two further forms are read, which the tool does not write. One has an event per line as a JSON
+object. The other has lines with a metric's name and ``name=value`` for ``rank``, ``step``, ``dp``,
+``pp``, ``ts`` and ``dur``.
 
 ``forward-send-backward-recv`` and ``backward-send-forward-recv`` are two transfers of one call.
-``cross-mesh-send`` and ``-recv`` do not say whether they carry activations or gradients, so they
+``cross-mesh-send`` and ``-recv`` do not tell whether they carry activations or gradients, so they
 are counted but have no kind.
 
 The tool synchronises the hosts' clocks, so times are taken as they are. It names no microbatch:
@@ -33,7 +36,7 @@ from paceline.sources.json_stream import JsonStream, first_events, head, lines
 from paceline.sources.ndtimeline_raw import events_of, is_raw
 from paceline.trace import Job, OpKind
 
-#: Metrics whose names are not ours: veScale's, then those of the paper's Table 1.
+#: Metrics whose names differ from ours: veScale's, then those of the paper's Table 1.
 METRICS = {
     "unshard-all-gather": OpKind.PARAMS_ALL_GATHER,
     "grad-reduce-scatter": OpKind.GRADS_REDUCE_SCATTER,
@@ -49,11 +52,11 @@ FUSED = {
     "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
 }
 
-#: Counting microbatches by start is right for every schedule that runs them in order; with several
-#: chunks per stage it also takes Megatron's interleaved order for granted.
+#: A count of microbatches by start is right for every schedule that runs them in order. With
+#: several chunks per stage it also assumes Megatron's interleaved order.
 CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
 
-#: Names up to which the user's own metrics are counted.
+#: At most this many names of the user's own metrics are counted.
 MAX_NAMES = 20
 
 _METRIC = re.compile(r"(?<![\w-])(" + "|".join((*FUSED, *METRICS)) + r")(?![\w-])")
@@ -150,7 +153,7 @@ def _add(
 
 
 def _kinds(event: Mapping[str, Any]) -> tuple[OpKind, ...]:
-    """Meaning of an event: two transfers of a fused call, one operation, or none that is known."""
+    """The ops of an event: two transfers of a fused call, one operation, or no known one."""
     name = event.get("name")
     if not isinstance(name, str):
         return ()
@@ -201,7 +204,7 @@ def _json_line(line: str) -> Mapping[str, Any] | None:
 
 
 def _of_line(line: str) -> Mapping[str, Any] | None:
-    """The event of a line of the raw log; None where it has none."""
+    """The event of a line of the raw log; None if it has none."""
     if line.lstrip().startswith("{"):
         return _json_line(line)
     metric = _METRIC.search(line)

@@ -8,8 +8,8 @@ legacy/vescale/ndtimeline/handlers/local_raw_handler.py), times in seconds:
     tags: [{'_inner_global_step': 7}, {}], step_range: range(7, 9), world_info: WorldInfo:
     TopoInfo(rank=3, dp_rank=1, ..., tp_rank=0, pp_rank=1, ...) TrainingInfo(...) {}
 
-on one line. A part's step is its tag, or else the parts are dealt out evenly over the range, as
-``parse_record`` in ``parser_handler.py`` does.
+All of it is on one line. A part's step is its tag; without tags the parts are spread evenly over
+the range, as ``parse_record`` in ``parser_handler.py`` does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINE = re.compile(
 _STEP_TAG = re.compile(r"'_inner_global_step': (\d{1,10})\b")
 _RANK = re.compile(r"\b(rank|dp_rank|tp_rank|pp_rank)=(\d{1,9})\b")
 
-#: A range of more steps is none that a flush covers.
+#: No flush covers a range of more steps.
 _MAX_STEPS = 1 << 20
 
 
@@ -39,7 +39,7 @@ def is_raw(line: str) -> bool:
 
 
 def events_of(line: str) -> list[Mapping[str, Any]] | None:
-    """The events of a line; None where it is damaged, cut off, or says no step of its parts."""
+    """The events of a line; None if it is damaged, cut off, or has no steps for its parts."""
     match = _LINE.search(line)
     if match is None:
         return None
@@ -68,7 +68,7 @@ def events_of(line: str) -> list[Mapping[str, Any]] | None:
 
 
 def _steps(tags: str, numbers: str, n_parts: int) -> list[int] | None:
-    """[part] its step; None where neither its tag nor the range says it."""
+    """[part] its step; None if neither its tag nor the range has it."""
     tagged = [int(step) for step in _STEP_TAG.findall(tags)]
     if tagged:
         return tagged if len(tagged) == n_parts else None

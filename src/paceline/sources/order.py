@@ -1,4 +1,4 @@
-"""Microbatch and chunk of ops whose file does not say them: by their order within the step."""
+"""Microbatch and chunk of ops whose file lacks them: by their order within the step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OF_CHUNKS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER)
 def number_by_order(columns: Columns, pp_size: int, vpp_size: int, where: str) -> Columns:
     """Fill in the chunk and microbatch of computes and the chunk of collectives, where they are -1.
 
-    All schedules but interleaved ones run microbatches in ascending order. With several chunks per
-    stage the order is Megatron's: ``pp_size`` microbatches through a chunk, then the next chunk;
-    backwards take the chunks from the last to the first. Collectives of parameters and gradients
-    are one per chunk, in the order in which the chunks need them; where their number is another
-    they name none.
+    All schedules except interleaved ones run microbatches in ascending order. With several chunks
+    per stage the order is Megatron's: ``pp_size`` microbatches through a chunk, then the next
+    chunk; backwards take the chunks from the last to the first. Collectives of parameters and
+    gradients are one per chunk, in the order in which the chunks need them. If their number
+    differs from that of the chunks, they get no chunk.
 
     Args:
         columns: with ``seq``, the number of an op among its kind on its rank in its step.

@@ -1,4 +1,4 @@
-"""Parquet traces: the columns of the public what-if artifact, which are ours too.
+"""Parquet traces: the columns of the public what-if artifact, which Paceline uses, too.
 
 Written files carry the job (and, when synthesised, the injected truth) as JSON in the schema
 metadata (:mod:`paceline.sources.parquet_metadata`). ``docs/trace-format.md`` describes the format.
@@ -117,14 +117,14 @@ def trace_of(
     where: str,
     extremes: Extremes | None = None,
 ) -> tuple[Trace, int]:
-    """The trace that an Arrow table holds, and how many rows were ignored.
+    """The trace in an Arrow table, and the number of ignored rows.
 
     Args:
         table: the columns of a trace.
         job: degrees of parallelism; None takes those that the data shows.
         ignore_kinds: labels of kinds to drop.
         where: the name of the source, for messages.
-        extremes: those of the whole trace, where the table holds some of its steps.
+        extremes: lowest and highest numbers of the whole trace, if the table has some steps only.
 
     Raises:
         TraceError: kinds unknown, or anything ``arrange`` refuses.
@@ -137,7 +137,7 @@ def trace_of(
 
 
 def with_dropped(trace: T, n_ignored: int, ignore_kinds: frozenset[str]) -> T:
-    """The trace with a note on the kinds that were dropped."""
+    """The trace with a note on the dropped kinds."""
     if not ignore_kinds:
         return trace
     dropped = f"{n_ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped"
@@ -145,7 +145,7 @@ def with_dropped(trace: T, n_ignored: int, ignore_kinds: frozenset[str]) -> T:
 
 
 def check_names(names: Sequence[str], path: Path) -> None:
-    """Whether a file has the columns of a trace, each once.
+    """Check that a file has the columns of a trace, each once.
 
     Raises:
         TraceError: one is missing, or there twice.
@@ -191,7 +191,7 @@ def _read_steps(file: Any, steps: frozenset[int] | None, names: list[str]) -> An
             return rows  # the door says what is wrong with it
         groups.append(of_steps(rows, steps))
     table = pa.concat_tables(groups, promote_options="none") if groups else file.read(names)
-    # Nothing there: read all, so that the error can say which steps there are.
+    # No such step: read all, so that the error can name the steps.
     return table if table.num_rows else file.read(columns=names)
 
 
@@ -202,7 +202,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def of_steps(table: Any, steps: frozenset[int] | None) -> Any:
-    """The rows of a table that are of some steps; all where its steps are no numbers."""
+    """The rows of a table that belong to some steps; all if its steps are no numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -217,7 +217,7 @@ def of_steps(table: Any, steps: frozenset[int] | None) -> Any:
 def _columns(
     table: Any, ignore_kinds: frozenset[str], where: str
 ) -> tuple[Columns, npt.NDArray[Any], int]:
-    """NumPy columns of an Arrow table, the ``gmc`` column, and how many rows were ignored."""
+    """NumPy columns of an Arrow table, the ``gmc`` column, and the number of ignored rows."""
     kind, ignored = _kinds(table.column("optype"), ignore_kinds, where)
     values: dict[str, npt.NDArray[Any]] = {"kind": kind}
     for name, field in COLUMNS.items():
@@ -239,7 +239,7 @@ def _columns(
 
 
 def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
-    """A column of numbers as NumPy sees it, without a copy where it lies in one piece."""
+    """A column of numbers in NumPy, without a copy if it lies in one piece."""
     import pyarrow as pa
 
     if column.null_count:
@@ -251,7 +251,7 @@ def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
 
 
 def _one_piece(column: Any) -> Any:
-    """A chunked Arrow column as one array; copied only where it has several chunks."""
+    """A chunked Arrow column as one array; copied only if it has several chunks."""
     import pyarrow as pa
 
     if column.num_chunks == 1:
@@ -296,7 +296,7 @@ def _kinds(
 
 
 def _check_gmc(columns: Columns, gmc: npt.NDArray[Any], job: Job, where: str) -> None:
-    """``gmc`` must be mc * pp + stage: another placement of chunks means another pipeline."""
+    """Check that ``gmc`` is mc * pp + stage: another placement of chunks is another pipeline."""
     compute = (columns.kind <= OpKind.BACKWARD_COMPUTE) & (gmc >= 0)
     place = columns.chunk.astype(np.int32)
     place *= job.pp_size

@@ -1,4 +1,4 @@
-"""Metadata of a parquet trace beside its rows: the job, what was injected, and what was noticed.
+"""Metadata of a parquet trace beside its rows: the job, injected causes, and warnings.
 
 JSON in the schema metadata, under ``paceline``; ``docs/trace-format.md`` lists the keys. Format 1
 began with ``job`` and ``truth``; readers ignore keys that they do not know.
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Trace)
 METADATA_KEY = b"paceline"
 FORMAT_VERSION = 1
 
-#: Of what was noticed, the file holds this much at most: it is for people.
+#: Limits of the warnings in a file: they are for people.
 MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
 
@@ -45,7 +45,7 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
 
 
 def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
-    """Paceline's metadata in the file; nothing where that is broken and ``forgive`` is given.
+    """Paceline's metadata in the file; empty if it is broken and ``forgive`` is given.
 
     Raises:
         TraceError: it is broken, or of another version of the format.
@@ -69,7 +69,7 @@ def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> 
 
 
 def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
-    """The trace with what its file says beside the rows; entries of another form are ignored."""
+    """The trace with its file's metadata; entries of another form are ignored."""
     warnings = stored.get("warnings")
     noticed = [w for w in warnings if isinstance(w, str)] if isinstance(warnings, list) else []
     step_start_s = trace.step_start_s
@@ -87,7 +87,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
 
 
 def _by_step(values: Any, types: tuple[type, ...]) -> dict[int, Any]:
-    """Step number -> value, of those entries that have the form."""
+    """Step number -> value, for the entries of the right form."""
     if not isinstance(values, Mapping):
         return {}
     return {

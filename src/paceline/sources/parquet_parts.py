@@ -1,4 +1,4 @@
-"""Large parquet traces, read in parts: memory for the trace, not for the file's columns as well."""
+"""Large parquet traces, read in parts: memory holds the trace, not the file's columns as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.trace import OpKind
 from paceline.trace.placing import PLACE_ABOVE, Extremes, Part, Parts
 
-#: Rows read at once: they stay in a cache of the processor.
+#: Number of rows read at once: they stay in a cache of the processor.
 BATCH_ROWS = 1 << 18
 
 _PLACES = ("step", "dp_rank", "stage", "optype", "rank", "mc", "gmc")
@@ -20,15 +20,15 @@ _EXTREMES = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
 
 class OtherTableError(Exception):
-    """The table is none that can be read in parts."""
+    """The table cannot be read in parts."""
 
 
 def parts_of(file: Any) -> Parts | None:
-    """The parts of an open parquet file; None where it must be read as a whole.
+    """The parts of an open parquet file; None if it must be read as a whole.
 
-    That is where it is small, its columns have other types, values are missing, or the writer left
-    out the extremes of its columns. Reading raises :class:`OtherTableError` where a kind is unknown
-    or chunks are placed in another order.
+    It must be if it is small, its columns have other types, values are missing, or the writer left
+    out the extremes of its columns. Reading raises :class:`OtherTableError` if a kind is unknown or
+    chunks are placed in another order.
     """
     import pyarrow as pa
 
@@ -66,7 +66,7 @@ def parts_of(file: Any) -> Parts | None:
 
 
 def _extremes(file: Any) -> Extremes | None:
-    """The extremes of the columns as the file's metadata tell them; None where they do not."""
+    """The extremes of the columns in the file's metadata; None if it lacks them."""
     metadata, names = file.metadata, file.schema_arrow.names
     ranges = []
     for name in _EXTREMES:

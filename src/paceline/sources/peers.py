@@ -1,4 +1,4 @@
-"""The ranks of an imported trace have to agree on each other."""
+"""Agreement between the ranks of an imported trace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ADVICE = "record the step whole on all ranks, or leave it out with --steps"
 
 
 def check_peers(trace: Trace, where: str) -> None:
-    """Check that the ranks of a trace agree on what happened in each step.
+    """Check that the ranks of a trace agree on the ops of each step.
 
-    Every worker has computes in every step, all stages of a replica run the same, what a stage
-    sent its neighbour received, and the members of a data-parallel collective all ran it.
+    Every worker has computes in every step, and all stages of a replica run the same ones. A stage
+    received what its neighbour sent. All members of a data-parallel collective ran it.
 
     Raises:
-        TraceError: they do not; the ops are named.
+        TraceError: they disagree; the message names the ops.
     """
     counts, steps = trace.counts, trace.steps
     silent = np.argwhere(counts.sum(axis=3) == 0)
@@ -55,7 +55,7 @@ def check_peers(trace: Trace, where: str) -> None:
 
 
 def _check_computes(trace: Trace, where: str) -> None:
-    """All stages of a replica run as many forwards, at least one, and as many backwards."""
+    """Check that a replica's stages run equally many forwards, at least one, and backwards."""
     computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
     forwards = trace.counts[..., OpKind.FORWARD_COMPUTE]
     for s, dp, pp in np.argwhere(forwards == 0)[:1]:

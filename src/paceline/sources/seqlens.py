@@ -1,8 +1,8 @@
 """Sequence lengths: a parquet file with one row per step, replica and microbatch.
 
 Columns: ``step``, ``dp_rank``, ``mb_id`` (integers) and ``lengths`` (a list of integers: the tokens
-of every sequence in the microbatch). Files that Paceline writes say their version in the schema
-metadata; those without one, from the user's own script, are read as version 1.
+of every sequence in the microbatch). Paceline writes its version into the schema metadata. Files
+without one, from the user's own script, are read as version 1.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ METADATA_KEY, VERSION = b"paceline-seqlens", 1
 
 COLUMNS = ("step", "dp_rank", "mb_id", "lengths")
 
-#: No sequence is longer, in tokens; more is not a length.
+#: Longest sequence, in tokens; a larger number is no length.
 MAX_LENGTH = 2**31 - 1
 
-#: Most places of the table [step, dp, microbatch] for each row of the file; where one
+#: Largest number of places of the table [step, dp, microbatch] for each row of the file. If one
 #: replica has far more microbatches than the others, the file is broken.
 MAX_PLACES_PER_ROW = 100
 
@@ -115,7 +115,7 @@ def _integers(column: Any, name: str, where: str) -> npt.NDArray[np.int64]:
 
 
 def _lists(column: Any, where: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """How many lengths each row has, and all lengths, row after row."""
+    """[row] number of its lengths, and all lengths, row after row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -162,7 +162,7 @@ def _check_rows(
     microbatch: npt.NDArray[np.int64],
     where: str,
 ) -> tuple[int, int]:
-    """Sorted rows must be whole; returns how many replicas and (at most) microbatches there are."""
+    """Check that sorted rows are complete; returns numbers of replicas and (most) microbatches."""
     changes = (np.diff(step) != 0) | (np.diff(dp) != 0)
     first = np.append(0, np.flatnonzero(changes) + 1)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(step))))

@@ -1,4 +1,4 @@
-"""Spans of many ranks, kept small, and the step that each lies in."""
+"""Spans of many ranks, stored compactly, and the step of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.errors import TraceError
 Ints = npt.NDArray[np.int64]
 
 _STEP_WIDTH, _OP_WIDTH = 4, 6
-#: Columns of an operation that are equal where one span was sent twice.
+#: Columns of an operation that are equal if one span was sent twice.
 _COMPARED = [0, 1, 3, 4, 5]
 
 
@@ -24,9 +24,9 @@ class SpanOps:
 
     Attributes:
         rank: [op] the rank.
-        step: [op] the step of the rank in which it starts; -1 where there is none.
-        kind: [op] as it was added.
-        microbatch: [op] its number; -1 where it is not known.
+        step: [op] the step of the rank in which it starts; -1 if there is none.
+        kind: [op] its kind, as it was added.
+        microbatch: [op] its number; -1 if it is not known.
         start_ns, end_ns: [op] times since 1970.
     """
 
@@ -52,7 +52,7 @@ class SpanTable:
     """Train steps and operations of all ranks, in any order; 48 bytes an operation.
 
     Attributes:
-        repeated: how many operations were there twice; known once :meth:`ops` has run.
+        repeated: number of duplicated operations; known once :meth:`ops` has run.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class SpanTable:
         return SpanOps(rank, self._step_of(rank, start, where), kind, microbatch, start, end)
 
     def _distinct(self) -> Ints:
-        """[column, op] operations by rank, those sent twice once."""
+        """[column, op] operations by rank, without duplicates."""
         rows = np.frombuffer(self._ops, np.int64).reshape(-1, _OP_WIDTH)
         self._ops = array("q")  # two copies of them are enough, for a moment
         rank, kind, _, start, end, key = rows.T
@@ -107,7 +107,7 @@ class SpanTable:
         return rows.T if not self.repeated else rows[~repeated].T
 
     def _step_of(self, rank: Ints, start: Ints, where: str) -> Ints:
-        """[op] the step that an op starts in, -1 = none; ``rank`` ascends."""
+        """[op] the step in which it starts, -1 = none; ``rank`` ascends."""
         steps = self.steps()
         step = np.full(len(rank), -1, dtype=np.int64)
         for number in np.union1d(rank, steps[0]).tolist():

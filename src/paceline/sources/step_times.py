@@ -19,7 +19,7 @@ from paceline.errors import TraceError
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Columns that say what a step has to do by plan.
+#: Columns with the planned work of a step.
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
 _MAX_CELLS = 1 << 28  # 2 GB of durations
@@ -28,15 +28,15 @@ _MAX_STEP = 1 << 53  # beyond, JSON's numbers are not whole
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long each step took each rank.
+    """Duration of each step on each rank.
 
     Attributes:
         steps: [step] numbers, ascending.
         ranks: [rank] numbers, ascending.
         duration_s: [step, rank] seconds; nan = no sample.
-        warnings: what was counted while reading.
-        workload: column -> [step] what the step had to do by plan, of the columns that say it.
-        steps_per_sample: steps that a row stands for, where only some are logged.
+        warnings: counts of the reader, in words.
+        workload: column -> [step] the step's planned work, for the columns that have it.
+        steps_per_sample: number of steps of a row, if only some steps are logged.
     """
 
     steps: Ints
@@ -47,7 +47,7 @@ class StepTimes:
     steps_per_sample: int = 1
 
     def workload_of(self, row: int) -> dict[str, float] | None:
-        """A step's work, by column; None where nothing says it."""
+        """A step's work, by column; None if it is not known."""
         if not self.workload:
             return None
         values = {name: float(column[row]) for name, column in self.workload.items()}
@@ -84,7 +84,7 @@ def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) 
     Args:
         where: the file, for errors.
         columns: ``step``, ``duration_s`` and, optionally, ``rank`` and workload, each [sample].
-        starts: the column ``start_s`` in place of ``duration_s``: a step lasts until the rank's
+        starts: the column is ``start_s`` in place of ``duration_s``: a step lasts until the rank's
             next one starts.
 
     Raises:
@@ -104,7 +104,7 @@ def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) 
 
 
 def _workload(columns: Mapping[str, Array], step: Ints, steps: Ints) -> dict[str, Array]:
-    """Column -> [step] what the step had to do: the largest value of its ranks."""
+    """Column -> [step] the step's work: the largest value of its ranks."""
     workload = {}
     for name in WORKLOAD_COLUMNS:
         if name in columns:
@@ -204,10 +204,10 @@ def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any
 
 
 def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int, float]:
-    """(step, rank, seconds) of a JSON line; nan where it says null.
+    """(step, rank, seconds) of a JSON line; nan for null.
 
     Raises:
-        TraceError: a number is none, or out of range.
+        TraceError: a number is invalid, or out of range.
     """
     value = line.get("duration_s", "missing")
     try:
@@ -223,7 +223,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
 
 
 def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
-    """The work of a JSON line's step, by column; null says nothing.
+    """The work of a JSON line's step, by column; null means unknown.
 
     Raises:
         TraceError: a value is no number.

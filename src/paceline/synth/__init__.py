@@ -1,7 +1,7 @@
-"""Synthesised traces with known causes: a schedule, durations, the simulator, and the truth kept.
+"""Synthesised traces with known causes: a schedule, durations, the simulator, and the truth.
 
-Draws of one cause do not depend on the others' settings, so two jobs with one seed differ only in
-what was asked for.
+Draws of one cause do not depend on the others' settings. So two jobs with one seed differ only in
+the requested causes.
 """
 
 from paceline.synth.layers import Layers

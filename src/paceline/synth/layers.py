@@ -1,4 +1,4 @@
-"""Jobs that compute and communicate layer by layer: what to synthesise of FSDP, DDP and peers."""
+"""Jobs that compute and communicate layer by layer: the settings of FSDP, DDP and peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 2**15
 
 @dataclass(frozen=True)
 class Layers:
-    """How the passes of a job are cut into layers, and what its ranks exchange in them.
+    """The layers of a job's passes, and the exchanges of its ranks in them.
 
     A pass takes as long as one that is not cut; its layers share it evenly.
 

@@ -29,7 +29,7 @@ OpSeconds = Callable[[StepGraph], npt.NDArray[np.float64]]
 
 
 def synthesize(spec: SynthSpec, seconds: OpSeconds | None = None) -> Trace:
-    """A trace of the job; ``truth`` holds what was injected.
+    """A trace of the job; ``truth`` holds the injected causes.
 
     Args:
         spec: the job and its causes of slowness.
@@ -73,7 +73,7 @@ def _synthesized(spec: SynthSpec, structure: SynthStructure, seconds: OpSeconds 
 def _run(
     spec: SynthSpec, graph: StepGraph, healthy: npt.NDArray[np.float64] | None
 ) -> tuple[Timeline, dict[str, Any]]:
-    """The simulated steps, and what was injected."""
+    """The simulated steps, and the injected causes."""
     durations, truth = make_durations(spec, graph, healthy)
     delays, truth["launch_delays"] = _delays(spec, graph)
     return timeline(durations, delays=delays), truth

@@ -1,8 +1,8 @@
-"""Programs of synthesised jobs: what each stage computes, launches and waits for, layer by layer.
+"""Programs of synthesised jobs: computes, launches and waits of each stage, layer by layer.
 
-FSDP as torch 2.13 runs it (``distributed/fsdp/_fully_shard``): units are gathered some ahead within
-a pass, the reduction of a unit is waited for in front of the next one, HSDP then reduces it over
-the replicas of its shard. DDP launches a bucket behind the last of its layers.
+FSDP follows torch 2.13 (``distributed/fsdp/_fully_shard``). Units are gathered some ahead within a
+pass. The program waits for the reduction of a unit in front of the next one; HSDP then reduces it
+over the replicas of its shard. DDP launches a bucket behind the last of its layers.
 """
 
 from __future__ import annotations

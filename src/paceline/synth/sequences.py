@@ -1,4 +1,4 @@
-"""Sequences of unequal lengths: drawn, packed into microbatches, and what those then cost."""
+"""Sequences of unequal lengths: drawn, packed into microbatches, and their costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.trace.seqlens import SeqLens
 
 #: Lengths are log-normal, cut at the longest microbatch: most sequences short, a long tail, as in
 #: Figure 10 of the what-if paper (32K tokens). Half of them are shorter than this share of the
-#: longest; with the spread below a 32K job then has a mean length of about 3K.
+#: longest. With the spread below, a 32K job then has a mean length of about 3K.
 MEDIAN_SHARE = 1 / 24
 SPREAD = 1.4
 
@@ -23,8 +23,8 @@ def draw_seqlens(
 ) -> SeqLens:
     """Long-tailed sequence lengths, packed into microbatches of at most ``max_tokens``.
 
-    Every replica takes sequences at random; one that does not fit opens the next microbatch
-    (what-if paper, 5.3: sequences are collected until the microbatch is full).
+    Every replica takes sequences at random until its microbatch is full (what-if paper, 5.3). A
+    sequence that does not fit opens the next microbatch.
 
     Args:
         dp: data-parallel ranks.
@@ -103,9 +103,9 @@ def _of_lanes(
 def microbatch_costs(seqlens: SeqLens, mix: float) -> npt.NDArray[np.float64]:
     """[step, dp, microbatch] cost, of mean 1 over all microbatches of all steps.
 
-    ``a * sum(s^2) + b * sum(s)`` over a microbatch's sequences (what-if paper, 5.3): the squares
-    make ``mix`` of the total and the tokens the rest, so that sequences that move to other
-    microbatches keep their cost. 0 where there is no such microbatch.
+    The cost is ``a * sum(s^2) + b * sum(s)`` over a microbatch's sequences (what-if paper, 5.3).
+    The squares make ``mix`` of the total and the tokens the rest. So sequences that move to other
+    microbatches keep their cost. It is 0 if there is no such microbatch.
     """
     tokens, squares = seqlens.moments()
     n = int(seqlens.exists.sum())

@@ -45,9 +45,9 @@ LARGEST = 1e6
 #: Chunks per stage and ranks that a trace file can number.
 MOST_CHUNKS, MOST_RANKS = 2**15, 2**31
 
-#: Attention's share of the computes: causal attention costs s / (6 h) of a layer's other FLOPs for
-#: s tokens at hidden size h; tokens that lie in sequences of 10K on average, at h = 4,096, give 0.4
-#: of the rest.
+#: Attention's share of the computes. For s tokens at hidden size h, causal attention costs
+#: s / (6 h) of a layer's other FLOPs. If tokens lie in sequences of 10K on average, at h = 4,096,
+#: that is 0.4 of the rest.
 SEQUENCE_MIX = 0.3
 
 

@@ -18,13 +18,13 @@ class CallLog:
 
     Attributes:
         rank: [call] the rank that called, from 0.
-        time_s: [call] when, in seconds on any clock; never decreasing within a rank.
+        time_s: [call] time of the call, in seconds on any clock; never decreasing within a rank.
         op: [call] index into ``ops``.
-        size: [call] bytes (or elements, as long as it is the same for all), from 0.
+        size: [call] bytes (or elements, if all calls count so), from 0.
         communicator: [call] index into ``communicators``.
         ops: names of the operations.
         communicators: names of the communicators; they need not agree between ranks.
-        duration_s: [call] how long the call took, in seconds; None where the log does not say.
+        duration_s: [call] seconds of the call; None where the log does not have it.
 
     Raises:
         TraceError: columns of different lengths, no calls, or values out of range.
@@ -87,7 +87,7 @@ class CallLog:
         return order
 
     def of_ranks(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Each rank, ascending, with its rows in the order of its calls."""
+        """The pairs (rank, its rows in the order of its calls), ranks ascending."""
         order = self.order
         ranks, first = np.unique(self.rank[order], return_index=True)
         return [

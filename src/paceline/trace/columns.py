@@ -29,13 +29,13 @@ class Columns:
         microbatch: microbatch, -1 = not applicable.
         part: place of the op within its pass, unit or bucket, -1 = to be counted; None: all are.
         issued: position in its worker's program at which the op was launched; None: not known.
-        awaited: position of the last op launched before the program waited for this one; all that
-            is launched behind it runs behind the op's end. -1 = never awaited in the step.
-        group: a number that, of a collective, only ranks of the stage have which communicate with
-            each other in it; -1 = all of them. None: all do in every collective.
+        awaited: position of the last op launched before the program waited for this one. All ops
+            launched behind that wait run behind the op's end. -1 = never awaited in the step.
+        group: a number shared by the ranks of the stage that communicate in a collective; -1 = all
+            ranks of the stage. None: every collective has all of them.
         late: whether the recorded end is an upper bound; None: no row's is.
         transfer: in the unit of ``duration``, the transfer time of collectives that one row counts
-            together, -1 = the row is one; None: no row counts several.
+            together, -1 = the row is a single one; None: no row counts several.
         peer: number of the rank among the tensor- and context-parallel ranks of its (dp, pp); None:
             they are numbered by their global ranks.
     """
@@ -68,7 +68,7 @@ class Columns:
 
 
 def of_kinds(kind: npt.NDArray[np.int8], kinds: Iterable[OpKind]) -> npt.NDArray[np.bool_]:
-    """[row] whether its kind is one of some; in no memory but its own, unlike ``np.isin``."""
+    """[row] whether its kind is one of ``kinds``; needs no further memory, unlike ``np.isin``."""
     chosen = np.zeros(len(kind), dtype=bool)
     for one in kinds:
         chosen |= kind == int(one)

@@ -24,13 +24,13 @@ from paceline.trace.trace import N_KINDS, Trace, absolute_starts
 #: A start time may be off by this share of a typical compute op; coarser files are refused.
 COARSE_SHARE = 0.01
 
-#: Start times that resolve this are fine for any op.
+#: Start times with this resolution are fine for any op.
 FINE_S = 1e-6
 
-#: Rows whose durations are looked at to tell the unit.
+#: Number of rows whose durations show the unit.
 _SAMPLED = 1_000_000
 
-#: Steps, ranks or stages are told by number; more cells than this per row means a corrupt number.
+#: More cells (steps x ranks x stages, from their numbers) per row mean a corrupt number.
 MAX_CELLS_PER_ROW = 64
 
 
@@ -66,19 +66,19 @@ def arrange(
 ) -> Trace:
     """Check the columns and put their rows into canonical order.
 
-    Several ranks recorded for one (dp, pp), tensor-parallel peers, become one worker: of a compute
-    op the longest, of a communication op the latest start and the latest end.
+    Several ranks recorded for one (dp, pp), tensor-parallel peers, become one worker. A compute op
+    takes their longest duration. A communication op takes their latest start and latest end.
 
     Args:
         columns: the raw columns.
         job: degrees of parallelism; None takes dp, pp and vpp from the data.
         where: the name of the source, for messages.
-        extremes: those of the whole trace, where the columns are some of its steps; then
-            ``step_start_s`` is the first start even where starts are relative to their steps.
+        extremes: lowest and highest numbers of the whole trace, if the columns are some of its
+            steps. ``step_start_s`` is then the first start, even for relative starts.
 
     Raises:
         TraceError: empty, NaN or negative times, times too coarse, ranks or stages that contradict
-            the job, duplicated rows, times that no job can have.
+            the job, duplicated rows, impossible times.
     """
     if len(columns) == 0:
         raise TraceError(f"{where} has no rows; is it the right file?")
@@ -96,10 +96,10 @@ def arrange(
 
 
 def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
-    """The trace of a table that comes in parts; None where :func:`arrange` has to look at it.
+    """The trace of a table that comes in parts; None where :func:`arrange` must check it.
 
-    Taken are tables that are whole and in order, and times that are finite and told in float64. Of
-    all others :func:`arrange` says what is wrong, or puts it right.
+    It takes tables that are whole and in order, with finite float64 times. For all other tables
+    :func:`arrange` reports the error, or corrects it.
 
     Args:
         parts: the table.
@@ -139,7 +139,7 @@ def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
         strange = bool(check_lengths(trace, where, longest))
     except TraceError:
         strange = True
-    # The other way can name the row.
+    # ``arrange`` can name the row.
     return None if strange else replace(trace, warnings=tuple(warnings))
 
 
@@ -152,7 +152,7 @@ def _extremes(columns: Columns) -> Extremes:
 def _place(
     columns: Columns, job: Job, where: str, warnings: list[str], *, absolute: bool = False
 ) -> tuple[Trace, npt.NDArray[np.int64] | None]:
-    """The trace of any table, and [row] where each row is; None where rows were merged."""
+    """The trace of any table, and [row] its place in the trace; None where rows were merged."""
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
@@ -297,7 +297,7 @@ def _check_resolution(columns: Columns, where: str) -> None:
 
 
 def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[str]]:
-    """The job given, checked against the data, or the one that the data shows."""
+    """The given job, checked against the data, or else the job that the data shows."""
     for name in ("step", "dp", "pp"):
         lowest = getattr(extremes, name)[0]
         if lowest < 0:
@@ -335,7 +335,7 @@ def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[
 
 
 def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """[row] which step, and the [step] numbers ascending; by table where numbers are dense."""
+    """[row] index of its step, and the [step] numbers ascending; by table for dense numbers."""
     low, high = int(step.min()), int(step.max())
     if low == high:
         return np.zeros(len(step), dtype=np.int32), np.array([low], dtype=np.int64)
@@ -352,7 +352,7 @@ def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
 def _cells(
     columns: Columns, job: Job, where: str
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """[row] its worker (dp, pp) and its cell (step, dp, pp, kind) as numbers; [step] numbers."""
+    """[row] numbers of its worker (dp, pp) and its cell (step, dp, pp, kind); [step] numbers."""
     index, steps = _step_index(columns.step)
     n_cells = len(steps) * job.workers * N_KINDS
     if n_cells > MAX_CELLS_PER_ROW * (len(columns) + N_KINDS) or n_cells >= 2**31:
@@ -375,7 +375,7 @@ def _cells(
 
 
 def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDArray[np.int64]:
-    """[worker] the rank that recorded it; the last one where several did."""
+    """[worker] the rank that recorded it; if several did, the last one."""
     rank = np.full(job.workers, -1, dtype=np.int64)
     last = np.append(np.flatnonzero(worker[1:] != worker[:-1]), len(worker) - 1)  # of each run
     rank[worker[last]] = columns.rank[last]
@@ -385,9 +385,9 @@ def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDA
 def _places(
     columns: Columns, cell: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], where: str
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """[row] its place in canonical order, and how many rows had a seq that contradicts the starts.
+    """[row] its place in canonical order, and the number of rows whose seq contradicts the starts.
 
-    Where seq numbers each cell 0, 1, 2, ... (the format says so) the place is a sum; only broken
+    If seq numbers each cell 0, 1, 2, ..., as the format demands, the place is a sum. Only broken
     numbering pays for a sort.
     """
     first = np.cumsum(counts, dtype=np.int64) - counts
@@ -439,7 +439,7 @@ def _scatter(
 
 
 def _microbatches(columns: Columns, place: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Microbatches in canonical order; only computes have one, whatever the file says of others."""
+    """Microbatches in canonical order; ops other than computes lose the file's number."""
     microbatch = columns.microbatch.astype(np.int32)
     passes = (columns.kind <= OpKind.BACKWARD_COMPUTE) | (columns.kind == OpKind.WEIGHT_COMPUTE)
     microbatch[~passes] = -1
@@ -453,7 +453,7 @@ def _relative(
     *,
     absolute: bool = False,
 ) -> npt.NDArray[np.float64]:
-    """Make starts relative to their step's first, and durations in ``end`` ends, in place.
+    """In place, make starts relative to their step's first; in ``end``, turn durations into ends.
 
     Returns the [step] absolute starts, NaN where unknown; the recorded ones if ``absolute``.
     """

@@ -36,7 +36,7 @@ class Job:
         dsp_size: further ranks that share a data-parallel group (sequence or context parallel).
         vpp_size: model chunks per stage (virtual pipeline).
         world_size: ranks in all; 0 = the product of the degrees.
-        name: the job's name, for the reader.
+        name: the job's name, for people.
         peers: tensor- and context-parallel ranks that a trace shows apart; 1 = one rank stands for
             all of a (dp, pp). A replica is then the pipeline of one data-parallel rank and peer,
             numbered dp * peers + peer, with peer = tp + tp_size * cp.
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Product of the degrees: what ``world_size`` should be."""
+        """Product of the degrees, which ``world_size`` should equal."""
         return self.dp_size * self.pp_size * self.tp_size * self.dsp_size
 
     @property
@@ -90,7 +90,7 @@ class Job:
         return place_of(replica, pp, self.peers)
 
     def worker_at(self, place: Sequence[int]) -> tuple[int, int]:
-        """(replica, pp) of a place (dp, pp) or (dp, pp, peer); peer 0 where none is given."""
+        """(replica, pp) of a place (dp, pp) or (dp, pp, peer); without a peer, that of peer 0."""
         dp, pp, *peer = (int(number) for number in place)
         return dp * self.peers + (peer[0] if peer else 0), pp
 

@@ -1,4 +1,4 @@
-"""The kinds of operation that a training step is made of (Table 1 of the what-if paper)."""
+"""The kinds of operation in a training step (Table 1 of the what-if paper)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OpKind(IntEnum):
 
     @classmethod
     def from_label(cls, label: str) -> OpKind:
-        """The kind called ``label``; KeyError where there is none."""
+        """The kind called ``label``; raises KeyError where there is none."""
         return cls[label.upper().replace("-", "_")]
 
 
@@ -77,8 +77,8 @@ P2P_KINDS: Final = frozenset(
 #: Collectives within a pass, among ranks that share its microbatch or its layers.
 PEER_KINDS: Final = frozenset({OpKind.TENSOR_COMM, OpKind.EXPERT_COMM, OpKind.CONTEXT_COMM})
 
-#: Send or recv -> the compute it serves, and whether it is the model's first stage that has none of
-#: it (the last stage otherwise).
+#: Send or recv -> the compute it serves, and which end of the model has none: the first stage
+#: (True), or the last (False).
 TRANSFERS: Final = MappingProxyType(
     {
         OpKind.FORWARD_SEND: (OpKind.FORWARD_COMPUTE, False),
@@ -111,8 +111,8 @@ DP_KINDS: Final = frozenset(
     }
 )
 
-#: Kinds whose ideal duration is the mean (work can be rebalanced); all others take the median
-#: (what-if paper, 3.2: a flapping link would drag a mean far up).
+#: Kinds whose ideal duration is the mean: their work can be rebalanced. All others take the median,
+#: since a flapping link would drag a mean far up (what-if paper, 3.2).
 MEAN_KINDS: Final = frozenset(
     {
         OpKind.FORWARD_COMPUTE,
@@ -140,5 +140,5 @@ def _kind_groups() -> dict[str, tuple[OpKind, ...]]:
     return groups
 
 
-#: The kinds as S_x counts them: send and recv of one direction are one (what-if paper, 4.3).
+#: The kinds by which S_x counts: send and recv of one direction are one (what-if paper, 4.3).
 KIND_GROUPS: Final = MappingProxyType(_kind_groups())

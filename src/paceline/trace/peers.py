@@ -32,7 +32,7 @@ def merge_peers(
     """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
 
     A compute op takes the longest duration, a communication op the latest start, both the latest
-    end: then the peer whose clock is ahead sets all times, and the order of ops stays.
+    end. So the peer whose clock is ahead sets all times, and the order of ops stays.
     """
     order = np.lexsort((columns.start, columns.rank, cell))
     columns, cell, worker = columns.take(order), cell[order], worker[order]
@@ -101,7 +101,7 @@ def _odd_programs(
 
 
 def _usual_peers(cell_of_run: npt.NDArray[np.int32], n_workers: int) -> npt.NDArray[np.int64]:
-    """[worker] how many ranks record it in most steps; the larger number where two are as usual."""
+    """[worker] number of its ranks in most steps; of two equally usual numbers the larger."""
     cells, n_ranks = np.unique(cell_of_run, return_counts=True)
     lane, first = np.unique(cells // N_KINDS, return_index=True)
     most = np.maximum.reduceat(n_ranks, first)

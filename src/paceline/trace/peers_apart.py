@@ -1,7 +1,8 @@
-"""Tensor- and context-parallel ranks as workers of their own, where a trace tells their waits.
+"""Tensor- and context-parallel ranks as workers of their own, if a trace has their waits.
 
-A pipeline of one (dp, peer) is a replica; peers meet in the collectives within their passes, as
-data-parallel ranks meet in theirs. So groups of replicas say all, and one simulator does for both.
+A pipeline of one (dp, peer) is a replica. Peers meet in the collectives within their passes, as
+data-parallel ranks meet in theirs. So groups of replicas describe both, and one simulator serves
+both.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from paceline.trace.kinds import DP_KINDS, PEER_KINDS, OpKind
 
 Ints = npt.NDArray[np.int64]
 
-#: Collectives whose members share a tensor-parallel rank, unless a group is told: ranks that differ
-#: in data or context hold the same parameters. The clip's norm is over all ranks of a job.
+#: Collectives whose members share a tensor-parallel rank, unless a group is given: ranks that
+#: differ in data or context hold the same parameters. The clip's norm is over all ranks of a job.
 _OF_ONE_TENSOR_RANK = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
 
 
-#: Numbers up to this range are looked up in a table.
+#: Numbers of at most this range are looked up in a table.
 MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Columns with the number of each row's peer, the job with them; or why they are not apart.
+    """Columns with the number of each row's peer, and their job; or why they are not apart.
 
     Attributes:
         columns: with ``peer``.
@@ -45,7 +46,7 @@ class Apart:
 
 
 def peers_apart(columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str) -> Apart:
-    """Each rank of a (dp, pp) as a worker, where that can be.
+    """Make each rank of a (dp, pp) a worker of its own, where that is possible.
 
     Args:
         columns: the raw columns, of several ranks per (dp, pp).
@@ -67,7 +68,7 @@ def peers_apart(columns: Columns, worker: npt.NDArray[np.int32], job: Job, where
 def _numbered(
     columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str
 ) -> tuple[Ints, int, str]:
-    """[row] the number of its rank among its peers, how many there are, why not all are there."""
+    """[row] number of its rank among its peers; number of peers; why not all peers are there."""
     degrees = job.tp_size * job.dsp_size
     if columns.peer is not None:
         peer = columns.peer
@@ -107,7 +108,7 @@ def _numbered(
 
 
 def _distinct(numbers: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """The numbers there are, ascending, and [row] which each is; by table where that fits."""
+    """The distinct numbers, ascending, and [row] the index of its own; by table where it fits."""
     low, span = int(numbers.min()), int(numbers.max()) - int(numbers.min()) + 1
     if span > MOST_NUMBERS:
         distinct, of_row = np.unique(numbers, return_inverse=True)
@@ -128,7 +129,7 @@ def meets_peers(columns: Columns) -> bool:
 
 
 def with_groups(columns: Columns, job: Job) -> Columns:
-    """The columns with the ``group`` of each collective: as told, else that usual for its kind."""
+    """The columns with the ``group`` of each collective: as given, or else usual for its kind."""
     told = np.int32 if columns.group is None else columns.group.dtype
     group = np.full(len(columns), -1, dtype=np.result_type(told, np.int32))
     if columns.group is not None:

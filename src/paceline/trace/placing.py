@@ -1,9 +1,10 @@
 """Rows into canonical order in two passes, for tables of millions of rows.
 
-The same as the array operations of :mod:`paceline.trace.door`, which take a pass and a temporary
-array each; held equal to them by tests. Rows come in parts, so that a file need not be in memory
-as a whole: fresh memory costs more than the work on it. Only tables whose ``seq_id`` numbers every
-cell 0, 1, 2 and whose workers have one rank each are placed here; the door sorts the others.
+It gives the same as the array operations of :mod:`paceline.trace.door`, which take a pass and a
+temporary array each; tests hold the two equal. Rows come in parts, so that a file need not be in
+memory as a whole: fresh memory costs more than the work on it. This module takes only tables whose
+``seq_id`` numbers every cell 0, 1, 2 and whose workers have one rank each. The door sorts the
+others.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ WEIGHT = int(OpKind.WEIGHT_COMPUTE)
 #: Smaller tables are done before the compiled loops are loaded (benchmarks/analyze.py).
 PLACE_ABOVE = 2_000_000
 
-#: Step numbers may have gaps; a table of this many cells for each row is worth its memory.
+#: Step numbers may have gaps; up to this many cells for each row, a table is worth its memory.
 MAX_CELLS_PER_ROW = 16
 
-#: Rows cast at once, so that the loops see one type of each column, and its cast stays in a cache.
+#: Number of rows cast at once: loops then see one type per column, and the cast stays in a cache.
 _AT_ONCE = 1 << 15
 
 Column = npt.NDArray[Any]
@@ -52,7 +53,7 @@ class Parts:
 
     Attributes:
         n_rows: rows of all parts together.
-        extremes: of its columns.
+        extremes: extremes of its columns.
         places: the parts as (step, dp, pp, kind, rank).
         values: the same parts as (seq, chunk, microbatch, start, duration).
     """
@@ -65,7 +66,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Placed:
-    """The columns of a trace in canonical order; ``end`` holds durations still.
+    """The columns of a trace in canonical order; ``end`` still holds durations.
 
     Attributes:
         steps: [step] step numbers, ascending.
@@ -84,7 +85,7 @@ class Placed:
 
 
 def place(parts: Parts, n_dp: int, n_pp: int) -> Placed | None:
-    """A table in canonical order; None where it is none that this module places."""
+    """A table in canonical order; None if this module cannot place it."""
     low, high = parts.extremes.step
     n_numbers, n_workers = high - low + 1, n_dp * n_pp
     n_cells = n_numbers * n_workers * len(OpKind)
@@ -120,9 +121,9 @@ def _each(
     cell: npt.NDArray[np.int32],
     tables: tuple[Any, ...],
 ) -> bool:
-    """Run a loop over all parts, cast; whether it went through, over all rows.
+    """Run a loop over all parts, cast; returns whether it went through all rows.
 
-    Numba compiles a loop anew for every type, and for memory that is read-only.
+    Numba compiles a loop again for every type, and for memory that is read-only.
     """
     buffers: Sequence[Column] = [
         np.empty(_AT_ONCE, dtype=np.int64 if i < 3 else seconds) for i in range(5)
@@ -157,7 +158,7 @@ def _count(
     counts: Any,
     rank: Any,
 ) -> bool:
-    """Number the cells of some rows and count them; whether each worker has one rank."""
+    """Number the cells of some rows and count them; returns whether each worker has one rank."""
     for row in range(len(step)):
         number, d, p, k = step[row] - first_step, dp[row], pp[row], kind[row]
         inside = 0 <= number < n_steps and 0 <= d < n_dp and 0 <= p < n_pp and 0 <= k < n_kinds
@@ -190,7 +191,7 @@ def _fill(
     to_start: Any,
     to_end: Any,
 ) -> bool:
-    """Put some rows into their places; whether these are in their cells, and no two alike."""
+    """Put rows into their places; returns whether these lie in their cells and all differ."""
     for row in range(len(cell)):
         number = cell[row]
         if seq[row] < 0 or seq[row] >= counts[number]:

@@ -1,7 +1,7 @@
-"""Times that no job can have: one operation of 30,000 years, a pause of a month inside a step.
+"""Impossible times: one operation of 30,000 years, a pause of a month inside a step.
 
 Such a row is a broken clock, a wrong unit or a damaged file, and one of them is enough to spoil
-every mean. A time that is merely long (a hang, a checkpoint) is told, not refused.
+every mean. A time that is merely long (a hang, a checkpoint) draws a warning and is not refused.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from paceline.errors import TraceError
 from paceline.trace.kinds import OpKind
 from paceline.trace.trace import Trace
 
-#: An operation this many times as long as is typical of its kind, and longer than a typical step,
-#: draws a warning. In the three real traces of the what-if paper none is.
+#: An operation draws a warning if it is this many times as long as is typical of its kind, and
+#: longer than a typical step. In the three real traces of the what-if paper no operation does.
 ODD_TIMES = 1000.0
 
-#: If it is also longer than this it is refused: collectives time out after 10 to 30 minutes, and a
+#: If it is also longer than this, it is refused. Collectives time out after 10 to 30 minutes, and a
 #: launcher ends a job that hangs for hours.
 LONGEST_S = 86_400.0
 
 #: Without another step to compare with, a step may take this many times the work of its busiest
-#: worker: the pipeline's bubble and slow transfers.
+#: worker. The rest may be the pipeline's bubble and slow transfers.
 IDLE_TIMES = 10.0
 
 _MOST_ROWS = 1_000_000
@@ -45,7 +45,7 @@ def check_lengths(
         place: [row of the source] its row in the trace; None: not known.
 
     Raises:
-        TraceError: an operation, or the time between two of a worker, is longer than any job has.
+        TraceError: an operation, or the time between two of a worker, is impossibly long.
     """
     step_s = trace.traced_step_s()
     known = np.inf if longest_s is None or trace.n_steps < 2 else longest_s

@@ -16,7 +16,7 @@ from paceline.trace.trace import N_KINDS, Program
 
 Ints = npt.NDArray[np.int64]
 
-#: A table of this number of cells for each row is worth its memory; else rows are sorted.
+#: Up to this many cells for each row, a table is worth its memory; else rows are sorted.
 MAX_CELLS_PER_ROW = 16
 
 #: Largest position and part that a trace can hold.
@@ -131,14 +131,14 @@ def _check_positions(
 
 
 def check_waits(columns: Columns, where: str) -> None:
-    """Whether every wait is at a position that a program of its stage has, in any step.
+    """Check that every wait is at a position that a program of its stage has, in any step.
 
     Args:
         columns: all rows of some steps.
         where: the name of the source, for messages.
 
     Raises:
-        TraceError: one lies behind all of them.
+        TraceError: a wait lies behind all positions.
     """
     issued, awaited = columns.issued, columns.awaited
     if issued is None or awaited is None or not len(issued):
@@ -169,7 +169,7 @@ def _whole(values: npt.NDArray[Any]) -> bool:
 
 
 def _all_apart(lane: npt.NDArray[Any], issued: npt.NDArray[Any]) -> bool:
-    """Whether no lane takes a position twice, told by a table; False where that is too large."""
+    """Whether a table shows that no lane takes a position twice; False if it would be too large."""
     width = int(issued.max(initial=0)) + 1
     if (int(lane.max(initial=0)) + 1) * width > MAX_CELLS_PER_ROW * len(lane):
         return False
@@ -189,7 +189,7 @@ def _no_part(part: npt.NDArray[Any] | None, n_rows: int) -> npt.NDArray[np.bool_
 
 
 def late_of(columns: Columns, place: Ints, where: str) -> npt.NDArray[np.bool_] | None:
-    """Which ends are upper bounds, in canonical order; None where the columns do not say.
+    """[row] whether the end is an upper bound, in canonical order; None where columns lack it.
 
     Raises:
         TraceError: a value that is neither 0 nor 1.
@@ -216,8 +216,9 @@ def turns_back(
 ) -> bool:
     """Whether chunks lie as a V: the last stage sends activations of chunk 1, none of chunk 0.
 
-    So do ZBV and DualPipeV, whose last stage hands chunk 0 on to itself, and DualPipe, whose second
-    model begins there. Under interleaving the last stage sends those of chunk 0 to the first.
+    ZBV and DualPipeV have such chunks: their last stage hands chunk 0 on to itself. So does
+    DualPipe, whose second model begins there. Under interleaving the last stage sends activations
+    of chunk 0 to the first.
 
     Args:
         kind: [op] kinds.

@@ -1,4 +1,4 @@
-"""Sequence lengths: which sequences every microbatch was packed of."""
+"""Sequence lengths: the sequences that every microbatch was packed from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.errors import TraceError
 class SeqLens:
     """Lengths of the sequences in every microbatch, in tokens.
 
-    Replicas may differ in their number of microbatches: the first ``counts[step, dp]`` exist and
-    hold at least one sequence each, the others hold none.
+    Replicas may differ in their number of microbatches. Microbatches below ``counts[step, dp]``
+    exist and hold at least one sequence each; the others hold none.
 
     Attributes:
         steps: [step] step numbers, ascending.

@@ -1,7 +1,7 @@
 """Traces larger than memory: times in temporary files, and the structure of equal steps once.
 
-A step graph needs the times of every step and what the steps consist of. The times go to disk as
-they come; of steps that consist of the same operations, one stands for all.
+A step graph needs the times of every step, and the operations of the steps. The times go to disk as
+they come. Of steps with the same operations, one stands for all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.trace.trace import Program, Trace, absolute_starts
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Values of a column by which structures are told apart before they are compared as a whole.
+#: Number of values of a column that tell structures apart, before all values are compared.
 SAMPLED = 4096
 
 #: Bytes of a row on disk: its start and its end.
@@ -35,15 +35,15 @@ ROW_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class StoredTrace(Trace):
-    """A trace of which a step graph can be made, and nothing else.
+    """A trace that serves to make a step graph, and nothing else.
 
     ``start``, ``end`` and ``late`` have all rows. ``chunk``, ``microbatch`` and ``program`` have
-    those of ``first_row`` only: equal steps share them.
+    only the rows of ``first_row``: equal steps share them.
 
     Attributes:
         first_row: [step, dp] the first row of each lane in the columns that steps share.
         step_s: [step] last end minus first start, seconds.
-        files: what ``start`` and ``end`` lie in; deleted with them.
+        files: the files that hold ``start`` and ``end``; deleted with them.
     """
 
     first_row: Ints = None  # type: ignore[assignment]
@@ -63,7 +63,7 @@ class StoredTrace(Trace):
         return self.step_s
 
     def release(self) -> None:
-        """Let go of the memory that the times were read into; they stay on disk."""
+        """Free the memory that the times were read into; they stay on disk."""
         for file in self.files:
             file.release()
 
@@ -83,14 +83,14 @@ class SpillFile:
             raise no_room(error) from None
 
     def append(self, values: npt.NDArray[Any]) -> None:
-        """Write values behind those that are there."""
+        """Append values."""
         try:
             self._file.write(np.ascontiguousarray(values).data)
         except OSError as error:
             raise no_room(error) from None
 
     def column(self) -> Array:
-        """All values, mapped into memory: read-only, read from disk when looked at."""
+        """All values, mapped into memory: read-only, read from disk on access."""
         try:
             self._file.flush()
         except OSError as error:
@@ -100,21 +100,21 @@ class SpillFile:
         return np.frombuffer(self._map, dtype=np.float64)
 
     def close(self) -> None:
-        """No value can be added any more; without a map of it the file is gone."""
+        """Accept no further values; without a map of it the file is gone."""
         with suppress(OSError):  # what could not be written is told already
             self._file.close()
 
     def release(self) -> None:
-        """Let go of the memory that values were read into."""
+        """Free the memory that values were read into."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def check_room(n_bytes: int) -> None:
-    """Whether the folder of temporary files has so much space left.
+    """Check that the folder of temporary files has enough space left.
 
     Raises:
-        OutputError: it has not.
+        OutputError: it has too little.
     """
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -135,10 +135,10 @@ def no_room(error: OSError) -> OutputError:
 
 
 def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
-    """Blocks of whole steps as one trace.
+    """Join blocks of whole steps to one trace.
 
     Args:
-        blocks: traces of one job, their steps ascending from block to block; ``step_start_s`` is
+        blocks: traces of one job, their steps ascending from block to block. ``step_start_s`` is
             the first start in the clock of the file, even where that is relative to the step.
         job: degrees of parallelism of all of them.
         where: the name of the source, for messages.
@@ -160,7 +160,7 @@ def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
 
 
 class _Collector:
-    """Kept facts of the blocks that have been seen."""
+    """Facts kept of the blocks seen so far."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -182,7 +182,7 @@ class _Collector:
         self.left_out: dict[int, str] = {}
 
     def add(self, block: Trace) -> None:
-        """Take a block over."""
+        """Add a block."""
         if not self.steps:
             self.job, self.rank = block.job, block.rank
         elif block.job.peers != self.job.peers:
@@ -209,7 +209,7 @@ class _Collector:
             self.first_row.append(first + lanes[step] - low)
 
     def _structure(self, block: Trace, step: int, rows: slice, lanes: Ints) -> int:
-        """The first row of a step's structure among those that are kept."""
+        """The first row of a step's structure among the kept ones."""
         chunk, microbatch = block.chunk[rows], _from_zero(block.microbatch[rows], lanes)
         program = block.program
         if program is not None:
@@ -225,14 +225,14 @@ class _Collector:
             known.append((columns, self.n_rows))
             _, chunk, microbatch, part, issued, awaited, *group = columns
             self.programs.append(Program(part, issued, awaited, *group))
-        # Where passes are whole the order of ops is voted on by start times: no two steps are one.
+        # In whole passes, start times vote on the order of ops: no two steps are the same.
         first, self.n_rows = self.n_rows, self.n_rows + rows.stop - rows.start
         self.chunk.append(chunk)
         self.microbatch.append(microbatch)
         return first
 
     def finish(self) -> StoredTrace:
-        """All of it."""
+        """The whole trace."""
         return StoredTrace(
             job=self.job,
             steps=np.concatenate(self.steps),
@@ -254,7 +254,7 @@ class _Collector:
 
 
 def _sample(columns: Sequence[npt.NDArray[Any]]) -> bytes:
-    """A short digest of some values of each column; unlike samples, unlike columns."""
+    """A short digest of some values of each column; unlike samples mean unlike columns."""
     digest = blake2b(digest_size=16)
     for column in columns:
         flat = column.reshape(-1)
@@ -266,7 +266,7 @@ def _sample(columns: Sequence[npt.NDArray[Any]]) -> bytes:
 def _from_zero(microbatch: npt.NDArray[np.int32], lanes: Ints) -> npt.NDArray[np.int32]:
     """Microbatches of a step, those of each lane counted from the lane's lowest.
 
-    Some jobs number them over all steps; only which ops share one counts.
+    Some jobs number them over all steps; only equality within a lane counts.
     """
     named = microbatch >= 0
     filled = lanes < np.append(lanes[1:], len(microbatch))

@@ -1,4 +1,4 @@
-"""The trace: what happened, one row per operation, validated and in canonical order."""
+"""The trace: one row per operation of the job, validated and in canonical order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_KINDS = len(OpKind)
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Where each op stands in the program of its worker (its host, or its compute stream).
+    """The place of each op in the program of its worker (its host, or its compute stream).
 
     The program launches computes and communication, and waits for communication. A compute ends
     where its stream launches or waits for something, so a pass consists of parts.
@@ -28,8 +28,8 @@ class Program:
         issued: [row] position of the launch; each position of a worker and step is taken once.
         awaited: [row] position of the last op launched before the program waited for this one, -1
             = it never did. All ops launched behind it run behind this one's end.
-        group: [row] of a collective, a number that only data-parallel ranks have which meet in it;
-            -1 = all of the stage. None: all do in every collective.
+        group: [row] of a collective, a number shared by the data-parallel ranks that meet in it;
+            -1 = all of the stage. None: every collective has all of them.
     """
 
     part: npt.NDArray[np.int32]
@@ -47,15 +47,14 @@ class Program:
 class Trace:
     """Operations of some steps of one job, sorted by (step, replica, pp, kind, start).
 
-    Which row belongs to which worker follows from ``counts``, so five of the nine columns are not
-    stored but derived when asked for (``step``, ``dp``, ``pp``, ``kind``, ``seq``); a row costs 22
-    bytes. Made by :func:`paceline.trace.arrange`, which checks everything once; code behind it
-    trusts it.
+    ``counts`` tells the worker of each row. So five of the nine columns are not stored but derived
+    on demand (``step``, ``dp``, ``pp``, ``kind``, ``seq``). A row costs 22 bytes. The function
+    :func:`paceline.trace.arrange` makes a trace and checks everything once; later code trusts it.
 
     Attributes:
         job: degrees of parallelism.
         steps: [step] step numbers, ascending.
-        counts: [step, replica, pp, kind] how many ops; replicas are data-parallel ranks, or data-
+        counts: [step, replica, pp, kind] number of ops; replicas are data-parallel ranks, or data-
             parallel ranks and peers (:attr:`Job.peers`).
         chunk: [row] model chunk on the stage (virtual stage), -1 = not applicable.
         microbatch: [row] microbatch (compute only), -1 = not applicable.
@@ -63,13 +62,13 @@ class Trace:
         end: [row] seconds since the step's first start.
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
         rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
-        warnings: what the reader noticed.
-        left_out: step number -> why it is not in here.
-        program: where each op stands in its worker's program; None: not recorded, the order of ops
+        warnings: warnings of the reader.
+        left_out: step number -> why the trace does not have it.
+        program: the place of each op in its worker's program; None: not recorded, the order of ops
             follows from the rules of pipelines (what-if paper, 3.2).
-        late: [row] whether the end is an upper bound: it was over before anybody looked; None: no
-            row's is.
-        truth: what a synthesised trace has injected; None for a real one.
+        late: [row] whether the end is an upper bound: the op was over before anyone waited for it;
+            None: no row's is.
+        truth: the injected causes of a synthesised trace; None for a real one.
     """
 
     job: Job
@@ -92,7 +91,7 @@ class Trace:
 
     @property
     def n_steps(self) -> int:
-        """How many steps are in here."""
+        """Number of steps in the trace."""
         return len(self.steps)
 
     def _per_row(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -148,7 +147,7 @@ class Trace:
         return self.lane_rows()
 
     def release(self) -> None:
-        """Let go of memory that can be read again; nothing where all is in memory."""
+        """Free memory that can be read again; no effect where all is in memory."""
 
     def traced_step_s(self) -> npt.NDArray[np.float64]:
         """[step] last end minus first start, seconds."""
@@ -189,7 +188,7 @@ class Trace:
 
 
 def absolute_starts(first_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[step] first starts, of those recorded; NaN where starts count from their own step's first.
+    """[step] first starts as recorded; NaN where starts count from their own step's first.
 
     Absolute starts ascend from step to step, and at most one of them is about 0.
     """

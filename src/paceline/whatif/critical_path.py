@@ -1,8 +1,8 @@
 """The critical path: which operations on which workers make up a step, end to end.
 
-A step ends when its last operation does. That one started when the last of its peers was launched,
-which happened a launch delay after the last operation it depended on had ended; and so on, back to
-the step's start. These segments follow one another without a gap, so they sum to the step.
+A step ends when its last operation ends. That operation started when the last of its peers was
+launched. The peer was launched a launch delay after the end of its last dependency, and so on, back
+to the step's start. These segments follow one another without a gap, so they sum to the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 Name = TypeVar("Name")
 
-#: Name of the time between operations in ``by_kind``.
+#: Key in ``by_kind`` of the time between operations.
 LAUNCH_DELAY = "launch-delay"
 
 
@@ -39,7 +39,7 @@ class Lead(Generic[Name]):
     Attributes:
         name: a kind's label, or a worker (dp, pp).
         share: its share of the mean step.
-        n_steps: steps in which no other has a larger share.
+        n_steps: number of steps in which it has the largest share.
     """
 
     name: Name
@@ -49,24 +49,24 @@ class Lead(Generic[Name]):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path of every step; of an analysis, of the steps as they were (replayed).
+    """The critical path of every step; an analysis has that of the steps as they were (replayed).
 
-    Where several paths are equally long (within floating point) this is one of them. A segment of a
-    negative transfer time (clock error) runs backwards, its end before its start; segments follow
-    one another all the same and sum to the step.
+    Where several paths are equally long (within floating point), this is one of them. A segment of
+    negative transfer time (clock error) runs backwards: its end is before its start. Such segments,
+    too, follow one another and sum to the step.
 
     Attributes:
         steps: [step] step numbers.
         n_dp, n_pp: ranks and stages of the job.
         step_s: [step] step times as simulated, seconds: the length of each path.
         ptr: [step + 1] where the segments of a step begin.
-        op: [segment] op of the graph that runs or, in a delay, that is launched late.
+        op: [segment] op that runs or, in a delay, that is launched late.
         dp, pp: [segment] its worker.
         kind: [segment] its :class:`OpKind`.
         chunk, microbatch: [segment] its own, or of the compute that a transfer serves; -1 = none.
         sort: [segment] :class:`Sort`.
         start_s, end_s: [segment] seconds since the step's start.
-        slack: how far the other operations are from the path; None where it was not computed.
+        slack: distance of the other operations from the path; None where it was not computed.
     """
 
     steps: Ints
@@ -103,7 +103,7 @@ class CriticalPath:
 
     @cached_property
     def stage_s(self) -> Floats:
-        """[step, pp] seconds; a delay counts where the op waits that it delays."""
+        """[step, pp] seconds; a delay counts on the stage of the delayed op."""
         return self._seconds(self.pp, self.n_pp)
 
     @cached_property
@@ -192,9 +192,9 @@ def path_of(
     Args:
         graph: the ops.
         steps: [step] step numbers.
-        end: (index of the first step, ends of it and the next ones), as :func:`simulate.ends`
+        end: (index of the first step, ends of it and the next steps), as :func:`simulate.ends`
             yields them.
-        replay: where launch delays were replayed, what the steps were simulated from.
+        replay: the input of the simulation, where launch delays were replayed.
     """
     walker = Walker(graph, len(steps))
     paths = [path for first, part in end for path in walker.walk(part, replay, first)]

@@ -1,4 +1,4 @@
-"""Ideal durations: what every op would take if its kind had no stragglers (what-if paper, 3.2)."""
+"""Ideal durations: the time of each op if its kind had no stragglers (what-if paper, 3.2)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Ops = npt.NDArray[np.int64]
 
-#: Values of a kind that tell its level in a step; more would cost time and change little.
+#: Values of a kind that show its level in a step; more would cost time and change little.
 MAX_SAMPLES = 2048
 
-#: Values that are copied at once to take means of.
+#: Number of values that are copied at once to take means.
 _MEAN_VALUES = 1 << 20
 
 #: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
@@ -30,11 +30,11 @@ MIN_SLOW_SHARE = 0.2
 
 _BACKWARDS = (OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 
-#: Passes that take less have no shares.
+#: Shorter passes have no shares.
 TINY_S = 1e-12
 
-#: A reference other than the paper's must change the operations of a stage by this share of their
-#: sum. Small collectives (gradient clipping) have two modes in healthy jobs, too, at no cost.
+#: Another reference than the paper's must change a stage's operations by this share of their sum.
+#: Small collectives (gradient clipping) have two modes in healthy jobs, too, at no cost.
 MATERIAL = 0.005
 
 
@@ -42,21 +42,21 @@ MATERIAL = 0.005
 class Reference:
     """Time of every op without stragglers.
 
-    The paper takes one duration per kind over all steps, ranks and microbatches: the mean for
-    forward, backward, gc and optimizer (their work could be rebalanced), the median for everything
-    else (a flapping link would drag a mean up). No-op sends and recvs do not count; each gets the
-    mean of its own durations.
+    The paper takes one duration per kind over all steps, ranks and microbatches. For forward,
+    backward, gc and optimizer it is the mean: their work could be rebalanced. For all other kinds
+    it is the median: a flapping link would drag a mean up. No-op sends and recvs do not count; each
+    gets the mean of its own durations.
 
-    The median fails where a kind is slow everywhere at once, in many of the steps: with half of the
-    steps slow, it is the slow time. Then the kind is judged against itself over time: its reference
-    is the paper's over the steps of its fast mode. Computes are judged so where one worker is the
-    whole job. (NVIDIA's resiliency extension calls such a score individual; its reference is the
-    best past performance, which one lucky step decides.)
+    The median fails where a kind is slow everywhere at once, in many of the steps. With half of the
+    steps slow, the median is the slow time. Then the kind is judged against itself over time: its
+    reference is the paper's over the steps of its fast mode. Computes are judged so where one
+    worker is the whole job. NVIDIA's resiliency extension calls such a score individual. Its
+    reference is the best past performance, which one lucky step decides.
 
     Attributes:
         seconds: [op] the reference.
         paper: [op] the reference of the paper; the same where no kind has two modes.
-        modes: kind -> its steps in two modes, of the kinds judged against their fast mode.
+        modes: kind -> its steps in two modes, for kinds judged against their fast mode.
     """
 
     seconds: Array
@@ -73,7 +73,7 @@ _REFERENCES: WeakKeyDictionary[Durations, Reference] = WeakKeyDictionary()
 
 
 def reference(durations: Durations) -> Reference:
-    """The ideal duration of every op; found once per durations."""
+    """The ideal duration of every op; computed once per ``Durations``."""
     if durations not in _REFERENCES:
         _REFERENCES[durations] = _find_reference(durations)
     return _REFERENCES[durations]
@@ -107,9 +107,9 @@ def _usual_of_ops(
 ) -> Array | float:
     """Ideal times of ops of a kind: one value, or [op] values where passes consist of parts.
 
-    A pass takes what its kind does; each of its parts gets the share that it has on average over
-    the workers of its stage and the microbatches that have as many parts. Communication of one unit
-    or bucket is compared with its own.
+    A whole pass takes the usual time of its kind. Each part gets its average share of the pass. The
+    average is over the workers of its stage and the microbatches with equally many parts.
+    Communication of one unit or bucket is compared with itself only.
     """
     graph = durations.graph
     if not graph.programmed or kind in P2P_KINDS:
@@ -131,11 +131,11 @@ def _usual_of_ops(
 
 
 def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
-    """[op] what parts of passes take, all of one kind.
+    """[op] time of the parts of passes, all of one kind.
 
-    Where the backward is split, the gradients of inputs and of weights are parts of one pass: not
-    every stage splits it alike (torch's first one does all behind the others), nor every microbatch
-    (DualPipe runs some in one).
+    A split backward has the gradients of inputs and of weights as parts of one pass. Not every
+    stage splits it alike: torch's first one computes all weights' gradients behind the others.
+    Neither does every microbatch: DualPipe runs some in one part.
     """
     graph = durations.graph
     n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[ops]]
@@ -167,10 +167,10 @@ def _means(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:
-    """The kinds there are, each with its ops that move or compute something.
+    """The kinds in the graph, each with its ops that move or compute something.
 
-    Computes that share their worker with another are a group of their own: beside each other both
-    take less than alone.
+    Computes that share their worker with another compute are a group of their own: both take longer
+    than alone.
     """
     paired = np.zeros(graph.n_ops, dtype=bool) if graph.paired is None else graph.paired
     for kind in OpKind:
@@ -181,7 +181,7 @@ def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int6
 
 
 def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float) -> bool:
-    """Whether another duration of some ops changes what a stage takes in all."""
+    """Whether another duration of some ops changes the total of a stage's operations."""
     first = graph.variant_ops(0)
     by_stage = np.bincount(graph.pp[first], paper[first])
     inside = ops < first.stop
@@ -191,7 +191,7 @@ def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float)
 
 
 def ideal_durations(durations: Durations) -> Array:
-    """[op] what each op takes without stragglers, seconds (see :class:`Reference`)."""
+    """[op] seconds of each op without stragglers (see :class:`Reference`)."""
     return reference(durations).seconds
 
 
@@ -227,7 +227,7 @@ def _levels(durations: Durations, ops: npt.NDArray[np.int64]) -> Array:
 
 
 def _rows(durations: Durations, variant: int, ops: npt.NDArray[np.int64]) -> Array:
-    """[op, step, dp] durations of those of ``ops`` that belong to the variant."""
+    """[op, step, dp] durations of the ``ops`` that belong to the variant."""
     span = durations.graph.variant_ops(variant)
     inside = ops[(ops >= span.start) & (ops < span.stop)] - span.start
     rows: Array = durations.block(variant)[inside]

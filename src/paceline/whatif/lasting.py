@@ -1,10 +1,10 @@
 """The slowdown that lasts, apart from variation that passes.
 
-Where passes are recorded in parts, every part waits for the slowest of its peers, so variation that
-hits now one worker, now another, adds up to a slowdown that no worker is to blame for. Slowness
-lasts if it is in the typical step: each operation of each worker at its median over the steps. It
-is compared with the ideal of such steps: a mean over steps would hold the variation that passes,
-and hide what lasts behind it.
+Where passes are recorded in parts, every part waits for the slowest of its peers. Variation that
+hits changing workers then adds up to a slowdown, and no single worker is to blame. Slowness lasts
+if it is in the typical step, with each operation of each worker at its median over the steps. It is
+compared with the ideal of such steps. A mean over steps would hold the variation that passes, and
+hide the lasting part behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lasting:
 
     Attributes:
         slowdown: S with every operation of every worker at its median over the steps.
-        by_worker: [pp, dp] the same with all ideal but one worker.
+        by_worker: [pp, dp] S with one worker at its medians and all else ideal.
     """
 
     slowdown: float
@@ -43,7 +43,7 @@ def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     Args:
         durations: as measured.
         judged_by: the reference of the same durations. Kinds that it judges against their fast
-            steps keep that ideal; a median over the steps may be their slow time.
+            steps keep that ideal, since their median over the steps may be their slow time.
     """
     graph = durations.graph
     if not graph.programmed:

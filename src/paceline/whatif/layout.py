@@ -1,7 +1,7 @@
 """Lay scenarios out as their distinct lanes, so that each is simulated once.
 
-In "all ideal except worker (d, p)" every replica but ``d`` is the same ideal lane, so two lanes per
-step stand for the whole job. That makes the exact slowdown of every worker as cheap as the paper's
+Take "all ideal except worker (d, p)": every replica but ``d`` is the same ideal lane. So two lanes
+per step stand for the whole job. The exact slowdown of every worker is then as cheap as the paper's
 approximation by whole ranks.
 """
 
@@ -22,8 +22,8 @@ _IDEAL = 0  # the rule that keeps nothing
 _MAX_CELLS = 1 << 24  # scenarios x dp ranks laid out at once
 _MAX_LANES = 1 << 21
 
-#: Ideal replicas of one step that may differ (in the durations of their no-ops) before the slowest
-#: stand for all.
+#: Ideal replicas of one step may differ in the durations of their no-ops. Up to this number keep a
+#: lane each; beyond it, the slowest stand for all.
 MAX_IDEAL_LANES = 8
 
 _RuleKey = tuple[frozenset[OpKind] | None, frozenset[int] | None, bool]
@@ -40,8 +40,8 @@ def simulate_scenarios(
     Args:
         durations: as measured.
         ideal: [op] seconds, from :func:`paceline.whatif.ideal.ideal_durations`.
-        scenarios: what to simulate.
-        progress: called with (lanes done, lanes in all so far known) now and then.
+        scenarios: the scenarios to simulate.
+        progress: called with (lanes done, known lanes in all) now and then.
     """
     n_steps = durations.n_steps
     layout = _Layout(durations)
@@ -120,7 +120,7 @@ class _Layout:
     def batches(
         self, scenarios: Sequence[Scenario]
     ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-        """(first, end, [scenario, dp] rule) of as many scenarios at a time as memory allows."""
+        """Batches of scenarios that fit into memory: (first, end, [scenario, dp] rule)."""
         n_dp = self.graph.n_dp
         room = max(1, _MAX_CELLS // n_dp)
         low = 0
@@ -137,7 +137,7 @@ class _Layout:
             low += len(part)
 
     def _fill(self, row: npt.NDArray[np.int32], scenario: Scenario) -> int:
-        """Fill the [dp] rules of one scenario; returns about how many lanes a step takes."""
+        """Fill the [dp] rules of one scenario; returns the approximate number of lanes per step."""
         scenario.part.check(self.graph)
         kinds, inside = scenario.part.kinds, scenario.measured_inside
         row[:] = self.rule((None, frozenset(), inside))
@@ -201,9 +201,9 @@ class _Layout:
         return _Ideal(tuple(members), np.array(variants), np.array(columns))
 
     def _alike(self, variant: int, step: int) -> list[npt.NDArray[np.int64]]:
-        """Replicas of a variant (counted within it) that are one lane when ideal, group by group.
+        """Groups of a variant's replicas (counted within it) that are one lane when ideal.
 
-        Where more than ``MAX_IDEAL_LANES`` differ in their no-ops, the slowest stand for the rest.
+        If more than ``MAX_IDEAL_LANES`` groups differ in their no-ops, the slowest stand for all.
         """
         kept = np.flatnonzero(self.kept_noops[self.graph.variant_ops(variant)])
         values = self.durations.block(variant)[kept, step]  # [no-op, dp]
@@ -219,8 +219,8 @@ class _Layout:
 def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
     """The distinct lanes where sets of ranks communicate among themselves.
 
-    An ideal replica that shares a set with a deviating one is not like one that does not, so ideal
-    replicas are told apart by what they meet, until nothing more tells them apart.
+    An ideal replica that shares a set with a deviating one differs from one that does not. So ideal
+    replicas are split into classes by the replicas that they meet, until no class splits further.
     """
     partitions = graph.families[1:]
     n_dp = np.array([len(dps) for dps in graph.variant_dps])
@@ -260,12 +260,12 @@ def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np
 def classes(
     partitions: npt.NDArray[np.int64], colour: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """[dp] classes of replicas that do the same at the same time.
+    """[dp] classes of replicas that behave alike at all times.
 
     Args:
         partitions: [family, dp] the sets of each family.
-        colour: [dp] what a replica does itself; refined by the colours of those it meets, in each
-            family, until no class splits.
+        colour: [dp] the replica's own behaviour. It is refined by the colours of the replicas that
+            it meets in each family, until no class splits.
     """
     while True:
         refined = colour
@@ -292,9 +292,9 @@ def _of_sets(
 
 
 def ideal_lane_error_s(durations: Durations) -> float:
-    """How far a step time may be off because ideal replicas that differ in no-ops were merged.
+    """Possible error of a step time because ideal replicas with unlike no-ops were merged.
 
-    0 where none had to be; else the most time that the no-ops of one replica take in a step.
+    0 where none were merged; else the longest time of one replica's no-ops in a step.
     """
     graph = durations.graph
     if not _varying_noops(durations).any():

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: Fewer values show no modes; a mode of fewer values, or of a lesser share of them, is outliers.
+#: Fewer values show no modes. A mode with fewer values, or with a lesser share, is outliers.
 MIN_VALUES, MIN_MODE, MIN_SHARE = 4, 2, 0.06
 
 #: The slow mode takes at least this many times as long as the fast one.
 MIN_RATIO = 1.1
 
-#: Distance of the modes in standard deviations within them: ``APART + APART_FEW / n**2``. The best
-#: split of n values of one mode exceeds it in under 1% of draws (normal, lognormal, uniform,
-#: exponential, Student t with 3 degrees of freedom, AR(1) 0.9; benchmarks/modes.py).
+#: Modes lie apart if their distance is ``APART + APART_FEW / n**2`` of their standard deviations.
+#: With n values of one mode, the best split exceeds it in under 1% of draws. Draws were normal,
+#: lognormal, uniform, exponential, Student t with 3 degrees of freedom and AR(1) 0.9
+#: (benchmarks/modes.py).
 APART, APART_FEW = 5.5, 420.0
 
 Array = npt.NDArray[np.float64]
@@ -43,7 +44,7 @@ class TwoModes:
 def two_modes(values: Array) -> TwoModes | None:
     """The two modes of some positive times; None where there is one.
 
-    The split of the logarithms with the least sum of squares, where the modes lie far enough apart.
+    It splits the logarithms with the least sum of squares, and demands that the modes lie apart.
     """
     n = len(values)
     if n < MIN_VALUES or not (values > 0).all():

@@ -22,9 +22,9 @@ class LaunchDelay:
     """Cost of launch delays: step time with only these delays replayed, over T (>= about 1).
 
     Attributes:
-        by_kind: kind label -> only the delays of this kind's ops.
-        step_start: only the delays at the start of a step: of ops that wait for nothing and of each
-            worker's first compute (data loading shows there).
+        by_kind: kind label -> cost of the delays of this kind's ops only.
+        step_start: cost of the delays at the start of a step only. These are delays of ops that
+            wait for nothing and of each worker's first compute (data loading shows there).
     """
 
     by_kind: Mapping[str, float]
@@ -35,15 +35,15 @@ class LaunchDelay:
 class WhatIf:
     """How much stragglers cost, and which parts of the job cost it (what-if paper, 3.3, 5.1, 5.2).
 
-    All slowdowns are ratios of mean step times; ``S_x`` = T with only x measured and all else
-    ideal, over T_ideal.
+    All slowdowns are ratios of mean step times. ``S_x`` is the step time with only x measured and
+    all else ideal, over T_ideal.
 
     Attributes:
         job: degrees of parallelism.
         steps: [step] step numbers analysed.
         slowdown: S = T / T_ideal (Eq. 1).
-        slowdown_paper: the same where T_ideal takes the paper's reference for every kind; differs
-            only where ``slow_mode_shares`` names kinds.
+        slowdown_paper: S with the paper's reference for every kind; differs only where
+            ``slow_mode_shares`` names kinds.
         waste: 1 - 1/S, the share of GPU time lost (Eq. 3).
         discrepancy: |T - traced mean step| / traced (paper, section 6).
         launch_slowdown: traced mean step / T.
@@ -55,28 +55,28 @@ class WhatIf:
         by_replica: data-parallel rank -> S_x.
         by_worker: [pp, dp] exact S_w (Eq. 4).
         by_kind_by_step: kind label -> [step] S_x.
-        by_stage_by_step: [step, pp].
-        by_replica_by_step: [step, dp].
-        by_worker_by_step: [step, pp, dp].
+        by_stage_by_step: [step, pp] S_x.
+        by_replica_by_step: [step, dp] S_x.
+        by_worker_by_step: [step, pp, dp] S_w.
         slowest_workers: the 3% (rounded up) with the highest S_w as (dp, pp, S_w), worst first.
         m_w: share of T - T_ideal that vanishes if the slowest workers are ideal (Eq. 5); None where
             T - T_ideal is under 0.1% of T.
-        m_w_paper: the same with workers chosen by the paper's min(S of DP rank, S of PP rank).
-        m_s: the same for the last stage; 0 where there is one stage.
+        m_w_paper: M_W with workers chosen by the paper's min(S of DP rank, S of PP rank).
+        m_s: the share that vanishes if the last stage is ideal; 0 where there is one stage.
         m_w_only, m_s_only: the converse: (T with only these measured - T_ideal) / (T - T_ideal).
-        launch_delay: what launch delays cost, by kind.
+        launch_delay: cost of launch delays, by kind.
         critical_path: which operations on which workers make up each step as it was (launch delays
             replayed).
         clamped: values below -10 ms that became 0, by kind.
         clocks: estimated clock offsets.
         microbatches: [dp] microbatches of each replica.
-        not_judged: kinds whose lasting slowness cannot show, for want of peers.
-        slow_mode_shares: kinds judged against their own fast mode, not by the paper's median ->
-            share of the steps in which they are slow (:class:`paceline.whatif.ideal.Reference`).
+        not_judged: kinds whose lasting slowness cannot show, since they have no peers.
+        slow_mode_shares: kind -> share of the steps in which it is slow. It has the kinds judged
+            against their own fast mode (:class:`paceline.whatif.ideal.Reference`).
         left_out_steps: step number -> why it was not analysed.
-        doubts: what the user should know; that of the trace's reader has no code.
-        lasting: the slowdown of the typical step, where passes are recorded in parts; verdicts and
-            findings rest on it, for in S all variation adds up that passes.
+        doubts: notes for the user; the note of the trace's reader has no code.
+        lasting: the slowdown of the typical step, where passes are recorded in parts. Verdicts and
+            findings rest on it, because all passing variation adds up in S.
     """
 
     job: Job
@@ -118,7 +118,7 @@ class WhatIf:
 
     #: Below this slowdown stragglers count as harmless.
     HEALTHY_BELOW = 1.03
-    #: Below this one the reference is slower than the job: it says nothing.
+    #: Below this slowdown the reference is slower than the job, so it shows nothing.
     REFERENCE_FAILS_BELOW = 0.99
     #: Above this discrepancy the paper drops a trace (section 6).
     DOUBTFUL_ABOVE = 0.05
@@ -145,7 +145,7 @@ class WhatIf:
 
     @property
     def healthy(self) -> bool:
-        """Whether stragglers cost next to nothing, as far as the reference and the steps say so."""
+        """Whether stragglers cost next to nothing, as far as the reference and the steps tell."""
         judged = self.slowdown >= self.REFERENCE_FAILS_BELOW and self.step_modes is None
         return judged and not self.straggling
 

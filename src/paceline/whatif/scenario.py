@@ -15,10 +15,10 @@ class Part:
     """Part of a job: the ops that meet all the conditions given (None = no condition).
 
     Attributes:
-        kinds: of one of these kinds.
-        stages: on one of these stages.
-        replicas: of one of these data-parallel ranks.
-        workers: on one of these workers (dp, pp).
+        kinds: its ops are of one of these kinds.
+        stages: its ops are on one of these stages.
+        replicas: its ops are of one of these data-parallel ranks.
+        workers: its ops are on one of these workers (dp, pp).
     """
 
     kinds: frozenset[OpKind] | None = None
@@ -61,7 +61,7 @@ class Part:
         return {dp: frozenset(stages) for dp, stages in by_dp.items()}
 
     def check(self, graph: StepGraph) -> None:
-        """ScenarioError where the part names ranks that the job does not have."""
+        """Raise ScenarioError where the part names ranks that the job does not have."""
         stages = set(self.stages or ()) | {pp for _, pp in self.workers or ()}
         replicas = set(self.replicas or ()) | {dp for dp, _ in self.workers or ()}
         for what, named, size in (("stage", stages, graph.n_pp), ("dp rank", replicas, graph.n_dp)):
@@ -92,12 +92,12 @@ class Scenario:
 
     @classmethod
     def only(cls, part: Part) -> Scenario:
-        """Only the part as measured, all else ideal: what S_x compares with the ideal."""
+        """Only the part as measured, all else ideal: S_x compares it with the ideal."""
         return cls(part, True)
 
     @classmethod
     def without(cls, part: Part) -> Scenario:
-        """The part ideal, all else as measured: what M_X compares with the measured."""
+        """The part ideal, all else as measured: M_X compares it with the measured."""
         return cls(part, False)
 
     @classmethod
@@ -108,7 +108,7 @@ class Scenario:
         ``stage=N``, ``replica=N``, ``worker=DP,PP``.
 
         Raises:
-            ScenarioError: it names none.
+            ScenarioError: the text names no scenario.
         """
         if text in ("ideal", "measured"):
             return cls.ideal() if text == "ideal" else cls.measured()

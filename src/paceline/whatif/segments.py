@@ -1,4 +1,4 @@
-"""Segments of a critical path, and what a worker runs while the next of them is not launched."""
+"""Segments of a critical path, and a worker's other operations during launch delays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Sort(IntEnum):
     """Kind of a path's segment.
 
     COMPUTE and TRANSFER: the operation runs, or moves its data after all its peers are launched.
-    DELAY: the operation could have been launched, and is not; its worker idles.
-    OCCUPIED: the same, but its worker runs another operation meanwhile, on which it does not depend
-    in the graph (many frameworks post a recv only behind the compute before it). The segment is of
-    that other operation.
+    DELAY: the operation could be launched, and is not; its worker idles.
+    OCCUPIED: likewise, but its worker runs another operation meanwhile. The graph has no dependency
+    between the two: many frameworks post a recv only behind the compute before it. The segment
+    belongs to that other operation.
     """
 
     COMPUTE = 0
@@ -50,8 +50,8 @@ class Segments:
         op: [segment] op that runs or, in a delay, that is launched late.
         dp: [segment] its data-parallel rank.
         sort: [segment] :class:`Sort`.
-        start_s: [segment] seconds since the step's start; where the segment before it ends.
-        end_s: [segment] alike.
+        start_s: [segment] seconds since the step's start; the segment before it ends here.
+        end_s: [segment] seconds since the step's start.
     """
 
     op: Ints
@@ -63,7 +63,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Replay:
-    """The steps with launch delays before simulation."""
+    """The input of a simulation with launch delays."""
 
     durations: Durations
     delays: Durations
@@ -84,13 +84,13 @@ class Workers:
     def busy(
         self, op: int, dp: int, end: npt.NDArray[np.float64], durations: npt.NDArray[np.float64]
     ) -> Busy:
-        """Op that runs on the worker of an op.
+        """The program of an op's worker in one step.
 
         Args:
             op: the op.
             dp: its data-parallel rank.
             end: [op, dp] ends of the op's variant in one step.
-            durations: [op, dp] alike.
+            durations: [op, dp] durations in the same layout.
         """
         graph = self.graph
         v, pp = int(graph.variant[op]), int(graph.pp[op])
@@ -106,11 +106,11 @@ class Workers:
 
 
 def cut_occupied(path: Segments, busy: Callable[[int, int], Busy]) -> Segments:
-    """The same segments, with long delays cut where their worker runs something else.
+    """The same segments, with long delays cut where their worker runs another operation.
 
     Args:
         path: a step's segments.
-        busy: (op, dp) -> what the op's worker runs in the step.
+        busy: (op, dp) -> the program of the op's worker in the step.
     """
     late = (path.sort == Sort.DELAY) & (path.end_s - path.start_s > LONG * path.end_s[-1])
     pieces: list[tuple[int, int, int, float, float]] = []

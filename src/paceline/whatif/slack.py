@@ -1,9 +1,9 @@
 """How much longer an operation could take without moving the end of its step.
 
 A walk from the step's end backwards gives, for each operation, the longest time that must still
-pass after it. It is the simulator's own walk, over the reversed graph, with durations and launch
-delays in each other's place: an operation is "launched" when all that followed it is done, takes
-its duration before it meets its peers, and its delay after.
+pass after it. The simulator itself walks, over the reversed graph, with durations and launch delays
+exchanged. There an operation is "launched" when all its successors are done. It takes its delay
+after it has met its peers, and its duration before.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T", bound=np.generic)
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Operations of whole steps that the summary looks at; all steps of small jobs, few of large ones.
+#: The summary covers whole steps of this many operations: all steps of small jobs, few of large.
 MAX_OPS = 300_000
 
-#: Workers whose computes come closer to the path than this share of the step are near it.
+#: A worker is near the path if one of its computes comes closer than this share of the step.
 NEAR = 0.01
 
 
@@ -36,7 +36,7 @@ class Slack:
     """Slack of the operations in some steps, seconds.
 
     Attributes:
-        steps: [step] numbers of the steps looked at: all, or some of typical length.
+        steps: [step] numbers of the covered steps: all, or some of typical length.
         by_kind: kind label -> (least, median) over the operations of the kind.
         by_stage: stage -> (least, median) over its forward and backward computes.
         least_s, median_s: [pp, dp] over the forward and backward computes of a worker.
@@ -54,12 +54,12 @@ class Slack:
 def slack_of(measured: Measured, index: Ints | None = None) -> Durations:
     """How much longer each op could take in its step as it was, all else equal.
 
-    0 on the critical path. Longer by less than its slack, an op moves nothing; longer by more, it
-    moves the step by the excess. The result is as large as the trace.
+    It is 0 on the critical path. If an op lasts longer by at most its slack, the step stays; by
+    more, the step moves by the excess. The result is as large as the trace.
 
     Args:
         measured: graph, durations and launch delays.
-        index: [step] which of ``measured.steps``; None takes all.
+        index: [step] positions in ``measured.steps``; None takes all.
 
     Returns:
         seconds [op, step, dp], in the layout of durations.
@@ -69,7 +69,7 @@ def slack_of(measured: Measured, index: Ints | None = None) -> Durations:
 
 
 def slack(durations: Durations, delays: Durations | None = None) -> Durations:
-    """The same for any durations; delays are replayed where they are given."""
+    """Slack as in :func:`slack_of`, for any durations; given delays are replayed."""
     graph = durations.graph
     back = _reversed(graph)
     before = (
@@ -91,10 +91,10 @@ def slack(durations: Durations, delays: Durations | None = None) -> Durations:
 
 
 def _reversed(graph: StepGraph) -> StepGraph:
-    """The graph backwards, with one op more per variant: the step's end, which all wait for.
+    """The graph backwards, with one more op per variant: the step's end, for which all ops wait.
 
-    No op may last beyond the step's end, even where all that follows it ends earlier (negative
-    transfer times).
+    No op may last beyond the step's end, even if all its successors end earlier (negative transfer
+    times).
     """
     n_variants = graph.n_variants
     place = np.arange(graph.n_ops) + graph.variant  # ends of steps stand behind their variant's ops
@@ -142,7 +142,7 @@ def slack_summary(measured: Measured, step_s: Floats) -> Slack:
 
     Args:
         measured: graph, durations and launch delays.
-        step_s: [step] step times; of many steps those at even quantiles are looked at.
+        step_s: [step] step times; of many steps only those at even quantiles are covered.
     """
     graph = measured.graph
     per_step = len(measured.durations.values) // max(1, len(measured.steps))

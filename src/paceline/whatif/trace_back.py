@@ -1,4 +1,4 @@
-"""From the last end of a step back to its start: which operation each moment waited for."""
+"""From the last end of a step back to its start: the operation that each moment waited for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.whatif.segments import Busy, Replay, Segments, Sort, Workers, cut_
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a segment costs about 5 us. Above this estimate the compiled loop repays its
-#: loading, where numba is there already and where it is not.
+#: Interpreted, a segment costs about 5 us. Above these estimates the compiled loop repays its
+#: loading: the first if numba is loaded already, the second if not.
 WARM_ABOVE_S, COLD_ABOVE_S = 0.3, 1.5
 _SEGMENT_S = 5e-6
 
@@ -44,7 +44,7 @@ class Walker:
     """Walks back through steps of one graph."""
 
     def __init__(self, graph: StepGraph, n_steps: int) -> None:
-        """Prepares for about ``n_steps`` steps."""
+        """Prepare for about ``n_steps`` steps."""
         self.graph = graph
         self.node_of = np.empty(graph.n_ops, dtype=np.int64)
         sizes = np.diff(graph.node_ptr)
@@ -69,7 +69,7 @@ class Walker:
 
         Args:
             end: when every op ends, seconds.
-            replay: the launch delays in it; None where none were replayed.
+            replay: the simulation's input with launch delays; None where none were replayed.
             first: index of the first step of ``end`` among those of ``replay``.
         """
         meetings = _Meetings(self.graph, end, replay, first)
@@ -124,7 +124,7 @@ class Walker:
     def _cut(
         self, path: Segments, end: Durations, step: int, replay: Replay, step_of_replay: int
     ) -> Segments:
-        """The path with what its workers run while the next of its ops is not launched."""
+        """The path with the other operations of its workers during its launch delays."""
 
         def busy(op: int, dp: int) -> Busy:
             v = int(self.graph.variant[op])
@@ -135,7 +135,7 @@ class Walker:
 
 
 class _Meetings:
-    """Whom the collectives over the data-parallel ranks waited for, in some steps."""
+    """The members on which the collectives over the data-parallel ranks waited, in some steps."""
 
     def __init__(self, graph: StepGraph, end: Durations, replay: Replay | None, first: int) -> None:
         self.graph, self.end, self.replay, self.first = graph, end, replay, first
@@ -186,9 +186,9 @@ class _Meetings:
         return self.lanes[key]
 
     def _latest_of(self, op: int, lanes: Ints) -> tuple[Floats, Ints | int]:
-        """[step, lane] the latest end among an op's dependencies, and which it is, -1 = none.
+        """[step, lane] the latest end among an op's dependencies, and the dependency; -1 = none.
 
-        Of equal ones the first; one number where it is the same in all.
+        Of equally late ones it is the first; one number where it is the same in all.
         """
         graph = self.graph
         deps = graph.dep[graph.dep_ptr[op] : graph.dep_ptr[op + 1]].tolist()
@@ -239,12 +239,12 @@ def _walk_back(
 ) -> tuple[int, int]:
     """Fill segments from the n-th on, last first, up to where replicas meet or the step begins.
 
-    The op that ends last began when the last of its peers was launched; that one was launched a
-    delay after the last end it depended on, and so on. Of equally late ones an op itself comes
+    The op that ends last began when the last of its peers was launched. That peer was launched a
+    delay after the last end it depended on, and so on. Among equally late ones an op itself comes
     first, then the one with the lowest number.
 
     Returns:
-        how many segments there are, and the op where it stopped (-1 = the step's start).
+        the number of segments, and the op where it stopped (-1 = the step's start).
     """
     while op >= 0 and not wide[op]:
         node = node_of[op]

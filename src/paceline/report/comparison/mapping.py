@@ -23,9 +23,9 @@ def dumps(comparison: Comparison) -> str:
 
 
 def to_mapping(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON knows it; later versions add keys, none changes.
+    """The comparison in the form of JSON; later versions add keys, none changes.
 
-    Pairs are [before, after]; seconds are per ``unit``; None stands for what has no value.
+    Pairs are [before, after]; seconds are per ``unit``; None means no value.
     """
     sides = (comparison.before, comparison.after)
     return {

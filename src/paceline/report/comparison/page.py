@@ -20,7 +20,7 @@ _MOODS = {"shorter": "healthy", "longer": "slow"}
 
 def page_writer(comparison: Comparison) -> Writer:
     """The page's writer."""
-    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot encode.
     content = _page(comparison).encode("utf-8", "replace")
 
     def write(file: BinaryIO) -> None:
@@ -74,7 +74,7 @@ def _notes(comparison: Comparison) -> str:
 
 
 def _section(comparison: Comparison, content: Table, scale: float) -> str:
-    """A table with its heading and what its numbers are."""
+    """A table with its heading and an explanation of its numbers."""
     html = [
         f'<section id="{content.name}" aria-labelledby="h-{content.name}">',
         f'<h2 id="h-{content.name}">{escape(content.title)}</h2>',

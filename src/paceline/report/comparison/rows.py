@@ -1,4 +1,4 @@
-"""The tables of a comparison: which rows are shown, and their cells as text."""
+"""The tables of a comparison: the shown rows, with their cells as text."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Table:
     Attributes:
         name: causes, kinds, stages, workers or hosts.
         title: its heading.
-        about: what its numbers are.
-        heads: of the columns of ``Row``'s name, before and after.
-        rows: those that are worth showing, in order.
-        n_rows: how many there are in all.
-        note: what to say instead of rows, or of those that are not shown; may be empty.
+        about: explanation of its numbers.
+        heads: headings of ``Row``'s name, before and after.
+        rows: the rows worth showing, in order.
+        n_rows: number of all rows.
+        note: text in place of rows, or about rows that are not shown; may be empty.
     """
 
     name: str
@@ -173,7 +173,7 @@ def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
 
 
 def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
-    """Name, before, after, and how to write them: what a reader takes to a meeting."""
+    """Name, before, after, and number format: the figures that a reader takes to a meeting."""
     unit, one, other = comparison.unit, comparison.before, comparison.after
     return [
         (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),
@@ -190,7 +190,7 @@ def _ratio(value: float) -> str:
 
 
 def with_sign(text: str) -> str:
-    """With a plus where it is neither negative nor nothing."""
+    """The text with a plus, unless it is negative or zero."""
     return f"+{text}" if text[:1].isdigit() and any(c in text for c in "123456789") else text
 
 

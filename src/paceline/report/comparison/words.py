@@ -1,4 +1,4 @@
-"""Sentences of a comparison, made once from its fields: the verdict, and what to know beside it."""
+"""Sentences of a comparison, made once from its fields: the verdict, and notes beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paceline.comparison.interval import MIN_STEPS
 from paceline.units import seconds
 
 #: Nine of ten pairs of runs of one job on one system differ by less than this, with equal software
-#: and machines (MLPerf Training v5.1, 20 steps of each; docs/compare.md).
+#: and machines. The runs are of MLPerf Training v5.1, 20 steps of each (docs/compare.md).
 RUN_TO_RUN = 0.007
 
 #: The median is worth a sentence if it differs from the mean by this share of the step.
@@ -116,7 +116,7 @@ def _too_few(comparison: Comparison) -> str:
 
 
 def _median(comparison: Comparison) -> str:
-    """Where a few odd steps, or two sorts of step, make the mean say something else."""
+    """A sentence for cases where a few odd steps, or two sorts of step, distort the mean."""
     mean, median = comparison.time, comparison.median
     odd = [
         f"{_step_list(steps)} {side_name}"
@@ -157,7 +157,7 @@ def _run_to_run(comparison: Comparison) -> str:
 
 
 def worth(comparison: Comparison) -> str:
-    """How many steps there are, and how many independent ones they are worth."""
+    """Number of steps, and of the independent steps that they are worth."""
     sides = (comparison.before, comparison.after)
     texts = [_worth(side) for side in sides]
     return f"{texts[0]} before, {texts[1]} after"

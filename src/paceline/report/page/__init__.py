@@ -1,1 +1,1 @@
-"""The parts of the HTML report: what the figures draw, what the text says, and the static files."""
+"""The parts of the HTML report: data of the figures, sentences of the text, and static files."""

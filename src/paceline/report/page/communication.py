@@ -1,4 +1,4 @@
-"""Exposed and hidden communication as HTML; nothing where no programs are recorded."""
+"""Exposed and hidden communication as HTML; empty without recorded programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts of many jobs, as the page's script draws them: distributions, and points by size.
+"""Charts of many jobs for the page's script: distributions, and points by size.
 
 A chart's data is thinned here, so that a page holds as much of a million jobs as of a hundred.
 """
@@ -24,7 +24,7 @@ CURVES = tuple(f"curve{i}" for i in range(6))
 
 
 class Distribution(NamedTuple):
-    """Values in ascending order, and what each belongs to; only the drawn ones are looked up."""
+    """Values in ascending order, and the owner of each; only drawn ones are looked up."""
 
     values: Sequence[float]
     name_of: Callable[[int], str]
@@ -50,9 +50,9 @@ def cdf_chart(
 
     Args:
         curves: name -> its values.
-        label: for those who do not see the chart.
-        x_label: of the x axis.
-        y_label: of the y axis.
+        label: description for readers who do not see the chart.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
         x_range: ends of the x axis; None = those of the values and the mark.
         percent: values are shares, said as percentages.
         ref: a value to mark, and its name.

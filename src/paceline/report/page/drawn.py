@@ -1,4 +1,4 @@
-"""The timelines of single steps, as they were above the ideal, with their critical paths."""
+"""The timelines of single steps as they were, above the ideal one, with their critical paths."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
-    """Some steps as they were, each of the replicas that matter in it, and the ideal one.
+    """Some steps as they were, each with the replicas that matter in it, and the ideal step.
 
-    The slowest step comes along always, then the typical and the fastest one, then others evenly,
-    as far as there is room.
+    The slowest step is always there. If there is room, the typical and the fastest one follow, then
+    others at even distances.
     """
     graph = measured.graph
     n_replicas = _n_replicas(measured)
@@ -62,7 +62,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
 
 
 def _simulate(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
-    """Steps as they were, as many at a time as make little memory."""
+    """Steps as they were, in batches that need little memory."""
     per_step = len(measured.durations.values) // len(measured.steps)
     at_once = max(1, _VALUES_AT_ONCE // per_step)
     for low in range(0, len(index), at_once):

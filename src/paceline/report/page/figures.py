@@ -1,4 +1,4 @@
-"""Data of the figures: results brought into the form the page's scripts take."""
+"""Data of the figures: results in the form that the page's scripts take."""
 
 from __future__ import annotations
 

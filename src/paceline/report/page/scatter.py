@@ -1,4 +1,4 @@
-"""Forward against backward of single microbatches: what the scatter draws."""
+"""Forward against backward of single microbatches: the data of the scatter."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def scatter_data(measured: Measured) -> dict[str, Any]:
-    """Forward and backward of the same microbatch, where the paper looks (5.3), sampled.
+    """Forward and backward of the same microbatch, on the paper's stage (5.3), sampled.
 
-    That is on the second stage (the first where there is one only), without the first chunk if
-    there are several.
+    The stage is the second (or the only one). Of several chunks the first is left out.
     """
     graph = measured.graph
     stage = 1 if graph.n_pp > 1 else 0

@@ -21,8 +21,8 @@ from paceline.sources.devices.xpu_timer import is_names, refuse_merged
 from paceline.sources.devices.xpu_timer import matches as is_timeline
 from paceline.trace.calls import CallLog
 
-#: Ranks whose calls are further apart were not one job, or had other clocks: ranks that wait for
-#: each other make their last calls together.
+#: If calls of ranks are further apart, the ranks were not one job, or had other clocks. Ranks that
+#: wait for each other make their last calls together.
 MAX_APART_S = 60.0
 
 
@@ -52,10 +52,10 @@ def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder but the hidden ones and the names of timelines.
+    """A file, or the files of a folder, except hidden ones and those named like timelines.
 
-    Where the NCCL profiler plugin wrote some, only those: the hooks record into the same folder.
-    The same for timelines, since xpu_timer merges them into other files there.
+    Files of the NCCL profiler plugin exclude all others: hooks may record into the same folder.
+    Timelines do, too: xpu_timer merges them into other files there.
     """
     if not path.is_dir():
         return [path]
@@ -142,7 +142,7 @@ _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]]
 
 
 def join_logs(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
-    """Logs of different ranks as one; names that are equal become one name.
+    """Logs of different ranks as one; equal names become one name.
 
     Raises:
         TraceError: a rank is in two of them, or their times have nothing in common.

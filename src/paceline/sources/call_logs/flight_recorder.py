@@ -1,11 +1,12 @@
 """PyTorch's flight recorder: the last collectives that each rank called, as pickle or JSON.
 
-The format: torch/csrc/distributed/c10d/FlightRecorder.hpp (keys, version 2.10) and
-torch/distributed/flight_recorder/components (loader.py, types.py) of PyTorch 2.13, both read, and
-dumps of it. A dump is one rank's, and does not say which: the rank is the number at the end of the
-file's name, as in ``nccl_trace_rank_3``, which is what PyTorch's own loader goes by. It holds
-``entries``, the newest 2,000 or TORCH_FR_BUFFER_SIZE calls; ``time_created_ns`` is when the host
-queued the call, not when it ran; ``duration_ms`` is there only with TORCH_NCCL_ENABLE_TIMING=1.
+The format was read in PyTorch 2.13 and held against dumps of it. The files are
+torch/csrc/distributed/c10d/FlightRecorder.hpp (keys, version 2.10), and loader.py and types.py of
+torch/distributed/flight_recorder/components. A dump is of one rank, and does not name it. The rank
+is the number at the end of the file's name, as in ``nccl_trace_rank_3``; PyTorch's own loader takes
+it from there, too. ``entries`` holds the newest 2,000 or TORCH_FR_BUFFER_SIZE calls.
+``time_created_ns`` is the time when the host queued the call, not when it ran. ``duration_ms`` is
+there only with TORCH_NCCL_ENABLE_TIMING=1.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from paceline.trace.calls import CallLog
 #: A dump of 100,000 entries has about 20 MB.
 MAX_PICKLE_BYTES = 512 << 20
 
-#: The recorder stamps under a lock, so times go back only where the clock was set.
+#: The recorder stamps under a lock, so times go back only if the clock was set.
 MAX_BACK_NS = 1_000_000
 
-#: More tensors or dimensions has no call.
+#: No call has more tensors or dimensions.
 _MAX_TENSORS, _MAX_DIMENSIONS = 1 << 20, 64
 
 _RANK = re.compile(r"(\d{1,9})(?:\.(?:json|pkl|pickle|pt|bin|gz))*$", re.IGNORECASE)
@@ -52,7 +53,7 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     Sizes are elements of the input (of the output, where there is no input).
 
     Raises:
-        TraceError: unreadable, damaged, no dump, with code in it, of another version, of an unknown
+        TraceError: unreadable, damaged, no dump, contains code, of another version, of an unknown
             rank, or with times that go back.
     """
     rank = _rank_of(path)

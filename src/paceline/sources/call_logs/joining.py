@@ -1,10 +1,10 @@
-"""The plugin's calls get the begins and ends that profiles, or a recording of the hooks, have.
+"""Give the plugin's calls the begins and ends that profiles, or a recording of the hooks, have.
 
-Three clocks meet. The plugin's host times are the wall clock of the rank's host. A profile's are
-the wall clock of that host as CUPTI and Kineto convert it; the hooks' are that wall clock as it was
-when the job began, carried on by the monotonic one, and given on rank 0's clock by their exchange.
-So the offset between plugin and other file is found for each rank from the calls themselves, and
-its spread says whether they are the same calls at all.
+Three clocks meet. The plugin's host times are the wall clock of the rank's host. A profile's times
+are the same wall clock as CUPTI and Kineto convert it. The hooks' times start at that wall clock
+when the job begins. From there on they follow the monotonic clock. The exchange of clocks gives
+them on rank 0's clock. So each rank's calls themselves show the offset between the plugin and the
+other file. The spread of the offset shows whether they are the same calls at all.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from paceline.sources.kineto.events import Collective, Profile
 from paceline.sources.recording.files import RankFile
 from paceline.trace import OpKind, Trace
 
-#: A profile or the hooks and the plugin see one launch some 10 us apart; a busy host adds to it. A
-#: wrong match is off by the irregularity of a step.
+#: Largest spread of a match. A profile or the hooks see a launch some 10 us apart from the plugin;
+#: a busy host adds to it. A wrong match is off by the irregularity of a step.
 SPREAD_S: Final = 2e-3
-#: Wall clocks of one host: what is further apart was matched by content alone.
+#: Wall clocks of one host differ by less; beyond it, calls were matched by content alone.
 SAME_CLOCK_S: Final = 1.0
-#: A second match must be so much worse, else the calls do not say which one is right.
+#: The second-best match must be worse by this factor; else the right one is not known.
 _WORSE: Final = 3.0
 #: Share of the recording's communication that must have a call of the plugin at its begin.
 _MOST: Final = 0.8
 
-#: Families of collectives by the beginnings of their names, NCCL's and PyTorch's, in this order.
+#: Families of collectives by the beginnings of NCCL's and PyTorch's names, in this order.
 _FAMILIES: Final = (
     *("allreduce", "allgather", "reducescatter", "broadcast", "reduce", "alltoall"),
     *("gather", "scatter", "send", "recv"),
 )
 _ELEMENT_BYTES: Final = (1, 2, 4, 8)
 
-#: Operations of a recording by the calls that they are: sends, recvs, collectives.
+#: Flow of a call (send, recv, collective) -> the operations of a recording that it may be.
 _KINDS_OF_FLOW: Final = {
     1: (OpKind.FORWARD_SEND, OpKind.BACKWARD_SEND),
     -1: (OpKind.FORWARD_RECV, OpKind.BACKWARD_RECV),
@@ -56,7 +56,7 @@ def with_profiles(calls: TimedCalls, profiles: Sequence[Profile]) -> TimedCalls:
     """Begins and ends of the profiles' kernels, on the first profile's clock.
 
     Collectives are matched by their order in their group, operation and size, for each rank and
-    group; sends and recvs, of which a profile has one kernel for a batch, are not.
+    group. Sends and recvs are not: a profile has one kernel for a batch of them.
 
     Raises:
         TraceError: a profile's rank or collectives are not in the plugin's files, its calls match
@@ -110,7 +110,7 @@ def _matched(calls: TimedCalls, profile: Profile) -> list[tuple[Ints, Sequence[C
 def _places(
     calls: TimedCalls, rows: Ints, collectives: Sequence[Collective]
 ) -> list[tuple[float, float, Ints]]:
-    """(spread, offset, rows) of each place where calls of one communicator are the collectives."""
+    """(spread, offset, rows) of each place where a communicator's calls match the collectives."""
     rows = rows[np.argsort(calls.host_s[rows], kind="stable")]
     n = len(collectives)
     names = np.array([_family(calls.ops[op]) for op in calls.op[rows].tolist()])
@@ -131,7 +131,7 @@ def _places(
 
 
 def _fits(size: Ints, elements: int, members: Ints) -> npt.NDArray[np.bool_]:
-    """[row] whether bytes may be that number of elements, of one rank's part or of all."""
+    """[row] whether its bytes may be ``elements`` elements, of one rank's part or of all."""
     bytes_of = [elements * width for width in _ELEMENT_BYTES]
     fits: npt.NDArray[np.bool_] = np.isin(size, bytes_of) | np.isin(size * members, bytes_of)
     return fits
@@ -150,7 +150,7 @@ def _best(
             "run, recorded at the same time"
         )
     near = [place for place in places if abs(place[1]) <= SAME_CLOCK_S]
-    # Clocks that agree say which of several like steps it is.
+    # If the clocks agree, they tell which of several like steps it is.
     ordered = sorted(near, key=lambda place: abs(place[1])) if near else sorted(places)[:2]
     spread_s, offset_s, rows = ordered[0]
     if not near and len(ordered) > 1 and ordered[1][0] < _WORSE * spread_s:
@@ -174,13 +174,13 @@ def _family(name: str) -> str:
 def with_recording(calls: TimedCalls, trace: Trace, files: Sequence[RankFile]) -> TimedCalls:
     """Begins and ends of the recorded operations, on rank 0's clock.
 
-    A call belongs to the operation that was launched just before it. Where an operation has several
-    calls, no begin and end of each is known, and their times stay unknown.
+    A call belongs to the operation that was launched just before it. If an operation has several
+    calls, their begins and ends are not known, and their times stay unknown.
 
     Args:
-        calls: of the plugin.
-        trace: of the recording.
-        files: of the recording.
+        calls: calls of the plugin.
+        trace: the recording's trace.
+        files: the recording's files.
 
     Raises:
         TraceError: recorded operations have no calls at their begin: other clocks, or another run.
@@ -226,7 +226,7 @@ def with_recording(calls: TimedCalls, trace: Trace, files: Sequence[RankFile]) -
 
 
 def _ahead_s(file: RankFile, steps: Ints) -> float:
-    """How far the rank's own clock is ahead of rank 0's, by the steps that have both."""
+    """Lead of the rank's own clock over rank 0's, by the steps that have both times."""
     shared, at, of_times = np.intersect1d(file.steps, file.times[:, 0], return_indices=True)
     wanted = np.isin(shared, steps)
     apart_ns = file.times[of_times[wanted], 1] - file.start_ns[at[wanted]]
@@ -234,10 +234,11 @@ def _ahead_s(file: RankFile, steps: Ints) -> float:
 
 
 def _launched(begin_s: Floats, end_s: Floats, host_s: Floats) -> tuple[Ints, Ints]:
-    """([call] the operation that it is, -1 = none; [op] how many calls it has).
+    """([call] its operation, -1 = none; [op] its number of calls).
 
-    The hooks note an operation's begin, then NCCL is called: a call is the first operation of those
-    that began just before it and still run, and that has none yet; else one more of the last.
+    The hooks note an operation's begin, and then NCCL is called. So a call belongs to an operation
+    that began just before it and still runs: the first one without a call. If all have calls, it is
+    a further call of the last one.
     """
     order = np.argsort(host_s, kind="stable")
     first = np.searchsorted(begin_s, host_s - SPREAD_S)

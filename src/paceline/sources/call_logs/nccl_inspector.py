@@ -1,7 +1,7 @@
 """NCCL Inspector's logs: one JSON object per completed call and line, a file per process.
 
-Held against NCCL 2.28.3 to 2.30.7 (plugins/profiler/inspector/inspector_json.cc and inspector.cc,
-before 2.29 ext-profiler/inspector; format v4.0):
+Held against NCCL 2.28.3 to 2.30.7, format v4.0. The sources are inspector_json.cc and inspector.cc
+in plugins/profiler/inspector (before 2.29: ext-profiler/inspector). An example:
 
     {"header": {"id": "0x7f8c496ae9f661", "comm_name": "unknown", "rank": 2, "n_ranks": 8,
                 "nnodes": 1},
@@ -14,15 +14,15 @@ before 2.29 ext-profiler/inspector; format v4.0):
                        [{"channel_id": 0, "kernel_start_ts": 1748030377686312, ...}]}}}  # verbose
 
 Sends and recvs (from 2.30.3 on) have ``p2p_perf`` with ``p2p``, ``p2p_sn``, ``p2p_peer`` and so on.
-A line without a header belongs to the header above it; ``dump_stats`` (v4.2, not released with
-2.30.7) are no calls. Proxy events, and so networks' directions, no released version writes.
+A line without a header belongs to the header above it. ``dump_stats`` (v4.2, not released with
+2.30.7) are no calls. No released version writes proxy events, nor networks' directions.
 
-``id`` names the communicator and ``rank`` counts within it, so a process is (hostname, pid), and
-its global rank is that in the communicator that holds all processes; where none does, processes
-are numbered by host and pid, and a note says so. The tool writes completed calls every now
-and then, by default only at the end of the communicator (``inspector.cc``, interval -1): a call
-begins at its kernels' start, or else its execution time before the dump. The latter is made up
-where calls were dumped together, which is refused.
+``id`` names the communicator and ``rank`` counts within it, so a process is (hostname, pid). Its
+global rank is its rank in the communicator that holds all processes. Without such a communicator,
+processes are numbered by host and pid, and a note says so. The tool writes completed calls at
+intervals, by default only at the end of the communicator (``inspector.cc``, interval -1). A call
+begins at its kernels' start, or else its execution time before the dump. For calls that were dumped
+together, the latter is made up, and the file is refused.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from paceline.trace.calls import CallLog
 
 Process = tuple[str, int]
 
-#: A communicator's calls run one after the other, so not half of them begin before the end of the
-#: call ahead; more do where the begins are only dump times.
+#: A communicator's calls run one after the other, so less than this share begin before the call
+#: ahead ends. A larger share shows that the begins are only dump times.
 MAX_OVERLAPPING = 0.5
 
 #: First keys of a line, and the key of the call's name.
@@ -71,7 +71,7 @@ class _Calls:
 
 
 class _Index:
-    """Names numbered by first appearance, and who has which rank in which communicator."""
+    """Names numbered by first appearance, and the rank of each process in each communicator."""
 
     def __init__(self) -> None:
         self.ops: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _add(index: _Index, calls: _Calls, entry: Mapping[str, Any], place: str) -> bool:
-    """Add a line, if it is of a call."""
+    """Add a line, if it describes a call."""
     family = next((name for name in _FAMILIES if mapping(entry, f"{name}_perf")), None)
     if family is None:
         return False
@@ -199,7 +199,7 @@ def _pair(
 
 
 def _start_s(call: Mapping[str, Any], family: str, place: str) -> float | None:
-    """When the first of its kernels began, else when the host called; None: not said."""
+    """Begin of its first kernel, or else of the host's call; None: neither is in the file."""
     verbose = mapping(call, "event_trace_ts")
     kernels = verbose.get("kernel_events")
     starts = [
@@ -258,7 +258,7 @@ def _ranks(index: _Index, where: str) -> tuple[list[int], list[str]]:
 
 
 def _natural(process: Process) -> tuple[list[tuple[int, str]], int]:
-    """node-2 before node-10."""
+    """Sort key that puts node-2 before node-10."""
     host, pid = process
     pieces = re.split(r"([0-9]{1,15})", host)
     return [(int(piece), "") if i % 2 else (-1, piece) for i, piece in enumerate(pieces)], pid

@@ -2,7 +2,7 @@
 
 Blocks as in :mod:`paceline.blockfile`, written by ``native/writer.c``; ``docs/nccl.md`` describes
 them and names NCCL's versions. A call begins with the first of its channels on the device and ends
-with the last. The GPU's timer is set against the host's clock by the least delay between the two.
+with the last. The least delay between GPU timer and host clock ties the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.blockfile import BlockFile, BlockFileError, read_file, read_header
 from paceline.errors import TraceError
 from paceline.trace.calls import CallLog
 
-#: Of the files; a recording of the hooks may lie beside them.
+#: Suffix of the plugin's files; a recording of the hooks may lie beside them.
 SUFFIX: Final = ".nccl"
 
 _RECORDS, _COMMUNICATORS, _COUNTS = 16, 17, 18
@@ -55,12 +55,12 @@ class Process:
     """Records of one process.
 
     Attributes:
-        meta: of its files' headers.
+        meta: headers of its files.
         records: [record] of its files, in the order in which they were written.
         communicators: number -> (id, its rank, ranks).
-        recorded, dropped: records as the plugin counted them; 0 where it was killed before.
+        recorded, dropped: the plugin's own counts of records; 0 if it was killed before.
         left_out: records that were not made while recording was switched off.
-        damaged: places in the files that could not be read.
+        damaged: damaged places in its files.
     """
 
     meta: Mapping[str, object]
@@ -133,8 +133,8 @@ def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[
 def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     """The calls of all ranks, and notes.
 
-    Where a rank has several processes (the job was restarted, or the plugin loaded twice), the one
-    that began last counts. Calls without a time on the device are left out where others have one.
+    If a rank has several processes (the job was restarted, or the plugin loaded twice), the latest
+    one counts. Calls without a time on the device are left out if others have one.
 
     Raises:
         TraceError: damaged, or no calls.
@@ -178,7 +178,7 @@ def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
 
 
 def _refuse_several_ranks(processes: Sequence[Process]) -> None:
-    """One process with several GPUs is several ranks, which its files do not tell apart."""
+    """Refuse one process with several GPUs: its files do not tell these ranks apart."""
     for process in processes:
         places = {(name, rank) for name, rank, _ in process.communicators.values()}
         if len(places) > len({name for name, _ in places}):
@@ -191,7 +191,7 @@ def _refuse_several_ranks(processes: Sequence[Process]) -> None:
 def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str]]:
     """The latest process of each rank, and notes.
 
-    The rank is that of the launcher (RANK), or that in the process's largest communicator.
+    The rank is the launcher's (RANK), or else that in the process's largest communicator.
     """
     of_rank: dict[int, Process] = {}
     notes = []
@@ -214,16 +214,16 @@ class PluginCall:
     """One collective, send or recv of one process.
 
     Attributes:
-        host_s: when the host queued it, seconds since 1970.
-        start_s: first channel's begin on the device, on the same clock; ``host_s`` without it.
-        duration_s: to the last channel's end; 0 where that is not known.
+        host_s: time when the host queued it, seconds since 1970.
+        start_s: begin of its first channel on the device, on the same clock; ``host_s`` without it.
+        duration_s: time until its last channel's end; 0 where that is not known.
         op: NCCL's name.
         size: bytes.
-        communicator: identity; that of a send or recv is of the two.
-        members: ranks of that.
+        communicator: identity of the communicator; that of a send or recv has the two ends only.
+        members: ranks of this communicator.
         place: this process's rank in NCCL's communicator.
-        peer: of a send or recv, in NCCL's communicator; -1 otherwise.
-        seq: NCCL's number of a collective, by function; -1 of a send or recv.
+        peer: peer of a send or recv, in NCCL's communicator; -1 for others.
+        seq: NCCL's number of a collective, by function; -1 for a send or recv.
         on_device: whether the device's times are known.
     """
 
@@ -272,7 +272,7 @@ def calls_of(process: Process) -> list[PluginCall]:
 
 
 def _name(entry: tuple[int, int, int], peer: int) -> str:
-    """A communicator; the two ends of a send or recv are one of their own."""
+    """Name of a communicator; the two ends of a send or recv are a communicator of their own."""
     name, rank, _ = entry
     if peer < 0:
         return f"{name:#x}"

@@ -1,12 +1,12 @@
 """Pickles of plain data, read without the pickle module: no code in them can run.
 
-A pickle is a program for a small machine. Here only the instructions that make numbers, texts,
-lists, tuples and dicts exist; those that name, call or build anything else (GLOBAL, REDUCE, BUILD,
-INST, ...) are refused, as are those that could ask for memory beyond the size of the file. The
-instructions: CPython's Lib/pickletools.py, protocols 2 to 5.
+A pickle is a program for a small machine. This machine has only the instructions that make numbers,
+texts, lists, tuples and dicts. It refuses instructions that name, call or build anything else
+(GLOBAL, REDUCE, BUILD, INST, ...). It also refuses those that could ask for memory beyond the size
+of the file. The instructions: CPython's Lib/pickletools.py, protocols 2 to 5.
 
-The result may still be nested very deep, or hold one list in very many places: take from it
-the wanted parts, and never walk, print or compare all of it.
+The result may still be nested very deep, or hold one list in very many places. So take the wanted
+parts from it, and never walk, print or compare all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.errors import TraceError
 
 _MARK = object()
 
-#: Instructions by what they mean; all others are refused.
+#: Allowed instructions that make a constant; all others are refused.
 _CONSTANTS: dict[int, Callable[[], Any]] = {
     ord("N"): lambda: None,
     0x88: lambda: True,
@@ -29,7 +29,7 @@ _CONSTANTS: dict[int, Callable[[], Any]] = {
     ord(")"): tuple,
 }
 _NUMBERS = {ord("K"): "<B", ord("M"): "<H", ord("J"): "<i", ord("G"): ">d"}
-#: Texts, and whole numbers of any size: the form of the length in front of them.
+#: Instructions for texts, and for whole numbers of any size -> the form of the length before them.
 _TEXTS = {0x8C: "<B", ord("X"): "<I", 0x8D: "<Q"}
 _WHOLE = {0x8A: "<B"}
 _PUT, _GET = {ord("q"): "<B", ord("r"): "<I"}, {ord("h"): "<B", ord("j"): "<I"}
@@ -59,7 +59,7 @@ def load(data: bytes, where: str) -> Any:
     """The plain data that a pickle holds.
 
     Raises:
-        TraceError: it has anything else in it, or is damaged.
+        TraceError: it contains anything else, or is damaged.
     """
     machine = _Machine(data)
     try:

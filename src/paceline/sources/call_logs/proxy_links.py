@@ -1,8 +1,8 @@
 """Traffic of NCCL's proxy threads over the network, by the two ranks and the direction.
 
-A proxy operation lasts from its start to its stop on that thread's host: also while it waits for
-the GPU or the peer. Its bytes are steps times the chunk, the last of which may be part. So speeds
-compare links; they do not measure one.
+A proxy operation lasts from its start to its stop on that thread's host; that includes waits for
+the GPU or the peer. Its bytes are steps times the chunk, and the last chunk may be partial. So
+speeds compare links; they do not measure one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Link:
 
     Attributes:
         source, target: global ranks; -1 where the peer wrote no files.
-        told_by: which end's proxy tells: "send" or "recv".
-        operations: how many.
+        told_by: the end whose proxy recorded it: "send" or "recv".
+        operations: number of operations.
         bytes_per_s: the median of operations.
-        ratio: over the median of all links that the same end tells of.
+        ratio: ``bytes_per_s`` over the median of all links that the same end recorded.
     """
 
     source: int
@@ -40,12 +40,12 @@ class Link:
     ratio: float
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The link in the form of JSON."""
         return dict(vars(self))
 
 
 def links(processes: Mapping[int, Process]) -> tuple[Link, ...]:
-    """Of all proxies, the slowest first; empty where ranks share memory, or events 3 are off."""
+    """The links of all proxies, slowest first; empty for shared memory, or without events 3."""
     places = {
         (name, place): rank
         for rank, process in processes.items()

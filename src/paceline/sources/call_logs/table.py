@@ -20,10 +20,10 @@ OPTIONAL = "duration_s"
 
 
 def read_calls(path: str | Path) -> CallLog:
-    """Read a call log; a name that ends in .csv is CSV, all else parquet.
+    """Read a call log; a name that ends in .csv means CSV, any other parquet.
 
     Raises:
-        TraceError: unreadable, columns or rows missing, or values that are none.
+        TraceError: unreadable, columns or rows missing, or invalid values.
     """
     path = Path(path)
     if not path.exists():
@@ -54,7 +54,7 @@ def read_calls(path: str | Path) -> CallLog:
 
 
 class _Place:
-    """Where in a file a row stands, for messages."""
+    """Place of a row in a file, for messages."""
 
     def __init__(self, path: str, first: int, word: str) -> None:
         self.path, self.first, self.word = path, first, word
@@ -127,7 +127,7 @@ def _is_number(text: str | None) -> bool:
 
 
 def _names(column: Any, name: str, place: _Place) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Each row's index into the distinct names, and those."""
+    """[row] index into the distinct names, and these names."""
     import pyarrow as pa
 
     kind = column.type

@@ -1,8 +1,9 @@
-"""The plugin's calls of all ranks, and when each began and ended: as exactly as somebody knows.
+"""The plugin's calls of all ranks, each with its begin and end as exactly as known.
 
-Alone the device's times count, each on its rank's clock. Profiles of PyTorch's profiler or a
-recording of the hooks know begins and ends that ranks share one clock for: they are matched with
-the plugin's calls, so that a wait (until the last member begins) and the transfer separate.
+Without other files the device's times count, each on its rank's clock. Profiles of PyTorch's
+profiler, or a recording of the hooks, have begins and ends on one clock of all ranks. They are
+matched with the plugin's calls. This separates the wait (until the last member begins) from the
+transfer.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from paceline.sources.call_logs.nccl_profiler import (
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: How a call's times are known: begins and ends on one clock; on each rank's own device; only when
-#: each host queued it.
+#: Source of a call's times. Exact: begins and ends on one clock. Device: those on each rank's own
+#: device. Host: only the time when each host queued it.
 Basis = Literal["exact", "device", "host"]
 
 #: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
@@ -43,17 +44,17 @@ class TimedCalls:
 
     Attributes:
         rank: [call] global number.
-        group: [call] index into ``groups``; a send and its recv have one of two members.
+        group: [call] index into ``groups``; a send and its recv have a group of two members.
         op: [call] index into ``ops``.
-        flow: [call] 1 of a send, -1 of a recv, 0 of a collective.
+        flow: [call] 1 for a send, -1 for a recv, 0 for a collective.
         number: [call] equal on all members of one call, among those of its group and op.
         size: [call] bytes, as NCCL counts them (of one rank's part where ranks have parts).
-        host_s: [call] when the host queued it, seconds since 1970 on the rank's clock.
-        start_s, end_s: [call] as ``basis`` says; NaN where not known.
+        host_s: [call] time when the host queued it, seconds since 1970 on the rank's clock.
+        start_s, end_s: [call] times in the sense of ``basis``; NaN where not known.
         ops, groups: their names; recvs have the op of the sends that they meet.
-        members: [group] how many ranks it has.
-        basis: how the times are known.
-        notes: what was inferred or is missing.
+        members: [group] number of its ranks.
+        basis: source of the times.
+        notes: notes on inferred and missing facts.
     """
 
     rank: Ints
@@ -82,7 +83,7 @@ def read_folder(folder: Path) -> tuple[Mapping[int, Process], list[str]]:
     """The plugin's processes that wrote into a folder, by rank, and notes.
 
     Raises:
-        TraceError: nothing, or what :func:`read_ranks` raises.
+        TraceError: there are no files, or :func:`read_ranks` raises it.
     """
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
@@ -94,10 +95,10 @@ def read_folder(folder: Path) -> tuple[Mapping[int, Process], list[str]]:
 
 
 def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> TimedCalls:
-    """The calls with what the plugin alone knows of their times.
+    """The calls with the plugin's own times.
 
-    Sends and recvs are numbered from the first: where a rank's first file is gone they are left
-    out, as nothing else says which belong together.
+    Sends and recvs are numbered from the first. If a rank's first file is gone, they are left out:
+    nothing else shows which of them belong together.
 
     Raises:
         TraceError: no calls.
@@ -147,7 +148,7 @@ def _op(call: PluginCall) -> str:
 
 
 def _group(call: PluginCall) -> str:
-    """A communicator; of sends the two ends in their direction."""
+    """Name of a communicator; of sends the two ends in their direction."""
     if call.seq != _NO_SEQ:
         return call.communicator
     ends = (call.place, call.peer) if _flow(call) > 0 else (call.peer, call.place)

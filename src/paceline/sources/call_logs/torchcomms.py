@@ -1,4 +1,4 @@
-"""torchcomms' clog: signatures of calls, and when each was queued, began and ended, line by line.
+"""torchcomms' clog: signatures of calls, and their times of queueing, begin and end, by line.
 
 Format: meta-pytorch/torchcomms at 59426ba, ``comms/torchcomms/hooks/clog``, version 1 of
 ``AI_TOOL_INSTRUCTIONS_V1.md`` and ``ClogHook.cpp``:
@@ -34,17 +34,17 @@ from paceline.trace.calls import CallLog
 _HEADER = re.compile(r"V\|(\d{1,9})\|base_timestamp=(\d{1,15}(?:\.\d+)?)\s*$")
 _VERSION = 1
 _EVENT = re.compile(r"C(\d{1,18})\|([QSEW])(?:\|work_id=\d+)?\|\+(\d{1,12}(?:\.\d+)?)$")
-#: Elements of one call are fewer.
+#: Limit of the elements of one call.
 _MAX_ELEMENTS = 2**62
 
-#: Signatures without which the rest is in doubt, and marks that are none of a call.
+#: Names of calls whose two ends are different operations.
 _ONE_SIDED = ("send", "recv")
 _NO_CALLS = ("batch_op_issue",)
 
 
 @dataclass
 class _Call:
-    """A call; times in seconds after the header's, None where no line says it."""
+    """A call; times in seconds after the header's, None where no line has it."""
 
     op: str
     size: int
@@ -77,7 +77,7 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     """The calls of one rank, and notes on what the log lacks.
 
     Raises:
-        TraceError: the file is damaged, of another version, has no calls, or does not say its rank.
+        TraceError: the file is damaged, of another version, has no calls, or lacks its rank.
     """
     log = _read_lines(path)
     if not log.ranks:
@@ -141,7 +141,7 @@ def _signature(log: _Log, line: str, place: str) -> None:
 
 
 def _size(values: Mapping[str, str], place: str) -> int:
-    """Elements that a call takes, else gives."""
+    """Number of elements that a call takes, or else gives."""
     for name in ("in_count", "in_counts", "in_splits", "out_count", "out_counts"):
         counts = [text for text in values.get(name, "").split(",") if text]
         total = sum(whole({name: text}, name, place) for text in counts)
@@ -175,7 +175,7 @@ def _key(log: _Log, communicator: str) -> str:
 
 
 def _event(log: _Log, pending: dict[str, deque[_Call]], match: re.Match[str], place: str) -> None:
-    """A line of a call; ``pending`` are the calls of its signature that wait for S, and for E."""
+    """A line of a call; ``pending`` has the calls of its signature that wait for S, and for E."""
     number_of, kind, at = match[1], match[2], float(match[3])
     if number_of not in log.signatures:
         raise TraceError(f"{place}: C{number_of} has no signature before it; is the file cut off?")

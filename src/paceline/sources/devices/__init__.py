@@ -1,7 +1,7 @@
-"""Files that say what one rank's device ran, whatever tool wrote them.
+"""Files with the activity of one rank's device, from any tool.
 
 A reader is a module with ``matches(path) -> bool`` (by content) and ``read_devices(path) ->
-Devices``. No trace can be made of these files: they do not say steps, microbatches or groups.
+Devices``. These files cannot make a trace: they have no steps, microbatches or groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _read_profile(path: Path) -> Devices:
 
 
 _PROFILES = DeviceFormat("kineto", "a PyTorch profile", kineto.matches, _read_profile)
-#: Of these no trace can be made.
+#: Formats that cannot make a trace.
 TOOLS: tuple[DeviceFormat, ...] = (
     DeviceFormat("nsight", "an export of Nsight Systems", nsight.matches, nsight.read_devices),
     DeviceFormat("rocprof", "a file of rocprofv3", rocprof.matches, rocprof.read_devices),
@@ -46,7 +46,7 @@ def read_devices(path: Path) -> Devices:
     """Activity of each device in a file; a file of no known format is read as a PyTorch profile.
 
     Raises:
-        TraceError: it is unreadable, damaged, or says of no device.
+        TraceError: it is unreadable, damaged, or has no device.
     """
     tool = next((item for item in TOOLS if item.matches(path)), None)
     if tool is None:

@@ -1,10 +1,10 @@
-"""Chakra's execution traces -> what one rank's device ran, where they say when.
+"""Chakra's execution traces -> the activity of one rank's device, if they have times.
 
 Format: mlcommons/chakra (commit 21585d8). ``chakra_trace_link`` joins PyTorch's execution trace and
-a Kineto profile: JSON, ``nodes``, those of the device with ``cat``, ``ts``, ``inclusive_dur`` in
-microseconds and ``stream`` (``trace_linker.py``). Neither PyTorch's execution trace nor the
-``.et`` files that ``chakra_converter`` makes say when a node began (``pytorch_converter.py`` sets
-``duration_micros`` alone), so these are refused.
+a Kineto profile into JSON, ``nodes``. Nodes of the device have ``cat``, ``ts``, ``inclusive_dur``
+in microseconds and ``stream`` (``trace_linker.py``). PyTorch's execution trace alone does not tell
+when a node began. Neither do the ``.et`` files of ``chakra_converter``: ``pytorch_converter.py``
+sets only ``duration_micros``. So these two are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def matches(path: Path) -> bool:
 
 
 def _is_converted(path: Path) -> bool:
-    """Whether it begins with ``GlobalMetadata``, its length in front, as the converter writes."""
+    """Whether it begins with ``GlobalMetadata`` behind its length, as the converter writes it."""
     try:
         with path.open("rb") as file:
             start = file.read(1 << 12)
@@ -55,10 +55,10 @@ def _is_converted(path: Path) -> bool:
 
 
 def read_devices(path: Path) -> Devices:
-    """Read a linked trace; some 36 bytes for each node of the device stay.
+    """Read a linked trace; about 36 bytes for each node of the device stay in memory.
 
     Raises:
-        TraceError: it is damaged, or does not say when its nodes began.
+        TraceError: it is damaged, or lacks the begins of its nodes.
     """
     if not _START.match(head(path, 1 << 12)):
         raise TraceError(

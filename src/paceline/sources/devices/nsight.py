@@ -1,9 +1,9 @@
-"""Nsight Systems' SQLite export -> what each device of each process ran.
+"""Nsight Systems' SQLite export -> the activity of each device of each process.
 
 Schema: NVIDIA's "SQLite Export Schema Reference" (Nsight Systems 2021.5 to 2026.2, export schema
-3.25), held against exports of Nsight Systems 2026.2.1. Times are nanoseconds of one clock; a
-``globalTid`` holds the process id in its bits 24 to 47, a ``globalPid`` the same with no thread.
-Tables and columns are there only where something filled them. Without kernels there are the NVTX
+3.25), held against exports of Nsight Systems 2026.2.1. Times are nanoseconds of one clock. A
+``globalTid`` holds the process id in its bits 24 to 47; a ``globalPid`` is the same without a
+thread. Tables and columns exist only if they have content. Without kernels there are the NVTX
 ranges of the host, its steps among them.
 """
 
@@ -57,12 +57,12 @@ def matches(path: Path) -> bool:
 
 
 def is_report(path: Path) -> bool:
-    """Whether the file is called as reports are that were not exported; only nsys can read them."""
+    """Whether the file has the name of a report that was not exported; only nsys can read these."""
     return path.suffix in (".nsys-rep", ".qdrep")
 
 
 def read_devices(path: Path) -> Devices:
-    """Read an export; some 60 bytes per kernel, 24 per call of the host and 20 per range stay.
+    """Read an export; memory per kernel is 60 bytes, per call of the host 24, per range 20.
 
     Raises:
         TraceError: it is damaged, or has neither kernels nor NVTX ranges.
@@ -95,7 +95,7 @@ class _Export(SqliteFile):
         )
 
     def places(self) -> list[tuple[int, int]]:
-        """(process id, device number) of what ran; process 0 where the export does not say."""
+        """(process id, device number) of all activity; process 0 if the export does not have it."""
         pairs = {
             (process, device)
             for table in (_KERNELS, _COPIES, _SETS)
@@ -190,7 +190,7 @@ class _Export(SqliteFile):
             yield from self.rows(f"select {numbers} from {_CALLS} where {of}", process)
 
     def processes(self) -> list[int]:
-        """Ids of processes with NVTX ranges; process 0 where the export does not say."""
+        """Ids of processes with NVTX ranges; process 0 if the export does not have it."""
         if _RANGES not in self.columns:
             return []
         rows = self.rows(f"select distinct {self._process(_RANGES)} from {_RANGES}")

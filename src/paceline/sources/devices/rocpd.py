@@ -22,7 +22,7 @@ from paceline.sources.devices.table import Devices
 _DISPATCH = re.compile(r"rocpd_kernel_dispatch(\w*)")
 _METADATA = "rocpd_metadata"
 
-#: Columns of a kernel without which nothing can be said; schema 4 keeps them elsewhere.
+#: Columns that a report on a kernel needs; schema 4 keeps them elsewhere.
 _NEEDED = {"start", "end", "agent_id", "kernel_id"}
 
 
@@ -37,7 +37,7 @@ def matches(path: Path) -> bool:
 
 
 def read_devices(path: Path) -> Devices:
-    """Read a database; some 36 bytes per kernel and copy and 24 per call of the host stay.
+    """Read a database; memory per kernel and copy is 36 bytes, per call of the host 24.
 
     Raises:
         TraceError: it is damaged, of another version of the schema, or has no kernels.
@@ -138,11 +138,11 @@ class _Database(SqliteFile):
         """Rows of a table: wanted columns, the number that an event shares, and ``own`` columns.
 
         Args:
-            what: the table, without what all tables begin and end with.
+            what: the table, without the common begin and end of all names.
             of: the end of the tables' names.
             wanted: columns of the table, whole numbers; -1 = none.
             own: a further column of the event, a whole number.
-            text: SQL of a text of the event.
+            text: SQL for a text of the event.
         """
         table, event = f"rocpd_{what}{of}", f"rocpd_event{of}"
         columns = self.columns.get(table, set())

@@ -1,4 +1,4 @@
-"""rocprofv3's JSON and CSV -> what each AMD GPU of a process ran.
+"""rocprofv3's JSON and CSV -> the activity of each AMD GPU of a process.
 
 Format: ROCm/rocprofiler-sdk, ``rocprofiler-sdk-tool/generateJSON.cpp`` and ``generateCSV.cpp``
 (commit 8ab1ed7), held against a file of ROCm 7 on an MI350X. Times are nanoseconds of one clock.
@@ -31,10 +31,10 @@ def matches(path: Path) -> bool:
 
 
 def read_devices(path: Path) -> Devices:
-    """Read a file; some 36 bytes per kernel and copy and 24 per call of the host stay.
+    """Read a file; memory per kernel and copy is 36 bytes, per call of the host 24.
 
-    With a CSV of kernels, ``*_kernel_trace.csv``, those beside it are read, too: ``hip_api_trace``,
-    ``memory_copy_trace``, ``marker_api_trace``.
+    For a CSV of kernels, ``*_kernel_trace.csv``, the reader also takes the files beside it:
+    ``hip_api_trace``, ``memory_copy_trace``, ``marker_api_trace``.
 
     Raises:
         TraceError: it is damaged, or has no kernels.

@@ -31,7 +31,7 @@ class RocprofProcess:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether any was added."""
+        """Whether any kernel was added."""
         return bool(self._tables)
 
     def kernel(

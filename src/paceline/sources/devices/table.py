@@ -24,7 +24,7 @@ class Devices:
 
     Attributes:
         ranks: one for each device of each process in it.
-        notes: what its numbers cannot tell.
+        notes: notes on the limits of its numbers.
     """
 
     ranks: tuple[RankFile, ...]
@@ -52,7 +52,7 @@ class DeviceTable:
         """Add an event; ``stream`` and ``correlation`` are -1 where the file has none.
 
         Raises:
-            TraceError: it ends before it starts, or has times that are none.
+            TraceError: it ends before it starts, or has invalid times.
         """
         if not 0 <= start_ns <= end_ns < MAX_NS:
             raise TraceError(
@@ -66,13 +66,13 @@ class DeviceTable:
         self._correlation.append(correlation if 0 <= correlation < MAX_NS else -1)
 
     def launch(self, correlation: int, start_ns: int, end_ns: int) -> None:
-        """Add a call of the host; calls with times that are none are left out."""
+        """Add a call of the host; a call with invalid times is left out."""
         if 0 <= start_ns <= end_ns < MAX_NS and 0 <= correlation < MAX_NS:
             for column, value in zip(self._launches, (start_ns, end_ns, correlation), strict=True):
                 column.append(value)
 
     def operator(self, name: str, start_ns: int, end_ns: int, thread: int) -> None:
-        """Add a range on the host, for files without a device; those without times are left out."""
+        """Add a range on the host, for files without a device; invalid times are left out."""
         if 0 <= start_ns <= end_ns < MAX_NS and abs(thread) < MAX_NS:
             number = self._names.setdefault(name, len(self._names))
             for column, value in zip(self._ranges, (start_ns, end_ns, thread, number), strict=True):
@@ -88,10 +88,11 @@ class DeviceTable:
         """The events as a report takes them.
 
         Args:
-            device: what to call the device, with its process where a file has several.
-            steps: (start in ns, end in ns, number) on the host; those without times are left out.
-            rank: global rank; None where the file does not say.
-            world_size: ranks of the job; 0 = not told.
+            device: name of the device, with its process if a file has several.
+            steps: (start in ns, end in ns, number) on the host; steps with invalid times are left
+                out.
+            rank: global rank; None if the file does not have it.
+            world_size: ranks of the job; 0 = not known.
         """
         steps = sorted({step for step in steps if 0 <= step[0] <= step[1] < MAX_NS})
         start, end = (np.array(times, dtype=np.int64) for times in self._times)

@@ -1,4 +1,4 @@
-"""Host times out of files of any format, told by their content."""
+"""Host times from files of any format, recognised by their content."""
 
 from __future__ import annotations
 

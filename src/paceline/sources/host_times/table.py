@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Measures with a meaning of their own: the whole step, what a rank computes, and how long it
-#: waits in the synchronisation of gradients until the last rank arrives.
+#: Measures with a meaning of their own: the whole step, the computing time of a rank, and its wait.
+#: A rank waits in the synchronisation of gradients until the last rank arrives.
 STEP, COMPUTE, WAIT = "step", "compute", "grad sync"
 
 
@@ -20,15 +20,15 @@ class HostTimes:
     """Seconds by measure, step and rank.
 
     Attributes:
-        format: what the files are.
+        format: format of the files.
         steps: [step] numbers, ascending.
-        ranks: [rank] numbers, ascending; empty where the files name none.
+        ranks: [rank] numbers, ascending; empty if the files name none.
         groups: [rank] ranks with equal numbers do the same work and meet in ``WAIT``.
-        group_names: group -> what to call it.
+        group_names: group -> its name.
         seconds: measure -> [step, rank]; NaN where there is none.
-        ranges: measure -> [step, 2] least and most over all ranks, [step, 1] where only one number
+        ranges: measure -> [step, 2] least and most over all ranks, or [step, 1] if only one number
             is known; NaN where there is none.
-        notes: what was inferred, and what the files cannot tell.
+        notes: notes on inferred facts, and on the limits of the files.
     """
 
     format: str

@@ -7,9 +7,9 @@ Megatron-LM (core 0.20.0, commit d98e8a6; ``megatron/core/timers.py``, ``trainin
     (min, max) time across ranks (ms):
         forward-backward ...............................: (1000.00, 1100.00)
 
-on one line up to the timers; ``max time across ranks (ms)`` has one number a timer; with
-``--timing-log-option all``, ``times across ranks (ms)`` has a line ``rank  3: 1000.00`` for each
-rank below the timer's name.
+All of it is on one line up to the timers. ``max time across ranks (ms)`` has one number a timer.
+With ``--timing-log-option all``, ``times across ranks (ms)`` has a line ``rank  3: 1000.00`` for
+each rank, below the timer's name.
 
 DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engine.py``), with
 ``wall_clock_breakdown``, of rank 0 only and without a number of the step:
@@ -45,11 +45,11 @@ _ARGUMENT = re.compile(r"\b(world_size|pipeline_model_parallel_size) \.+ (\d{1,9
 
 _WALL_CLOCK = re.compile(r"\btime \(ms\)((?: \| \w+: \d+\.\d+)+)")
 _PIPELINE = re.compile(rf"\bsteps: (\d{{1,10}}) .*?iter time \(s\): {_NUMBER}")
-#: DeepSpeed's timers of a whole step; those of its parts are of the last microbatch.
+#: DeepSpeed's timers of a whole step; its other timers are of the last microbatch.
 _GLOBAL = {"fwd": "forward", "bwd": "backward", "step": "optimizer"}
 #: Parts of Megatron's step that are a rank's own work.
 _COMPUTES = ("forward-compute", "backward-compute")
-#: Timers are written after the line of the step, or, while it is written, by another rank before.
+#: Timers are written behind the line of the step; another rank may also write them just before it.
 MAX_LINES_APART = 400
 
 _NO_RANKS = (
@@ -149,7 +149,7 @@ class _Log:
         self.deepspeed += 1
 
     def times(self, where: str) -> HostTimes:
-        """All of it as tables."""
+        """All times as tables."""
         numbers = {step for _, step, _ in (*self.of_all, *self.of_ranks)}
         if not numbers:
             raise TraceError(
@@ -185,7 +185,7 @@ class _Log:
         return {**self.of_ranks, **whole}
 
     def _groups(self, ranks: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-        """[rank] its stage in Megatron's order, where the log has the job's arguments."""
+        """[rank] its stage in Megatron's order, if the log has the job's arguments."""
         stages = self.sizes.get("pipeline_model_parallel_size", 1)
         per_stage = self.sizes.get("world_size", 0) // stages if stages else 0
         if stages < 2 or not per_stage:
@@ -209,5 +209,5 @@ class _Log:
 def _without_empty(
     ranges: dict[str, npt.NDArray[np.float64]],
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Only the columns that have a number: a step has one, ``max`` alone has no least."""
+    """Only the columns with a number: a step has one, and ``max`` alone has no least."""
     return {name: table[:, ~np.isnan(table).all(axis=0)] for name, table in ranges.items()}

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from paceline.sources.kineto.events import Profile
 
-#: Members see the end of one collective some microseconds apart (kernels), or, where the host
-#: waits for it, when it gets to run; offsets below are none.
+#: Offsets below these are noise. With kernels, members see the end of a collective some
+#: microseconds apart. If the host waits for it, each sees it when it gets to run.
 NOISE_S, HOST_NOISE_S = 20e-6, 10e-3
 
 _Key = tuple[str, str, int]
@@ -24,8 +24,8 @@ class Clocks:
     """Offsets of the ranks' clocks.
 
     Attributes:
-        offset_s: global rank -> what its clock is ahead of the first rank's, seconds.
-        note: what was done.
+        offset_s: global rank -> lead of its clock over the first rank's, seconds.
+        note: how the clocks were compared.
         aligned: whether all clocks could be compared.
     """
 
@@ -37,8 +37,8 @@ class Clocks:
 def align(profiles: Sequence[Profile]) -> Clocks:
     """Compare the ends of the same (group, sequence number) on the ranks that took part.
 
-    A rank is compared with one whose offset is known, along the groups that connect them; the
-    offset is the median over their collectives, and 0 where that is within their spread.
+    A rank is compared with a rank whose offset is known, along the groups that connect them. The
+    offset is the median over their collectives, and 0 if that is within their spread.
     """
     ends = {profile.rank: _ends(profile) for profile in profiles}
     members: dict[_Key, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Reading a PyTorch profile event by event: each one that has a duration goes to its taker."""
+"""Reading a PyTorch profile event by event: each event with a duration goes to its taker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Event(Protocol):
     """The values of an event that takers read; None where it lacks one.
 
     Attributes:
-        name: of the event.
+        name: name of the event.
         tid: its thread.
         args: its arguments as attributes: ``args.collective_name`` for ``Collective name``.
     """
@@ -31,7 +31,7 @@ Taker = Callable[[Event, float, float], None]
 
 #: Fields of an event for takers, beside ``args``.
 _KEYS = ("ph", "cat", "name", "ts", "dur", "tid")
-#: Times beyond are none.
+#: Larger numbers are no times.
 _MAX = 1e300
 
 
@@ -42,7 +42,7 @@ def hand_out(
 
     Args:
         path: the profile, gzip or not; read as a stream.
-        takers: category in lower case -> what takes its events; others are passed over.
+        takers: category in lower case -> taker of its events; other events are skipped.
         per_us: units of time that takers count in, per microsecond.
         args: keys of an event's ``args`` that takers read.
 

@@ -1,4 +1,4 @@
-"""One rank's PyTorch profile -> what its device ran, for a report that needs no other rank.
+"""One rank's PyTorch profile -> the activity of its device, for a report on this rank alone.
 
 Held against the test data of HTA (commit f4d0062: NVIDIA, AMD and MTIA) and of TraceLens (commit
 171dd74). The rule for communication follows HTA (``hta/common/types.py``), plus DeepEP's kernels.
@@ -35,13 +35,13 @@ class Work(IntEnum):
     OTHER = 3
 
 
-#: NCCL and RCCL (``nccl...``), HCCL, NVSHMEM; DeepEP (``internode::dispatch``), which HTA takes for
+#: NCCL and RCCL (``nccl...``), HCCL, NVSHMEM; DeepEP (``internode::dispatch``), which HTA counts as
 #: computing.
 _COMMUNICATION = re.compile(
     r"^nccl|^hccl|ncclKernel|ncclDevKernel|nvshmem|deep_ep::|\b(?:inter|intra)node(?:_ll)?::"
 )
 _MEMORY = re.compile(r"^(?:hip)?Mem(?:cpy|set)|^dma")
-#: MTIA's control of jobs, of which HTA says neither computing nor communication.
+#: MTIA's control of jobs; HTA counts it neither as computing nor as communication.
 _OTHER = re.compile(
     r"^runFunction|^job_exe|^packet|^pe_exe|^cpum_exe_subgraph|^collective_subgraph_execution"
 )
@@ -54,7 +54,7 @@ _OPERATORS = ("cpu_op", "operator")
 _ARGS = ("correlation", "stream")
 
 
-#: Ranges of a schedule that runs passes at once name the direction: ``attn(F)``, ``dispatch(B)``,
+#: If a schedule runs passes at once, its ranges name the direction: ``attn(F)``, ``dispatch(B)``,
 #: ``mlp(W)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``: DualPipe).
 _PASS_RANGE = re.compile(r"(.{1,80})\((F|B|W)\)")
 
@@ -64,8 +64,8 @@ class PassRange:
     """A range of the host that launched work of one direction. Times in seconds.
 
     Attributes:
-        start_s, end_s: of the range.
-        name: of the range, ``attn(F)``.
+        start_s, end_s: begin and end of the range.
+        name: name of the range, ``attn(F)``.
         way: ``F`` forward, ``B`` backward (of the inputs), ``W`` of the weights.
     """
 
@@ -81,21 +81,21 @@ class RankFile:
 
     Attributes:
         path: the file.
-        rank: global rank; None where the file does not say.
-        world_size: ranks of the job; 0 = not told.
-        device: name of the device; '' = not told.
-        names: of events and operators.
-        start_s: [event] when the device began it.
-        end_s: [event] when it ended.
+        rank: global rank; None if the file does not have it.
+        world_size: ranks of the job; 0 = not known.
+        device: name of the device; '' = not known.
+        names: names of events and operators.
+        start_s: [event] begin on the device.
+        end_s: [event] end on the device.
         work: [event] a :class:`Work`.
         name: [event] its place in ``names``.
-        stream: [event] the stream; -1 = not told.
-        launch_s: [event] when the host launched it; nan = not in the file.
-        launched_s: [event] when that call returned; nan = not in the file.
+        stream: [event] the stream; -1 = not known.
+        launch_s: [event] begin of the host's call that launched it; nan = not in the file.
+        launched_s: [event] return of that call; nan = not in the file.
         steps: ``ProfilerStep`` ranges of the host by start.
         operators: [operator] start and end of operators outside of any other, and their thread and
-            name; only where the device ran nothing.
-        passes: ranges of the host that name the direction of what they launch, by start.
+            name; only if the device ran nothing.
+        passes: ranges of the host that name the direction of the work they launch, by start.
     """
 
     path: Path
@@ -117,7 +117,7 @@ class RankFile:
 
 @dataclass(frozen=True, eq=False)
 class Operators:
-    """Operators on the host that no other is around: [operator] times in seconds, and name."""
+    """The host's outermost operators: [operator] times in seconds, and name."""
 
     start_s: Times
     end_s: Times
@@ -126,7 +126,7 @@ class Operators:
 
 
 def read_device(path: Path) -> RankFile:
-    """Read one rank's file as a stream; some 50 bytes per kernel, 24 per launch stay.
+    """Read one rank's file as a stream; memory per kernel is some 50 bytes, per launch 24.
 
     Raises:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
@@ -213,7 +213,7 @@ class _Reader:
         """The file, its times from the first event on.
 
         Raises:
-            TraceError: nothing can be reported of it.
+            TraceError: the file has nothing to report.
         """
         if not (self._work or self._steps or self._operators[0]):
             raise TraceError(
@@ -276,7 +276,7 @@ class _Reader:
         return np.where(absent, np.nan, begin[rows]), np.where(absent, np.nan, end[rows])
 
     def _outer_operators(self) -> Operators:
-        """The operators that no other of their thread is around, in microseconds."""
+        """The outermost operators of their thread, in microseconds."""
         start, end, thread, name = (np.array(column) for column in self._operators)
         rows = np.arange(0) if self._work else outermost(start, end, thread)
         return Operators(start[rows], end[rows], thread[rows], name[rows])
@@ -285,7 +285,7 @@ class _Reader:
 def outermost(
     start: npt.NDArray[Any], end: npt.NDArray[Any], thread: npt.NDArray[Any]
 ) -> npt.NDArray[np.intp]:
-    """Those of some ranges that no other of their thread is around, by thread and start."""
+    """The outermost ones of some ranges of each thread, by thread and start."""
     order = np.lexsort((-end, start, thread))
     outer = np.zeros(len(order), dtype=bool)
     for one in np.unique(thread):

@@ -22,7 +22,7 @@ COMMUNICATION: Final = 3  # a launch, or a call that waits
 
 
 class Span(NamedTuple):
-    """A range on the host; ``number`` is a step's. Seconds."""
+    """A range on the host; ``number`` is the step's. Seconds."""
 
     start_s: float
     end_s: float
@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A send or recv; ``peer`` a global rank, -1 = not told. Seconds."""
+    """A send or recv; ``peer`` is a global rank, -1 = not known. Seconds."""
 
     launch_s: float
     start_s: float
@@ -50,7 +50,7 @@ class Transfer(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective; ``group`` names its process group, '' = not told. Seconds.
+    """A collective; ``group`` names its process group, '' = not known. Seconds.
 
     ``kernel`` is the correlation of its kernel, -1 = none.
     """
@@ -78,9 +78,9 @@ class Work:
     """Kernels, or on CPU operators, that compute; sorted by launch, seconds.
 
     Attributes:
-        launch_s: [item] when the host launched it.
-        start_s: [item] when it began.
-        end_s: [item] when it ended.
+        launch_s: [item] its launch by the host.
+        start_s: [item] its begin.
+        end_s: [item] its end.
         backward: [item] whether it belongs to a backward pass.
     """
 
@@ -103,10 +103,10 @@ class Host:
     """The thread of the host that runs steps; events by start, seconds.
 
     Attributes:
-        start_s: [event] when it began.
-        end_s: [event] when it ended.
+        start_s: [event] its begin.
+        end_s: [event] its end.
         code: [event] ``ANNOTATION``, ``OPERATOR``, ``AUTOGRAD`` or ``COMMUNICATION``.
-        bound_s: [bound] starts and ends of events, but for ends of launches, in order.
+        bound_s: [bound] starts and ends of events, except ends of launches, in order.
         inside: [bound] code of the innermost event that runs until it; ``ANNOTATION`` without one.
         launches: the collectives it launched, by launch, with gloo's end of each.
         gathers: FSDP2's ranges around gathers.
@@ -134,7 +134,7 @@ class Profile:
     Attributes:
         path: the file.
         rank: global rank.
-        world_size: ranks of the job; 0 = not told.
+        world_size: ranks of the job; 0 = not known.
         groups: process groups that the rank is in.
         steps: ``ProfilerStep`` ranges by start, not overlapping.
         ranges: ranges of ``torch.distributed.pipelining`` by start.
@@ -143,11 +143,11 @@ class Profile:
         transfers: sends and recvs by launch.
         collectives: all other communication by launch.
         work: computing.
-        copies: start and end of what the GPU copied or set, seconds.
-        stream: the GPU's main stream, where the profile has stream waits; None otherwise.
-        host: the thread that runs the steps, where nothing runs on a GPU; None otherwise.
+        copies: start and end of the GPU's copies and sets, seconds.
+        stream: the GPU's main stream, if the profile has stream waits; None otherwise.
+        host: the thread that runs the steps, if nothing runs on a GPU; None otherwise.
         on_gpu: whether ``work`` holds kernels, not host operators.
-        unplaced: why -> how many communication events were lost.
+        unplaced: reason -> number of lost communication events.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Waits of FSDP2's streams, by the rules of its source where no stream wait is recorded.
+"""Waits of FSDP2's streams, by the rules of its source, if no stream wait is recorded.
 
 Rules and names of ranges are those of torch 2.13 (``torch/distributed/fsdp/_fully_shard/``,
 ``_fsdp_param_group.py`` and ``_fsdp_state.py``). No profile of FSDP2 on CUDA was at hand.
@@ -40,7 +40,7 @@ def fsdp_bounds(
     ranges: FsdpRanges,
     forward: Mapping[int, bool],
 ) -> dict[int, Bound]:
-    """Where FSDP2's collectives lie in the main stream.
+    """Places of FSDP2's collectives in the main stream.
 
     Args:
         collectives: the kernels that communicate, by launch.
@@ -87,12 +87,12 @@ def _around(ranges: Sequence[UnitRange], at_s: float) -> UnitRange | None:
 
 
 def _before(ranges: Sequence[UnitRange], at_s: float) -> UnitRange | None:
-    """The last range that began until a moment."""
+    """The last range that began up to a moment."""
     place = bisect_left(ranges, at_s, key=lambda one: one.start_s) - 1
     return ranges[place] if place >= 0 else None
 
 
 def _behind(ranges: Sequence[UnitRange], at_s: float, unit: str | None = None) -> UnitRange | None:
-    """The next range that begins behind a moment, of a unit or of any."""
+    """The next range that begins after a moment, of a unit or of any."""
     place = bisect_left(ranges, at_s, key=lambda one: one.start_s)
     return next((one for one in ranges[place:] if unit is None or one.unit == unit), None)

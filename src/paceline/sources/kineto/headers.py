@@ -22,10 +22,10 @@ from paceline.trace import Job
 
 
 def check_headers(paths: Sequence[Path], job: Job | None) -> None:
-    """Refuse files of which no whole job can be made, as far as their headers say it.
+    """Refuse files that cannot make a whole job, as far as their headers show it.
 
     Raises:
-        TraceError: ranks are missing or there twice, or a file does not say whose it is.
+        TraceError: ranks are missing or there twice, or a file does not have its rank.
     """
     profiles = [_header_profile(path) for path in paths]
     whole = [profile for profile in profiles if profile is not None]
@@ -34,7 +34,7 @@ def check_headers(paths: Sequence[Path], job: Job | None) -> None:
 
 
 def _header_profile(path: Path) -> Profile | None:
-    """A profile without events; None where the header does not stand in front of them."""
+    """A profile without events; None if the header is not in front of them."""
     start = first_events(path, 1)
     header: Mapping[str, Any] = {} if start is None else start[1]
     info = mapping(header, "distributedInfo")

@@ -36,11 +36,11 @@ _ROOT_FORWARD = "FSDP::root_pre_forward"
 
 _RANGES = (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE, _REDUCE_WAIT, _ROOT_FORWARD)
 
-#: Of torch 2.13, ``FSDPParamGroup._with_fqn``: the root has no name, and ``pg`` is the size of the
-#: group where a module is sharded over several.
+#: Ranges of torch 2.13, ``FSDPParamGroup._with_fqn``. The root has no name. If a module is sharded
+#: over several groups, ``pg`` is the size of the group.
 _FSDP_RANGE = re.compile(r"(FSDP::\w+)(?: \((.*)\))?(?: \[(pg=\d+)\])?")
 
-#: The collective that gloo runs for another one: torch 2.13 scatters by a sum of all.
+#: Collective -> the collectives by which gloo may run it: torch 2.13 scatters by a sum of all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
 
 
@@ -57,7 +57,7 @@ class HostEvents:
         self._ranges: dict[str, list[UnitRange]] = defaultdict(list)
 
     def operator(self, name: str, thread: str, start_s: float, end_s: float) -> None:
-        """An operator."""
+        """Add an operator."""
         code = AUTOGRAD if name.startswith(_AUTOGRAD_OP) else OPERATOR
         if name.startswith(_COMMUNICATION_OPS):
             code = COMMUNICATION
@@ -67,7 +67,7 @@ class HostEvents:
             self._launches[self._number(thread)].append(launch)
 
     def annotation(self, name: str, thread: str, start_s: float, end_s: float) -> None:
-        """A range that the program or torch named, but for steps."""
+        """Add a range that the program or torch named; steps are not among them."""
         if name.startswith("gloo:"):
             self._gloo_threads.add(self._number(thread))
             if name not in ("gloo:send", "gloo:recv"):
@@ -117,14 +117,14 @@ class HostEvents:
         return start_s[order], end_s[order], code[order]
 
     def collectives(self, on_gpu: bool, unplaced: Counter[str]) -> list[Collective]:
-        """Gloo's collectives, named and launched as the host did, where it is in the file."""
+        """Gloo's collectives, with the host's names and launches where the file has them."""
         launches = sorted(item for items in self._launches.values() for item in items)
         if on_gpu or not launches:
             return self._gloo
         return _matched(launches, self._gloo, unplaced)
 
     def fsdp(self, base_s: float) -> FsdpRanges | None:
-        """FSDP2's ranges; None where it gathers nothing."""
+        """FSDP2's ranges; None if it gathers nothing."""
 
         def ranges(label: str) -> list[UnitRange]:
             return [
@@ -144,7 +144,7 @@ class HostEvents:
         )
 
     def host(self, step_thread: str, base_s: float, collectives: Iterable[Collective]) -> Host:
-        """The thread that runs steps; without events where others launch collectives, too."""
+        """The thread that runs steps; without events if other threads launch collectives, too."""
         thread = self._threads.get(step_thread)
         if thread is None and len(self._launches) == 1:
             thread = next(iter(self._launches))
@@ -194,7 +194,7 @@ def plain_name(name: str) -> str:
 def _matched(
     launches: Sequence[Collective], runs: Sequence[Collective], unplaced: Counter[str]
 ) -> list[Collective]:
-    """Launches with the times of what gloo ran for them: of each name in order, none before it."""
+    """Launches with the times of gloo's runs: of each name in order, none before its launch."""
     waiting: dict[str, deque[Collective]] = defaultdict(deque)
     for run in sorted(runs):
         waiting[run.name].append(run)

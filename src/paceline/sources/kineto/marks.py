@@ -24,10 +24,10 @@ from paceline.sources.kineto.events import (
 from paceline.sources.kineto.host import running_end
 from paceline.trace import OpKind
 
-#: A run of fewer operators than this share of the longest one's is no forward.
+#: A run with fewer operators than this share of the longest run's is no forward.
 SHORT_SHARE: Final = 0.3
 
-#: Collectives by what a data-parallel job uses them for; a name begins with one of these.
+#: Collectives by their use in a data-parallel job; a name begins with one of these.
 _KINDS: Final = (
     ("reduce", OpKind.GRADS_REDUCE_SCATTER),
     ("allreduce", OpKind.GRADS_REDUCE_SCATTER),
@@ -37,13 +37,13 @@ _KINDS: Final = (
 
 
 class Mark(NamedTuple):
-    """A moment that every rank's step has; ``microbatch`` is -1 where it is of none.
+    """A moment that every rank's step has; ``microbatch`` is -1 if it belongs to none.
 
     Attributes:
-        at_s: when, seconds.
+        at_s: its time, seconds.
         what: ``begin`` or ``end`` of a pass, or a ``launch``.
-        kind: of the pass or of the launched op.
-        microbatch: of the pass.
+        kind: kind of the pass or of the launched op.
+        microbatch: microbatch of the pass.
         launch: index of the launch in the step, -1 = none.
     """
 
@@ -62,11 +62,11 @@ class HostStep:
         rank: global rank.
         step: its number.
         marks: in the order of the program.
-        launches: the launched op, by launch.
-        units: [launch] FSDP unit, '' where no range names one.
-        host: the events of the host, all of the file.
+        launches: the launched ops, by launch.
+        units: [launch] FSDP unit, '' if no range names one.
+        host: the host's events in all of the file.
         bounds: the step's bounds in ``host``.
-        place: [bound of ``bounds``] (mark it follows, how many follow that mark before it).
+        place: [bound of ``bounds``] (the mark it follows, number of bounds between the two).
     """
 
     rank: int
@@ -101,7 +101,7 @@ def host_steps(profile: Profile, steps: Sequence[Span]) -> list[HostStep]:
     """The marks of each step of a rank.
 
     Raises:
-        TraceError: a step has other numbers of forwards and backwards.
+        TraceError: a step has unequal numbers of forwards and backwards.
     """
     host = profile.host
     assert host is not None
@@ -146,7 +146,7 @@ def _unit(at_s: float, ranges: Sequence[UnitRange]) -> str:
 def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]:
     """Begin and end of each forward, backward and of the optimizer.
 
-    A backward is a run of the autograd engine's operators, with FSDP's callback behind it; a
+    A backward is a run of the autograd engine's operators, with FSDP's callback behind it. A
     forward is the run of operators in front of it.
     """
     start_s, end_s, backward, chosen = _operators(profile, host, rows)
@@ -177,7 +177,7 @@ def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]
 
 
 def _behind_barrier(host: Host, start_s: Times, first: int, last: int) -> int:
-    """Where a forward begins whose first operators are those of a barrier in front of it."""
+    """Begin of a forward that follows a barrier: the barrier's operators are left out."""
     for item in host.launches:
         if item.name == "barrier" and start_s[first] <= item.launch_s < start_s[last - 1]:
             behind = int(np.searchsorted(start_s, item.end_s))
@@ -189,7 +189,7 @@ def _behind_barrier(host: Host, start_s: Times, first: int, last: int) -> int:
 def _operators(
     profile: Profile, host: Host, rows: slice
 ) -> tuple[Times, Times, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Start, end and direction of a step's events, and which of them may be of a pass."""
+    """Start, end and direction of a step's events, and which of them may belong to a pass."""
     start_s, end_s, code = host.start_s[rows], host.end_s[rows], host.code[rows]
     autograd = code == AUTOGRAD
     backward = start_s < running_end(end_s, autograd)
@@ -216,7 +216,7 @@ def _check_passes(profile: Profile, step: Span, passes: Sequence[tuple[bool, int
 
 
 def _updates(profile: Profile, step: Span, computed_s: float) -> list[Mark]:
-    """Begin and end of the optimizer's update; one that runs within the backward is part of it."""
+    """Begin and end of the optimizer's update; an update within the backward is part of that."""
     spans = [
         span
         for span in profile.optimizer

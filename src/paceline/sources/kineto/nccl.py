@@ -19,7 +19,7 @@ _P2P = ("send", "recv")
 
 
 class Call(NamedTuple):
-    """A ``record_param_comms`` op: when it began (seconds), and its arguments."""
+    """A ``record_param_comms`` op: its begin (seconds), and its arguments."""
 
     start_s: float
     args: Any
@@ -56,7 +56,7 @@ def communication(
         calls: the communication calls on the host.
         groups: the process groups that the rank is in.
         rank: global rank.
-        unplaced: why -> how many; what has no kernel is counted here.
+        unplaced: reason -> count; calls without a kernel are counted here.
     """
     calls = sorted(calls, key=lambda call: call.start_s)
     waiting = [call for call in calls if _name(call.args) in _P2P]
@@ -116,7 +116,7 @@ def _collective(kernel: Kernel, args: Any | None) -> Collective:
 
 
 def _with_peers(transfers: Sequence[_Sided], groups: Sequence[Group], rank: int) -> list[Transfer]:
-    """Peers as global ranks: the file counts them within the group, unless that cannot be."""
+    """Peers as global ranks: the file counts them within the group, unless that is impossible."""
     members = {group.name: group.ranks for group in groups}
     told = [(transfer, members.get(name, ()), peer) for transfer, name, peer in transfers]
     within = all(

@@ -1,17 +1,17 @@
-"""How the computes and waits of some profiles were found, in words, and how sure that is."""
+"""How the computes and waits of some profiles were found, in words, and with what certainty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Runs of kernels by launching thread are a guess, though one whose counts are checked.
+#: Runs of kernels by launching thread are a guess, but their counts are checked.
 CERTAINTY_RUNS = 0.8
 
-#: With several chunks per stage it also takes Megatron's interleaved order for granted.
+#: With several chunks per stage, Megatron's interleaved order is assumed, too.
 CERTAINTY_CHUNKS = 0.65
 
-#: Waits by the rules of one version of FSDP, though the ranges of the profile name its units.
+#: Waits by the rules of one version of FSDP; the ranges of the profile name its units.
 CERTAINTY_RULES = 0.9
 
 
@@ -36,14 +36,14 @@ class Way:
     on_host: bool
 
     def certainty(self, vpp_size: int) -> float:
-        """0 to 1: how sure the computes are, with some chunks per stage."""
+        """0 to 1: certainty of the computes, with ``vpp_size`` chunks per stage."""
         certainty = CERTAINTY_RULES if self.by_rule else 1.0
         if self.runs:
             certainty *= CERTAINTY_RUNS if vpp_size == 1 else CERTAINTY_CHUNKS
         return certainty
 
     def notes(self, aside: Mapping[str, int]) -> list[str]:
-        """The inferences; ``aside`` counts runs that are of no microbatch."""
+        """The inferences; ``aside`` counts runs that belong to no microbatch."""
         notes = []
         if self.runs:
             notes.append(

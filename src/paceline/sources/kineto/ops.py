@@ -1,4 +1,4 @@
-"""One rank's profile -> its operations, before it is known where the rank sits in the job."""
+"""One rank's profile -> its operations, before its place in the job is known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile, Range, Span, Transfer
 from paceline.trace import OpKind
 
-#: A run of fewer kernels than this share of the longest run's is none of a microbatch: loss
-#: scaling, a copy in front of a send. Their number, since times are noisy on a busy host.
+#: A run with fewer kernels than this share of the longest run's belongs to no microbatch. It may be
+#: loss scaling, or a copy in front of a send. Kernels count, since times are noisy on a busy host.
 SHORT_SHARE = 0.3
 
 _TRANSFER_KIND = {
@@ -32,11 +32,11 @@ _IN_COMPUTE = {
 
 
 class RankOp(NamedTuple):
-    """An operation; ``kind`` None is a transfer whose direction its ``peer`` tells. Seconds.
+    """An operation; if ``kind`` is None, ``peer`` tells the transfer's direction. Seconds.
 
-    ``launch_s`` is when the host launched it, the last of its kernels; ``tail_s`` when the GPU was
-    done with what follows a backward; ``kernel`` the correlation of a collective's. ``part``,
-    ``issued`` and ``awaited`` are those of a trace, where its rank's program is told.
+    ``launch_s`` is the host's launch of its last kernel. ``tail_s`` is the time when the GPU had
+    done the work behind a backward. ``kernel`` is the correlation of a collective's kernel.
+    ``part``, ``issued`` and ``awaited`` are those of a trace, if its rank's program is known.
     """
 
     kind: OpKind | None
@@ -60,18 +60,17 @@ def rank_ops(
 ) -> list[RankOp]:
     """Computes, transfers and updates of a rank within its steps.
 
-    With the ranges of ``torch.distributed.pipelining`` these say the kind of each op. Without them
-    a compute is a run of kernels of one direction, between one call to send or receive and the
-    next.
+    The ranges of ``torch.distributed.pipelining`` tell the kind of each op. Without them a compute
+    is a run of kernels of one direction, between one call to send or receive and the next.
 
     Args:
         profile: the rank's file.
         steps: its steps.
-        unplaced: why -> how many; what has no place is counted here.
-        aside: runs that are of no microbatch are counted here.
+        unplaced: reason -> count; ops without a place are counted here.
+        aside: counts runs that belong to no microbatch.
 
     Raises:
-        TraceError: the ranges are of a schedule that splits or overlaps passes, or there are none
+        TraceError: the ranges are of a schedule that splits or overlaps passes. Or there are none,
             and nothing else tells backwards from forwards.
     """
     for named in profile.ranges:
@@ -91,7 +90,7 @@ def rank_ops(
 
 
 class _Steps:
-    """Which step a moment is in."""
+    """The steps, to find the step of a moment."""
 
     def __init__(self, steps: Sequence[Span]) -> None:
         self.steps = steps
@@ -175,7 +174,7 @@ def _by_ranges(profile: Profile, clock: _Steps, unplaced: Counter[str]) -> list[
 def _compute_window(
     profile: Profile, item: Range, inside: Sequence[Transfer], arrived_s: float
 ) -> tuple[float, float] | None:
-    """When a compute ran: its kernels; on CPU its range without waiting for input and sending."""
+    """Times of a compute: its kernels; on CPU its range without waits for input and sends."""
     if profile.on_gpu:
         return _window(profile, item, backward=False if item.action == "F" else None)
     start_s, end_s = max(item.start_s, arrived_s), item.end_s

@@ -1,9 +1,9 @@
 """Steps of data-parallel GPUs whose gradients are exchanged during the backward, as programs.
 
-A profile without stream events does not say what waited for what. For gradients that is known all
-the same: a bucket's kernel starts when its gradients are there, and what follows the backward needs
-all of them (DDP waits behind the last gradient). Gathers of parameters within a pass (FSDP) have no
-such rule, so their jobs are read as whole passes.
+A profile without stream events does not show waits. For gradients they are known all the same. A
+bucket's kernel starts when its gradients are there. The work behind the backward needs all buckets
+(DDP waits behind the last gradient). Gathers of parameters within a pass (FSDP) have no such rule,
+so these jobs are read as whole passes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.trace import OpKind
 _PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
 
 
-#: A forward and a backward of which more than this share of the shorter one run at once are no
-#: passes of one stream; less may be copies on another stream at their ends.
+#: If a larger share of the shorter one overlaps, a forward and a backward are no passes of one
+#: stream. A smaller overlap may be copies on another stream at their ends.
 MAX_OVERLAP_SHARE: Final = 0.1
 
 
 def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
-    """Refuse passes of which two run at once: their times would say nothing of either.
+    """Refuse passes of which two run at once: their times would describe neither.
 
     Raises:
         TraceError: two computes of a step overlap.
@@ -52,9 +52,9 @@ def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
 
 
 def with_tails(ops: Sequence[RankOp], profile: Profile) -> list[RankOp]:
-    """Ops of a rank; each backward with the end of what the GPU does before the next pass.
+    """Ops of a rank; each backward with the end of the GPU's work before the next pass.
 
-    That are copies of reduced gradients, their norm, and the like.
+    Such work is copies of reduced gradients, their norm, and the like.
     """
     if not profile.on_gpu or profile.transfers:
         return list(ops)
@@ -123,7 +123,7 @@ def _step(ops: Sequence[RankOp], step: int) -> list[RankOp]:
 
 
 def _pass(program: list[RankOp], span: RankOp, items: Sequence[RankOp]) -> None:
-    """A pass, its launches and the ops before the next, at the end of a program."""
+    """Append a pass, its launches and the ops before the next pass to a program."""
 
     def add(op: RankOp, number: int) -> None:
         program.append(op._replace(part=number, issued=len(program)))

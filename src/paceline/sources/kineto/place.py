@@ -1,4 +1,4 @@
-"""Where each rank of some profiles sits in the job: data-parallel rank and pipeline stage."""
+"""Places of the ranks of some profiles in the job: data-parallel rank and pipeline stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIPELINE = re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:pp|pipeline)
 _DATA = re.compile(r"DATA_PARALLEL_GROUP|(?:mesh_)?(?:dp|dp_replicate|data)", re.IGNORECASE)
 _TENSOR = re.compile(r"TENSOR_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:tp|tensor)", re.IGNORECASE)
 
-#: Advice about files of which no whole job can be made.
+#: Advice about files that do not make a whole job.
 RANKS_HINT = "paceline ranks reports on the ranks that are here"
 
 #: Why all ranks are needed.
@@ -29,7 +29,7 @@ class Places:
     Attributes:
         of_rank: global rank -> (dp, pp).
         job: degrees of parallelism.
-        note: how that was found.
+        note: how the places were found.
         certainty: 0 to 1.
     """
 
@@ -53,7 +53,7 @@ def find_places(profiles: Sequence[Profile], job: Job | None) -> Places:
 
 
 def check_places(profiles: Sequence[Profile], job: Job | None) -> None:
-    """Refuse what no events can make whole; only ranks and process groups need be there.
+    """Refuse files that no events can complete; only ranks and process groups are needed.
 
     Raises:
         TraceError: ranks are missing or there twice.

@@ -1,10 +1,10 @@
-"""One rank's PyTorch profile (Kineto Chrome trace) -> what matters of it for a pipeline's step.
+"""One rank's PyTorch profile (Kineto Chrome trace) -> the events that a pipeline's step needs.
 
 Format: the files of ``torch.profiler`` (``export_chrome_trace``, ``tensorboard_trace_handler``),
-read off files of torch 2.13 on CPU; for CUDA from memory of PyTorch's profiler and
-``ParamCommsUtils``: kernels are tied to the host's launch by ``correlation``, communication calls
-are ``record_param_comms`` ops with ``Collective name``, ``Process Group Name``, ``Dst Rank``,
-``Src Rank`` and ``Seq``, and NCCL's kernels carry the same arguments.
+read off files of torch 2.13 on CPU. For CUDA it is from memory of PyTorch's profiler and
+``ParamCommsUtils``. ``correlation`` ties kernels to the host's launch. Communication calls are
+``record_param_comms`` ops; NCCL's kernels carry the same arguments. These are ``Collective name``,
+``Process Group Name``, ``Dst Rank``, ``Src Rank`` and ``Seq``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_profile(path: Path) -> Profile:
 
 
 class _Reader:
-    """Sorts the events of a file by what they are; times relative to the file's base."""
+    """Sorts the events of a file by their meaning; times relative to the file's base."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class _Reader:
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
 
     def _main_stream(self, base_s: float) -> MainStream | None:
-        """The main stream; None where neither stream waits nor FSDP2's ranges are in the file."""
+        """The main stream; None if the file has neither stream waits nor FSDP2's ranges."""
         ranges = self.host.fsdp(base_s)
         if not self.waits:
             return None if ranges is None else self._stream_by_rule(base_s, ranges)
@@ -300,7 +300,7 @@ class _Reader:
     def _launch_of(
         self, correlation: Any
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """[kernel] its launch in seconds, whether that is in the file, and the launching thread."""
+        """[kernel] its launch in seconds, whether the file has that, and the launching thread."""
         wanted = np.asarray(correlation, dtype=np.int64)
         if not len(self._correlation):
             absent = np.zeros(len(wanted), dtype=bool)
@@ -314,7 +314,7 @@ class _Reader:
         unplaced["kernels whose launch is not in the file"] += int((~found).sum())
         start_s, end_s = (np.frombuffer(times)[found] for times in self.kernel_times)
         order = np.argsort(launch_s[found], kind="stable")
-        # Where no range tells the main thread, it is the one that launched first.
+        # Without a range that shows the main thread, it is the one that launched first.
         main = int(thread[found][order[0]]) if len(order) else 0
         main = self.threads.get(self.optimizer_thread, main)
         main = self.threads.get(self.step_thread, main)
@@ -328,7 +328,7 @@ class _Reader:
     def _gloo(self) -> list[Transfer]:
         """Gloo's sends and recvs: from the call (which may start the range late) to its end.
 
-        Peers are told where shapes were recorded.
+        Peers are known if shapes were recorded.
         """
         transfers = []
         for sends, calls in self.gloo_calls.items():
@@ -348,7 +348,7 @@ def _stream_of(args: Any) -> int:
 
 
 def no_rank(path: Path) -> str:
-    """Why a file that does not say its rank is refused."""
+    """Why a file without its rank is refused."""
     return (
         f"{path} has no distributedInfo with a rank; profile after "
         "torch.distributed.init_process_group, so that the file says whose it is; paceline ranks "

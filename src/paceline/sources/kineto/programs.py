@@ -1,8 +1,8 @@
 """Steps of data-parallel ranks on the host as programs: computes cut at launches and waits.
 
-Which is what :mod:`paceline.graph.program` makes a graph of. A profile says when the host launched
-a collective (``c10d::``) and when gloo ended it; where the host waited, see
-:mod:`paceline.sources.kineto.waits`. Between launches, waits and ends of passes it computes.
+:mod:`paceline.graph.program` makes a graph of them. A profile shows when the host launched a
+collective (``c10d::``) and when gloo ended it. The waits of the host are found in
+:mod:`paceline.sources.kineto.waits`. Between launches, waits and ends of passes the host computes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HOW_TO = (
 
 
 def has_program(profile: Profile) -> bool:
-    """Whether a profile says what a host launched over all its job's ranks, and no pipeline.
+    """Whether a profile has the host's launches over all its job's ranks, and no pipeline.
 
-    Gloo does not say whose a collective is, so where there are groups of some ranks only, which one
-    launched it cannot be told.
+    Gloo does not name the group of a collective. So with groups of some ranks only, it is not known
+    which group launched it.
     """
     whole = {tuple(sorted(group.ranks)) for group in profile.groups}
     piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
@@ -45,7 +45,7 @@ def program_ops(profiles: Sequence[Profile]) -> dict[int, list[RankOp]]:
     """Rank -> its computes, collectives and updates with their places in the program.
 
     Raises:
-        TraceError: a rank launched no collective, or ranks launched other ones in most steps.
+        TraceError: a rank launched no collective, or ranks launched unlike ones in most steps.
     """
     steps: list[HostStep] = []
     for profile in profiles:
@@ -74,7 +74,7 @@ def _check_alike(
     steps: Sequence[HostStep],
     usual: tuple[tuple[str, OpKind, int], ...],
 ) -> None:
-    """A rank none of whose steps is like the others' ran another program."""
+    """Refuse a rank with no step like those of the others: it ran another program."""
     for profile in profiles:
         own = [step.signature for step in steps if step.rank == profile.rank]
         if not own or usual in own:
@@ -104,7 +104,7 @@ def _unit_numbers(steps: Sequence[HostStep]) -> dict[str, int]:
 
 
 class _Program:
-    """One step of one rank on its way to operations."""
+    """Turns one step of one rank into operations."""
 
     def __init__(
         self, step: HostStep, places: Sequence[Place | None], units: Mapping[str, int]
@@ -177,7 +177,7 @@ class _Program:
             self._ops[place] = self._ops[place]._replace(awaited=len(self._ops) - 1)
 
     def _around(self, at: int, number: int) -> tuple[float, float]:
-        """When the thread had nothing to do before a bound, and when that began, seconds."""
+        """Begin and end of the thread's idle time before a bound, seconds."""
         step, host = self._step, self._step.host
         marks = step.marks
         low_s = marks[at].at_s if at >= 0 else -np.inf

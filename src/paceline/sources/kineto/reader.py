@@ -1,10 +1,11 @@
 """Kineto: Chrome traces of the PyTorch profiler, one file per rank.
 
-The kind of an op is told by, in this order: the ranges of ``torch.distributed.pipelining``; without
-them the launching thread (forward: the main one, backward: autograd's) and the calls to send and
-receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the period of the
-communication. Places in the job are told by the names of the process groups in ``distributedInfo``,
-else by the job. See :mod:`paceline.sources.kineto.profile` for the format.
+Three things tell the kind of an op. First come the ranges of ``torch.distributed.pipelining``.
+Without them the launching thread decides (forward: the main one, backward: autograd's), with the
+calls to send and receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the
+period of the communication. Places in the job come from the names of the process groups in
+``distributedInfo``, or else from the job. See :mod:`paceline.sources.kineto.profile` for the
+format.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from paceline.sources.kineto.stream_programs import streamed_ops
 from paceline.sources.kineto.transfers import end_together, with_direction
 from paceline.trace import Job, OpKind
 
-#: All-reduces over the data-parallel group below this share of the largest are no gradients (the
-#: loss, counters).
+#: All-reduces over the data-parallel group below this share of the largest are no gradients; they
+#: may be the loss or counters.
 GRADIENT_SHARE = 0.01
 
 _NO_WORK = Work(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=bool))
@@ -135,7 +136,7 @@ def read(
 
 
 def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
-    """Whether the ranks are data parallel only and all say what they launched."""
+    """Whether the ranks are data parallel only and all profiles have their launches."""
     have = [has_program(profile) for profile in profiles]
     if any(have) and not all(have):
         odd = profiles[have.index(False)].path

@@ -1,4 +1,4 @@
-"""Which part of a rank's profile is which step."""
+"""The steps in a rank's profile."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile, Span
 
-#: A cycle of communication longer than this is not looked for.
+#: Longest cycle of communication that is searched for.
 MAX_PERIOD = 20_000
 
-#: How sure each way is.
+#: Way to find the steps -> its certainty.
 CERTAINTY = {"ProfilerStep ranges": 1.0, "Optimizer.step ranges": 0.9, "period": 0.7}
 
 
 def find_steps(profile: Profile) -> tuple[tuple[Span, ...], str]:
-    """The steps that are whole, by start, and the way they were found (a key of ``CERTAINTY``).
+    """The whole steps, by start, and the way they were found (a key of ``CERTAINTY``).
 
     Raises:
-        TraceError: there is no way to tell.
+        TraceError: no way finds steps.
     """
     if profile.steps:
         return profile.steps, "ProfilerStep ranges"
@@ -46,8 +46,8 @@ def _by_optimizer(profile: Profile) -> tuple[Span, ...]:
 def _by_period(profile: Profile) -> tuple[Span, ...]:
     """Steps as the cycle of the rank's communication; one begins after the collectives.
 
-    Sends and recvs follow each other within a step, collectives of gradients and parameters end
-    it, so the longest stretch without collectives is where a step begins.
+    Sends and recvs follow each other within a step, and collectives of gradients and parameters end
+    it. So a step begins at the longest stretch without collectives.
     """
     tokens = sorted(
         [

@@ -1,7 +1,7 @@
 """Steps of data-parallel GPUs whose stream waits are recorded, as programs of the main stream.
 
-Its computes are cut behind the event that a collective waits for, and before the one that waits for
-a collective; :mod:`paceline.sources.kineto.streams` says which these are.
+Its computes are cut behind an event that a collective waits for, and before an event that waits for
+a collective. The module :mod:`paceline.sources.kineto.streams` finds these events.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def streamed_ops(
 
 
 class _Step:
-    """One step on its way to a program; ``row`` counts the events of the main stream."""
+    """One step, to be turned into a program; ``row`` counts the events of the main stream."""
 
     def __init__(
         self, ops: Sequence[RankOp], stream: MainStream, step: Span, updates: Sequence[Span]
@@ -119,9 +119,9 @@ class _Owner(NamedTuple):
 
 
 def _owner(launch_s: float, passes: Sequence[RankOp], updates: Sequence[Span]) -> _Owner | None:
-    """Direction of an event of the main stream; None: of nothing in the step.
+    """Owner of an event of the main stream; None: nothing in the step owns it.
 
-    Kernels behind a pass are of the next one, behind the last backward still of that.
+    Kernels behind a pass belong to the next pass; behind the last backward, to that backward.
     """
     if any(span.start_s <= launch_s < span.end_s for span in updates):
         return _Owner(OpKind.OPTIMIZER, -1)

@@ -1,10 +1,12 @@
 """Launches and waits of a GPU's main stream, by the stream waits that a profile records.
 
-``torch.profiler`` records them with ``experimental_config=_ExperimentalConfig(
-enable_cuda_sync_events=True)``: events ``Stream Wait Event`` of category ``cuda_sync``, with
-``stream``, ``wait_on_stream`` and ``wait_on_cuda_event_record_corr_id``, the correlation of the
-``cudaEventRecord`` call. As in HTA (``hta/analyzers/critical_path_analysis.py``, commit f4d0062), a
-stream's next event waits for the last one launched on the other stream before that call.
+``torch.profiler`` records them if its ``experimental_config`` is
+``_ExperimentalConfig(enable_cuda_sync_events=True)``. They are events ``Stream Wait Event`` of
+category ``cuda_sync``, with ``stream``, ``wait_on_stream`` and
+``wait_on_cuda_event_record_corr_id``. The last one is the correlation of the ``cudaEventRecord``
+call. The next event of a stream then waits for the last event that the other stream launched before
+that call. HTA reads them in the same way (``hta/analyzers/critical_path_analysis.py``, commit
+f4d0062).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class StreamWait(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Where a collective lies in the main stream.
+    """Place of a collective in the main stream.
 
     Attributes:
         behind: the last event of the main stream that it waits for, -1 = none.
@@ -57,11 +59,11 @@ class MainStream:
     """The stream that computes most; its events by launch, seconds.
 
     Attributes:
-        launch_s: [event] when the host launched it.
-        start_s: [event] when it began.
-        end_s: [event] when it ended.
-        bounds: correlation of a collective -> where it lies.
-        by_rule: whether that is told by FSDP2's rules, not by stream waits of the profile.
+        launch_s: [event] its launch by the host.
+        start_s: [event] its begin.
+        end_s: [event] its end.
+        bounds: correlation of a collective -> its place.
+        by_rule: whether FSDP2's rules give the places, not stream waits of the profile.
     """
 
     launch_s: Times
@@ -71,12 +73,12 @@ class MainStream:
     by_rule: bool = False
 
     def ran_later(self, by_s: float) -> MainStream:
-        """The same with what the GPU did moved by some seconds; the host's calls stay."""
+        """The same with the GPU's times moved by some seconds; the host's calls stay."""
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
 
 def main_stream(events: Sequence[DeviceEvent], waits: Sequence[StreamWait]) -> MainStream | None:
-    """The main stream, and what waits for what across streams; None: nothing computes."""
+    """The main stream, and the waits across streams; None: nothing computes."""
     busy_s: dict[int, float] = {}
     for event in events:
         if event.collective < 0:
@@ -97,7 +99,7 @@ def main_stream(events: Sequence[DeviceEvent], waits: Sequence[StreamWait]) -> M
 def _bounds(
     events: Sequence[DeviceEvent], waits: Sequence[StreamWait], main: int
 ) -> dict[int, Bound]:
-    """Follows the host's calls: per stream, how far each other stream has to be for it to go on."""
+    """Follow the host's calls: the progress of each other stream that a stream waits for."""
     calls: list[tuple[float, int, int]] = []  # time, what (record, wait, launch), index
     calls += [(wait.record_s, 0, n) for n, wait in enumerate(waits)]
     calls += [(wait.wait_s, 1, n) for n, wait in enumerate(waits)]

@@ -18,7 +18,7 @@ _PAIRS = (
 def with_direction(
     ops: Sequence[RankOp], rank: int, places: Places, unplaced: Counter[str]
 ) -> list[RankOp]:
-    """The ops of a rank, transfers told forward from backward by the stage of their peer."""
+    """The ops of a rank; the stage of a transfer's peer tells forward from backward."""
     told = []
     for op in ops:
         kind = op.kind if op.kind is not None else _direction(op, rank, places)
@@ -48,9 +48,9 @@ def _direction(op: RankOp, rank: int, places: Places) -> OpKind | None:
 def end_together(ops_of: Mapping[int, list[RankOp]], places: Places) -> None:
     """Let both sides of a transfer end when the first of them noticed, in place.
 
-    On the host a send or recv ends when it is waited for, which may be much later than the data
-    came; the side that waits sooner is nearer to the truth. Sides are matched by stage and
-    microbatch where the ranges say them, else by order.
+    On the host a send or recv ends with the wait for it, maybe much later than the data came. So
+    the side that waits sooner is nearer to the truth. Stage and microbatch match the sides if the
+    ranges have them; else their order does.
     """
     for send, recv, way in _PAIRS:
         sides: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)

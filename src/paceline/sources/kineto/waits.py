@@ -1,9 +1,10 @@
-"""Where a program on the host waits for its communication, which no event of a profile says.
+"""Waits of a program on the host for its communication; no event of a profile shows them.
 
 The thread stands in a wait until the transfer has ended, on every rank and in every step. So no
-wait lies behind a moment that some rank passed while the transfer still ran: the earliest moment
-that nobody passed too soon, where somebody stood idle until the end, is the wait. Where nobody ever
-stood, the transfer is hidden on all ranks, and a rule says where it is needed at the latest.
+wait lies behind a moment that some rank passed while the transfer still ran. Candidates are moments
+that no rank passed too soon, and at which a thread stood idle until the end. The earliest of them
+is the wait. If no thread ever stood idle, the transfer is hidden on all ranks, and a rule gives the
+latest place where it is needed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from paceline.trace import OpKind
 #: Events may begin this much before a recorded end that they waited for.
 TOLERANCE_S: Final = 20e-6
 
-#: A thread that goes on so soon after an end waited for it, whatever it ran; in an operator most
-#: ranks and steps have to, since an end may come while it computes.
+#: A thread waited for an end, whatever it ran, if it goes on within PROMPT_S plus PROMPT_SHARE of
+#: its wait. Inside an operator most ranks and steps must do so: an end may come while it computes.
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
 #: Outside of operators a thread may come back later, when others use its core.
@@ -37,9 +38,9 @@ class Stood(NamedTuple):
     """One rank's view of one transfer's end in a step.
 
     Attributes:
-        place: of the first bound behind the end.
-        waited_s: how long the thread had been idle at the end; at most 0: it was not.
-        back_s: from the end to that bound.
+        place: place of the first bound behind the end.
+        waited_s: idle time of the thread at the end; at most 0: it was not idle.
+        back_s: time from the end to that bound.
         computing: whether the idle time is inside an operator, which may compute.
     """
 
@@ -50,7 +51,7 @@ class Stood(NamedTuple):
 
 
 def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
-    """[launch] where the program waits: before which bound; None: not within its step.
+    """[launch] the bound before which the program waits; None: it does not wait within its step.
 
     Args:
         steps: steps of one signature, of any rank.
@@ -97,7 +98,7 @@ def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
 
 
 def _seen_place(seen: Sequence[Stood]) -> Place | None:
-    """Where somebody stood until the end; None: nobody did."""
+    """The place where some thread stood until the end; None: no thread did."""
     place = max(one.place for one in seen)
     blocked = [one for one in seen if one.place == place and one.waited_s > 0]
     if not blocked or place[1] < 0:
@@ -112,10 +113,11 @@ def _seen_place(seen: Sequence[Stood]) -> Place | None:
 
 
 def _needed_at(steps: Sequence[HostStep], launch: int, marks: Sequence[Mark]) -> Place:
-    """Where a hidden transfer is needed at the latest.
+    """The latest place where a hidden transfer is needed.
 
-    Gathered parameters where FSDP takes them; all else at the end of the pass that launched it,
-    where DDP waits for its buckets; what no pass launched at once.
+    FSDP takes gathered parameters at a known place. Other transfers are needed at the end of the
+    pass that launched them, where DDP waits for its buckets. A transfer outside of passes is needed
+    at once.
     """
     at = next(n for n, mark in enumerate(marks) if mark.launch == launch)
     if marks[at].kind == OpKind.PARAMS_ALL_GATHER:
@@ -132,7 +134,7 @@ def _needed_at(steps: Sequence[HostStep], launch: int, marks: Sequence[Mark]) ->
 
 
 def _copied(step: HostStep, launch: int) -> Place | None:
-    """Before which bound FSDP takes the parameters of a gather: its first range that copies."""
+    """The bound before which FSDP takes the parameters of a gather: its first range that copies."""
     begun_s, unit = step.launches[launch].launch_s, step.units[launch]
     copies = step.host.copies
     for item in copies[bisect_right(copies, begun_s, key=lambda item: item.start_s) :]:

@@ -1,4 +1,4 @@
-"""Megatron-LM's OpenTelemetry spans, out of the Collector's or the receiver's files."""
+"""Megatron-LM's OpenTelemetry spans, from the Collector's or the receiver's files."""
 
 from paceline.sources.otlp.environment import environment
 from paceline.sources.otlp.names import ITERATION, STEP, STEPS, is_used, kind_of, rank_of

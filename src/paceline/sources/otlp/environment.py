@@ -1,4 +1,4 @@
-"""Environment that a Megatron-LM job needs to send spans that a trace can be made of.
+"""Environment variables that let a Megatron-LM job send spans that can make a trace.
 
 By default Lens lets one rank send, without steps and microbatches, over gRPC (NeMo Lens 0.2.0,
 commit b85578f: ``config.py``, ``providers.py``; Megatron-LM core 0.20.0, commit d98e8a6:

@@ -1,6 +1,6 @@
-"""Spans in OTLP's JSON encoding, out of the Collector's files.
+"""Spans in OTLP's JSON encoding, from the Collector's files.
 
-The file: what the OpenTelemetry Collector's file exporter writes, one ExportTraceServiceRequest per
+The file: output of the OpenTelemetry Collector's file exporter, one ExportTraceServiceRequest per
 line, or a single such object. The encoding: OTLP specification, "JSON Protobuf Encoding"
 (opentelemetry.io/docs/specs/otlp): lowerCamelCase keys, 64-bit numbers as text, ids in hex.
 """
@@ -18,7 +18,7 @@ from paceline.sources.json_stream import JsonStream, lines
 
 
 def check_request(request: Any, where: str) -> int:
-    """Check the shape of a request; returns how many spans it has.
+    """Check the shape of a request; returns its number of spans.
 
     Raises:
         TraceError: it is no ExportTraceServiceRequest.
@@ -85,7 +85,7 @@ def spans_of(resource: Mapping[str, Any], place: str) -> Iterator[dict[str, Any]
 
 
 def attributes_of(values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Attributes as plain values; arrays and maps, which Megatron's have none of, as None."""
+    """Attributes as plain values; arrays and maps become None (Megatron's spans have none)."""
     attributes = {}
     for pair in _objects(values, "attributes", place):
         value = mapping(pair, "value")
@@ -95,10 +95,10 @@ def attributes_of(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def times_of(span: Mapping[str, Any], name: str, rank: int, place: str) -> tuple[int, int]:
-    """Start and end in ns since 1970; an end of 0 is none.
+    """Start and end in ns since 1970; an end of 0 means none.
 
     Raises:
-        TraceError: they are no times, or the end is before the start.
+        TraceError: they are invalid times, or the end is before the start.
     """
     times_ns = []
     for key in ("startTimeUnixNano", "endTimeUnixNano"):

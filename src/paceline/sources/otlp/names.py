@@ -1,9 +1,10 @@
 """The names that Megatron-LM and NeMo Lens give their spans and attributes.
 
-Held against Megatron-LM core 0.20.0 (commit d98e8a6; ``megatron/training/training.py``,
-``core/pipeline_parallel/{schedules,p2p_communication}.py``,
-``core/distributed/distributed_data_parallel.py``) and NeMo Lens 0.2.0 (commit b85578f,
-``src/nemo/lens/{providers,config}.py``). Megatron's own pages name the step
+Held against Megatron-LM core 0.20.0 (commit d98e8a6) and NeMo Lens 0.2.0 (commit b85578f). The
+files of Megatron-LM are ``megatron/training/training.py``,
+``core/pipeline_parallel/{schedules,p2p_communication}.py`` and
+``core/distributed/distributed_data_parallel.py``. Those of Lens are
+``src/nemo/lens/{providers,config}.py``. Megatron's own pages name the step
 ``megatron.train_step`` and the optimizer ``megatron.optimizer_step``; its source does not.
 """
 
@@ -19,7 +20,7 @@ from paceline.trace import OpKind
 
 STEP = "megatron.train.iteration"
 STEPS = frozenset({STEP, "megatron.train_step"})
-#: Around all microbatches of a step; the one span that says how many there are.
+#: Spans around all microbatches of a step; only these have the number of microbatches.
 PASSES = frozenset({"megatron.train.iteration.forward_backward", "megatron.forward_backward"})
 
 ITERATION, MICROBATCH, MICROBATCHES = (
@@ -28,7 +29,7 @@ ITERATION, MICROBATCH, MICROBATCHES = (
     "num_microbatches",
 )
 RANK, INSTANCE = "dl.rank", "service.instance.id"
-#: Lens ended the span when the job stopped: its end is none of the work.
+#: Lens ended the span when the job stopped: its end is not that of the work.
 TRUNCATED = "nemo.span.truncated"
 
 #: The launch of a synchronisation whose end another span shows: no operation by itself.
@@ -47,12 +48,12 @@ _KINDS: Mapping[str, int] = {
     "megatron.optimizer_step": OpKind.OPTIMIZER,
 }
 
-#: ``{run}-rank{N}`` is Lens's; a bare number is what others set by hand.
+#: ``{run}-rank{N}`` is Lens's; a bare number is set by hand.
 _INSTANCE = re.compile(r"(?:.*[^a-z])?(?:rank[ _:=-]*)(\d{1,9})|(\d{1,9})", re.IGNORECASE)
 
 
 def kind_of(name: str) -> int | None:
-    """The kind of operation that a span of this name is, or SYNC_START; None: it is no part of one.
+    """The kind of operation of a span of this name, or SYNC_START; None: it is no part of one.
 
     ``megatron.p2p.*`` are four single calls. The fused ones of the steady state, such as
     ``send_forward_recv_backward``, have no span.
@@ -61,7 +62,7 @@ def kind_of(name: str) -> int | None:
 
 
 def is_used(name: str) -> bool:
-    """Whether a span of this name says anything of a step."""
+    """Whether a span of this name describes part of a step."""
     return name in STEPS or name in PASSES or name in _KINDS
 
 
@@ -71,7 +72,7 @@ def rank_of(resource: Mapping[str, Any], place: str) -> int:
     Lens always sets ``dl.rank``; its ``service.instance.id`` is ``{run}-rank{N}``.
 
     Raises:
-        TraceError: they do not say it.
+        TraceError: the attributes do not have it.
     """
     rank = optional_whole(resource.get(RANK))
     if rank is not None:

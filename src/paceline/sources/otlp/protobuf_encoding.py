@@ -1,8 +1,8 @@
 """OTLP's binary encoding, turned into its JSON encoding.
 
 Definitions: opentelemetry-proto, opentelemetry/proto/collector/trace/v1/trace_service.proto, from
-the package of that name (extra ``otlp``). The two encodings differ from what protobuf's own JSON
-mapping would give in that ids are hex, not base64, and enums are numbers (OTLP specification, "JSON
+the package of that name (extra ``otlp``). The JSON encoding differs from protobuf's own JSON
+mapping in two points: ids are hex, not base64, and enums are numbers (OTLP specification, "JSON
 Protobuf Encoding").
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 from paceline.errors import TraceError
 from paceline.extras import pip_install
 
-#: Messages and texts of a request; a span has some 25. An empty one is two bytes here, 250 decoded.
+#: Limit of messages and texts of a request; a span has some 25. An empty one has two bytes in the
+#: request, and takes 250 decoded.
 MAX_PARTS = 500_000
 
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -31,10 +32,10 @@ def available() -> bool:
 
 
 def decode(body: bytes, where: str) -> dict[str, Any]:
-    """An ExportTraceServiceRequest as a file holds it.
+    """An ExportTraceServiceRequest in the form of a file.
 
     Raises:
-        TraceError: it is none, or the package that decodes is not installed.
+        TraceError: it is no such request, or the package that decodes is not installed.
     """
     try:
         from google.protobuf.json_format import MessageToDict
@@ -65,10 +66,10 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_size(body: bytes, kind: Any) -> None:
-    """Count what would be made of the bytes, before it is.
+    """Count the objects in the bytes before they are made.
 
     Raises:
-        ValueError: it is too much, or no protobuf of today (groups are history).
+        ValueError: there are too many, or it is no protobuf of today (groups are history).
     """
     fields_of, n_parts = {kind: _parts_of(kind)}, 0
     waiting = [(0, len(body), kind)]

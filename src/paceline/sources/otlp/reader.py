@@ -1,8 +1,8 @@
-"""Megatron-LM's OpenTelemetry spans, out of the Collector's or the receiver's files.
+"""Megatron-LM's OpenTelemetry spans, from the Collector's or the receiver's files.
 
-:mod:`paceline.sources.otlp.names` has the names and the versions of Megatron-LM and NeMo Lens that
-they were held against. The rank is ``dl.rank``; the place follows in Megatron's default order of
-ranks (``tp-cp-ep-dp-pp``):
+:mod:`paceline.sources.otlp.names` has the names, and the versions of Megatron-LM and NeMo Lens that
+they were held against. The rank is ``dl.rank``. The place follows from it in Megatron's default
+order of ranks (``tp-cp-ep-dp-pp``):
 
     rank = ((stage * dp_size + dp) * cp_size + cp) * tp_size + tp
 
@@ -52,10 +52,10 @@ from paceline.trace import Job, OpKind
 #: The file that the receiver (``paceline otlp``) fills in its folder.
 FILE_NAME = "otlp.jsonl"
 
-#: As NDTimeline's: counting by order is right for every schedule that runs microbatches in order;
-#: with several chunks per stage it takes Megatron's interleaved order for granted.
+#: As in NDTimeline, a count by order is right for every schedule that runs microbatches in order.
+#: With several chunks per stage it assumes Megatron's interleaved order.
 CERTAINTY_BY_ORDER, CERTAINTY_CHUNKS = 0.95, 0.8
-#: Transfers between two computes that no span shows are upper bounds.
+#: Transfers between two computes without a span have upper bounds only.
 CERTAINTY_REBUILT = 0.9
 
 HOST_TIMES = (
@@ -76,9 +76,9 @@ class Spans:
     Attributes:
         table: steps and operations.
         place: the degrees of parallelism and the ranks.
-        others: name -> spans that are no part of a step.
-        unplaced: why -> spans that could not be used.
-        microbatches: what the spans around all microbatches say is their number.
+        others: name -> number of spans that are no part of a step.
+        unplaced: reason -> number of spans that could not be used.
+        microbatches: their number by the spans around all microbatches.
     """
 
     table: SpanTable = field(default_factory=SpanTable)
@@ -88,7 +88,7 @@ class Spans:
     microbatches: set[int] = field(default_factory=set)
 
     def add_resource(self, resource: Mapping[str, Any], place: str) -> None:
-        """Add the spans of one process; other services' in the same file are passed over.
+        """Add the spans of one process; those of other services in the same file are skipped.
 
         Raises:
             TraceError: a span of a step lacks its rank, number or times.
@@ -151,15 +151,15 @@ def read(
         steps: iterations to keep; None keeps all.
 
     Raises:
-        TraceError: a file is damaged or has no span of Megatron-LM, a rank or degree is missing,
-            ranks disagree, or the spans are too few for a trace.
+        TraceError: a file is damaged or has no span of Megatron-LM, or a rank or degree is missing.
+            Or ranks disagree, or the spans are too few for a trace.
     """
     spans, where = read_spans(paths)
     return _import(spans, where, job, steps)
 
 
 def read_spans(paths: Sequence[Path]) -> tuple[Spans, str]:
-    """The spans of some files, and what to call the files.
+    """The spans of some files, and a name for the files in messages.
 
     Raises:
         TraceError: a file is damaged, or a span lacks its rank, number or times.
@@ -178,7 +178,7 @@ def read_requests(
     job: Job | None = None,
     steps: frozenset[int] | None = None,
 ) -> Imported:
-    """Read parsed ExportTraceServiceRequests, in the JSON encoding; else like :func:`read`."""
+    """Read parsed ExportTraceServiceRequests, in the JSON encoding; otherwise like :func:`read`."""
     spans = Spans()
     for n, request in enumerate(requests, 1):
         for place, resource in resources_of(request, f"{where}, {n}"):
@@ -187,7 +187,7 @@ def read_requests(
 
 
 def check_request(request: Any, where: str) -> int:
-    """Check a request as :func:`read` will, span by span; returns how many spans it has.
+    """Check a request, span by span, as :func:`read` will; returns its number of spans.
 
     Raises:
         TraceError: it is no ExportTraceServiceRequest, or a span of Megatron-LM lacks its rank,
@@ -249,7 +249,7 @@ def check_any(spans: Spans, where: str) -> None:
 
 
 def _check_groups(ops: SpanOps, where: str) -> None:
-    """Steps alone are no trace; groups of spans are switched on one by one."""
+    """Refuse steps alone: they are no trace; groups of spans are switched on one by one."""
     if not ((ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)).any():
         raise TraceError(
             f"{where} has no megatron.microbatch.forward in a step, so no trace can be made of it; "
@@ -258,7 +258,7 @@ def _check_groups(ops: SpanOps, where: str) -> None:
 
 
 def _with_chunks(job: Job, ops: SpanOps, spans: Spans, given: Job | None) -> Job:
-    """The job with its virtual stages, which no attribute says: by the forwards of a step."""
+    """The job with its virtual stages, from the forwards of a step: no attribute has them."""
     if given is not None or job.vpp_size > 1 or len(spans.microbatches) != 1:
         return job
     forwards = (ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)
@@ -269,7 +269,7 @@ def _with_chunks(job: Job, ops: SpanOps, spans: Spans, given: Job | None) -> Job
 
 
 def _check_ranks(ops: SpanOps, job: Job, where: str) -> None:
-    """Each worker has a rank that sent spans."""
+    """Check that each worker has a rank that sent spans."""
     peers = job.tp_size * job.dsp_size
     ranks = np.unique(ops.rank[ops.step >= 0])
     workers = set((ranks // peers).tolist())
@@ -284,7 +284,7 @@ def _check_ranks(ops: SpanOps, job: Job, where: str) -> None:
 
 
 def _notes(spans: Spans, job: Job, by_order: bool, n_rebuilt: int) -> tuple[float, tuple[str, ...]]:
-    """How sure the places are, and what was inferred."""
+    """Certainty of the places, and notes on inferred facts."""
     notes = [
         HOST_TIMES,
         "dp and stage follow from the rank in Megatron's order (tp, cp, dp, pp)",
@@ -312,7 +312,7 @@ def _notes(spans: Spans, job: Job, by_order: bool, n_rebuilt: int) -> tuple[floa
 
 
 def _printable(name: Any) -> str:
-    """A span's name without what would control the terminal."""
+    """A span's name without characters that would control the terminal."""
     text = str(name)[:80] if isinstance(name, str) else type(name).__name__
     return text if text.isprintable() else ascii(text)
 
@@ -323,7 +323,7 @@ def _ids(span: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _fill(ops: OpTable, rows: Iterable[Row], job: Job) -> bool:
-    """Put the rows into the table; whether some had no microbatch."""
+    """Put the rows into the table; returns whether some had no microbatch."""
     by_order = False
     tp_cp = job.tp_size * job.dsp_size
     for row in rows:

@@ -1,4 +1,4 @@
-"""Megatron-LM's spans of any ranks -> how long steps and computes took on their hosts."""
+"""Megatron-LM's spans of any ranks -> times of steps and computes on their hosts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _ordered(seconds: dict[str, Array]) -> dict[str, Array]:
 def _groups(
     spans: Spans, ranks: npt.NDArray[np.int64], where: str
 ) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-    """[rank] the stage, where the attributes say the degrees; else all are alike."""
+    """[rank] the stage, if the attributes have the degrees; else all are alike."""
     try:
         job = spans.place.job(None, where)
     except TraceError:

@@ -1,10 +1,10 @@
 """Megatron-LM's transfers between stages, as far as spans show or imply them.
 
-Only the four single calls have spans; the fused ones of 1F1B's steady state
+Only the four single calls have spans. The fused calls of 1F1B's steady state
 (``send_forward_recv_backward``, ``send_backward_recv_forward``) have none. A worker's calls stand
-between its computes, so a fused call is what lies between two computes that no span fills. Both of
-its transfers begin with it. It returns when both are over, so either side's return is an upper
-bound of a transfer's end; the earlier of the two counts.
+between its computes. So a gap between two computes without a span is a fused call. Both of its
+transfers begin with it. It returns when both are over, so either side's return is an upper bound of
+a transfer's end; the earlier of the two counts.
 
 The single calls do nothing at the ends of the pipeline, but carry spans there.
 
@@ -42,10 +42,10 @@ class Row(NamedTuple):
     awaited: int = -1
 
 
-#: A time since 1970 as a double is this exact.
+#: Precision of a time since 1970 as a double.
 ROUNDING_S = 1e-6
 
-#: Compute -> its recv and its send, and the way that the data takes: to the next stage or back.
+#: Compute -> its recv and its send, and the direction of the data: to the next stage or back.
 _AROUND = {
     OpKind.FORWARD_COMPUTE: (OpKind.FORWARD_RECV, OpKind.FORWARD_SEND, 1),
     OpKind.BACKWARD_COMPUTE: (OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND, -1),
@@ -56,16 +56,16 @@ def complete(rows: Iterable[Row], job: Job, where: str) -> tuple[list[Row], int]
     """The rows without no-ops, with the fused transfers and whole synchronisations.
 
     Args:
-        rows: spans in a step, a rank's together.
+        rows: spans within steps; those of a rank are contiguous.
         job: degrees of parallelism.
         where: the name of the source, for messages.
 
     Returns:
-        the rows, and how many of them no span shows.
+        the rows, and the number of rows without a span.
 
     Raises:
-        TraceError: there are several stages, but no span of a transfer, or not all of those of an
-            interleaved schedule, whose calls return before the data is there.
+        TraceError: there are several stages, but no span of a transfer. Or an interleaved schedule,
+            whose calls return before the data is there, lacks some of its spans.
     """
     result: list[Row] = []
     for rank, of_rank in groupby(rows, key=lambda row: row.rank):
@@ -90,7 +90,7 @@ def complete(rows: Iterable[Row], job: Job, where: str) -> tuple[list[Row], int]
 
 
 def _is_noop(row: Row, stage: int, job: Job) -> bool:
-    """Whether the call had no peer; with several chunks the ends meet, so no call is known to."""
+    """Whether the call had no peer; with several chunks the ends meet, so any call may have one."""
     if job.pp_size > 1 and job.vpp_size > 1:
         return False
     first = row.kind in (OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND) and stage == 0
@@ -101,8 +101,8 @@ def _is_noop(row: Row, stage: int, job: Job) -> bool:
 def _synchronised(rows: Sequence[Row]) -> list[Row]:
     """The rows with one operation for each synchronisation: from its launch to its end.
 
-    Where the launches are another number than the ends (hooks launched buckets), only the wait for
-    the end is known.
+    If launches and ends differ in number (hooks launched buckets), only the wait for the end is
+    known.
     """
     starts = [row for row in rows if row.kind == SYNC_START]
     ends = [row for row in rows if row.kind == OpKind.GRADS_REDUCE_SCATTER]
@@ -114,7 +114,7 @@ def _synchronised(rows: Sequence[Row]) -> list[Row]:
 
 
 def _fused(rows: Sequence[Row], stage: int, pp_size: int) -> list[Row]:
-    """The transfers of a worker's step that no span shows."""
+    """The transfers of a worker's step without a span."""
     computes = sorted((row for row in rows if row.kind in _AROUND), key=lambda row: row.start_s)
     has = {kind: _served(rows, computes, kind) for kind in P2P_KINDS}
     rebuilt = []
@@ -144,7 +144,7 @@ def _in_programs(rows: Sequence[Row]) -> list[Row]:
 
 
 def _check_computes(rows: Sequence[Row], job: Job, where: str) -> None:
-    """All stages of a pipeline compute as often: a span that was lost would merge two calls."""
+    """Check that all stages compute equally often: a lost span would merge two calls."""
     per_stage = job.ranks // job.pp_size
     counts = Counter(
         (row.step, row.rank % per_stage, row.kind, row.rank // per_stage)
@@ -164,7 +164,7 @@ def _check_computes(rows: Sequence[Row], job: Job, where: str) -> None:
 def _served(rows: Sequence[Row], computes: Sequence[Row], kind: OpKind) -> list[bool]:
     """[compute] whether a span of this kind is its recv or send: the next one's or the last one's.
 
-    Where there are as many spans as computes that need one, each has one.
+    If the spans are as many as the computes that need one, each has one.
     """
     compute, receives = next(
         (of, recv == kind) for of, (recv, send, _) in _AROUND.items() if kind in (recv, send)

@@ -35,7 +35,7 @@ DRIFT = 1e-5
 
 _NEIGHBOURS = 64
 
-#: Times are under 146 years from 1970.
+#: Latest time: 146 years from 1970.
 MAX_NS = 2**62
 
 _DEGREES = ("world", "dp", "pp", "tp", "cp", "vpp")
@@ -47,19 +47,19 @@ class RankFile:
 
     Attributes:
         path: the file.
-        meta: what the process said about itself.
+        meta: the process's own description.
         session: names the start of the job that it belongs to.
         steps: [step] numbers of the profiled steps, in the order of recording.
         start_ns: [step] starts, on rank 0's clock.
         first_op: [step + 1] where each step's operations begin in ``ops``.
-        ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start; where
-            the program was recorded, part, issued, awaited and group, too, and transfer (ns, -1 =
-            none) where collectives were counted together.
+        ops: [op] kind, flags, chunk, microbatch, start_ns and end_ns since the step's start. If the
+            program was recorded, also part, issued, awaited and group. If collectives were counted
+            together, also transfer (ns, -1 = none).
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
-        residual_ns: by how much the clock may be off rank 0's, at the last exchange; None = never
-            compared.
+        residual_ns: possible error of the clock against rank 0's, at the last exchange; None =
+            never compared.
         dropped: profiled steps, and step times, that were dropped.
-        notes: what was hooked (``recorded``), and what could not be (``not_recorded``, ``how``).
+        notes: hooked parts (``recorded``), and parts that could not be (``not_recorded``, ``how``).
         torn_bytes: bytes of an unfinished block at the end.
         damaged: damaged places, skipped.
         n_bytes: size of the file.
@@ -112,7 +112,7 @@ def read_files(folder: Path) -> list[RankFile]:
     """All files of a recording, by rank, those of one rank in the order of their starts.
 
     Raises:
-        TraceError: none, unreadable, of another version, or of a process that makes no sense.
+        TraceError: there are no files, or one is unreadable, of another version, or contradictory.
     """
     if not folder.exists():
         raise TraceError(f"{folder} does not exist")
@@ -143,7 +143,7 @@ def torn_headers(folder: Path) -> list[str]:
 
 
 def _read(path: Path) -> RankFile | None:
-    """One file; None where its process ended before it had written its header."""
+    """One file; None if its process ended before it had written its header."""
     try:
         stat = path.stat()
         if not stat.st_size:
@@ -183,7 +183,7 @@ def _read(path: Path) -> RankFile | None:
 
 
 def _notes(payloads: list[bytes]) -> Iterator[Mapping[str, str]]:
-    """Notes that are mappings of texts; what else a later version writes is passed over."""
+    """Notes that are mappings of texts; other content of later versions is skipped."""
     for payload in payloads:
         try:
             note = json.loads(payload)
@@ -194,7 +194,7 @@ def _notes(payloads: list[bytes]) -> Iterator[Mapping[str, str]]:
 
 
 def _check_clock(clock: npt.NDArray[np.int64], path: Path) -> None:
-    """Clocks tell times that sums and differences of 64 bits hold."""
+    """Check that sums and differences of the clocks' times fit into 64 bits."""
     wrong = (clock > MAX_NS) | (clock < -MAX_NS)
     if wrong.any():
         raise TraceError(
@@ -204,7 +204,7 @@ def _check_clock(clock: npt.NDArray[np.int64], path: Path) -> None:
 
 
 def _check(meta: Mapping[str, Any], path: Path) -> None:
-    """A header has what the reader needs."""
+    """Check that a header has the fields that the reader needs."""
     for name in (*_DEGREES, "rank", "dp_rank", "pp_rank", "started_ns"):
         value = meta.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < (name in _DEGREES):
@@ -264,7 +264,7 @@ def _steps_of(
 
 
 def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How far the rank's clock is ahead of rank 0's, between the exchanges by a straight line."""
+    """Lead of the rank's clock over rank 0's; a straight line between the exchanges."""
     if not len(clock):
         return np.zeros(len(at_ns), dtype=np.int64)
     clock = _surest(clock)
@@ -275,7 +275,7 @@ def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt
 
 
 def _surest(clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The exchanges that tell more than a neighbour would, however the clocks drifted since."""
+    """The exchanges that are more precise than a neighbour's, with the clocks' drift since."""
     clock = clock[np.argsort(clock[:, 0], kind="stable")]
     at_ns, _, residual_ns = clock.T.astype(np.float64)
     keep = np.ones(len(clock), dtype=bool)

@@ -1,4 +1,4 @@
-"""Where the ranks of a recorded run stand, as their processes said."""
+"""Places of the ranks of a recorded run, from the headers of their files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paceline import blockfile
 
 
 def place_in_header(meta: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(host, GPU) in a file's header, "" for an unknown GPU; None where no host is named."""
+    """(host, GPU) in a file's header, "" for an unknown GPU; None if no host is named."""
     host = meta.get("host")
     return (str(host), str(meta.get("gpu") or "")) if host else None
 
 
 def recorded_places(folder: Path) -> dict[int, tuple[str, str]]:
-    """Rank -> (host, GPU); without ranks that stood elsewhere in another start of the job.
+    """Rank -> (host, GPU); without ranks that another start of the job had on another place.
 
-    Headers that cannot be read tell of no place: reading the operations says what is wrong.
+    Unreadable headers give no place: the reader of the operations reports their error.
     """
     seen: dict[int, set[tuple[str, str]]] = {}
     for path in sorted(folder.glob(f"rank-*{blockfile.SUFFIX}")):

@@ -38,7 +38,7 @@ def read(
 ) -> Trace:
     """Read the steps that all ranks have profiled, on rank 0's clock.
 
-    Where the job was started several times, a step counts as its last start recorded it.
+    If the job was started several times, a step comes from the last start that recorded it.
 
     Raises:
         TraceError: a worker has no rank that recorded it, no step is there on all ranks, or
@@ -66,7 +66,7 @@ def read(
 
 
 def load_recorded_step_times(folder: Path) -> StepTimes:
-    """How long every step took every rank, profiled or not.
+    """Duration of every step on every rank, profiled or not.
 
     Raises:
         TraceError: no recording, or no step in it.
@@ -179,7 +179,7 @@ def _choose(
 def _with_or_without_programs(
     chosen: list[tuple[RankFile, Ints]], left_out: dict[int, str], path: Path
 ) -> tuple[list[tuple[RankFile, Ints]], dict[int, str]]:
-    """The files that record programs as those of the latest start do; other starts' are left out.
+    """The files that record programs like the latest start does; other starts' are left out.
 
     Raises:
         TraceError: ranks of one start differ.
@@ -243,7 +243,7 @@ def _columns(
 def _rows(
     file: RankFile, index: Ints, ignore_kinds: frozenset[str], names: Sequence[str]
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """One file's operations in some of its steps, and how many more were ignored."""
+    """One file's operations in some of its steps, and the number of ignored ones."""
     count = np.diff(file.first_op)[index]
     begin = np.cumsum(count) - count
     ops = file.ops[np.arange(count.sum()) + np.repeat(file.first_op[index] - begin, count)]
@@ -303,7 +303,7 @@ def _number(rows: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
-    """Give the sends whose end their sender did not see that of the peer's receive, in place."""
+    """Give sends without an end of their own that of the peer's receive, in place."""
     if not (rows["flags"] & PEER_END).any():
         return []
     numbers = {name: np.unique(rows[name], return_inverse=True)[1] for name in ("step", "rank")}

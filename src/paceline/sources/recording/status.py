@@ -13,9 +13,9 @@ from paceline.errors import TraceError
 from paceline.files import text_writer, write_files
 from paceline.sources.recording.files import RankFile
 
-#: Recorders look for the control file once a second, a file system may take another.
+#: Recorders read the control file once a second; a file system may take another second.
 _HEARD_WITHIN_S = 2.5
-#: Of short steps no more than this many are recorded for the sake of the slowest rank.
+#: Limit of the steps recorded for the slowest rank, if steps are short.
 _MAX_AHEAD = 200
 
 
@@ -58,7 +58,7 @@ def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
 
 
 def _noted(files: Sequence[RankFile], *names: str) -> list[dict[str, Any]]:
-    """Notes that have these texts, once each, with the ranks that say them."""
+    """Notes with these texts, once each, with the ranks that have them."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for file in files:
         for note in file.notes:
@@ -77,7 +77,7 @@ def _switch(folder: Path) -> str | None:
 
 
 def _wish(folder: Path) -> dict[str, Any] | None:
-    """Content of the control file; None where there is none that can be read."""
+    """Content of the control file; None if it does not exist or cannot be read."""
     try:
         wish = json.loads((folder / CONTROL).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -89,9 +89,9 @@ def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
     """Switch the recorders that write into a folder; they look once a second.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         on: whether operations are recorded.
-        every: of every such step; None = as the job says.
+        every: record one step in ``every``; None = the job's own setting.
 
     Raises:
         TraceError: there is no such folder.
@@ -106,22 +106,22 @@ def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
 
 
 def record_now(folder: Path, steps: int, *, last_step: int, step_s: float) -> int:
-    """Ask all ranks for the operations of the next steps, whatever their turn is.
+    """Ask all ranks for the operations of the next steps, independent of their turn.
 
-    Recorders look at the control file at different moments, so each records from then on up to
-    one step that all of them know; the last ``steps`` before it are recorded by all.
+    Recorders read the control file at different moments. So each records from then on, up to one
+    step number that is the same for all. All of them record the last ``steps`` before it.
 
     Args:
-        folder: of the run.
-        steps: that all ranks should record, from 1 on.
+        folder: folder of the run.
+        steps: number of steps that all ranks should record, from 1 on.
         last_step: the newest step that the job has ended.
-        step_s: what a step takes, seconds.
+        step_s: duration of a step, seconds.
 
     Returns:
         The last step that is asked for.
 
     Raises:
-        TraceError: there is no such folder, or the numbers are none.
+        TraceError: there is no such folder, or the numbers are invalid.
         OutputError: it cannot be written to.
     """
     if steps < 1 or not step_s > 0:
@@ -130,7 +130,7 @@ def record_now(folder: Path, steps: int, *, last_step: int, step_s: float) -> in
         raise TraceError(f"{folder} is no folder; give the one that record.start() was given")
     ahead = min(math.ceil(_HEARD_WITHIN_S / step_s) + 1, _MAX_AHEAD)
     until = last_step + ahead + steps
-    # The same again for ranks that are ahead; a restart from an early step must not record all.
+    # Double, for ranks that are ahead; a restart from an early step must not record all.
     wish = {"on": True, **(_wish(folder) or {}), "until": until, "at_once": 2 * (ahead + steps)}
     write_files({folder / CONTROL: text_writer(json.dumps(wish) + "\n")}, force=True)
     return until

@@ -1,4 +1,4 @@
-"""Logs of a job -> its timeline; formats are told by content."""
+"""Logs of a job -> its timeline; the content tells the format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.sources.run_logs.timeline import Timeline
 from paceline.sources.step_logs import event_files, json_files, mlperf
 from paceline.sources.step_logs.files import texts_of
 
-#: Lines before the first step that are looked through for the words of a tool.
+#: Limit of lines before the first step that are searched for the words of a tool.
 _MAX_PREAMBLE = 1_000_000
 
 
@@ -27,9 +27,9 @@ def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline
     """The life of a job from its logs, one or several; each may hold several starts.
 
     Args:
-        paths: logs of one job; they are put in the order of their first dates, or, without dates,
-            taken in the order given.
-        pattern: of a line of a step, for logs of no known format.
+        paths: logs of one job. They are put in the order of their first dates; without dates the
+            given order counts.
+        pattern: pattern of a line of a step, for logs of no known format.
 
     Raises:
         TraceError: a log is of no known format or damaged, or logs with and without dates are
@@ -76,7 +76,7 @@ def _load(path: Path, pattern: str | None) -> Timeline:
 
 
 def _read_text(path: Path) -> Timeline | None:
-    """A log whose tool has a reader of its own; None else."""
+    """A log whose tool has a reader of its own; None for others."""
     lines = texts_of(path)
     before: list[str] = []
     for line in lines:
@@ -91,7 +91,7 @@ def _read_text(path: Path) -> Timeline | None:
 
 
 def json_objects(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON file: a list of them, one a line, or one.
+    """The objects of a JSON file: a list of them, one per line, or a single one.
 
     Raises:
         TraceError: it is none.

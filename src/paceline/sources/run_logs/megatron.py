@@ -1,9 +1,10 @@
 """Logs of Megatron-LM: steps, evaluations, checkpoints, restarts.
 
-Held against the source of core 0.20.0 (commit d98e8a6), ``megatron/training/training.py``,
-``training/checkpointing.py`` and ``core/timers.py``: the lines of ``training_log``, of
-``print_datetime`` and of ``timers.log``. The clock of an iteration's line stops for evaluations and
-checkpoints; their timers are printed when they end, behind the line of the last step.
+Held against the source of core 0.20.0 (commit d98e8a6): the lines of ``training_log``, of
+``print_datetime`` and of ``timers.log``. These are in ``megatron/training/training.py``,
+``training/checkpointing.py`` and ``core/timers.py``. The clock of an iteration's line stops for
+evaluations and checkpoints. Their timers are printed when they end, behind the line of the last
+step.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def read_megatron(lines: Iterable[str], where: str) -> Timeline:
     """The timeline of one log, with all the starts that it has.
 
     Raises:
-        TraceError: it has no line of a step, or a date is none.
+        TraceError: it has no line of a step, or a date is invalid.
     """
     reader = _Reader(where)
     for line in lines:
@@ -112,7 +113,7 @@ class _Reader:
         self._cursor = end
 
     def _count(self, number: int) -> int:
-        """Steps since the line before; of a first line since the checkpoint that was loaded."""
+        """Steps since the line before; for a first line, since the loaded checkpoint."""
         if self._rows:
             return number - self._rows[-1][0]
         return max(number - (self._loaded or 0), 1)
@@ -154,7 +155,7 @@ class _Reader:
         self._reset()
 
     def _shorten_first(self, spacing: int) -> None:
-        """A log may begin anywhere: its first line stands for no more steps than the next."""
+        """A log may begin anywhere: its first line counts for no more steps than the next."""
         number, count, begin, end = self._rows[0]
         if count > spacing:
             begin = end - (end - begin) * spacing / count

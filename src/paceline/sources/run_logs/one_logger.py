@@ -1,8 +1,8 @@
 """Spans of NVIDIA's one logger, as its ``FileExporter`` writes them.
 
 Held against nv-one-logger-core and nv-one-logger-training-telemetry 2.3.1: one JSON object a line,
-``type`` start, stop, complete or event. Iterations are no spans there: every
-``log_every_n_train_iterations`` an event ``training_metrics_update`` has their total time.
+``type`` start, stop, complete or event. Iterations are no spans there. An event
+``training_metrics_update``, every ``log_every_n_train_iterations``, has their total time.
 """
 
 from __future__ import annotations

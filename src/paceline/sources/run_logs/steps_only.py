@@ -1,4 +1,4 @@
-"""Timelines of logs that tell steps and little else: any log of step times, trainer_state.json."""
+"""Timelines of logs with little beside steps: any log of step times, trainer_state.json."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ PAUSE_KINDS: tuple[PauseKind, ...] = (
 
 @dataclass(frozen=True)
 class Pause:
-    """Time in which a job did something else than steps.
+    """Time in which a job did not run steps.
 
     Attributes:
-        kind: what.
+        kind: kind of the pause.
         begin_s, end_s: on the timeline's clock.
     """
 
@@ -42,7 +42,7 @@ class Steps:
 
     Attributes:
         last: [sample] number of the sample's last step.
-        count: [sample] how many steps it stands for.
+        count: [sample] number of its steps.
         begin_s, end_s: [sample] seconds on the timeline's clock; pauses may lie within.
     """
 
@@ -65,9 +65,9 @@ class Start:
     """One start of the job's processes.
 
     Attributes:
-        begin_s, end_s: when they began, and the last that is known of them.
-        has_begin: whether the log says when they began, rather than its first line.
-        has_ended: whether the log says that the job ended of its own accord.
+        begin_s, end_s: begin of the processes, and the last known time of them.
+        has_begin: whether the log has the begin, or only a first line.
+        has_ended: whether the log shows that the job ended of its own accord.
         steps: ascending in time.
         pauses: in any order; they may overlap each other and the steps.
     """
@@ -85,11 +85,11 @@ class Timeline:
     """A job's life.
 
     Attributes:
-        tool: whose log it is.
+        tool: the tool that wrote the log.
         starts: in their order.
-        recorded: kinds of pauses that the log would tell if there were any.
+        recorded: kinds of pauses that the log would show if there were any.
         has_clock: whether the time between starts, and between steps, is known.
-        notes: what was doubtful while reading.
+        notes: doubts of the reader.
     """
 
     tool: str
@@ -100,14 +100,14 @@ class Timeline:
 
 
 def no_steps() -> Steps:
-    """A start that made none."""
+    """The steps of a start that made none."""
     return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
     """Steps from rows (last step, count, begin, end), ascending in time.
 
-    Logs round: a sample begins no earlier than the one before it ends.
+    Logs round: so a sample is made to begin no earlier than the one before it ends.
     """
     table = np.array(list(rows), dtype=np.float64).reshape(-1, 4)
     begin_s, end_s = table[:, 2].copy(), np.maximum.accumulate(table[:, 3])

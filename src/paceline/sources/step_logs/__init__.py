@@ -1,1 +1,1 @@
-"""Step times in the logs of training frameworks, told by their content."""
+"""Step times in the logs of training frameworks, recognised by their content."""

@@ -25,7 +25,7 @@ from paceline.sources.step_logs.metrics import (
     step_time_metric,
 )
 
-#: The first event of each file says its version.
+#: Mark in the first event of each file, in front of its version.
 _MARK = b"brain.Event:"
 _MARK_WITHIN = 64
 _FRAME = 12  # bytes of a record before its data; 4 follow
@@ -35,7 +35,7 @@ _Point = tuple[float, float, float]  # step, wall time, value
 
 
 def is_event_file(path: Path) -> bool:
-    """Whether a file begins as an event file does."""
+    """Whether a file begins like an event file."""
     try:
         with path.open("rb") as file:
             return _MARK in file.read(_MARK_WITHIN)

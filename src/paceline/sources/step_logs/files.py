@@ -1,4 +1,4 @@
-"""Step times from any file, told by its content."""
+"""Step times from any file, recognised by its content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 #: The project's own columns: a header with one of them is a table of step times.
 _OWN = {"step", "rank", "duration_s", "start_s"}
-#: Lines before the first step that are looked through; behind them a log has none.
+#: Limit of lines before the first step; behind them a log has none.
 _MAX_PREAMBLE = 1_000_000
 
 
@@ -34,8 +34,8 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
     Args:
         path: a table (CSV, parquet, JSON lines), a log or metrics of a trainer, or a folder of
             TensorBoard's event files.
-        pattern: of a line, with named groups (:mod:`paceline.sources.step_logs.lines`); None
-            tells the format by content.
+        pattern: pattern of a line, with named groups
+            (:mod:`paceline.sources.step_logs.lines`); None: the content tells the format.
 
     Raises:
         TraceError: unreadable, damaged, or of no known format.
@@ -45,7 +45,7 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
 
 
 def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None, tuple[str, ...]]:
-    """Samples in the order of the file, and notes; None where it is a table of the project's own.
+    """Samples in the order of the file, and notes; None if it is a table of the project's own.
 
     Args, Raises: as of :func:`load_step_log`.
     """
@@ -68,7 +68,7 @@ def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None
 
 
 def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tuple[int, Array]]:
-    """Of each of several runs its first step, and [step] the median of the ranks.
+    """The first step of each of several runs, and [step] the median of the ranks.
 
     Args:
         paths: step times or logs, and folders of them.
@@ -90,7 +90,7 @@ def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tupl
 
 
 def median_of_ranks(duration_s: Array) -> Array:
-    """[step] the median of [step, rank]; nan where no rank gave a sample."""
+    """[step] the median of [step, rank]; nan if no rank gave a sample."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a step without a sample
         median: Array = np.nanmedian(duration_s, axis=1)

@@ -25,7 +25,7 @@ from paceline.sources.step_logs.lines import LineFormat
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 _TIME = r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
 
-#: In the order in which a line is asked.
+#: Formats in the order in which a line is tested.
 LINE_FORMATS = (
     LineFormat(
         "Megatron",

@@ -18,7 +18,7 @@ TRAINER_STATE, PROMETHEUS = '"log_history"', '"resultType"'
 #: End of a metric's name -> seconds of its unit.
 _UNITS = {"_ms": 1e-3, "_milliseconds": 1e-3, "_us": 1e-6, "_microseconds": 1e-6}
 
-#: Series that a note names.
+#: Number of series that a note names.
 _LISTED = 8
 
 _SCRAPES = (
@@ -88,7 +88,7 @@ def _prometheus(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[str
 
 
 def _numbered(labels: Sequence[Mapping[str, str]]) -> list[str]:
-    """Which series has which number, where they are not called by their rank."""
+    """Numbers of the series that are not named by their rank, in words."""
     if len(labels) < 2 or any("rank" in own for own in labels):
         return []
     names = sorted({name for own in labels for name in own})

@@ -2,13 +2,13 @@
 
 Groups (all but one that tells a time are optional):
 
-    step          the step's number; without it a rank's lines are counted
-    rank          the rank that wrote the line
-    duration_s    seconds of the step; also duration_ms
-    elapsed_s     seconds since the start of the run; also elapsed_ms. A step takes the difference
-    rate          tokens or samples a second, of equal steps; needs time, which gives the scale
-    time          when the line was written: 2026-08-22 10:00:00.123 (or with a comma)
-    tokens, samples, batch, sequence_length, window, flops    what the step has to do by plan
+    step          The step's number. Without it a rank's lines are counted.
+    rank          The rank that wrote the line.
+    duration_s    Seconds of the step. Also duration_ms.
+    elapsed_s     Seconds since the start of the run. Also elapsed_ms. A step takes the difference.
+    rate          Tokens or samples a second, of equal steps. Needs time, which gives the scale.
+    time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma).
+    tokens, samples, batch, sequence_length, window, flops    The step's planned work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Columns = dict[str, Array]
 _DURATIONS = {"duration_s": 1.0, "duration_ms": 1e-3}
 _ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3}
 _GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COLUMNS}
-#: Lines that an error quotes.
+#: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
 #: Ticks of a clock in a sample: a tick is then 5% of it. Gaps that are no step, in seconds.
@@ -43,8 +43,8 @@ class LineFormat:
 
     Attributes:
         name: the tool.
-        cue: words that a line of a step has; looked for before the pattern, which is slower.
-        pattern: with named groups.
+        cue: words in a line of a step; searched for before the pattern, which is slower.
+        pattern: pattern with named groups.
     """
 
     name: str
@@ -56,7 +56,7 @@ def pattern_of(text: str) -> re.Pattern[str]:
     """The pattern that a user gave.
 
     Raises:
-        TraceError: it is none, or its groups do not say how long a step takes.
+        TraceError: it is invalid, or its groups do not give the duration of a step.
     """
     usage = r"such as 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
     try:
@@ -81,10 +81,10 @@ def quoted(lines: Iterable[str]) -> str:
 
 
 def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Columns:
-    """Columns step, duration_s and, where the lines say it, rank, time_s and workload.
+    """Columns step, duration_s and, if the lines have them, rank, time_s and workload.
 
     Raises:
-        TraceError: no line matches, with the first that do not; or a number is none.
+        TraceError: no line matches (the message quotes the first ones); or a number is invalid.
     """
     rows: list[tuple[str | None, ...]] = []
     others: list[str] = []
@@ -110,7 +110,7 @@ def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Co
 
 
 def _with_durations(columns: Columns, times: Array | None, where: str) -> Columns:
-    """Columns with duration_s in place of what else told the time; without rows that have none."""
+    """Columns with duration_s in place of other times; without rows that have none."""
     duration_s = np.full(len(columns["step"]), np.nan)
     for name in set(columns) & {*_DURATIONS, *_ELAPSED, "rate"}:
         values = columns.pop(name)
@@ -158,10 +158,10 @@ def _lines_of_a_sample(elapsed_s: Array) -> int:
 
 
 def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -> Array:
-    """Seconds a step: what a step has to do, over the rate.
+    """Seconds a step: the step's work over the rate.
 
-    A step's work is the median of the rate's work between two lines, since an evaluation or a
-    checkpoint between some of them makes only those longer.
+    A step's work is the median, over pairs of lines, of the rate times the time between them. An
+    evaluation or a checkpoint between two lines lengthens that pair only.
     """
     per_step = steps_of_elapsed(step, rank, times) * rate
     if not np.isfinite(per_step).any():
@@ -170,7 +170,7 @@ def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -
 
 
 def _counted(rank: Array) -> Array:
-    """[row] how many rows of its rank came before."""
+    """[row] number of earlier rows of its rank."""
     numbers = np.empty(len(rank))
     counts = dict.fromkeys(rank.tolist(), 0)
     for row, one in enumerate(rank.tolist()):
@@ -188,10 +188,10 @@ def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
 
 
 def stamp_seconds(stamp: str | None, where: str) -> float:
-    """Seconds since the epoch of a date; nan where there is none.
+    """Seconds since the epoch of a date; nan if there is none.
 
     Raises:
-        TraceError: it is no date.
+        TraceError: the date is invalid.
     """
     if not stamp:
         return np.nan

@@ -1,8 +1,8 @@
-"""Step times among metrics that a tool drew: TensorBoard, Weights & Biases.
+"""Step times among metrics of a plotting tool: TensorBoard, Weights & Biases.
 
-The names are those that trainers give: ``iteration-time`` and ``batch-size`` Megatron-LM (core
-0.20.0, commit d98e8a6) and Megatron-Bridge (commit 031e7de), ``train_step_timing in s`` and
-``global_batch_size`` NeMo, ``time_metrics/end_to_end(s)`` torchtitan (commit c594d8a).
+The names are those of trainers. Megatron-LM (core 0.20.0, commit d98e8a6) and Megatron-Bridge
+(commit 031e7de) write ``iteration-time`` and ``batch-size``. NeMo writes ``train_step_timing in s``
+and ``global_batch_size``, torchtitan (commit c594d8a) ``time_metrics/end_to_end(s)``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.sources.step_logs.lines import Columns, steps_of_elapsed
 
 Array = npt.NDArray[np.float64]
 
-#: Metric -> seconds of its unit, in the order in which they are looked for.
+#: Metric -> seconds of its unit, in the order of the search.
 STEP_TIMES = {
     "iteration-time": 1.0,
     "train_step_timing in s": 1.0,
@@ -39,10 +39,10 @@ def bare_name(metric: str) -> str:
 
 
 def step_time_metric(metrics: Iterable[str], where: str) -> str | None:
-    """The metric that is a step time; None where none is.
+    """The metric that is a step time; None if there is none.
 
     Raises:
-        TraceError: it is there for several runs.
+        TraceError: several runs have it.
     """
     by_name: dict[str, list[str]] = {}
     for metric in metrics:

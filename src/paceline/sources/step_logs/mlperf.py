@@ -1,9 +1,9 @@
 """Step times in logs of MLPerf Training (``:::MLLOG``).
 
 Held against results of training v3.1 (commit f33f944) and v5.1 (commit 4da2d1c) of mlcommons, and
-the callbacks of NVIDIA's submissions that write them: a line ``tracked_stats`` has a value
-``train_step_time`` (seconds) and, in its metadata, ``step`` or ``samples_count``. Both count
-samples or tokens: the step is their multiple of what one step takes.
+the callbacks of NVIDIA's submissions that write them. A line ``tracked_stats`` has a value
+``train_step_time`` (seconds). Its metadata has ``step`` or ``samples_count``. Both count samples or
+tokens; the step's number is the count over that of one step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def count_of_a_step(counts: np.ndarray[Any, Any], batch: float, length: float) -
 
 
 def train_step_time(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(samples or steps so far, seconds a step) of an entry; None where it tells none."""
+    """(samples or steps so far, seconds a step) of an entry; None if it has none."""
     value, metadata = entry.get("value"), entry.get("metadata")
     if not isinstance(value, dict) or not isinstance(metadata, dict):
         return None
@@ -74,7 +74,7 @@ def train_step_time(entry: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def entry_of(line: str) -> dict[str, Any]:
-    """Content of a line of such a log; empty where it is none."""
+    """Content of a line of such a log; empty for other lines."""
     if CUE not in line:
         return {}
     try:

@@ -1,7 +1,8 @@
 """Step times in CSV files of Weights & Biases.
 
-Two forms: a chart's export (columns ``Step``, then ``RUN - METRIC`` with ``__MIN`` and ``__MAX``
-beside it) and ``run.history().to_csv()`` (``_step``, ``_runtime``, ``_timestamp`` and metrics).
+There are two forms. A chart's export has columns ``Step``, then ``RUN - METRIC`` with ``__MIN`` and
+``__MAX`` beside it. ``run.history().to_csv()`` has ``_step``, ``_runtime``, ``_timestamp`` and
+metrics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telemetry of GPUs from files, told by their content."""
+"""Telemetry of GPUs from files, recognised by their content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.errors import TraceError
 from paceline.sources.telemetry import nvidia_smi, prometheus
 from paceline.sources.telemetry.table import Telemetry, joined
 
-#: Characters that tell what a file is.
+#: Number of characters that show a file's format.
 _HEAD = 4096
 _NO_TIMES = {
     "#Entity": "dcgmi dmon",

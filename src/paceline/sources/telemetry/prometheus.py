@@ -1,4 +1,4 @@
-"""Prometheus' data about GPUs: the answer to a range query, or what an exporter's page says once.
+"""Prometheus' data about GPUs: the answer to a range query, or one output of an exporter's page.
 
 DCGM's fields and xpu_timer's (:mod:`paceline.sources.telemetry.xpu_timer`) are known.
 
@@ -40,7 +40,7 @@ FIELDS: Mapping[str, tuple[str, float]] = {
     "DCGM_FI_DEV_XID_ERRORS": ("xid", 1.0),
 }
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
-#: From here on DCGM's 64-bit and 32-bit values mean "blank" (dcgm_structs.h).
+#: DCGM's 64-bit and 32-bit values from here on mean "blank" (dcgm_structs.h).
 _BLANK = 0x7FFFFFF0
 _SERIES = re.compile(
     r"^((?:DCGM_FI|XPU_TIMER)_\w+)\{([^}]*)\}\s+(\S+)(?:\s+(\d+))?\s*$", re.MULTILINE
@@ -123,7 +123,7 @@ def _values(
     value: float,
     hangs: dict[Gpu, tuple[float, float]],
 ) -> Iterator[tuple[Gpu, str, float, float]]:
-    """Rows of one value; the last one of who hangs is kept in ``hangs``."""
+    """Rows of one value; the last one of a hanging rank is kept in ``hangs``."""
     if not value < _BLANK:
         return
     if name == xpu_timer.FLOPS and xpu_timer.is_product(labels):

@@ -1,4 +1,4 @@
-"""Samples of GPUs' health, whatever tool took them."""
+"""Samples of GPUs' health, from any tool."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-#: A gauge has a level; a flag is 0 or 1; time counts the seconds in which something held; a
-#: counter counts events; a code is the last error's number.
+#: A gauge has a level. A flag is 0 or 1. A time counts the seconds in which a state held. A counter
+#: counts events. A code is the number of the last error.
 Kind = Literal["gauge", "flag", "time", "counter", "code"]
 
 
@@ -71,7 +71,7 @@ class Samples:
     value: Array
 
     def between(self, begin_s: float, end_s: float) -> Samples:
-        """Those from ``begin_s`` to ``end_s``."""
+        """The samples from ``begin_s`` to ``end_s``."""
         rows = slice(*np.searchsorted(self.time_s, (begin_s, end_s)))
         return Samples(self.time_s[rows], self.value[rows])
 
@@ -82,7 +82,7 @@ class Telemetry:
 
     Attributes:
         of: (GPU, metric) -> its samples.
-        notes: what was doubtful while reading.
+        notes: doubts of the reader.
     """
 
     of: Mapping[tuple[Gpu, str], Samples]
@@ -90,7 +90,7 @@ class Telemetry:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """All of them, in order."""
+        """All GPUs, in order."""
         return tuple(sorted({gpu for gpu, _ in self.of}, key=_by_number))
 
 
@@ -108,7 +108,7 @@ def telemetry_of(
 
 
 def joined(parts: Iterable[Telemetry]) -> Telemetry:
-    """Several files as one; of two samples of one time the later file's counts."""
+    """Several files as one; of two samples of one time, that of the later file counts."""
     parts = list(parts)
     by_key: dict[tuple[Gpu, str], list[tuple[float, float]]] = {}
     for part in parts:
