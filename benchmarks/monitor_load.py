@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from monitor_instances import Instances, several
 from monitor_lab import Server
 
+#: Of each job; --ranks changes the first.
 RANKS, STEPS, JOBS_TOGETHER = 8, 10, 200
 
 
@@ -163,7 +164,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=800)
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--only", choices=("alone", "together"))
+    parser.add_argument("--ranks", type=int, default=RANKS)
     args = parser.parse_args()
+    globals()["RANKS"] = args.ranks
     print(f"load of the machine before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
         folder = Path(scratch)

@@ -25,17 +25,22 @@ class Instances:
         blobs: URL of the bucket.
         folder: their scratch folders and logs.
         options: of each, too.
+        alone: one process that has the store to itself, and no workers.
     """
 
-    def __init__(self, store: str, blobs: str, folder: Path, *options: str) -> None:
+    def __init__(
+        self, store: str, blobs: str, folder: Path, *options: str, alone: bool = False
+    ) -> None:
         self.store, self.blobs, self.folder, self.options = store, blobs, folder, options
+        self.alone = alone
         self.servers: list[Server] = []
         self.workers: list[subprocess.Popen] = []
         self.token = ""
 
     def add(self) -> Server:
         name = f"i{len(self.servers)}"
-        shared = ("--store", self.store, "--blobs", self.blobs, "--instance", name)
+        shared = ["--store", self.store, "--blobs", self.blobs]
+        shared += [] if self.alone else ["--instance", name]
         server = Server(self.folder / name, *shared, *self.options, token=self.token)
         self.servers.append(server)
         server.start()

@@ -73,7 +73,7 @@ class Server:
 
     def memory_mib(self) -> float:
         """Of the service and of its analyses, resident."""
-        return sum(_resident_mib(pid) for pid in (self.process.pid, *_children(self.process.pid)))
+        return sum(resident_mib(pid) for pid in (self.process.pid, *_children(self.process.pid)))
 
     def __enter__(self) -> Server:
         return self.start()
@@ -173,7 +173,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _resident_mib(pid: int) -> float:
+def resident_mib(pid: int) -> float:
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:

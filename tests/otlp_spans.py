@@ -5,6 +5,9 @@ More than Megatron-LM sends: every transfer has a span, and every compute its mi
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
+
+from jobs import Spec, make_rows
 
 #: A job's operations that Megatron-LM has spans for: what to leave out of a ``Spec``.
 WITH_SPANS = dict.fromkeys(("gc", "gather", "clip", "layernorm", "embedding"), False)
@@ -114,3 +117,20 @@ def requests_of(rows: list[dict], tp: int = 1) -> list[dict]:
     """A request per rank."""
     sizes = sizes_of(rows, tp)
     return [request(rank, some, sizes) for rank, some in sorted(spans_of_ranks(rows, tp).items())]
+
+
+def rows_of_steps(first: int, n: int) -> tuple[dict, ...]:
+    """Operations with spans of a job of two stages."""
+    spec = Spec(pp=2, microbatches=(3, 3), steps=n, first_step=first)
+    return tuple(row for row in make_rows(spec) if row["kind"] in NAMES)
+
+
+def parts(rows: Iterable[dict], pieces: int) -> list[dict]:
+    """Requests of all ranks, each rank's spans in some pieces, children before their step."""
+    sizes = sizes_of(rows)
+    found = []
+    for rank, spans in sorted(spans_of_ranks(rows).items()):
+        spans = sorted(spans, key=lambda span: (span["end_ns"], bool(not span["parent"])))
+        edges = [round(n * len(spans) / pieces) for n in range(pieces + 1)]
+        found.append([request(rank, spans[a:b], sizes) for a, b in pairwise(edges)])
+    return [piece[n] for n in range(pieces) for piece in found]

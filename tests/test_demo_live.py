@@ -17,7 +17,8 @@ import requires
 requires.installed("torch")
 
 import peace
-from paceline.demo.control import CONTROL, Control
+from paceline.demo.busy import cpu_seconds
+from paceline.demo.control import CONTROL, LOSSES, Control
 from paceline.demo.live import LEVELS, run_live
 from paceline.demo.processes import Shape, Training
 from paceline.detect.waits import wait_graph
@@ -94,10 +95,41 @@ class TestProcesses:
 
 
 def test_control_says_all_in_numbers(tmp_path):
-    control = Control((5, 11), 1.5, 3, True)
+    control = Control((5, 11), 1.5, 3, True, 7)
     control.write(tmp_path / CONTROL)
     assert Control.read(tmp_path / CONTROL) == control
     assert Control.from_values(control.to_values()) == control
+
+
+def test_a_message_tells_the_first_step_that_obeyed_it(tmp_path):
+    """Recordings may lie some steps behind; a half written line is no step."""
+    job = Training(tmp_path, QUICK)
+    lines = [{"step": n, "loss": 1.0, "counts": [4, 4], "message": int(n > 6)} for n in range(9)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / LOSSES).write_text(text + '{"step": 9, "lo')
+    assert job.say(factor=2.0) == 7
+    assert Control.read(tmp_path / CONTROL) == Control((4, 4), 2.0, number=1)
+    assert len(job.losses()) == 9
+
+
+def test_other_work_is_that_of_no_descendant(tmp_path):
+    """/proc as Linux has it, with a process whose name holds a bracket; in ticks."""
+    tick = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(
+        f"cpu {60 * tick} {20 * tick} {10 * tick} 999 999 0 0 {tick} 0\n"
+    )
+    for pid, parent, name, seconds in (
+        (2, 1, "us", 5),
+        (3, 2, "a) b", 4),
+        (4, 3, "c", 3),
+        (5, 1, "o", 9),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        # Behind the parent lie nine other fields, then utime, stime, and those of ended children.
+        stat = f"{pid} ({name}) R {parent} {'0 ' * 9}{(seconds - 3) * tick} {tick} {tick} {tick} 0"
+        (tmp_path / str(pid) / "stat").write_text(stat)
+    assert cpu_seconds(tmp_path, 2) == (5 + 4 + 3, 91)
+    assert cpu_seconds(tmp_path / "absent") is None
 
 
 def test_an_existing_folder_is_refused(tmp_path):

@@ -23,7 +23,7 @@ from paceline.monitor.config import load_config
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "paceline"
 POD = CHART.parents[1] / "kubernetes" / "pod-labels.yaml"
 #: Versions of Kubernetes whose schemas the objects are held against.
-VERSIONS = ("1.29", "1.33")
+VERSIONS = ("1.29", "1.33", "1.37")
 FULL = {
     "store": "postgresql://paceline@db:5432/paceline",
     "blobs": "s3://bucket/paceline",
@@ -48,6 +48,7 @@ SETS = {
     "full": FULL,
     "none": {"persistence": {"enabled": False}, "networkPolicy": {"enabled": False}},
     "claim": {"persistence": {"existingClaim": "mine"}},
+    "several": {**FULL, "instances": 3, "workers": 2},
 }
 
 
@@ -112,6 +113,24 @@ def test_the_pod_is_nobody_and_writes_only_where_it_has_to(tmp_path):
     ).read_text(encoding="utf-8")
 
 
+def test_several_instances_have_names_and_scratch_volumes(tmp_path):
+    found = objects(tmp_path, SETS["several"])
+    spec = found["StatefulSet"]["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")
+    assert "volumeClaimTemplates" not in spec
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"][-2:] == ["--instance", "$(POD_NAME)"]
+    assert {"name": "data", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
+    workers = found["Deployment"]["spec"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert (workers["replicas"], worker["command"][:2]) == (2, ["paceline", "work"])
+    # The Service does not send requests to who only analyses.
+    selected = found["Service"]["spec"]["selector"].items()
+    assert selected <= spec["template"]["metadata"]["labels"].items()
+    assert not selected <= workers["template"]["metadata"]["labels"].items()
+    assert "--instance" not in str(objects(tmp_path, {})["StatefulSet"])
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_its_settings_are_those_of_the_service(tmp_path, name):
     data = objects(tmp_path, SETS[name])["ConfigMap"]["data"]
@@ -138,6 +157,9 @@ def test_its_settings_are_those_of_the_service(tmp_path, name):
         {"config": {"data": "/tmp"}},
         {"config": {"bind": "0.0.0.0:1"}},
         {"store": "postgresql://user:password@db/paceline"},
+        {"instances": 3},
+        {"instances": 3, "store": "postgresql://user@db/paceline"},
+        {"workers": 1, "blobs": "s3://bucket/x"},
         {"files": {"monitor.yaml": ""}},
         {"files": {"../x.yaml": ""}},
         {"service": {"port": 0}},

@@ -17,6 +17,7 @@ from paceline.detect import stacks
 from paceline.detect.hang import hang_of, is_overdue
 from paceline.detect.missing_calls import absent_ranks, waiting_calls
 from paceline.errors import DetectError, TraceError
+from paceline.extras import pip_install
 from paceline.sources.recording import load_recorded_step_times
 from paceline.trace.calls import CallLog
 from paceline.watch import Watch
@@ -181,7 +182,7 @@ def test_why_there_is_no_stack_is_said(tmp_path, script, note):
 
 def test_without_py_spy_or_processes_one_line_says_so(monkeypatch):
     monkeypatch.setattr(stacks, "find_pyspy", lambda: None)
-    assert "pip install 'paceline[hang]'" in stacks.stacks_of({0: 5}).lines()[0]
+    assert pip_install("hang") in stacks.stacks_of({0: 5}).lines()[0]
     assert "no process of the job" in stacks.stacks_of({}).lines()[0]
 
 

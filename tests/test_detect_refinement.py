@@ -29,6 +29,22 @@ def refined(x):
     return refinement.events()
 
 
+@pytest.mark.parametrize("at", [60, 100, 200, 240, 400])
+def test_a_change_is_no_noise(at):
+    """Windows of up to 257 samples reach across it when their noise is first measured."""
+    (onset,) = refined(stream(0, [(at, 1.0), (700 - at, 1.4)], noise=0.01))
+    assert onset.refined.low < 1.4 < onset.refined.high
+    assert onset.refined.high / onset.refined.low < 1.05
+
+
+def test_the_mean_of_an_episode_ends_with_it():
+    """The steps that make its end sure are healthy ones."""
+    onset, relief = refined(stream(0, [(100, 1.0), (12, 1.4), (100, 1.0)], noise=0.01))
+    assert (onset.kind, relief.kind) == ("onset", "relief")
+    assert relief.factor == pytest.approx(1.4, rel=0.01)
+    assert relief.lost_s == pytest.approx(12 * 2.0 * 0.4, rel=0.05)
+
+
 def test_a_longer_level_is_known_better():
     first, last, held, held_first = [], [], [], []
     for seed in range(20):
@@ -102,4 +118,4 @@ def test_the_command_says_both(tmp_path, capsys):
     assert event["factor_low"] < event["factor"] < event["factor_high"]
     assert event["refined"]["factor"] == pytest.approx(1.3, rel=0.02)
     assert run(["detect", str(path)]) == 0
-    assert "\n  in the end: 1." in capsys.readouterr().out
+    assert "\n  so far: 1." in capsys.readouterr().out

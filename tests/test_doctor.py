@@ -8,6 +8,7 @@ import pytest
 from paceline import doctor
 from paceline.cli.main import run
 from paceline.doctor import Package, examine, find_gpus, numbers
+from paceline.extras import pip_install
 
 #: As pages of others show them: an H100 of a cluster, SUSE's documentation of driver 555.42.06,
 #: Talos Linux's of 515.65.01.
@@ -93,7 +94,7 @@ def test_what_is_missing_comes_with_how_to_install_it(monkeypatch):
     features = {feature.name: feature for feature in examine("0.2.0").features}
     calibrate = features["calibrate"]
     assert (calibrate.works, calibrate.missing) == (False, "scipy")
-    assert calibrate.install == "pip install 'paceline[calibrate]'"
+    assert calibrate.install == pip_install("calibrate")
     profile = next(f for name, f in features.items() if name.startswith("profile, "))
     assert profile.missing == "torch (here 2.4, needed >=2.5)"
     assert next(iter(features.values())).works

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import main
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -46,6 +48,14 @@ def test_which_plan(run):
     found = names["found"]
     assert found.step_time_s[0] <= names["prediction"].step_time_s
     assert all(found.plan(i).gpus == 64 for i in range(3))
+
+
+def test_the_log_of_the_readme(capsys):
+    assert main.run(["detect", str(EXAMPLES / "train.log")]) == 0
+    out = capsys.readouterr().out
+    assert "1.39x slower since step 90" in out
+    assert "healthy again since step 120, after 1.40x; 24 s lost" in out
+    assert "150 steps of 1 rank: 1 fail-slow, 0 ranks slow at the end" in out
 
 
 def test_every_notebook_has_a_test():

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 LAYERS = (
     *(
         "errors",
+        "extras",
         "robust",
         "occurrence",
         "jit",

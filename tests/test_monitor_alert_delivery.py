@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +19,8 @@ from monitor_stores import STORES
 from monitor_web import eventually
 from paceline.monitor.alerts import delivery
 from paceline.monitor.alerts.channels import Webhook
+from paceline.monitor.alerts.notice import Notice
+from paceline.monitor.alerts.pagers import Opsgenie, PagerDuty
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
 from paceline.monitor.store.tables import deliveries
@@ -252,3 +255,66 @@ def test_a_running_service_delivers_by_itself(tmp_path, hook):
     finally:
         world.alerts.stop()
     eventually(lambda: not any(t.name == "alerts-hook" for t in threading.enumerate()))
+
+
+def test_a_cause_that_becomes_known_is_told_once(tmp_path, hook):
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    sender = courier(world)
+    world.happened("onset", 100)
+    sender.round()
+    (begin,) = hook.wait(1)
+    assert (begin["alerts"][0]["cause"], begin["alerts"][0]["is_update"]) == ("fail-slow", False)
+    for _ in range(3):  # three traces, one message
+        world.session(1.4)
+        sender.round()
+    world.now += 1
+    sender.round()
+    begin, update = hook.wait(2)
+    assert len(hook.received) == 2
+    (alert,) = update["alerts"]
+    assert (alert["cause"], alert["status"], alert["is_update"]) == ("worker", "firing", True)
+    assert update["title"] == "[CAUSE] job-1: fail-slow"
+    keys = [headers["Idempotency-Key"] for _, headers, _, _ in hook.received]
+    assert keys[0] != keys[1]
+    world.set_job(status="ended")
+    world.alerts.judge(world.job.id, world.now)
+    sender.round()
+    assert hook.wait(3)[2]["status"] == "resolved"
+
+
+def test_a_cause_that_is_known_at_once_is_in_the_first_message(tmp_path, hook):
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    world.happened("onset", 100)
+    world.session(1.4)  # before anybody was told
+    courier(world).round()
+    courier(world).round()
+    (begin,) = hook.wait(1)
+    assert begin["alerts"][0]["cause"] == "worker"
+    assert len(hook.received) == 1
+
+
+def test_the_cause_of_what_is_over_is_not_told(tmp_path, hook):
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    sender = courier(world)
+    world.happened("onset", 100)
+    sender.round()
+    world.session(1.4)
+    world.set_job(status="ended")
+    world.alerts.judge(world.job.id, world.now)
+    sender.round()
+    assert [message["status"] for message in hook.wait(2)] == ["firing", "resolved"]
+
+
+def test_opsgenie_gets_a_new_description_and_no_new_alert(tmp_path, hook):
+    notice = Notice(
+        7, "firing", "fail-slow", "critical", "llm", "job-1", "Slow.", "worker", "gpu-7", None,
+        "http://here/jobs/job-1", 1.0, is_update=True,
+    )  # fmt: skip
+    Opsgenie("pager", "key", hook.url).send([notice], 2.0)
+    path, _, body, _ = hook.received[0]
+    assert path.endswith("/description?identifierType=alias")
+    assert json.loads(body)["description"].startswith("Slow.\nCause: worker\nWhere: gpu-7")
+    PagerDuty("pager", "key", hook.url).send([notice], 2.0)
+    event = json.loads(hook.received[1][2])
+    assert event["event_action"] == "trigger"
+    assert event["payload"]["class"] == "worker"

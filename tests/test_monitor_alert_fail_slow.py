@@ -147,7 +147,7 @@ def test_a_fail_slow_has_a_gain_and_the_hosts_of_its_ranks(world):
     world.session(1.0, meta={"hosts": {"3": ["node-0", "3"], "4": ["node-1", "0"]}})
     world.happened("onset", 100, ranks=(3, 4))
     (row,) = world.rows()
-    assert row["place"] == "ranks 3, 4; host node-0, node-1"
+    assert row["place"] == "ranks 3-4; host node-0, node-1"
     assert row["gain"].startswith("33.3% of each step; paceline validate")
 
 
@@ -155,3 +155,29 @@ def test_the_end_of_a_job_ends_its_fail_slow(world):
     world.set_job(slow_since_step=100)
     jobs.end(world.engine, world.job.id, world.now)
     assert jobs.by_id(world.engine, world.job.id)["slow_since_step"] is None
+
+
+def test_all_ranks_are_named_as_such(world):
+    world.happened("onset", 100, ranks=range(64))
+    (row,) = world.rows()
+    assert row["place"] == "all 64 ranks"
+
+
+def test_a_place_names_runs_of_ranks(world):
+    world.happened("onset", 100, ranks=(1, 4, 5, 6, 7))
+    (row,) = world.rows()
+    assert row["place"] == "ranks 1, 4-7"
+
+
+def test_a_trace_after_the_onset_names_the_cause(world):
+    world.session(1.4)
+    world.happened("onset", 100, ranks=range(64))
+    assert world.rows()[0]["cause"] == "fail-slow"  # that session was before
+    world.session(1.1)  # ... and this one explains too little of 1.5
+    assert world.rows()[0]["cause"] == "fail-slow"
+    number = world.session(1.3)
+    row = next(row for row in world.rows() if row["rule"] == "fail-slow")
+    assert (row["cause"], row["session_id"], row["status"]) == ("worker", number, "firing")
+    world.session(1.0)  # a passing lull of S does not take it back
+    row = next(row for row in world.rows() if row["rule"] == "fail-slow")
+    assert row["cause"] == "worker"

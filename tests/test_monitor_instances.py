@@ -31,7 +31,17 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
-from paceline.monitor.store import alerts, database, events, jobs, news, sessions, step_log, tables
+from paceline.monitor.store import (
+    alerts,
+    database,
+    events,
+    jobs,
+    news,
+    sessions,
+    step_log,
+    tables,
+    upload_parts,
+)
 from paceline.monitor.store.leases import LeaseLost
 
 
@@ -302,6 +312,45 @@ class TestUploads:
         assert sessions.by_id(engine, number, "*")["status"] == "queued"
         assert [key for key, _, _ in blobs.listed()] == [trace_key(trace["sha256"])]
         assert list((tmp_path / "a" / "uploads").iterdir()) == []
+
+    def test_an_upload_that_two_instances_finish_is_one_session(
+        self, engine, tmp_path, monkeypatch
+    ):
+        (tmp_path / "bucket").mkdir()
+        blobs = DirectBlobs(f"file://{tmp_path / 'bucket'}", Gate())
+        one, two = (PartUploads(Config(data=tmp_path / name), engine, blobs) for name in "ab")
+        content = b"PAR1 x"
+        trace = {"sha256": digest(content), "size_bytes": 6, "file_name": "t", "meta": {}}
+        job = jobs.register(engine, "p", "a", 1.0)
+        row = tables_row(engine, one.begin(job.id, "p", trace, 1.0)["upload"])
+        put(one, row, 0, content)
+        real, numbers = upload_parts.parts_of, []
+
+        def finished_meanwhile(*of):
+            monkeypatch.setattr(upload_parts, "parts_of", real)
+            found = real(*of)
+            numbers.append(two.finish(row, 2.0))
+            return found
+
+        monkeypatch.setattr(upload_parts, "parts_of", finished_meanwhile)
+        assert [one.finish(row, 2.0)] == numbers
+        assert [key for key, _, _ in blobs.listed()] == [trace_key(trace["sha256"])]
+
+    def test_parts_that_are_gone_are_sent_again(self, engine, tmp_path):
+        (tmp_path / "bucket").mkdir()
+        blobs = DirectBlobs(f"file://{tmp_path / 'bucket'}", Gate())
+        uploads = PartUploads(Config(data=tmp_path / "a"), engine, blobs)
+        trace = {"sha256": digest(b"PAR1 x"), "size_bytes": 6, "file_name": "t", "meta": {}}
+        job = jobs.register(engine, "p", "a", 1.0)
+        row = tables_row(engine, uploads.begin(job.id, "p", trace, 1.0)["upload"])
+        put(uploads, row, 0, b"PAR1 x")
+        for key, _, _ in list(blobs.listed()):
+            blobs.delete(key)
+        with pytest.raises(Refusal) as refused:
+            uploads.finish(row, 2.0)
+        assert refused.value.extra == {"offset": 0}
+        put(uploads, row, 0, b"PAR1 x")
+        assert uploads.finish(row, 3.0) > 0
 
     def test_another_content_begins_again(self, engine, tmp_path):
         (tmp_path / "bucket").mkdir()

@@ -153,8 +153,12 @@ class TestCommand:
         monkeypatch.setenv("PACELINE_TOKEN", "pcl_wrong")
         code, _, err = said("push", make_trace(tmp_path, 0), "--to", url)
         assert code == 2
-        assert "the token is not known" in err
+        assert "the token is not known; set PACELINE_TOKEN to one that is good" in err
         assert "pcl_wrong" not in err
+        monkeypatch.delenv("PACELINE_TOKEN")
+        code, _, err = said("push", make_trace(tmp_path, 0), "--to", url)
+        assert code == 2
+        assert "a token is needed; set PACELINE_TOKEN (paceline admin token create" in err
 
 
 class TestFollow:

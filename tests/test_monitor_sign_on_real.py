@@ -64,11 +64,12 @@ def new_key(name):
 
 
 @contextlib.contextmanager
-def certified(port, redirect, keys, *, userinfo=False):
+def certified(port, redirect, keys, *, userinfo=False, ahead_ms=0):
     folder = os.environ.get(CERTIFIED, "")
     if not folder or not shutil.which("node"):
         pytest.skip(f"npm install --prefix FOLDER oidc-provider@8, and set {CERTIFIED} to FOLDER")
     settings = {"port": port, "redirect": redirect, "users": USERS, "userinfo": userinfo}
+    settings["ahead_ms"] = ahead_ms
     settings["keys"] = [key.as_dict(private=True) for key in keys]
     script = Path(__file__).with_name("openid_provider.mjs")
     modules = Path(folder).resolve() / "node_modules"
@@ -87,7 +88,11 @@ def setting(tmp_path):
 def enter(site, browser, user, to="/"):
     """Log in at the certified provider's pages and agree; the last page."""
     page = browser.ask(f"{url_of(site)}/login/oidc?{urlencode({'next': to})}")
-    page = browser.follow(page)
+    return at_the_provider(browser, browser.follow(page), user)
+
+
+def at_the_provider(browser, page, user):
+    """Say who one is, and agree; the last page."""
     for _ in range(3):
         if "/interaction/" not in page.url:
             break
@@ -178,6 +183,52 @@ def test_the_certified_provider_does_not_take_a_wrong_secret(tmp_path):
             page = enter(site, Browser(), "lead")
             assert page.status == 403
             assert "invalid_client" in page.text
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600], ids=["expired", "of the future"])
+def test_the_certified_providers_tokens_have_to_be_of_now(tmp_path, ahead_s):
+    with setting(tmp_path) as (port, issuer, mine, redirect):
+        provider = certified(port, redirect, [new_key("one")], ahead_ms=1000 * ahead_s)
+        with provider, signing_monitor(tmp_path, issuer, port=mine) as site:
+            browser = Browser()
+            page = enter(site, browser, "lead")
+            assert (page.status, urlsplit(page.url).path) == (403, "/login/oidc/callback")
+            assert browser.ask(f"{url_of(site)}/").status == 303
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"nonce": "another"}, "nonce"),
+        ({"client_id": "other"}, "invalid_grant"),
+        ({"state": "another"}, ""),
+    ],
+    ids=["nonce", "client", "state"],
+)
+def test_a_login_that_somebody_changed_on_its_way_is_refused(tmp_path, changed, said):
+    """The provider does what it is asked for, and the monitor sees that it asked otherwise."""
+    with setting(tmp_path) as (port, issuer, mine, redirect):
+        provider = certified(port, redirect, [new_key("one")])
+        with provider, signing_monitor(tmp_path, issuer, port=mine) as site:
+            browser = Browser()
+            begun = browser.ask(f"{url_of(site)}/login/oidc")
+            parts = urlsplit(begun.header("location"))
+            query = urlencode(dict(parse_qsl(parts.query)) | changed)
+            page = browser.follow(browser.ask(parts._replace(query=query).geturl()))
+            page = at_the_provider(browser, page, "lead")
+            assert (page.status, urlsplit(page.url).path) == (403, "/login/oidc/callback")
+            assert said in page.text
+            assert browser.ask(f"{url_of(site)}/").status == 303
+
+
+@pytest.mark.parametrize("to", ["//evil.example/x", "https://evil.example", "/\\evil.example"])
+def test_a_login_ends_at_home(tmp_path, to):
+    with setting(tmp_path) as (port, issuer, mine, redirect):
+        provider = certified(port, redirect, [new_key("one")])
+        with provider, signing_monitor(tmp_path, issuer, port=mine) as site:
+            page = enter(site, Browser(), "lead", to)
+            assert page.status == 200
+            assert urlsplit(page.url).netloc == f"127.0.0.1:{mine}"
 
 
 def test_the_mock_provider_logs_users_in(tmp_path):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -12,9 +11,8 @@ import requires
 requires.installed("starlette")
 
 import monitor_uploads
-from jobs import Spec, make_rows
 from monitor_web import eventually
-from otlp_spans import NAMES, request, requests_of, sizes_of, spans_of_ranks
+from otlp_spans import parts, requests_of, rows_of_steps
 from paceline.monitor import otlp_jobs
 from paceline.monitor.otlp_jobs import SpanFiles
 from paceline.monitor.store.jobs import JobKey
@@ -22,23 +20,8 @@ from paceline.monitor.store.jobs import JobKey
 site = monitor_uploads.site
 
 
-def parts(rows, pieces):
-    """Requests of all ranks, each rank's spans in so many pieces, children before their step."""
-    sizes = sizes_of(rows)
-    found = []
-    for rank, spans in sorted(spans_of_ranks(rows).items()):
-        spans = sorted(spans, key=lambda span: (span["end_ns"], bool(not span["parent"])))
-        edges = [round(n * len(spans) / pieces) for n in range(pieces + 1)]
-        found.append([request(rank, spans[a:b], sizes) for a, b in pairwise(edges)])
-    return [piece[n] for n in range(pieces) for piece in found]
-
-
 class TestSpans:
-    ROWS = tuple(
-        row
-        for row in make_rows(Spec(pp=2, microbatches=(3, 3), steps=6, first_step=5))
-        if row["kind"] in NAMES
-    )
+    ROWS = rows_of_steps(5, 6)
 
     def send(self, site, body, kind="application/json", **headers):
         headers = {"Content-Type": kind, **headers}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.cli.main import run
+from paceline.detect.detector import Detector
 from paceline.errors import TraceError
 from paceline.ledger import goodput
 from paceline.sources.step_logs.files import load_step_log
@@ -70,6 +71,31 @@ def modded_nanogpt(step, seconds, end_s):
     )
 
 
+def llm_c(step, seconds, end_s):
+    return (
+        f"step {step:4d}/19560 | loss 10.9 (+nanz)| norm 15.1 (+nanz)| lr 8.57e-07 | "
+        f"{seconds * 1000:.2f} ms | 34.5% bf16 MFU | {round(524288 / seconds)} tok/s"
+    )
+
+
+def llm_c_python(step, seconds, end_s):
+    return (
+        f"step {step:4d}/19560 | train loss 10.9 | norm 15.1 | lr 8.57e-07 | "
+        f"({seconds * 1000:.2f} ms | {round(524288 / seconds)} tok/s)"
+    )
+
+
+def nanochat(step, seconds, end_s):
+    return (
+        f"step {step:05d}/21400 ({step / 214:.2f}%) | loss: 9.1 | lrm: 1.00 | "
+        f"dt: {seconds * 1000:.2f}ms | tok/sec: 447,000 | mfu: 12.30 | total time: 0.10m"
+    )
+
+
+def build_nanogpt(step, seconds, end_s):
+    return f"step {step:5d} | loss: 6.5 | norm: 0.2 | dt: {seconds * 1000:.2f}ms | tok/sec: 1342.10"
+
+
 def deepspeed(step, seconds, end_s):
     return (
         f"[{at(end_s).replace('.', ',')}] [INFO] [timer.py:264:stop] epoch=0/micro_step={step * 2}/"
@@ -98,7 +124,7 @@ def mlperf(step, seconds, end_s):
 
 FORMATS = [
     *(megatron, bridge, nemo, nemo_bar, torchtitan, nanogpt, modded_nanogpt),
-    *(deepspeed, deepspeed_pipeline, mlperf),
+    *(llm_c, llm_c_python, nanochat, build_nanogpt, deepspeed, deepspeed_pipeline, mlperf),
 ]
 
 
@@ -165,6 +191,24 @@ def test_a_pattern_for_any_other_log(tmp_path):
     assert times.duration_s[:, 0] == pytest.approx(SECONDS)
     counted = load_step_log(path, r"took (?P<duration_ms>[\d.]+) ms")
     assert counted.steps.tolist() == list(range(60))
+
+
+def test_a_clock_of_whole_seconds(tmp_path):
+    """Steps of 0.7 s, later 1.05 s, by stamps of whole seconds: none of them takes 0 s or 1 s."""
+    path = tmp_path / "own.log"
+    ends = np.floor(np.cumsum([0.7] * 2000 + [1.05] * 1000))
+    path.write_text("".join(f"{end:.0f} s: step {i}\n" for i, end in enumerate(ends)))
+    times = load_step_log(path, r"^(?P<elapsed_s>\d+) s: step (?P<step>\d+)")
+    assert times.steps_per_sample == 25  # 20 s of 0.8 s each
+    before = times.duration_s[times.steps < 2000, 0]
+    after = times.duration_s[times.steps >= 2025, 0]
+    assert before == pytest.approx(0.7, abs=1 / 25)
+    assert after == pytest.approx(1.05, abs=1 / 25)
+    detector = Detector()
+    samples = zip(times.steps.tolist(), times.duration_s, strict=True)
+    (event,) = [event for step, row in samples for event in detector.update(step, row)]
+    assert event.kind == "onset"
+    assert event.factor == pytest.approx(1.5, rel=0.05)
 
 
 @pytest.mark.parametrize(

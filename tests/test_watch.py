@@ -25,14 +25,19 @@ HEALTHY = 70
 
 
 class Job:
-    """A job of 2 x 2 ranks whose worker (1, 0) becomes 2x slow at step 70; nobody runs it."""
+    """A job of 2 x 2 ranks whose worker (1, 0) becomes 2x slow at step 70; nobody runs it.
 
-    def __init__(self, folder):
-        self.folder, self.next = folder, 0
+    From step ``worse`` on the worker (0, 1) is 5x slow, too.
+    """
+
+    def __init__(self, folder, worse=1_000_000):
+        self.folder, self.next, self.worse = folder, 0, worse
+        first, second = SlowWorker(1, 0, 2.0), SlowWorker(0, 1, 5.0)
         healthy = synthesize(spec(steps=1))
-        slow = synthesize(spec(steps=1, slow_workers=(SlowWorker(1, 0, 2.0),)))
-        self.traces = {False: healthy, True: slow}
-        for name, trace in (("healthy", healthy), ("slow", slow)):
+        slow = synthesize(spec(steps=1, slow_workers=(first,)))
+        both = synthesize(spec(steps=1, slow_workers=(first, second)))
+        self.traces = {"healthy": healthy, "slow": slow, "both": both}
+        for name, trace in self.traces.items():
             record_trace(trace, folder.parent / name)
         record_trace(healthy.select_steps([0]), folder)
         self.files = sorted(folder.glob("rank-*"))
@@ -62,13 +67,14 @@ class Job:
         for file in self.files:
             out = b""
             for number in range(self.next, until):
-                is_slow = number >= HEALTHY
-                trace = self.traces[is_slow]
+                name = (
+                    "both" if number >= self.worse else "slow" if number >= HEALTHY else "healthy"
+                )
+                trace = self.traces[name]
                 noise = 1 + 0.002 * np.sin(7 * number)
                 length_ns = int(trace.traced_step_s()[0] * noise * 1e9)
                 zero = BASE_NS + number * 10**10
                 if profiled:
-                    name = "slow" if is_slow else "healthy"
                     out += self._renumbered(self.folder.parent / name / file.name, number, zero)
                 out += block(TIMES, TIME.pack(number, zero, length_ns))
             with file.open("ab") as stream:
@@ -119,6 +125,23 @@ def test_an_onset_is_followed_to_a_plan(job):
     assert "move" in news[2].text
     assert all(entry.after_onset_s > 0 for entry in news)
     assert watch.look() == []
+
+
+def test_a_fail_slow_that_worsens_is_named_anew(tmp_path):
+    """The falcon paper's compound case: another rank becomes slow in an episode."""
+    job = Job(tmp_path / "job", worse=100)
+    watch = Watch(job.folder)
+    job.run(90)
+    news = watch.look()
+    (named,) = [one for one in news if one.kind == "named"]
+    assert [who["ranks"] for who in named.fields["who"]] == [[2]]
+    job.run(125)
+    news = watch.look()
+    assert [one.fields["kind"] for one in news if one.kind == "change"] == ["worsening"]
+    (named,) = [one for one in news if one.kind == "named"]
+    assert named.fields["steps"][0] >= 100
+    assert 1 in {rank for who in named.fields["who"] for rank in who["ranks"]}
+    assert [one.kind for one in news if one.kind == "plan"] == ["plan"]
 
 
 def test_the_jobs_validator_is_asked_and_confirms(job):

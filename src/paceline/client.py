@@ -343,11 +343,19 @@ class Client:
         body = body if isinstance(body, dict) else {}
         if error.code not in _LATER:
             reason = str(body.get("error") or error.reason)
+            if error.code == 401:
+                reason = self._who_are_we(reason)
             raise Refused(
                 error.code, f"the monitor at {self.url} refuses: {reason}", body
             ) from None
         after = error.headers.get("Retry-After", "")
         return min(float(after), _MAX_PAUSE_S) if after.isdecimal() else 0.0
+
+    def _who_are_we(self, reason: str) -> str:
+        """Why a token was refused, and where it comes from."""
+        if self._token:
+            return f"{reason}; set PACELINE_TOKEN to one that is good"
+        return "a token is needed; set PACELINE_TOKEN (paceline admin token create makes one)"
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from paceline.extras import pip_install
+
 SCHEMA = 1
 #: Extras for those who work on Paceline itself.
 _OF_DEVELOPERS = ("dev", "docs", "test-integrations")
@@ -229,7 +231,7 @@ def _features(
         "recording without a line of code (PACELINE_RECORD)",
         hook.is_file(),
         "" if hook.is_file() else f"{hook}, which an editable install lacks",
-        "" if hook.is_file() else "pip install paceline",
+        "" if hook.is_file() else pip_install(),
     )
 
 
@@ -243,7 +245,7 @@ def _of_extra(name: str, extra: str, found: tuple[Package, ...]) -> Feature:
         for p in found
         if not p.fits
     ]
-    install = f"pip install 'paceline[{extra}]'" if absent else ""
+    install = pip_install(extra) if absent else ""
     return Feature(name, not absent, ", ".join(absent), install)
 
 
@@ -254,7 +256,7 @@ def _gpu_feature(
     if not gpus:
         return Feature(name, False, "a GPU", "run it on a machine with a GPU")
     if not has_torch:
-        return Feature(name, False, "PyTorch", "pip install 'paceline[profile]'")
+        return Feature(name, False, "PyTorch", pip_install("profile"))
     if torch is not None and not torch["gpus"]:
         why = torch["problem"] or "PyTorch sees no GPU"
         return Feature(

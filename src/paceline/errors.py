@@ -18,6 +18,7 @@
     ├── MitigateError       fail-slows that the job cannot have, a broken planner's state
     ├── PauseError          a running job cannot be paused, or must not be
     ├── DemoError           the demo's training job on this machine failed
+    │   └── DemoLateError   it was too slow, as on a busy machine
     ├── QueueError          a queue of jobs, its cluster or its policy is impossible
     ├── FleetError          a fleet's folder, manifest, engine or study cannot be used
     ├── MonitorError        the service's store, configuration or a request to it is wrong
@@ -126,6 +127,10 @@ class PauseError(PacelineError):
 
 class DemoError(PacelineError):
     """The demo's training job on this machine failed."""
+
+
+class DemoLateError(DemoError):
+    """Something of the demo was not seen in time, as on a busy machine."""
 
 
 class FleetError(PacelineError):

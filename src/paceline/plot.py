@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import PacelineError
+from paceline.extras import pip_install
 from paceline.units import GIB
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _axes(ax: Axes | None) -> Axes:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise PacelineError(
-            f"paceline.plot needs Matplotlib ({error}); pip install 'paceline[plot]'"
+            f"paceline.plot needs Matplotlib ({error}); {pip_install('plot')}"
         ) from None
     axes: Axes = plt.subplots(layout="constrained")[1]
     return axes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.cli import nccl, trace_input
 from paceline.cli.commands import HELP
+from paceline.extras import pip_install
 
 EPILOG = """\
 examples:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.errors import DemoError, OutputError
 
     if find_spec("torch") is None:
-        raise DemoError("the live demo needs PyTorch; install it: pip install 'paceline[profile]'")
+        raise DemoError(f"the live demo needs PyTorch; install it: {pip_install('profile')}")
     out: Path | None = args.out
     if out is not None and out.exists():
         raise OutputError(f"{out} exists already; name a new folder")

@@ -26,8 +26,8 @@ examples:
   paceline detect --collectives ras-1.json ras-2.json    # ncclras -f json: who has not arrived
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
-Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, DeepSpeed,
-MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
+Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, llm.c,
+DeepSpeed, MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
 Prometheus' range JSON.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. The columns tokens, samples, batch, sequence_length, window and

@@ -32,6 +32,7 @@ def run(
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
     from dataclasses import replace
 
+    from paceline.detect.event import LEVEL_KINDS, counted
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
@@ -67,20 +68,23 @@ def run(
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
     job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
+    changes = [event for event in events if event.kind in LEVEL_KINDS]
+    last_change = {rank: event for event in changes for rank in _ranks_of(event)}
     for event in events:
         print(json.dumps(event.to_mapping()) if args.json else event.explain())
         if not args.json and event.refined is not None:
-            print(f"  in the end: {event.refined.explain()}")
+            goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
+            print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
     if not args.json:
-        stakes = [event.stake() for event in job_wide]
-        if stakes and stakes[-1] is not None:
-            print(f"  {stakes[-1]}")
+        stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
+        if stake is not None:
+            print(f"  {stake}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
-        slow = int(detector.slow.sum())
+        onsets = sum(event.kind == "onset" for event in events)
         print(
-            f"{n_steps:,} steps of {n_ranks:,} ranks: "
-            f"{sum(e.kind == 'onset' for e in events)} fail-slows, {slow} ranks slow at the end"
+            f"{counted(n_steps, 'step')} of {counted(n_ranks, 'rank')}: "
+            f"{counted(onsets, 'fail-slow')}, {_at_the_end(detector, job_wide, times)}"
         )
     if args.running:
         _tell_hang(args, times, log)
@@ -88,6 +92,26 @@ def run(
         ranks = [rank for event in job_wide for s in event.suspects or () for rank in s.ranks]
         telemetry.tell_beside(args.telemetry, args.hosts, ranks, as_json=args.json)
     return 0
+
+
+def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Table) -> str:
+    """Ranks that are slow at the end of the file, and what that has cost."""
+    from paceline.detect.event import counted, duration
+
+    slow = detector.slow
+    text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
+    if not slow.any() or not job_wide:
+        return text
+    lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
+    hours = job_wide[-1].gpu_hours(lost_s)
+    of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
+    return f"{text}, {duration(lost_s)}{of_gpus} lost so far"
+
+
+def _ranks_of(event: Event | JobEvent) -> tuple[int, ...]:
+    from paceline.detect.event import Event
+
+    return (event.rank,) if isinstance(event, Event) else event.ranks
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:

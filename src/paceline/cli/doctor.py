@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.case_input import add_json
 from paceline.cli.commands import HELP
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from paceline.doctor import Checkup
@@ -73,7 +74,7 @@ def lines(checkup: Checkup) -> Iterator[str]:
     for tool, path in checkup.tools.items():
         yield f"{tool}: {path or 'none'}"
     if not checkup.base:
-        yield "Paceline was not installed by pip, so its packages are unknown: pip install paceline"
+        yield f"Paceline was not installed by pip, so its packages are unknown: {pip_install()}"
     for package in checkup.base:
         found = package.version or "absent"
         yield f"{package.name} {found}" + (

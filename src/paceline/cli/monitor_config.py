@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.trace_input import file_name
 from paceline.errors import MonitorError
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -102,7 +103,7 @@ def check_installed() -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise MonitorError(
-            f"{missing[0]} is not installed; the monitor needs: pip install 'paceline[monitor]'"
+            f"{missing[0]} is not installed; the monitor needs: {pip_install('monitor')}"
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import validate
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from paceline.detect.verdict import Measurements
@@ -115,7 +116,7 @@ def _measure(args: argparse.Namespace) -> Measure:
     from paceline.errors import PauseError
 
     if not validate.has_torch():
-        raise PauseError("--validate needs PyTorch; install it: pip install 'paceline[profile]'")
+        raise PauseError(f"--validate needs PyTorch; install it: {pip_install('profile')}")
 
     def measure(ranks: int, most_s: float) -> Measurements:
         effort = Effort(args.gemm, args.bytes, args.rounds, most_s)

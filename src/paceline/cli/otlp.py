@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from paceline.monitor.otlp import Receiver
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if receiver.file.torn_bytes:
             _note(f"removed {receiver.file.torn_bytes:,} bytes of a request that was cut off")
         if not protobuf_encoding.available():
-            _note("protobuf needs pip install 'paceline[otlp]'; only JSON is taken")
+            _note(f"protobuf needs {pip_install('otlp')}; only JSON is taken")
         print(f"listening on {receiver.url}, writing {receiver.file.path}")
         print("run the job, Megatron-LM unmodified, with:")
         for variable, value in environment(receiver.url).items():

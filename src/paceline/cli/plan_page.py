@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -124,7 +125,7 @@ def serve(page: PlanPage, port: int) -> int:
         import uvicorn
     except ImportError as error:
         raise PacelineError(
-            f"--serve needs a web server ({error}); pip install 'paceline[monitor]'"
+            f"--serve needs a web server ({error}); {pip_install('monitor')}"
         ) from None
     if not 0 <= port < 1 << 16:
         raise PacelineError(f"a port is a number from 0 to 65535, not {port}")

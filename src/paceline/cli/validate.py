@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.commands import HELP
 from paceline.cli.numbers import parse_numbers
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from paceline.detect.passes import Pass
@@ -197,7 +198,7 @@ def _measure(
         return None
     if not has_torch():
         if args.start:
-            raise DetectError("--run needs PyTorch; install it: pip install 'paceline[profile]'")
+            raise DetectError(f"--run needs PyTorch; install it: {pip_install('profile')}")
         return None
     from paceline.detect.join import validate_joined
     from paceline.detect.launch import validate_local

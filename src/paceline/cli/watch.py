@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.cli import validate
 from paceline.cli.commands import HELP
 from paceline.cli.trace_input import file_name
+from paceline.extras import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,7 +198,7 @@ def _examine(args: argparse.Namespace) -> Examine:
 
     check_folder(args.folder)
     if not validate.has_torch():
-        raise PauseError("--pause needs PyTorch; install it: pip install 'paceline[profile]'")
+        raise PauseError(f"--pause needs PyTorch; install it: {pip_install('profile')}")
     times = Times(
         hold_s=parse_quantity(args.pause_for, "seconds"),
         arrive_s=parse_quantity(args.pause_arrive, "seconds"),

@@ -11,7 +11,7 @@ from paceline.files import text_writer, write_files
 
 CONTROL, LOSSES, VERDICT = "demo-control.json", "losses.jsonl", "verdict.json"
 
-FIELDS = ("stop", "factor", "validate")
+FIELDS = ("stop", "factor", "validate", "number")
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Control:
         factor: how many times as long rank 0's computes take.
         validate: number of the last wish to find out who is slow; a new one is heard at once.
         stop: no further step.
+        number: of the message; each is one more than the one before.
     """
 
     counts: tuple[int, ...]
     factor: float = 1.0
     validate: int = 0
     stop: bool = False
+    number: int = 0
 
     def write(self, path: Path) -> None:
         """Say it."""
@@ -42,10 +44,12 @@ class Control:
 
     def to_values(self) -> list[float]:
         """As numbers: :data:`FIELDS`, then the counts."""
-        return [float(self.stop), self.factor, float(self.validate), *map(float, self.counts)]
+        settings = (self.stop, self.factor, self.validate, self.number)
+        return [*map(float, settings), *map(float, self.counts)]
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> Control:
         """The inverse of :meth:`to_values`."""
-        stop, factor, validate, *counts = values
-        return cls(tuple(int(n) for n in counts), factor, int(validate), bool(stop))
+        stop, factor, validate, number, *counts = values
+        shares = tuple(int(n) for n in counts)
+        return cls(shares, factor, int(validate), bool(stop), int(number))

@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.demo.alone import losses_alone
+from paceline.demo.busy import OtherWork
 from paceline.demo.paused import validated_by_pause
 from paceline.demo.processes import Line, Shape, Training
 from paceline.demo.watched import MonitorResult, Watched
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
 from paceline.diagnose import diagnose
-from paceline.errors import DemoError
+from paceline.errors import DemoLateError
 from paceline.graph import from_trace
 from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import JobModel
@@ -156,10 +157,27 @@ def run_live(
         plugin: the NCCL plugin, told of gloo's collectives; with it the job is paused.
 
     Raises:
-        DemoError: a process ended, the job stands still, or something was not seen in time.
+        DemoError: a process ended.
+        DemoLateError: the job stands still, or something was not seen in time; with what other
+            work took of the machine.
     """
+    other = OtherWork()
+    try:
+        return _run_live(folder, say, shape or Shape(), watched, plugin, other)
+    except DemoLateError as error:
+        busy = other.explain()
+        raise DemoLateError(f"{error}; {busy}" if busy else str(error)) from error
+
+
+def _run_live(
+    folder: Path,
+    say: Say,
+    shape: Shape,
+    watched: Watched | None,
+    plugin: Path | None,
+    other: OtherWork,
+) -> LiveResult:
     begin = time.monotonic()
-    shape = shape or Shape()
     result = LiveResult()
     with Training(folder / "job", shape, watched.environment if watched else {}, plugin) as job:
         if watched:
@@ -168,6 +186,8 @@ def run_live(
         story.healthy()
         for factor in LEVELS:
             story.level(factor)
+        if busy := other.explain():
+            say(f"  {busy}")
         earlier = story.recover(watched)
         story.mitigate()
         story.relieve()
@@ -272,8 +292,8 @@ class _Story:
         watch = Watch(job.folder, validate=False)
         watch.look()  # all that came before
         onset = job.say(factor=FACTOR)
-        event = self._watch(self.steps, "onset", onset)
-        # The change may have come up to two steps before the one that surely had it.
+        # Where noise has begun an episode, the fail-slow worsens it.
+        event = self._watch(self.steps, ("onset", "worsening"), onset)
         result.detected_after = event.step - onset
         self.say(
             f"  fail-slow: seen in step {event.step}, {result.detected_after} steps after its "
@@ -283,7 +303,7 @@ class _Story:
         verdict = self._validate()
         result.named = tuple(slow["rank"] for slow in verdict["slow_ranks"])
         if not result.named:
-            raise DemoError("the validation found no slow rank; is this machine very busy?")
+            raise DemoLateError("the validation found no slow rank")
         rank, factor = result.named[0], float(verdict["slow_ranks"][0]["factor"])
         self.say(
             f"  validation: rank {rank} is {factor:.2f}x slower (the slowness is emulated there as "
@@ -324,9 +344,7 @@ class _Story:
                     self.say(f"  watch: {news.after_onset_s:.1f} s after the onset: {news.text}")
                     return
             time.sleep(0.2)
-        raise DemoError(
-            f"the watch named nobody within {MAX_WATCH_S:.0f} s; is this machine very busy?"
-        )
+        raise DemoLateError(f"the watch named nobody within {MAX_WATCH_S:.0f} s")
 
     def _plan(self, event: Event) -> None:
         """Ask the planner step by step until it moves microbatches."""
@@ -346,13 +364,13 @@ class _Story:
                 self.result.actions.append(action.explain())
                 self.job.say(counts=action.option.setting.counts)
                 return action
-        raise DemoError(f"the planner did nothing within {MAX_STEPS} steps")
+        raise DemoLateError(f"the planner did nothing within {MAX_STEPS} steps")
 
     def relieve(self) -> None:
         job, result = self.job, self.result
         self.computes.take(job, job.steps_done() - 1)
         relief = job.say(factor=1.0)
-        event = self._watch(self.computes, "relief", relief, result.named[0])
+        event = self._watch(self.computes, ("relief",), relief, result.named[0])
         self.say(f"  relief: {event.explain()}")
         self.planner.relief(self.fault, event.step)
         self._ask_planner(job.steps_done())
@@ -362,13 +380,15 @@ class _Story:
         result.back_s = self._median(first, first + PAUSE_STEPS)
         self.say(f"  a step takes {result.back_s * 1e3:.0f} ms again")
 
-    def _watch(self, feed: _Feed, kind: str, after: int, rank: int | None = None) -> Event:
-        """The first event of a kind (and rank), from steps as they come."""
+    def _watch(
+        self, feed: _Feed, kinds: tuple[str, ...], after: int, rank: int | None = None
+    ) -> Event:
+        """The first event of some kinds (and rank) from a step on, from steps as they come."""
         for _ in feed.follow(self.job, None, MAX_STEPS + after - self.job.steps_done()):
             for event in feed.news:
-                if event.kind == kind and rank in (None, event.rank):
+                if event.kind in kinds and event.step >= after and rank in (None, event.rank):
                     return event
-        raise DemoError(f"no {kind} was seen within {MAX_STEPS} steps; is this machine very busy?")
+        raise DemoLateError(f"no {kinds[0]} was seen within {MAX_STEPS} steps")
 
     def _median(self, first: int, end: int) -> float:
         """Seconds of a step: of the slowest rank, median of steps."""

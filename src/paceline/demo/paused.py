@@ -14,7 +14,7 @@ from paceline.demo.processes import Training
 from paceline.detect.launch import validate_local
 from paceline.detect.validate import Effort, Injected
 from paceline.detect.verdict import Measurements
-from paceline.errors import DemoError
+from paceline.errors import DemoLateError
 from paceline.pause.asker import Times
 from paceline.pause.validation import pause_and_validate
 from paceline.watch import CallsWatch, News
@@ -35,7 +35,7 @@ def validated_by_pause(job: Training, factor: float) -> tuple[list[News], Mappin
         factor: of rank 0, which the validation emulates as the training does.
 
     Raises:
-        DemoError: the watch sees nothing, or the pause is not held undisturbed.
+        DemoLateError: the watch sees nothing, or the pause is not held undisturbed.
     """
 
     def measure(ranks: int, most_s: float) -> Measurements:
@@ -54,6 +54,6 @@ def validated_by_pause(job: Training, factor: float) -> tuple[list[News], Mappin
             if news.kind == "validated":
                 return said, news.fields["verdict"]
             if news.kind in ("not-paused", "not-validated"):
-                raise DemoError(f"{news.text}; is this machine very busy?")
+                raise DemoLateError(news.text)
         time.sleep(0.1)
-    raise DemoError(f"the watch saw no fail-slow within {MAX_S:g} s; is this machine very busy?")
+    raise DemoLateError(f"the watch saw no fail-slow within {MAX_S:g} s")

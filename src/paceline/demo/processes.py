@@ -13,14 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from paceline.demo.control import CONTROL, LOSSES, VERDICT, Control
-from paceline.errors import DemoError
+from paceline.errors import DemoError, DemoLateError
 from paceline.sources.recording import load_recorded_step_times, matches
 from paceline.sources.step_times import StepTimes
 
-#: How often the job is looked at, and how long without a step until it is given up: generous, as
-#: on a busy machine the start alone (importing torch in all processes) takes a minute.
+#: How often the job is looked at, and how long without a step until it is given up.
 _POLL_S, PATIENCE_S = 0.1, 150.0
+#: The same before the first step: on a busy machine the import of torch takes minutes (four
+#: processes on two cores with a load of 40: more than 150 s).
+START_PATIENCE_S = 400.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,12 @@ class Shape:
 
 
 class Line(NamedTuple):
-    """A step, its loss, and the microbatches of the replicas."""
+    """A step, its loss, the microbatches of the replicas, and the message that it obeyed."""
 
     step: int
     loss: float
     counts: tuple[int, ...]
+    message: int
 
 
 class Training:
@@ -121,10 +126,29 @@ class Training:
             worker.wait()
 
     def say(self, **wishes: Any) -> int:
-        """Change the settings; the first step that surely begins after it."""
-        self.control = replace(self.control, **wishes)
+        """Change the settings; the first step that was made with them.
+
+        Recordings reach the disk some steps late, so that step is what the job says of itself.
+
+        Raises:
+            DemoError: a process ended, or the job stands still.
+        """
+        self._tell(**wishes)
+        self._wait(lambda: self._first_step() is not None)
+        step = self._first_step()
+        assert step is not None
+        return step
+
+    def _tell(self, **wishes: Any) -> None:
+        self.control = replace(self.control, number=self.control.number + 1, **wishes)
         self.control.write(self.folder / CONTROL)
-        return self.steps_done() + 2  # the step that runs now, and one that may have begun
+
+    def _first_step(self) -> int | None:
+        """The first step of the newest message; None before it is over."""
+        return next((line.step for line in self.losses() if self._is_new(line)), None)
+
+    def _is_new(self, line: Line) -> bool:
+        return line.message >= self.control.number
 
     def times(self) -> StepTimes | None:
         """Step times so far; None before the first."""
@@ -136,9 +160,12 @@ class Training:
             return None
 
     def steps_done(self) -> int:
-        """Steps that all ranks have made."""
+        """Steps that the recordings of all ranks have."""
         times = self.times()
-        return 0 if times is None else int(times.steps[-1]) + 1
+        if times is None or len(times.ranks) < self.shape.dp * self.shape.pp:
+            return 0
+        whole = times.steps[np.isfinite(times.duration_s).all(axis=1)]
+        return int(whole[-1]) + 1 if len(whole) else 0
 
     def wait_for(self, step: int) -> None:
         """Until ``step`` is over on all ranks.
@@ -156,7 +183,7 @@ class Training:
         """
         path = self.folder / VERDICT
         path.unlink(missing_ok=True)
-        self.say(validate=self.control.validate + 1)
+        self._tell(validate=self.control.validate + 1)
         self._wait(path.exists)
         verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return verdict
@@ -167,14 +194,16 @@ class Training:
         Raises:
             DemoError: a process ended otherwise, or the job stands still.
         """
-        self.say(stop=True)
+        self._tell(stop=True)
         self._wait(lambda: all(worker.poll() is not None for worker in self.workers))
 
     def losses(self) -> list[Line]:
-        """Each step that was made."""
-        text = (self.folder / LOSSES).read_text(encoding="utf-8")
-        lines = [json.loads(line) for line in text.splitlines()]
-        return [Line(line["step"], line["loss"], tuple(line["counts"])) for line in lines]
+        """Each step that was made so far."""
+        path = self.folder / LOSSES
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # the last line may be half written
+        fields = [json.loads(line) for line in whole.splitlines()]
+        return [Line(**{**line, "counts": tuple(line["counts"])}) for line in fields]
 
     def _wait(self, done: Callable[[], bool]) -> None:
         steps, since = -1, time.monotonic()
@@ -183,9 +212,10 @@ class Training:
             now = self.steps_done()
             if now != steps:
                 steps, since = now, time.monotonic()
-            if time.monotonic() - since > PATIENCE_S:
-                raise DemoError(
-                    f"the demo's training job has made no step in {PATIENCE_S:g} s; its logs are "
+            patience_s = PATIENCE_S if steps > 0 else START_PATIENCE_S
+            if time.monotonic() - since > patience_s:
+                raise DemoLateError(
+                    f"the demo's training job has made no step in {patience_s:g} s; its logs are "
                     f"in {self.folder}"
                 )
             time.sleep(_POLL_S)

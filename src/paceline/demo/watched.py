@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.blockfile import TIME, TIMES, read_file
 from paceline.client import Client
-from paceline.errors import DemoError, MonitorError
+from paceline.errors import DemoError, DemoLateError, MonitorError
 
 #: Profiled steps of a session: some ten sessions in the demo, few enough to leave it its cores.
 SESSION_STEPS = 40
@@ -130,13 +130,13 @@ class Watched:
         """Wait until no alert is left; how many messages the webhook has had.
 
         Raises:
-            DemoError: one stays.
+            DemoLateError: one stays.
         """
         messages = self._hook.messages if self._hook else []
         until = time.monotonic() + _PATIENCE_S
         while sum(1 if status == "firing" else -1 for status, _ in messages):
             if time.monotonic() > until:
-                raise DemoError(f"the monitor's alert does not end: {messages[-1][1]}")
+                raise DemoLateError(f"the monitor's alert does not end: {messages[-1][1]}")
             time.sleep(_LOOK_S)
         return len(messages)
 
@@ -149,7 +149,7 @@ class Watched:
         until = time.monotonic() + _PATIENCE_S
         while not self._is_done():
             if time.monotonic() > until:
-                raise DemoError(f"the monitor did not finish; see {recording / 'push.log'}")
+                raise DemoLateError(f"the monitor did not finish; see {recording / 'push.log'}")
             time.sleep(_LOOK_S)
         ended = _step_ends(recording)
         rows = sorted(self.client.sessions(self.name), key=lambda row: int(row["id"]))

@@ -80,7 +80,12 @@ class Worker:
                 loss = self._step(recorder, number, control.counts)
             if self.stage == self.pp - 1 and self.replica == 0:
                 with (self.folder / LOSSES).open("a") as file:
-                    line = {"step": number, "loss": loss, "counts": control.counts}
+                    line = {
+                        "step": number,
+                        "loss": loss,
+                        "counts": control.counts,
+                        "message": control.number,
+                    }
                     file.write(json.dumps(line) + "\n")
             number += 1
         for communicator in (self.told_peers, self.told_world):

@@ -78,6 +78,11 @@ class Bocd:
         """[rank] whether it is in an episode."""
         return self._slow.copy()
 
+    @property
+    def lost_s(self) -> npt.NDArray[np.float64]:
+        """[rank] seconds lost in the episode that goes on."""
+        return self._lost_s * self._share
+
     def update(
         self,
         step: int,

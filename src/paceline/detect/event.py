@@ -20,6 +20,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A level's factor to the healthy one, with an interval.

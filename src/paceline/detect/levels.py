@@ -392,10 +392,22 @@ def change(
     if was_slow and new > healthy / (1 + threshold):
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
-        return RELIEF, since, 1 + f[LOST_S] / max(f[SPENT_S], 1e-300), before
+        return RELIEF, since, episode_factor(y[:count], level, healthy, scale, f), before
     f[HEALTHY_S] = new
     w[INITIAL] = 1
     return FASTER, since, new / healthy, before
+
+
+def episode_factor(after: Floats, level: float, healthy: float, scale: float, f: Any) -> float:
+    """The mean factor of an episode, without the samples after it that made its end sure."""
+    lost, spent = f[LOST_S], f[SPENT_S]
+    for value in after:
+        if value <= PAUSE * level:
+            lost -= (value - healthy) * scale
+            spent -= healthy * scale
+    if spent < healthy * scale / 2:  # the work of these steps differed
+        lost, spent = f[LOST_S], f[SPENT_S]
+    return float(1 + lost / max(spent, 1e-300))
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
@@ -429,7 +441,9 @@ def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
         if n < window + 10 or (seen % window and seen != warm_up):
             continue
         if np.isnan(f[STRAY + i]):
-            first_noise(i, y, n, f)
+            if age < window + 10:  # samples of another level are no noise
+                continue
+            first_noise(i, y, min(n, age), f)
         if w[SLOW] or age < window:
             continue
         off = abs(np.median(y[:window]) / f[MIDDLE_S] - 1)
@@ -456,7 +470,7 @@ def compiled_advance() -> Callable[..., int]:
 
     for helper in (
         *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
-        *(is_ramp, middle_mean, change, first_of, learn_noise, first_noise),
+        *(is_ramp, middle_mean, change, episode_factor, first_of, learn_noise, first_noise),
     ):
         register_jitable(error_model="numpy")(helper)
     kernel: Callable[..., int] = compiled(advance)

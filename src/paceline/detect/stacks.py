@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.detect.who import name_ranks
 from paceline.errors import DetectError
+from paceline.extras import pip_install
 
 #: Names that launchers give a process's rank: torchrun, Open MPI, MPICH and Intel MPI, Slurm.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -137,7 +138,7 @@ def stacks_of(pid_of: Mapping[int, int], *, pyspy: str | None = None) -> Stacks:
     if not pid_of:
         return Stacks((), ("no process of the job was found on this host, so no stacks",))
     if program is None:
-        absent = "py-spy is not installed, so no stacks: pip install 'paceline[hang]'"
+        absent = f"py-spy is not installed, so no stacks: {pip_install('hang')}"
         return Stacks((), (absent,))
     ranks = sorted(pid_of)
     with ThreadPoolExecutor(_AT_ONCE) as pool:

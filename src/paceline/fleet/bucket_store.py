@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import FleetError, OutputError
+from paceline.extras import pip_install
 from paceline.fleet.store_types import FileInfo, whole_folder
 
 
@@ -25,7 +26,7 @@ class BucketStore:
         except ImportError as error:
             reason = " ".join(str(error).split())
             raise FleetError(
-                f"{address} needs more packages ({reason}): pip install 'paceline[fleet]' and "
+                f"{address} needs more packages ({reason}): {pip_install('fleet')} and "
                 "that of the bucket, such as s3fs or gcsfs"
             ) from None
         except ValueError as error:

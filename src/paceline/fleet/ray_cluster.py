@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from paceline.errors import FleetError
+from paceline.extras import pip_install
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -30,7 +31,7 @@ _MEMORY_SHARE = 0.9
 #: Seconds for nodes to come, and between two counts of them.
 _WAIT_S, _COUNT_EVERY_S = 600, 5.0
 
-_INSTALL = "pip install 'paceline[fleet]', which brings ray[default]"
+_INSTALL = f"{pip_install('fleet')}, which brings ray[default]"
 
 
 class DiedError(Exception):

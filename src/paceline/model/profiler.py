@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.extras import pip_install
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.costs import CostModel
 from paceline.model.llm import LLM
@@ -288,7 +289,7 @@ def import_torch() -> Any:
         return importlib.import_module("torch")
     except ImportError as error:
         raise ModelError(
-            f"profiling needs PyTorch ({error}); install it: pip install 'paceline[profile]'"
+            f"profiling needs PyTorch ({error}); install it: {pip_install('profile')}"
         ) from None
 
 

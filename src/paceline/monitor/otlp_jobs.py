@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import PacelineError
 from paceline.files import sync
@@ -43,6 +43,25 @@ _PLAN_KEYS = {"size", "sha256", "late_ns", "meta"}
 
 #: (job, file of spans, what goes with it) -> a session.
 Adopt = Callable[[JobKey, Path, Mapping[str, Any]], None]
+
+
+class Spans(Protocol):
+    """The spans of all jobs until they are sessions."""
+
+    def start(self, now: float) -> None:
+        """Take up what the last end left."""
+
+    def stop(self) -> None:
+        """End."""
+
+    def append(self, job: JobKey, line: bytes, now: float) -> bool:
+        """Store a request, one line of JSON; False where it is there already."""
+
+    def tick(self, now: float) -> None:
+        """Make sessions where it is time."""
+
+    def remove_older(self, before: float) -> int:
+        """Remove spans of no whole step to which nothing came since ``before``; returns bytes."""
 
 
 @dataclass(eq=False)

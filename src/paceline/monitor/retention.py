@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from paceline.monitor.blobs import PARTS, RESULTS, Blobs, result_key, trace_key
 from paceline.monitor.config import DAY_S, Config
-from paceline.monitor.otlp_jobs import SpanFiles
+from paceline.monitor.otlp_jobs import Spans
 from paceline.monitor.projects import Projects
 from paceline.monitor.rank_file import remove_older_bins
 from paceline.monitor.step_files import StepFiles
@@ -55,7 +55,7 @@ class Retention:
         blobs: Blobs,
         steps: StepFiles,
         pending: Uploads,
-        spans: SpanFiles,
+        spans: Spans,
         projects: Projects | None = None,
     ) -> None:
         self._projects = projects or Projects(config.keep_days)

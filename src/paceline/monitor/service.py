@@ -25,7 +25,7 @@ from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.detectors import Detectors
 from paceline.monitor.identity import StoreIdentity
 from paceline.monitor.log import log
-from paceline.monitor.otlp_jobs import SpanFiles
+from paceline.monitor.otlp_jobs import SpanFiles, Spans
 from paceline.monitor.otlp_steps import step_times
 from paceline.monitor.projects import load_projects
 from paceline.monitor.refusal import Refusal
@@ -103,9 +103,7 @@ class Service:
         except BaseException:
             self._release()
             raise
-        self.spans = SpanFiles(
-            config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
-        )
+        self.spans = self._open_spans()
         self.alerts = Alerts(self)
         self.retention = Retention(
             config,
@@ -128,6 +126,11 @@ class Service:
 
     def _open_blobs(self) -> Blobs:
         return open_blobs(self.config.blobs, self.config.data)
+
+    def _open_spans(self) -> Spans:
+        return SpanFiles(
+            self.config.data / "otlp", self._adopt, lambda number: jobs.key_of(self.engine, number)
+        )
 
     def _open(self) -> None:
         """Open what the store's owner has to itself."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.extras import pip_install
 from paceline.networks.build import ATTENTION_BACKWARD
 from paceline.networks.layer import NETWORK_INPUT, Layer, LayerNetwork, Shape, Window
 
@@ -64,7 +65,7 @@ def read_onnx(path: str | Path) -> LayerNetwork:
     try:
         import onnx
     except ImportError:
-        raise ModelError(f"{path} needs onnx; install paceline[onnx]") from None
+        raise ModelError(f"{path} needs onnx; {pip_install('onnx')}") from None
     Path(path).open("rb").close()  # one clear line where it is missing
     try:
         model = onnx.load(str(path), load_external_data=False)

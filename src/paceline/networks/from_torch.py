@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
+from paceline.extras import pip_install
 from paceline.networks.layer import LayerNetwork
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def read_network(module: Any, example_inputs: Any, *, name: str = "") -> LayerNe
     try:
         import torch
     except ImportError:
-        raise ModelError("networks from PyTorch need torch; install paceline[profile]") from None
+        raise ModelError(f"networks from PyTorch need torch; {pip_install('profile')}") from None
     if isinstance(module, torch.export.ExportedProgram):
         module = module.module()
     if not isinstance(module, torch.nn.Module):

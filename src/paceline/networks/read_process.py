@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError, PacelineError
+from paceline.extras import pip_install
 from paceline.networks.from_torch import read_network
 from paceline.networks.layer import LayerNetwork, Shape, to_mapping
 
@@ -46,7 +47,7 @@ def build_network(source: str, shapes: list[Shape]) -> LayerNetwork:
     try:
         import torch
     except ImportError:
-        raise ModelError(f"{source} needs torch; install paceline[profile]") from None
+        raise ModelError(f"{source} needs torch; {pip_install('profile')}") from None
     path, _, member = source.rpartition(":")
     module = _build(path, member)
     if not isinstance(module, torch.nn.Module):

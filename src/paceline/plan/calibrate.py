@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
+from paceline.extras import pip_install
 from paceline.model.calibration import Calibration, coverage
 from paceline.model.cluster import Cluster
 from paceline.model.costs import CostModel
@@ -237,7 +238,7 @@ class _Fitter:
             from scipy.optimize import least_squares
         except ImportError:
             raise ModelError(
-                "calibrating needs SciPy; install it with: pip install 'paceline[calibrate]'"
+                f"calibrating needs SciPy; install it with: {pip_install('calibrate')}"
             ) from None
         centre = np.log([getattr(self.cluster.efficiency, c.name) for c in constants])
         spread = np.array([c.spread for c in constants])

@@ -166,7 +166,8 @@ class Watch:
     def _change(self, event: JobEvent) -> list[News]:
         """An event of the detector: an episode begins, goes on, or ends."""
         news = []
-        if event.kind in SLOW_KINDS and self._episode is None:
+        is_worse = event.kind == "worsening" and self._episode is not None and self._episode.is_over
+        if event.kind in SLOW_KINDS and (self._episode is None or is_worse):
             slow_steps = max(self._step - event.since_step + 1, 1)
             lasted_s = sum(self._recent[-slow_steps:])
             self._episode = _Episode(event, lasted_s, self._clock())
@@ -295,6 +296,12 @@ class _Episode:
         self.asked_validation_s: float | None = None
         self.validation: int | None = None
         self.is_to_pause = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is waited for: what worsens then may have another cause."""
+        is_named = self.suspects is not None or self.is_given_up
+        return is_named and self.asked_validation_s is None and not self.is_to_pause
 
     @property
     def suspected(self) -> set[int]:

@@ -25,3 +25,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.ingress.enabled }}{{ $_ := set $settings "base_url" (printf "%s://%s" (ternary "https" "http" (ne .Values.ingress.tlsSecret "")) .Values.ingress.host) }}{{ end }}
 {{- merge (deepCopy .Values.config) $settings | toYaml }}
 {{- end }}
+
+{{- /* Whether the store is shared. */ -}}
+{{- define "paceline.several" -}}
+{{- if or (gt (int .Values.instances) 1) (gt (int .Values.workers) 0) }}yes{{ end -}}
+{{- end }}

@@ -217,7 +217,7 @@ class Email:
         return server
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+def post(url: str, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
     """Send JSON.
 
     Raises:
@@ -227,6 +227,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     request = urllib.request.Request(
         url,
         data=body,
+        method=method,
         headers={"Content-Type": "application/json", "User-Agent": "paceline", **headers},
     )
     try:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import MonitorError
-from paceline.monitor.alerts.notice import FIRING, RESOLVED, Notice, job_url
+from paceline.monitor.alerts.notice import FIRING, RESOLVED, UPDATED, Notice, job_url
 from paceline.monitor.alerts.settings import Route
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
@@ -91,12 +91,15 @@ class Courier(threading.Thread):
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
         # A receiver that never heard of an alert need not hear of its end.
         forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
+        # Nobody needs the cause of what is over.
+        late = [r["id"] for r in rows if (r["status"], r["alert_status"]) == (UPDATED, RESOLVED)]
+        forgotten += late
         if forgotten:
             store.forget(self._service.engine, forgotten)
         later = [r["id"] for r in silenced if r["id"] not in forgotten and r["next_at"] <= now]
         if later:
             store.mark(self._service.engine, later, next_at=now + _SILENCED_S)
-        dark = {row["id"] for row in silenced}
+        dark = {row["id"] for row in silenced} | set(late)
         return [
             row
             for row in rows
@@ -166,7 +169,8 @@ class Courier(threading.Thread):
         labels = {_sayable(key): _sayable(text) for key, text in row["labels"].items()}
         return Notice(
             id=row["alert_id"],
-            status=row["status"],
+            status=FIRING if row["status"] == UPDATED else row["status"],
+            is_update=row["status"] == UPDATED,
             url=job_url(self._service.config.url, row["project"], row["job"], row["session_id"]),
             started_at=row["started_at"],
             ended_at=row["ended_at"] if row["status"] == RESOLVED else None,
@@ -182,10 +186,12 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     A failed message goes with those that failed as often: a message that nobody takes holds up no
     new one.
     """
+    order = (FIRING, UPDATED, RESOLVED)
 
-    def key(row: Row) -> tuple[bool, str, str, str, int]:
+    def key(row: Row) -> tuple[int, str, str, str, int]:
         often = min(row["attempts"], _MANY_ATTEMPTS)
-        return row["status"] != FIRING, row["project"], row["rule"], row["importance"], often
+        place = order.index(row["status"])
+        return place, row["project"], row["rule"], row["importance"], often
 
     return [list(group) for _, group in groupby(sorted(rows, key=key), key)]
 

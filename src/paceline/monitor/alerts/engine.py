@@ -201,8 +201,9 @@ class Alerts:
         }
         wait_s = self.settings.group_wait_s
         done = store.fire(self._service.engine, alert, channels, now + wait_s)
-        if done["new"]:
-            self._tell(job, rule.name, "firing", done["id"])
+        if done["new"] or done["learned"]:
+            status = "firing" if done["new"] else "updated"
+            self._tell(job, rule.name, status, done["id"])
 
     def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float, why: str = "") -> None:
         wait_s = self.settings.group_wait_s

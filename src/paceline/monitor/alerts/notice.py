@@ -8,11 +8,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 FIRING, RESOLVED = "firing", "resolved"
+#: Of a message that an alert, which goes on, has a cause by now.
+UPDATED = "updated"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """An alert that began or ended.
+    """An alert that began or ended, or whose cause became known.
 
     Attributes:
         id: number of the alert.
@@ -25,6 +27,7 @@ class Notice:
         started_at, ended_at: seconds since 1970.
         labels: of the rule and the job.
         runbook: URL of what to do about the cause; "" where nobody named one.
+        is_update: it was told before, without the cause.
     """
 
     id: int
@@ -42,11 +45,12 @@ class Notice:
     ended_at: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     runbook: str = ""
+    is_update: bool = False
 
     @property
     def key(self) -> str:
         """The same for each time that the same thing is told."""
-        return f"{self.id}-{self.status}"
+        return f"{self.id}-{UPDATED if self.is_update else self.status}"
 
     def lines(self) -> list[str]:
         """The notice in words."""
@@ -63,8 +67,14 @@ class Notice:
     @property
     def title(self) -> str:
         """Which job and rule, in a line."""
-        head = self.importance.upper() if self.is_firing else "RESOLVED"
-        return f"[{head}] {self.job}: {self.rule}"
+        return f"[{self.heading}] {self.job}: {self.rule}"
+
+    @property
+    def heading(self) -> str:
+        """Its importance, or what else is told."""
+        if self.is_update:
+            return "CAUSE"
+        return self.importance.upper() if self.is_firing else "RESOLVED"
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -83,5 +93,4 @@ def title_of(notices: Sequence[Notice]) -> str:
     first = notices[0]
     if len(notices) == 1:
         return first.title
-    head = first.importance.upper() if first.is_firing else "RESOLVED"
-    return f"[{head}] {len(notices)} jobs: {first.rule}"
+    return f"[{first.heading}] {len(notices)} jobs: {first.rule}"

@@ -98,16 +98,21 @@ class Opsgenie:
         headers = {"Authorization": f"GenieKey {self.key}"}
         for notice in notices:
             path, body = self._request(notice)
-            post(f"{self.url.rstrip('/')}/v2/alerts{path}", json.dumps(body).encode(), headers)
+            url = f"{self.url.rstrip('/')}/v2/alerts{path}"
+            method = "PUT" if notice.is_update else "POST"
+            post(url, json.dumps(body).encode(), headers, method)
 
     def _request(self, notice: Notice) -> tuple[str, dict[str, Any]]:
         alias = _alias(notice)
         if not notice.is_firing:
             return f"/{alias}/close?identifierType=alias", {"source": "Paceline"}
+        description = _short("\n".join(notice.lines()), _DESCRIPTION)
+        if notice.is_update:
+            return f"/{alias}/description?identifierType=alias", {"description": description}
         return "", {
             "alias": alias,
             "message": _short(f"{notice.job}: {notice.headline}", _MESSAGE),
-            "description": _short("\n".join(notice.lines()), _DESCRIPTION),
+            "description": description,
             "details": _details(notice),
             "source": "Paceline",
             "entity": f"{notice.project}/{notice.job}",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
 from paceline.units import moment, seconds
@@ -18,6 +19,8 @@ IMPORTANCES = ("info", "warning", "critical")
 #: The label of a job that says how important its alerts are, whatever the rule says.
 IMPORTANCE_LABEL = "importance"
 DAY_S = 86_400.0
+#: A session names the cause of a fail-slow if S - 1 is at least this share of its factor - 1.
+EXPLAINS = 0.5
 
 
 def _require(condition: bool, field: str, expected: str) -> None:
@@ -205,14 +208,39 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
+    headline = f"{'; '.join(phrases)}."
+    session = _session_that_explains(facts.sessions, onset)
+    if session is not None:
+        return Alarm(headline, session["cause"], session_id=session["id"])
+    is_all = len(ranks) == _n_ranks(facts.job)
+    place = f"all {len(ranks):,} ranks" if is_all else name_ranks(tuple(ranks))
     return Alarm(
-        f"{'; '.join(phrases)}.",
+        headline,
         "fail-slow",
-        _ranks(ranks),
+        place if ranks else None,
         # Step times do not say who is slow: all ranks wait for it.
         gain=f"{share:.1%} of each step; paceline validate, or a trace, says who is slow",
-        ranks=tuple(ranks),
+        ranks=() if is_all else tuple(ranks),
     )
+
+
+def _session_that_explains(
+    sessions: Sequence[Mapping[str, Any]], onset: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The latest session since an onset whose S has :data:`EXPLAINS` of its loss, with a cause."""
+    least = 1 + EXPLAINS * (onset["factor"] - 1)
+    for session in sessions:
+        if session["created_at"] < onset["at"]:
+            return None
+        if session["cause"] not in (None, "healthy") and _at_least(session, least):
+            return session
+    return None
+
+
+def _n_ranks(job: Mapping[str, Any]) -> int:
+    """Ranks of a job, one a GPU; 0 or 1 where nobody said so."""
+    sizes = (size for size in job["degrees"].values() if isinstance(size, int))
+    return int(job["gpus"] or math.prod(sizes))
 
 
 def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
@@ -239,14 +267,6 @@ def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float |
     if gpus is None:
         return None
     return gpus * hours * max(0.0, 1 - 1 / factor) if factor > 0 else 0.0
-
-
-def _ranks(ranks: Sequence[int]) -> str | None:
-    if not ranks:
-        return None
-    numbers = ", ".join(str(rank) for rank in ranks[:8])
-    others = f" and {len(ranks) - 8:,} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}{others}"
 
 
 def _silent(rule: Rule, facts: Facts) -> Alarm | None:

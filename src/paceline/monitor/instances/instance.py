@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 from paceline.monitor.analysis_pool import Analyses
 from paceline.monitor.blobs import Blobs
@@ -23,8 +22,8 @@ from paceline.monitor.instances.membership import (
     shards_in,
 )
 from paceline.monitor.instances.part_uploads import PartUploads
+from paceline.monitor.instances.shared_spans import SharedSpans
 from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
-from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.store import news, step_log
@@ -48,6 +47,7 @@ class Instance(Service):
 
     _several = True
     members: Membership
+    spans: SharedSpans
 
     def __init__(self, config: Config) -> None:
         """Open store and bucket.
@@ -90,6 +90,12 @@ class Instance(Service):
         self._writer = LogWriter(engine)
         self._reader = LogReader(engine, self.detectors)
 
+    def _open_spans(self) -> SharedSpans:
+        # Beside the chunks of uploads, which are removed at a start, too.
+        return SharedSpans(
+            self.engine, self.members, self.blobs, self.uploads.folder, self.tell_session
+        )
+
     def _begin(self) -> None:
         self._writer.start()
         self._reader.start()
@@ -129,14 +135,6 @@ class Instance(Service):
         wait(futures, _WRITE_S)
         return [_outcome_of(future) for future in futures]
 
-    def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
-        """Spans of a job come to one service only.
-
-        Raises:
-            Refusal: always.
-        """
-        raise Refusal(501, "spans need a monitor of one instance; push traces and step times")
-
     def _send_or_not(self) -> None:
         """Begin to send alerts, or end: not where the beat would wait for it."""
         sends = self.members.owns(ALERTS)
@@ -152,6 +150,7 @@ class Instance(Service):
 
     def _tick(self, now: float) -> None:
         self._safely("news", self._tell_pages, now)
+        self._safely("spans", self.spans.tick, now)
         self._safely("alerts", self._send_or_not)
         if self.members.owns(ALERTS):
             self._safely("silent jobs", self._find_silent, now)
@@ -164,6 +163,7 @@ class Instance(Service):
             keep_s = self.projects.longest_days * DAY_S
             rows_before = now - keep_s if keep_s else None
             step_log.trim(self.engine, now - self.config.log_hours * 3600, rows_before)
+            self.spans.forget_spent(now)
 
 
 def _outcome_of(future: Future[bool]) -> bool | Exception:

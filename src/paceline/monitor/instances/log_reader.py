@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,8 +115,9 @@ class LogReader:
         with self._lock:
             shards = dict(self._from)
         rows = step_log.between(self._engine, list(shards), self._after, before, _ROWS)
+        keys = self._keys_of({row.job_id for row in rows})
         for row in rows:
-            key = self._key(row.job_id)
+            key = keys.get(row.job_id)
             if key is not None and row.place[0] >= shards[shard_of(row.job_id)]:
                 self._at = max(self._at, row.at)
                 batch = replace(decode(row.block), at=self._at, place=row.place)
@@ -133,14 +134,15 @@ class LogReader:
         if not gained:
             return
         numbers = step_log.unread_jobs(self._engine, sorted(gained), before)
-        keys = [key for key in map(self._key, numbers) if key is not None]
+        keys = list(self._keys_of(numbers).values())
         with self._lock:
             self._from |= dict.fromkeys(gained & self._gained, before)
             self._gained -= gained
         self._detectors.resume(keys)
 
-    def _key(self, job_id: int) -> JobKey | None:
-        key = self._keys.get(job_id) or jobs.key_of(self._engine, job_id)
-        if key is not None:
-            self._keys[job_id] = key
-        return key
+    def _keys_of(self, job_ids: Collection[int]) -> dict[int, JobKey]:
+        """Those of jobs that are still there, in the order of their numbers."""
+        unknown = [job_id for job_id in job_ids if job_id not in self._keys]
+        if unknown:
+            self._keys |= jobs.keys_of(self._engine, unknown)
+        return {job_id: self._keys[job_id] for job_id in sorted(job_ids) if job_id in self._keys}

@@ -92,9 +92,14 @@ class Membership:
         return name in self._leases
 
     @property
-    def n_shards(self) -> int:
+    def shards(self) -> list[int]:
         """Shards that were ours at the last beat."""
-        return len(shards_in(self._leases))
+        return shards_in(self._leases)
+
+    @property
+    def n_shards(self) -> int:
+        """How many they are."""
+        return len(self.shards)
 
     def fence_of(self, job_id: int) -> int:
         """The fencing number of a job's lease.

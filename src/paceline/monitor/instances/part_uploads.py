@@ -60,7 +60,21 @@ class PartUploads(Uploads):
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
         """Check the content and make it a session; returns its number."""
-        with self._exclusive(row["id"]), self._scratch() as path:
+        with self._exclusive(row["id"]):
+            try:
+                return self._finish(row, now)
+            except (Refusal, FileNotFoundError) as error:
+                # Another instance may have finished it meanwhile, and taken the parts away.
+                session = sessions.find(self._engine, row["job_id"], row["sha256"])
+                if session is not None:
+                    return session[0]
+                if isinstance(error, Refusal):
+                    raise
+                upload_parts.remove(self._engine, row["id"])
+                raise Refusal(409, "parts are gone; send the content again", offset=0) from None
+
+    def _finish(self, row: Mapping[str, Any], now: float) -> int:
+        with self._scratch() as path:
             parts = upload_parts.parts_of(self._engine, row["id"])
             with path.open("wb") as file:
                 for part in parts:

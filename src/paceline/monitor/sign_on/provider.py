@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 
 from paceline.client import NoRedirect
 from paceline.errors import MonitorError
+from paceline.extras import pip_install
 from paceline.monitor.log import without_secrets
 from paceline.monitor.sign_on.settings import SignOn, claim, is_loopback
 
@@ -59,7 +60,7 @@ class Provider:
         try:
             import joserfc  # noqa: F401
         except ImportError:
-            raise MonitorError("sign_on needs more: pip install 'paceline[oidc]'") from None
+            raise MonitorError(f"sign_on needs more: {pip_install('oidc')}") from None
         self.settings, self._clock = settings, clock
         self._lock = threading.Lock()
         self._document: tuple[float, Mapping[str, Any]] | None = None

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Select, delete, desc, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Select, delete, desc, func, insert, or_, select, update
 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
@@ -28,6 +28,9 @@ _BATCH = 500
 def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next_at: float) -> Row:
     """Begin an alert, with its messages; one that fires already is only brought up to date.
 
+    Those who were told of it without a session, which knows the cause, are told once more when it
+    has one.
+
     Args:
         engine: the store.
         alert: the row, without id.
@@ -35,7 +38,7 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
         next_at: when.
 
     Returns:
-        its id and whether it is ``new``.
+        its id, whether it is ``new``, and whether somebody is told what was ``learned``.
     """
     with engine.begin() as connection:
         row = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
@@ -47,13 +50,17 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
                 .where(alerts.c.id == row.id)
                 .values(**changed, updated_at=alert["updated_at"])
             )
-            return {"id": row.id, "new": False}
+            told: list[str] = []
+            if row.session_id is None and alert["session_id"] is not None:
+                told = _told(connection, row.id, ("delivered",))
+                _tell(connection, engine, row.id, told, "updated", next_at)
+            return {"id": row.id, "new": False, "learned": bool(told)}
         statement = insert_new(engine, alerts).values(**alert).returning(alerts.c.id)
         number = connection.execute(statement).scalar_one_or_none()
         if number is None:  # another instance was faster
-            return {"id": 0, "new": False}
+            return {"id": 0, "new": False, "learned": False}
         _tell(connection, engine, number, channels, "firing", next_at)
-        return {"id": number, "new": True}
+        return {"id": number, "new": True, "learned": False}
 
 
 def resolve(
@@ -79,18 +86,23 @@ def resolve(
                 headline=f"{row['headline']} {why}".rstrip(),
             )
         )
-        notified = select(deliveries.c.channel).where(
-            deliveries.c.alert_id == row["id"],
-            deliveries.c.status == "firing",
-            deliveries.c.state != "given-up",
-        )
-        channels = list(connection.execute(notified).scalars())
+        channels = _told(connection, row["id"], ("waiting", "delivered"))
         _tell(connection, engine, row["id"], channels, "resolved", next_at)
         return dict(row)
 
 
 def _firing(fingerprint: str) -> Select[Any]:
     return select(alerts).where(alerts.c.fingerprint == fingerprint, alerts.c.status == "firing")
+
+
+def _told(connection: Connection, alert_id: int, states: Sequence[str]) -> list[str]:
+    """Channels whose message of an alert's beginning is in one of some states."""
+    query = select(deliveries.c.channel).where(
+        deliveries.c.alert_id == alert_id,
+        deliveries.c.status == "firing",
+        deliveries.c.state.in_(states),
+    )
+    return list(connection.execute(query).scalars())
 
 
 def _tell(

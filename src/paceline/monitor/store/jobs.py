@@ -111,6 +111,13 @@ def key_of(engine: Engine, job_id: int) -> JobKey | None:
     return JobKey(job_id, row["project"], row["name"]) if row else None
 
 
+def keys_of(engine: Engine, job_ids: Collection[int]) -> dict[int, JobKey]:
+    """The jobs of some numbers; those that are no more are left out."""
+    query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.id.in_(list(job_ids)))
+    with engine.connect() as connection:
+        return {int(row.id): JobKey(*row) for row in connection.execute(query)}
+
+
 def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
     """A job's row."""
     with engine.connect() as connection:

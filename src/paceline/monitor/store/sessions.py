@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, delete, desc, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, desc, func, insert, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.jobs import summarise
@@ -33,25 +33,32 @@ def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -
         trace: ``sha256``, ``size_bytes``, ``file_name`` and ``meta``.
         now: time.
     """
+    with engine.begin() as connection:
+        return enqueue_in(engine, connection, job_id, trace, now)
+
+
+def enqueue_in(
+    engine: Engine, connection: Connection, job_id: int, trace: Mapping[str, Any], now: float
+) -> int:
+    """:func:`enqueue` within a transaction."""
     sha256 = trace["sha256"]
     columns = ("sha256", "size_bytes", "file_name", "meta")
-    with engine.begin() as connection:
-        connection.execute(
-            insert_new(engine, sessions).values(
-                **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
-            )
+    connection.execute(
+        insert_new(engine, sessions).values(
+            **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
         )
-        # One that failed has its trace again.
-        again = update(sessions).where(_of(job_id, sha256) & (sessions.c.status == "failed"))
-        connection.execute(again.values(**_WAITS))
-        number = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
-        connection.execute(
-            delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
-        )
-        # A trace is no step: a job of which steps came before stays as quiet as it was.
-        stepless = (jobs.c.id == job_id) & jobs.c.last_step.is_(None)
-        connection.execute(update(jobs).where(stepless).values(seen_at=now))
-        summarise(connection, job_id)
+    )
+    # One that failed has its trace again.
+    again = update(sessions).where(_of(job_id, sha256) & (sessions.c.status == "failed"))
+    connection.execute(again.values(**_WAITS))
+    number = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
+    connection.execute(
+        delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
+    )
+    # A trace is no step: a job of which steps came before stays as quiet as it was.
+    stepless = (jobs.c.id == job_id) & jobs.c.last_step.is_(None)
+    connection.execute(update(jobs).where(stepless).values(seen_at=now))
+    summarise(connection, job_id)
     return int(number)
 
 

@@ -259,7 +259,7 @@ deliveries = Table(
     Column("id", ID, primary_key=True),
     Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
     Column("channel", Text, nullable=False),
-    Column("status", Text, nullable=False),  # firing, resolved: the state that was sent
+    Column("status", Text, nullable=False),  # firing, updated, resolved: what is told
     Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),
@@ -309,6 +309,19 @@ step_log = Table(
     Column("block", LargeBinary, nullable=False),
     UniqueConstraint("job_id", "key"),
     Index(None, "shard", "position"),
+)
+
+#: Requests of spans that belong to no session yet. line: compressed; None: it is in a session.
+span_log = Table(
+    "span_log",
+    metadata,
+    Column("seq", ID, primary_key=True),
+    Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("line", LargeBinary),
+    Column("size", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    UniqueConstraint("job_id", "key"),
 )
 
 #: Series of the jobs' steps, in parts (step_series.ROW).

@@ -12,6 +12,7 @@ import base64
 from typing import Any
 
 from paceline.errors import TraceError
+from paceline.extras import pip_install
 
 #: Messages and texts of a request; a span has some 25. An empty one is two bytes here, 250 decoded.
 MAX_PARTS = 500_000
@@ -43,7 +44,7 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
         )
     except ImportError:
         raise TraceError(
-            f"{where}: protobuf needs the package opentelemetry-proto: pip install 'paceline[otlp]'"
+            f"{where}: protobuf needs the package opentelemetry-proto: {pip_install('otlp')}"
         ) from None
     message = ExportTraceServiceRequest()
     try:

@@ -10,6 +10,8 @@ Held against their sources:
   write ``wps`` for ``tps``.
 - nanoGPT: ``train.py``; modded-nanogpt: its records' ``train_gpt.py``, whose clock stops for
   validations.
+- llm.c, commit f1e2ace: ``train_gpt2.cu`` and ``train_gpt2.py``; and the lines of build-nanogpt and
+  nanochat, whose step has ``dt``.
 - DeepSpeed 0.19.6, commit edaa722: ``utils/timer.py``, ``ThroughputTimer.stop``; and the line of
   its pipeline engine.
 """
@@ -66,6 +68,19 @@ LINE_FORMATS = (
             r"\biter (?P<step>\d{1,10}): loss [^,\s]+, "
             rf"time (?P<duration_ms>{_NUMBER})ms"
         ),
+    ),
+    LineFormat(
+        "llm.c",
+        " tok/s",
+        re.compile(
+            r"\bstep +(?P<step>\d{1,10})/\d+(?: \||:) (?:train )?loss .*?"
+            rf"[|(] *(?P<duration_ms>{_NUMBER}) ms\b"
+        ),
+    ),
+    LineFormat(
+        "nanochat",
+        " dt: ",
+        re.compile(rf"\bstep:? +(?P<step>\d{{1,10}})\b.*?\bdt: (?P<duration_ms>{_NUMBER}) ?ms\b"),
     ),
     LineFormat(
         "DeepSpeed's pipeline",

@@ -33,6 +33,8 @@ _GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COL
 #: Lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
+#: Ticks of a clock in a sample: a tick is then 5% of it. Gaps that are no step, in seconds.
+_FINE_TICKS, _LONG_S = 20, 600.0
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,30 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
 
 
 def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
-    """[row] mean seconds a step since the rank's line before; nan for its first and at restarts."""
+    """[row] mean seconds a step since the rank's line before; nan for its first and at restarts.
+
+    A clock of whole seconds is too coarse for short steps: of so many lines as take
+    :data:`_FINE_TICKS` only one has a value, the mean since the one before.
+    """
     seconds = np.full(len(step), np.nan)
     for one in np.unique(rank):
-        rows = np.flatnonzero(rank == one)
+        rows = np.flatnonzero((rank == one) & np.isfinite(elapsed_s))
+        rows = rows[:: _lines_of_a_sample(elapsed_s[rows])]
         steps, spent_s = np.diff(step[rows]), np.diff(elapsed_s[rows])
         goes_on = (steps > 0) & (spent_s > 0)
         seconds[rows[1:][goes_on]] = spent_s[goes_on] / steps[goes_on]
     return seconds
+
+
+def _lines_of_a_sample(elapsed_s: Array) -> int:
+    """Lines between two that are compared: 1, but where rounding to whole seconds shows."""
+    spent_s = np.diff(elapsed_s)
+    ahead_s = spent_s[(spent_s >= 0) & (spent_s < _LONG_S)]
+    if len(ahead_s) < _FINE_TICKS or (elapsed_s != np.round(elapsed_s)).any():
+        return 1
+    if (ahead_s == ahead_s[0]).all():
+        return 1
+    return max(1, int(np.ceil(_FINE_TICKS / max(float(ahead_s.mean()), 1e-3))))
 
 
 def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -> Array:
