@@ -1,4 +1,4 @@
-"""What other work takes of this machine: where it is much, the demo's times say little."""
+"""The share of this machine that other work takes; where it is large, times say little."""
 
 from __future__ import annotations
 
