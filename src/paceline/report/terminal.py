@@ -79,7 +79,7 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
     width = min(full_width, _MAX_WIDTH)
     blocks = [
         _head(report, width),
-        why_lines(report, width),
+        [*why_lines(report, width), *_beyond_lines(report, width)],
         communication_lines(report.communication, width),
         path_lines(report.critical_path, report.job, width),
         _worst(report, width),
@@ -99,7 +99,7 @@ def _head(report: JobReport, width: int) -> list[Text]:
     waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {count(gpus, 'GPU')}"
     numbers = Text("S ").append(f"{report.slowdown:.3f}", style="bold")
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    lasts = of_which_lasts(report.slowdown_lasting)
+    lasts = of_which_lasts(report.slowdown, report.slowdown_lasting)
     beside = "; ".join(filter(None, (lasts, paper)))
     numbers.append(f" ({beside})" if beside else "")
     numbers.append("   waste ").append(waste, style="bold")
@@ -107,7 +107,6 @@ def _head(report: JobReport, width: int) -> list[Text]:
         *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
         numbers,
-        *_beyond_lines(report, width),
         *wrap(_step_times(report), width),
     ]
 
@@ -311,7 +310,8 @@ def _notes(report: JobReport, width: int) -> list[Text]:
     for warning in (*report.warnings, *_counts(report)):
         usual = warning.code in USUAL
         style = "dim" if usual else ""
-        note_lines = wrap(f"! {warning.text}", width, indent="  ", style=style)
+        code = f" [{warning.code}]" if warning.code else ""  # docs/codes.md has them
+        note_lines = wrap(f"! {warning.text}{code}", width, indent="  ", style=style)
         if not usual:
             note_lines[0].stylize("bold yellow", 0, 1)
         lines += note_lines

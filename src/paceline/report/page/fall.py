@@ -47,7 +47,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
 def _beside_s(report: JobReport, low: float, high: float) -> str:
     """The interval of S, and S by the paper's reference where that is another number."""
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    lasts = of_which_lasts(report.slowdown_lasting)
+    lasts = of_which_lasts(report.slowdown, report.slowdown_lasting)
     return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", lasts, paper)))
 
 

@@ -15,12 +15,15 @@ def by_paper(slowdown_paper: float, slow_mode_shares: Mapping[str, float]) -> st
     return f"{slowdown_paper:.3f} by the paper's reference" if slow_mode_shares else ""
 
 
-def of_which_lasts(slowdown_lasting: float | None) -> str:
+def of_which_lasts(slowdown: float, slowdown_lasting: float | None) -> str:
     """``1.012 lasts, the rest is variation that passes``; empty where passes are whole.
 
     Args:
+        slowdown: S.
         slowdown_lasting: S of the typical step, None where it is not told apart.
     """
     if slowdown_lasting is None:
         return ""
+    if slowdown_lasting > slowdown:
+        return f"{slowdown_lasting:.3f} of the typical step; in some steps less is lost"
     return f"{slowdown_lasting:.3f} lasts, the rest is variation that passes"
