@@ -261,6 +261,7 @@ def test_a_cause_that_becomes_known_is_told_once(tmp_path, hook):
     world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
     sender = courier(world)
     world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
     sender.round()
     (begin,) = hook.wait(1)
     assert (begin["alerts"][0]["cause"], begin["alerts"][0]["is_update"]) == ("fail-slow", False)
@@ -285,6 +286,7 @@ def test_a_cause_that_becomes_known_is_told_once(tmp_path, hook):
 def test_a_cause_that_is_known_at_once_is_in_the_first_message(tmp_path, hook):
     world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
     world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
     world.session(1.4)  # before anybody was told
     courier(world).round()
     courier(world).round()
@@ -297,6 +299,7 @@ def test_the_cause_of_what_is_over_is_not_told(tmp_path, hook):
     world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
     sender = courier(world)
     world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
     sender.round()
     world.session(1.4)
     world.set_job(status="ended")

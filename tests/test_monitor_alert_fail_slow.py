@@ -171,7 +171,9 @@ def test_a_place_names_runs_of_ranks(world):
 
 def test_a_trace_after_the_onset_names_the_cause(world):
     world.session(1.4)
+    world.now += 1
     world.happened("onset", 100, ranks=range(64))
+    world.set_job(slow_since_step=100)
     assert world.rows()[0]["cause"] == "fail-slow"  # that session was before
     world.session(1.1)  # ... and this one explains too little of 1.5
     assert world.rows()[0]["cause"] == "fail-slow"

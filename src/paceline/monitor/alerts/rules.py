@@ -238,9 +238,8 @@ def _session_that_explains(
 
 
 def _n_ranks(job: Mapping[str, Any]) -> int:
-    """Ranks of a job, one a GPU; 0 or 1 where nobody said so."""
-    sizes = (size for size in job["degrees"].values() if isinstance(size, int))
-    return int(job["gpus"] or math.prod(sizes))
+    """Ranks of a job, one a GPU; 0 where nobody said so."""
+    return int(job["gpus"] or 0)
 
 
 def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
