@@ -121,10 +121,10 @@ class Listener:
                 body = file.read(int(headers["Content-Length"]))
                 status = self.statuses.pop(0) if self.statuses else 200
                 head = f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-                connection.sendall(head.encode())
                 with self.came:
                     self.received.append((line.decode().split()[1], headers, body, status))
                     self.came.notify_all()
+                connection.sendall(head.encode())
 
     def wait(self, n, timeout=120):
         with self.came:

@@ -136,7 +136,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name)
     )
-    with pytest.raises(MonitorError, match=r"uvicorn is not installed.*paceline\[monitor\]"):
+    with pytest.raises(MonitorError, match=r"uvicorn is not installed.*pip install .*\[monitor\]"):
         monitor_config.check_installed()
     assert run(["serve"]) == 2
     assert "pip install" in capsys.readouterr().err

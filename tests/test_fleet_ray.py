@@ -37,14 +37,14 @@ def test_plain_ray_beside_opentelemetry_proto_is_refused_before_it_hangs(monkeyp
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     monkeypatch.setattr(ray_cluster, "is_installed", lambda name: name == "opentelemetry.proto")
     traces = make_fleet(tmp_path / "traces", (0,))
-    with pytest.raises(FleetError, match=r"lacks opentelemetry.metrics; pip install 'pac.*fleet"):
+    with pytest.raises(FleetError, match=r"lacks opentelemetry.metrics; pip install .*\[fleet\]"):
         fleet(traces, tmp_path / "study", run=RunOptions(engine="ray"))
 
 
 def test_ray_that_is_not_installed_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     traces = make_fleet(tmp_path / "traces", (0,))
-    with pytest.raises(FleetError, match=r"needs Ray .*pip install 'paceline"):
+    with pytest.raises(FleetError, match=r"needs Ray .*pip install .*\[fleet\]"):
         fleet(traces, tmp_path / "study", run=RunOptions(engine="ray"))
 
 

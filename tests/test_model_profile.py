@@ -324,7 +324,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(profiler.importlib, "import_module", fail)
-    with pytest.raises(ModelError, match=r"No module named 'torch'.*paceline\[profile\]"):
+    with pytest.raises(ModelError, match=r"No module named 'torch'.*pip install .*\[profile\]"):
         profiler.import_torch()
 
 

@@ -155,7 +155,10 @@ def test_an_onset_is_examined_once_at_the_next_look(harness: Harness, tmp_path: 
     event = {"kind": "paused", "text": "paused", "undisturbed": True, "verdict": verdict}
     asked = []
     watch = CallsWatch(tmp_path, examine=lambda: asked.append(1) or event)
-    assert [one.kind for one in watch.look()][-2:] == ["plan", "pause-asked"]
+    kinds = [one.kind for one in watch.look()]
+    # On a busy machine the level may change once more after the plan.
+    assert [kind for kind in kinds if kind != "change"][-2:] == ["plan", "pause-asked"]
+    assert kinds[-1] == "pause-asked"
     assert asked == []
     paused, validated = watch.look()
     assert (paused.kind, validated.kind) == ("paused", "validated")

@@ -65,7 +65,7 @@ def test_the_waterfall_ends_at_the_compute(job, pyplot):
 
 def test_without_matplotlib_it_says_what_to_install(job, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(PacelineError, match=r"paceline\[plot\]"):
+    with pytest.raises(PacelineError, match=r"pip install .*\[plot\]"):
         plot.heatmap(job[0])
 
 

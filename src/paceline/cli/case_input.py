@@ -40,16 +40,11 @@ class CaseInput(NamedTuple):
         return cls(TraceInput.of(args, steps), args.layers, args.seqlens, args.hosts)
 
     def places(self, measured: Measured) -> dict[tuple[int, int], tuple[str, str]]:
-        """(dp, pp) -> (host, gpu), where the file of hosts says, or else the recording."""
+        """(dp, pp) -> (host, gpu), where the file of hosts says, or else the trace."""
         from paceline.sources.hosts import hosts_of_workers, read_hosts
-        from paceline.sources.recording.places import recorded_places
 
-        if self.hosts is not None:
-            return hosts_of_workers(read_hosts(self.hosts), measured.rank)
-        path = self.trace.path
-        folders = [path] if isinstance(path, Path) else path
-        recorded = recorded_places(folders[0]) if len(folders) == 1 else {}
-        return hosts_of_workers(recorded, measured.rank)
+        places = measured.places if self.hosts is None else read_hosts(self.hosts)
+        return hosts_of_workers(places, measured.rank)
 
     def case(self, options: Mapping[str, Any] | None = None) -> Case:
         """Read, analyse and diagnose; ``options`` are for remedies."""

@@ -70,7 +70,8 @@ def analyse(
         rule = "corrupt"
         measured, n_rows = _measured(trace, job, options)
         row = {**_job_row(measured), "operations": n_rows}
-        places = {} if hosts is None else hosts_of_workers(read_hosts(hosts), measured.rank)
+        known = measured.places if hosts is None else read_hosts(hosts)
+        places = hosts_of_workers(known, measured.rank)
         rule = "unfit"
         report, correlation = _report(measured, places)
     except NoStepError as error:

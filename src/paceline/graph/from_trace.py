@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class Measured:
         clocks: estimated clock offsets, and whether they were corrected.
         doubts: what the user should know; that of the trace's reader has no code.
         programs: of each variant its ops with launches and waits; empty where none are recorded.
+        places: rank -> (host, GPU), of the ranks whose place the trace knows.
     """
 
     job: Job
@@ -72,6 +73,7 @@ class Measured:
     clocks: ClockOffsets
     doubts: tuple[Warning, ...]
     programs: tuple[ReplicaOps, ...] = ()
+    places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -149,6 +151,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
             *_clock_warnings(clocks),
         ),
         programs=structure.variants if graph.programmed else (),
+        places=trace.places,
     )
 
 

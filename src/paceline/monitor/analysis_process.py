@@ -66,7 +66,7 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
 
     measured = from_trace(_trace(path, meta))
     result = analyze(measured)
-    hosts = hosts_of_workers(hosts_of(meta), measured.rank)
+    hosts = hosts_of_workers({**measured.places, **hosts_of(meta)}, measured.rank)
     diagnosis = diagnose(measured, result, hosts)
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
     report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)

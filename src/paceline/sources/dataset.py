@@ -279,8 +279,8 @@ def _check_alike(files: Sequence[tuple[Path, _File]]) -> None:
         )
 
 
-#: Keys of the metadata that hold one entry per step.
-_BY_STEP = ("left_out", "step_start_s")
+#: Keys of the metadata that hold one entry per step or rank.
+_BY_NUMBER = ("left_out", "step_start_s", "places")
 
 
 def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
         noticed = stored.get("warnings")
         warnings |= dict.fromkeys(w for w in noticed or () if isinstance(w, str))
         for key, value in stored.items():
-            if key in _BY_STEP and isinstance(value, dict):
+            if key in _BY_NUMBER and isinstance(value, dict):
                 joined.setdefault(key, {}).update(value)
             else:
                 joined.setdefault(key, value)

@@ -26,6 +26,9 @@ FORMAT_VERSION = 1
 #: Limits of the warnings in a file: they are for people.
 MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
+#: Longest name of a host or GPU, characters.
+MAX_NAME = 100
+
 
 def metadata_of(trace: Trace) -> dict[bytes, str]:
     """The schema metadata of a trace's file."""
@@ -41,6 +44,8 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
         },
         "step_start_s": {str(step): start for step, start in starts if math.isfinite(start)},
     }
+    if trace.places:
+        stored["places"] = {str(rank): list(place) for rank, place in trace.places.items()}
     return {METADATA_KEY: json.dumps(stored)}
 
 
@@ -74,20 +79,25 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
     noticed = [w for w in warnings if isinstance(w, str)] if isinstance(warnings, list) else []
     step_start_s = trace.step_start_s
     if np.isnan(step_start_s).all():
-        starts = _by_step(stored.get("step_start_s"), (int, float))
+        starts = _by_number(stored.get("step_start_s"), (int, float))
         step_start_s = np.array([float(starts.get(s, math.nan)) for s in trace.steps.tolist()])
     return replace(
         trace,
         truth=stored.get("truth"),
         # Some of them the door has noticed again.
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
-        left_out={**_by_step(stored.get("left_out"), (str,)), **trace.left_out},
+        left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
+        places={
+            rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
+            for rank, place in _by_number(stored.get("places"), (list,)).items()
+            if len(place) == 2
+        },
     )
 
 
-def _by_step(values: Any, types: tuple[type, ...]) -> dict[int, Any]:
-    """Step number -> value, for the entries of the right form."""
+def _by_number(values: Any, types: tuple[type, ...]) -> dict[int, Any]:
+    """Number of a step or rank -> value, for the entries of the right form."""
     if not isinstance(values, Mapping):
         return {}
     return {

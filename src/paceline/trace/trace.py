@@ -69,6 +69,7 @@ class Trace:
         late: [row] whether the end is an upper bound: the op was over before anyone waited for it;
             None: no row's is.
         truth: the injected causes of a synthesised trace; None for a real one.
+        places: rank -> (host, GPU), "" for an unknown GPU; of the ranks whose place is known.
     """
 
     job: Job
@@ -85,6 +86,7 @@ class Trace:
     program: Program | None = None
     late: npt.NDArray[np.bool_] | None = None
     truth: Mapping[str, Any] | None = None
+    places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.start)

@@ -14,6 +14,7 @@ from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
 from paceline.occurrence import count_in_runs
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
+from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.program import turns_back
@@ -61,6 +62,7 @@ def read(
         step_start_s=trace.step_start_s + base_ns / 1e9,
         warnings=(*trace.warnings, *warnings, *notes),
         left_out={**left_out, **trace.left_out},
+        places=recorded_places(path),
     )
     return trace if steps is None else trace.select_steps(steps)
 
