@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import microbatches, waterfall
-from paceline.diagnose.fit import _levels, _workers
+from paceline.diagnose.fit import _levels, _workers, fit_computes
 from paceline.diagnose.levels import REPLICAS
 from paceline.diagnose.microbatches import (
     _AMBIGUOUS,
@@ -18,7 +18,7 @@ from paceline.diagnose.stages import _ambiguity as stage_ambiguity
 from paceline.diagnose.stages import stage_cause
 from paceline.diagnose.workers import _bar, _step_deviations, worker_cause
 from paceline.graph import from_trace
-from paceline.synth import BASE_S, SynthSpec, synthesize
+from paceline.synth import BASE_S, SlowWorker, SynthSpec, synthesize
 from paceline.trace import OpKind
 from paceline.whatif import analyze
 
@@ -434,3 +434,20 @@ def test_the_waterfall_by_hand(pp, microbatches):
     assert drops == pytest.approx(expected, abs=1e-9)
     assert fall.compute_s == pytest.approx(0.3 * microbatches)
     assert fall.actual_s == pytest.approx(0.3 * (microbatches + pp - 1) + 0.07)
+
+
+def test_noise_of_short_computes_does_not_dilute_the_factor_of_a_worker():
+    base_s = {**BASE_S, OpKind.FORWARD_COMPUTE: 0.080, OpKind.BACKWARD_COMPUTE: 0.003}
+    spec = SynthSpec(
+        dp=2, pp=1, microbatches=1, steps=30, base_s=base_s, slow_workers=(SlowWorker(1, 0, 3.7),)
+    )
+    trace = synthesize(spec)
+    rng = np.random.default_rng(0)
+    backward = np.flatnonzero(trace.kind == OpKind.BACKWARD_COMPUTE)
+    # The slow worker's short backwards happen to be faster than the other's.
+    share = rng.uniform(0.1, 1.0, len(backward)) / np.where(trace.dp[backward] == 1, 6.0, 1.0)
+    trace.end[backward] = trace.start[backward] + share * (trace.end - trace.start)[backward]
+    measured = from_trace(trace)
+    cause = worker_cause(measured.durations, fit_computes(measured.durations), measured.steps)
+    assert cause.where["workers"] == [[1, 0]]
+    assert cause.evidence["factors"][0] == pytest.approx(3.7, rel=0.05)

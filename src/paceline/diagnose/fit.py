@@ -16,6 +16,7 @@ import numpy.typing as npt
 from paceline import robust
 from paceline.diagnose.levels import (
     REPLICAS,
+    counts,
     from_the_fast,
     levels,
     lower_median,
@@ -132,16 +133,14 @@ def _fit(measured: Durations) -> Fit:
     mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
         log -= place[:, :, None, None, None]
-    table = _Table(graph, logs, stage_of_place, mostly_slow)
+    table = _Table(graph, logs, stage_of_place, counts(place, stage_of_place), mostly_slow)
     nothing = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
     apart = _take_apart(table, nothing, level_seen)
     slow = np.abs(apart.worker.mean(axis=0)) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * apart.error)
     if slow.any() and len(stage_of_place) > 1:
         # A slow worker lifts the median over few places; its replica's others seemed slow, too.
         known = np.where(slow, apart.worker, 0.0)
-        level_seen = levels(
-            by_replica - place[..., None] - known[:, stage_of_place], stage_of_place
-        )
+        level_seen = levels(by_replica - known[:, stage_of_place], place, stage_of_place)
         apart = _take_apart(table, known, level_seen)
     mostly_slow += [REPLICAS] if (apart.level > 0).mean() > 0.5 else []
     for v, dps in enumerate(graph.variant_dps):
@@ -161,12 +160,23 @@ def _fit(measured: Durations) -> Fit:
 
 @dataclass(frozen=True)
 class _Table:
-    """Per variant: logarithms of seconds, less those of the typical op at the place."""
+    """Per variant: logarithms of seconds, less those of the typical op at the place.
+
+    ``counted`` [kind, place]: those that take long enough to show levels.
+    """
 
     graph: StepGraph
     logs: list[Array]
     stage_of_place: npt.NDArray[np.int64]
+    counted: npt.NDArray[np.bool_]
     mostly_slow: list[int]
+
+    def shown(self, log: Array) -> Array:
+        """[op, microbatch, step, dp] of the computes that count."""
+        if self.counted.all():
+            return log.reshape(-1, *log.shape[2:])
+        shown: Array = log[self.counted]
+        return shown
 
 
 @dataclass(frozen=True)
@@ -191,8 +201,14 @@ def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
             log - slow[:, stage_of_place][:, :, dps][:, :, None, None, :]
             for log, dps in zip(table.logs, graph.variant_dps, strict=True)
         ]
-    micro = [lower_median(log.reshape(-1, *log.shape[2:])) for log in cleared]
+    micro = [lower_median(table.shown(log)) for log in cleared]
     level, level_error = _levels(graph, micro, level_seen)
+    if table.counted.sum() == 1:
+        # With one long compute a microbatch, its cost cannot be told from a pause.
+        micro = [
+            np.broadcast_to(level_seen[d], m.shape).copy()
+            for m, d in zip(micro, graph.variant_dps, strict=True)
+        ]
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
     slope = _slopes([c - level[d] for c, d in zip(cleared, graph.variant_dps, strict=True)], micro)

@@ -19,6 +19,10 @@ FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
 #: of the gap to the slow ones.
 AGREEMENT_SHARE = 0.25
 
+#: A kind counts for the level of a stage if it takes this share of the stage's longest one: the
+#: noise of a few short computes says nothing of a GPU.
+COUNTED_SHARE = 0.1
+
 #: Stands for whole replicas among the stages most of whose workers are slow.
 REPLICAS = -1
 
@@ -53,26 +57,36 @@ def places_and_levels(
     level = np.zeros(by_replica.shape[2])
     for _ in range(ROUNDS):
         place = lower_median(np.moveaxis(by_replica - level, 2, 0))
-        level = levels(by_replica - place[..., None], stage_of_place)
+        level = levels(by_replica, place, stage_of_place)
     return place, level
 
 
-def levels(over: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
+def levels(by_replica: Array, place: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
     """[dp] how much longer whole replicas take.
 
     Args:
-        over: [kind, place, dp] logarithms of median seconds over the typical ones.
+        by_replica: [kind, place, dp] logarithms of median seconds.
+        place: [kind, place] the typical ones.
         stage_of_place: [place].
     """
-    level = inner_median(of_stages(over, stage_of_place))
+    level = inner_median(of_stages(by_replica - place[..., None], place, stage_of_place))
     level -= lower_median(level)
     return level
 
 
-def of_stages(over: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
-    """[stage, dp] means over kinds and chunks of [kind, place, dp]."""
+def of_stages(over: Array, place: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
+    """[stage, dp] means of [kind, place, dp] over the kinds and chunks that count."""
+    counted = counts(place, stage_of_place)
     n_stages = int(stage_of_place[-1]) + 1
-    return np.stack([over[:, stage_of_place == s].mean(axis=(0, 1)) for s in range(n_stages)])
+    stages = [stage_of_place == stage for stage in range(n_stages)]
+    return np.stack([over[:, here][counted[:, here]].mean(axis=0) for here in stages])
+
+
+def counts(place: Array, stage_of_place: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """[kind, place] whether a kind takes long enough to show how fast its stage is."""
+    longest = np.array([place[:, stage_of_place == stage].max() for stage in stage_of_place])
+    counted: npt.NDArray[np.bool_] = place >= longest + np.log(COUNTED_SHARE)
+    return counted
 
 
 def use_fast_workers(
@@ -90,7 +104,7 @@ def use_fast_workers(
     n_stages = int(stage_of_place[-1]) + 1
     if n_stages < 2:
         return []
-    by_stage = of_stages(by_replica - place[..., None], stage_of_place)
+    by_stage = of_stages(by_replica - place[..., None], place, stage_of_place)
     typical = np.stack([place[:, stage_of_place == s].mean() for s in range(n_stages)])
     changed = []
     for stage in range(n_stages):
