@@ -68,7 +68,8 @@ ON_RAMP = 2
 
 # Columns of ``floats``: seconds, and shares.
 (
-    HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING, STRAY,
+    HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
+    STRAY,
 ) = range(11)  # fmt: skip
 N_FLOATS = STRAY + len(WINDOWS)
 # Columns of ``wholes``.
