@@ -6,6 +6,7 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, Literal, get_args
 
 from paceline.errors import ModelError
@@ -54,6 +55,8 @@ class LLMFields:
         norm: "layernorm" (scale and shift) or "rmsnorm" (scale).
         positions: "learned" (a table of parameters), "rotary" or "none".
         max_positions: rows of the learned table; 0 = ``seq_len``.
+        rotary_base: base of the rotary positions' angles, for launch files; 0 = not said. It
+            changes no time, so models that differ in it alone are equal.
         tied: the output projection is the word embedding.
         bias: every linear layer but the output projection has a bias.
         qkv_bias: queries, keys and values have one even where ``bias`` is False; True with it.
@@ -109,6 +112,7 @@ class LLMFields:
     norm: Norm = "layernorm"
     positions: Positions = "learned"
     max_positions: int = 0
+    rotary_base: int = dataclass_field(default=0, compare=False)
     tied: bool = True
     bias: bool = True
     qkv_bias: bool = False
@@ -142,7 +146,15 @@ class LLMFields:
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
             check_whole_number(self, field, 1, where)
-        for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers", "full_every"):
+        for field in (
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "max_positions",
+            "mtp_layers",
+            "full_every",
+            "rotary_base",
+        ):
             check_whole_number(self, field, 0, where)
         if self.window is not None:
             check_whole_number(self, "window", 1, where)

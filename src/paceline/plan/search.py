@@ -314,7 +314,7 @@ def _within_limits(
             continue
         values: Array | None = getattr(result, unit)
         if values is None:
-            lacking = "tokens" if result.tokens is None else "a price per GPU-hour"
+            lacking = "tokens" if result.tokens is None else "a price per GPU-hour (--price)"
             raise PlanError(f"{name} needs {lacking}")
         within = values <= limit
         if not within.any():
