@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 #: Of an interval that holds the factor in 95% of the cases: spreads of a level's median, to which a
 #: share is added that noise of another kind than medians brings. Chosen on real noise (half
-#: ``develop``, seed 21); docs/detect.md has what they reach on the other half.
+#: ``develop``, seed 21); docs/measured.md has what they reach on the other half.
 _SPREADS, _OTHER = 2.2, 0.005
 #: Samples of the healthy level that count for its error.
 _HEALTHY_SAMPLES = 129

@@ -2,7 +2,7 @@
 
 Each rank has a healthy level and a current one, which differ in an episode. Windows of the last w
 samples are tested both ways against the current level. A change sets a new one, so that the next
-change is tested against that. The rules and their measured rates: docs/detect.md.
+change is tested against that. The rules and their rates: docs/detect.md, docs/measured.md.
 """
 
 from __future__ import annotations

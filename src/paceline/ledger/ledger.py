@@ -121,7 +121,7 @@ class Ledger:
 
     @property
     def _unexplained(self) -> str:
-        """What the time that no line explains may be."""
+        """Rows that the time without an explanation may be of."""
         missing = [name.replace("_", " ") for name in _TOLD_BY if name in self.reasons]
         return f"no line explains it; it may be {', '.join(missing)}" if missing else ""
 
