@@ -70,7 +70,9 @@ def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; of a report with the loss itself, unless it is next to nothing."""
     heads = "of step of loss"
     if report is not None and report.straggling:
-        heads += f"  the loss (T - T_ideal) is {percent(report.waste)} of the step"
+        lost_s = float((report.simulated_s - report.ideal_s).mean())
+        of_step = percent(lost_s / float(report.traced_s.mean()))
+        heads += f"  the loss (T - T_ideal) is {of_step} of the step"
     return Text(heads, style="dim")
 
 
