@@ -21,7 +21,7 @@ from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a sample takes 0.5 ms; behind this number compiled code is worth its import (0.3 s)
+#: Interpreted, a sample takes 0.5 ms. Behind this number compiled code is worth its import (0.3 s)
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
 

@@ -1,8 +1,8 @@
 """Known GPUs in the nodes that their makers sell, with sources and dated prices.
 
 Peaks are dense: datasheets that print "with sparsity" are halved. Memory: the datasheets' "GB" are
-counted in GiB, because five HBM stacks of 16 GiB make an "80 GB" A100 (nvidia-smi shows 81,920 MiB,
-and for newer ones, of "141", "180" and "186 GB", 0.4 to 0.6% less).
+counted in GiB, because five HBM stacks of 16 GiB make an "80 GB" A100. (nvidia-smi shows 81,920
+MiB, and for newer ones, of "141", "180" and "186 GB", 0.4 to 0.6% less.)
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def from_hf(
             counted; None = it is left out.
 
     Raises:
-        ModelError: the file is missing or is no JSON object, the architecture is not modelled, or
-            a field is missing, of the wrong type, or asks for an unmodelled feature.
+        ModelError: the file is missing or is no JSON object, or the architecture is not modelled.
+            Or a field is missing, of the wrong type, or asks for an unmodelled feature.
     """
     if isinstance(source, Mapping):
         where, folder, content = "the config", "", source

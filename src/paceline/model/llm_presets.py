@@ -21,7 +21,7 @@ def llm_preset(name: str) -> LLM:
     """The preset that ``name`` means, however it is spelled.
 
     Case, dashes, underscores, blanks and parentheses do not count, nor does the organisation of a
-    Hugging Face name: "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
+    Hugging Face name. "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
 
     Raises:
         ModelError: no preset has that name; the nearest are named.
@@ -200,7 +200,7 @@ def _deepseek() -> Iterator[LLM]:
 
 def _sparse() -> Iterator[LLM]:
     # transformers 5.23, DeepseekV32Config and GlmMoeDsaConfig, whose defaults are those of
-    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; 4,096 tokens as Megatron-Bridge's recipes of
+    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5. 4,096 tokens as Megatron-Bridge's recipes of
     # both families pre-train (067f987). Without multi-token prediction, as that has no class there.
     yield LLM(
         name="deepseek-v3.2",
@@ -286,7 +286,7 @@ def _qwen3() -> Iterator[LLM]:
 
 def _qwen3_next() -> Iterator[LLM]:
     # transformers 5.23, Qwen3NextConfig, whose defaults are those of
-    # Qwen/Qwen3-Next-80B-A3B-Instruct; 4,096 tokens as Megatron-Bridge's performance recipes
+    # Qwen/Qwen3-Next-80B-A3B-Instruct. 4,096 tokens as Megatron-Bridge's performance recipes
     # (067f987, perf_recipes/qwen). "-mtp": with one module, as these recipes train.
     for name, mtp in (("qwen3-next-80b-a3b", 0), ("qwen3-next-80b-a3b-mtp", 1)):
         yield LLM(

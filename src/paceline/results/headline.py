@@ -1,7 +1,7 @@
 """The result in a line or two: the loss, its cause, the best remedy's gain; details below it.
 
 The headline is made of short phrases, so that it never takes more than two lines at the report's
-full width; measured texts, names of hosts and intervals stand in the details.
+full width. Measured texts, names of hosts and intervals stand in the details.
 """
 
 from __future__ import annotations
