@@ -82,8 +82,8 @@ static void *begin_coll(void *context, void *group, const char *func, uint64_t s
 }
 
 /* What the proxy thread says of a call: its channels on the device, and the network. */
-static void device(void *context, void *call, uint64_t from, uint64_t to) {
-  for (int channel = 0; channel < CHANNELS; channel++) {
+static void device(void *context, void *call, uint64_t from, uint64_t to, int channels) {
+  for (int channel = 0; channel < channels; channel++) {
     struct descriptor op = {.parent = call}, kernel = {.parent = call};
     op.proxy_op = (struct proxy_op){.pid = getpid(), .peer = 1, .steps = 4, .is_send = 1};
     kernel.kernel = (struct kernel){.channel = (uint8_t)channel, .timer = from + 100u * channel};
@@ -103,7 +103,7 @@ struct call {
 
 static void *proxy(void *given) {
   struct call *call = given;
-  device(call->context, call->handle, call->from, call->to);
+  device(call->context, call->handle, call->from, call->to, CHANNELS);
   return NULL;
 }
 
@@ -401,6 +401,51 @@ static void cost(int n) {
   finalize(world);
 }
 
+/* Records as NCCL makes them: collectives in groups by one thread, their proxies and kernels by
+ * another, so many a second in all. A thread that was late catches up at once. */
+enum { RATE_CHANNELS = 8, RATE_HOST = 4, RATE_RECORDS = RATE_HOST + 5 * RATE_CHANNELS };
+static double per_second;
+static struct timespec rate_begun;
+
+static void *at_rate(void *is_proxy) {
+  struct timespec spent;
+  for (int i = 0; i < n_events; i++) {
+    double due_s = (double)i * RATE_RECORDS / per_second + (double)rate_begun.tv_nsec * 1e-9;
+    struct timespec due = {rate_begun.tv_sec + (time_t)due_s, (long)((due_s - (long)due_s) * 1e9)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+    if (is_proxy) {
+      device(world, (void *)(uintptr_t)(i + 1), 1, 2, RATE_CHANNELS);
+      continue;
+    }
+    void *group = begin(world, (struct descriptor){0}, EV_GROUP);
+    end(begin_coll(world, group, "AllReduce", (uint64_t)i, 8));
+    end(group);
+  }
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  double cpu_ns = (double)spent.tv_sec * 1e9 + (double)spent.tv_nsec;
+  int records = is_proxy ? RATE_RECORDS - RATE_HOST : RATE_HOST;
+  printf("%.0f ns of CPU a record with the thread's sleeps\n", cpu_ns / n_events / records);
+  return NULL;
+}
+
+static void rate(int records, int a_second) {
+  int mask;
+  pthread_t proxies;
+  struct timespec ended, cpu;
+  n_events = records / RATE_RECORDS, per_second = a_second;
+  world = init(1, 1, 0, &mask);
+  clock_gettime(CLOCK_MONOTONIC, &rate_begun);
+  CHECK(!pthread_create(&proxies, NULL, at_rate, world));
+  at_rate(NULL);
+  pthread_join(proxies, NULL);
+  clock_gettime(CLOCK_MONOTONIC, &ended);
+  finalize(world);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+  printf("%.1f s, %.2f s of CPU\n",
+         (double)(ended.tv_sec - rate_begun.tv_sec) + (double)(ended.tv_nsec - rate_begun.tv_nsec) * 1e-9,
+         (double)cpu.tv_sec + (double)cpu.tv_nsec * 1e-9);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc > 3);
   const char *mode = argv[3];
@@ -418,6 +463,7 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "replay")) replay(n);
   if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);
+  if (!strcmp(mode, "rate")) rate(n, argc > 5 ? atoi(argv[5]) : 100000);
   printf("attempts %ld\n", attempts);
   return 0;
 }

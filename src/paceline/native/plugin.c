@@ -34,20 +34,22 @@ static void fill_coll(struct record *record, const struct coll *coll, int on_sms
   record->a = coll->seq;
   record->b = coll->count;
   record->c = coll->root;
-  copy_text(record->func, coll->func, sizeof record->func);
-  copy_text(record->datatype, coll->datatype, sizeof record->datatype);
+  struct texts *texts = texts_of(record);
+  copy_text(texts->func, coll->func, sizeof texts->func);
+  copy_text(texts->datatype, coll->datatype, sizeof texts->datatype);
   if (!on_sms) return;
   record->d = coll->channels | coll->warps << 8;
-  copy_text(record->algo, coll->algo, sizeof record->algo);
-  copy_text(record->proto, coll->proto, sizeof record->proto);
+  copy_text(texts->algo, coll->algo, sizeof texts->algo);
+  copy_text(texts->proto, coll->proto, sizeof texts->proto);
 }
 
 static void fill_p2p(struct record *record, const struct p2p *p2p) {
   record->b = p2p->count;
   record->c = p2p->peer;
   record->d = p2p->channels;
-  copy_text(record->func, p2p->func, sizeof record->func);
-  copy_text(record->datatype, p2p->datatype, sizeof record->datatype);
+  struct texts *texts = texts_of(record);
+  copy_text(texts->func, p2p->func, sizeof texts->func);
+  copy_text(texts->datatype, p2p->datatype, sizeof texts->datatype);
 }
 
 static void fill_proxy(struct record *record, const struct proxy_op *op) {

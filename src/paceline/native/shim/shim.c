@@ -163,8 +163,8 @@ static void *begin(int type, const char *func, comm_t comm, size_t count, int da
   record->parent = me.group;
   record->communicator = one->number;
   record->a = seq, record->b = count, record->c = root;
-  copy_text(record->func, func, sizeof record->func);
-  copy_text(record->datatype, name, sizeof record->datatype);
+  copy_text(texts_of(record)->func, func, sizeof texts_of(record)->func);
+  copy_text(texts_of(record)->datatype, name, sizeof texts_of(record)->datatype);
   uint64_t handle = record->handle;
   ring_commit(ring);
   return (void *)(uintptr_t)handle;

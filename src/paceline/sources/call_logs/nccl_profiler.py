@@ -23,18 +23,19 @@ from paceline.trace.calls import CallLog
 #: Suffix of the plugin's files; a recording of the hooks may lie beside them.
 SUFFIX: Final = ".nccl"
 
-_RECORDS, _COMMUNICATORS, _COUNTS = 16, 17, 18
+_WHOLE_RECORDS, _COMMUNICATORS, _COUNTS, _RECORDS = 16, 17, 18, 19
 _COLL, _P2P, _KERNEL, _CE_COLL = 1, 2, 6, 12
 _START, _STATE, _KERNEL_STOP = 0, 2, 22
 
-_RECORD = np.dtype(
-    [
-        *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
-        *(("type", "<u2"), ("what", "u1"), ("state", "u1"), ("a", "<u8"), ("b", "<u8")),
-        *(("c", "<i4"), ("d", "<i4"), ("func", "S16"), ("datatype", "S16")),
-        *(("algo", "S16"), ("proto", "S8")),
-    ]
-)
+_HEAD = [
+    *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
+    *(("type", "<u2"), ("what", "u1"), ("state", "u1"), ("a", "<u8"), ("b", "<u8")),
+    *(("c", "<i4"), ("d", "<i4")),
+]
+_TEXTS = [("func", "S16"), ("datatype", "S16"), ("algo", "S16"), ("proto", "S8")]
+#: A record, and its two parts; only starts of these types have texts (``has_texts`` of ``ring.c``).
+_RECORD, _HEAD_ALONE, _TEXTS_ALONE = np.dtype([*_HEAD, *_TEXTS]), np.dtype(_HEAD), np.dtype(_TEXTS)
+_HAVE_TEXTS: Final = (_COLL, _P2P, _CE_COLL)
 _COMMUNICATOR = np.dtype(
     [
         *(("id", "<u8"), ("number", "<u4"), ("rank", "<i4"), ("ranks", "<i4")),
@@ -107,7 +108,10 @@ def _whole(file: BlockFile, key: str, path: Path) -> int:
 def _process(files: Sequence[BlockFile]) -> Process:
     blocks = [block for file in files for block in file.blocks]
     of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
-    records = _table(of_type.get(_RECORDS, []), _RECORD)
+    # Earlier files have records with their texts; no process writes both.
+    records = _table(of_type.get(_WHOLE_RECORDS, []), _RECORD)
+    if _RECORDS in of_type:
+        records = np.concatenate([_joined(data) for data in of_type[_RECORDS]])
     named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
     counts = [np.frombuffer(data[:24].ljust(24, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
     total = np.max(counts, axis=0) if counts else np.zeros(3)
@@ -123,6 +127,20 @@ def _process(files: Sequence[BlockFile]) -> Process:
         left_out=int(total[2]),
         damaged=sum(file.damaged + bool(file.torn_bytes) for file in files),
     )
+
+
+def _joined(data: bytes) -> npt.NDArray[np.void]:
+    """Records of a block: how many, all heads, then the texts of those that have some."""
+    n = int.from_bytes(data[:8], "little")
+    middle = 8 + min(n, len(data) // _HEAD_ALONE.itemsize) * _HEAD_ALONE.itemsize
+    heads, texts = _table([data[8:middle]], _HEAD_ALONE), _table([data[middle:]], _TEXTS_ALONE)
+    records = np.zeros(len(heads), dtype=_RECORD)
+    for name in _HEAD_ALONE.names or ():
+        records[name] = heads[name]
+    texted = np.flatnonzero((heads["what"] == _START) & np.isin(heads["type"], _HAVE_TEXTS))
+    for name in _TEXTS_ALONE.names or ():
+        records[name][texted[: len(texts)]] = texts[name][: len(texted)]
+    return records
 
 
 def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
