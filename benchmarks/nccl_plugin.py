@@ -5,8 +5,8 @@
     PYTHONPATH=src python benchmarks/nccl_plugin.py --profiles /work/shared/data/real
 
 ``tests/native/harness.c`` makes the records from two threads, as NCCL does: groups and collectives
-by one, eight proxy operations and eight channels of each by the other. ``--busy`` spins beside it, and
-``--nice`` has every other process of the machine go first. ``--profiles`` counts what PyTorch's
+by one, eight proxy operations and eight channels of each by the other. ``--busy`` spins beside it,
+and ``--nice`` has every other process of the machine go first. ``--profiles`` counts what PyTorch's
 profiles of real jobs would have made: of each NCCL or RCCL kernel the grid is the channels.
 """
 

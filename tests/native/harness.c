@@ -149,6 +149,88 @@ static void job(int steps, int onset) {
   CHECK(!failed);
 }
 
+/* A job of which one step in n may be recorded. Steps go on until all ranks leave some out, then for
+ * `more`; in the middle of these the SLOW rank becomes late, or there is an evaluation. */
+enum { LEFT_OUT_MARK = 0xfffd, MARGIN = 20, EVALUATED = 6 };
+struct sampled {
+  atomic_long done[RANKS], leaves_out[RANKS], end;
+};
+
+static void *send_or_recv(void *context, int rank) {
+  struct descriptor event = {0};
+  event.p2p = (struct p2p){.func = rank % 2 ? "Recv" : "Send", .datatype = "ncclFloat32",
+                           .count = 64, .peer = !(rank % 2), .channels = 1};
+  return begin(context, event, EV_P2P);
+}
+
+/* A collective from its launch to what the proxy says; returns whether it was left out. */
+static int whole_call(void *context, const char *func, uint64_t seq, size_t n, uint64_t from,
+                      uint64_t to) {
+  void *group = begin(context, (struct descriptor){0}, EV_GROUP);
+  void *handle = begin_coll(context, group, func, seq, n);
+  end(handle);
+  end(group);
+  struct call call = {context, handle, from, to};
+  proxy(&call);
+  return (uintptr_t)handle >> 48 == LEFT_OUT_MARK;
+}
+
+static void wait_for_others(struct sampled *job, long done) {
+  for (int i = 0; i < RANKS; i++)
+    while (done - job->done[i] > 2) usleep(100);
+}
+
+static void know_the_end(struct sampled *job, int more) {
+  long most = 0, none = 0;
+  for (int i = 0; i < RANKS; i++) {
+    if (!job->leaves_out[i]) return;
+    if (job->done[i] > most) most = job->done[i];
+  }
+  atomic_compare_exchange_strong(&job->end, &none, most + MARGIN + more);
+}
+
+static void sampled_rank(struct sampled *job, int rank, int more, int evaluates) {
+  static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
+  int mask = 0;
+  uint64_t clock = 1700000000000000000ULL, seq = 0;
+  void *context = init(0xabc, RANKS, rank, &mask), *pair = init(0xd0 + (uint64_t)rank / 2, 2, rank % 2, &mask);
+  for (long step = 0; !job->end || step < job->end; step++) {
+    long middle = job->end ? job->end - more / 2 : step + 1;
+    uint64_t late = step >= middle && !evaluates ? 8000000u : 0;
+    for (int i = 0; i < 4; i++) {
+      uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
+      uint64_t from = clock + work + (i == 0 && rank == SLOW ? late : 0);
+      clock += 9000000u + (i == 0 ? late : 0);
+      job->leaves_out[rank] |= whole_call(context, funcs[i], seq++, 1u << (10 + i), from, clock);
+      void *sent = send_or_recv(pair, rank);
+      end(sent);
+      device(pair, sent, clock, clock + 50000u, 1);
+      clock += 100000u;
+      whole_call(pair, "AllReduce", seq, 64, clock, clock + 100000u);
+      clock += 100000u;
+    }
+    for (int i = 0; evaluates && step == middle && i < EVALUATED; i++, clock += 500000u)
+      whole_call(context, "Broadcast", seq++, 4096, clock, clock + 400000u);
+    usleep(1000);
+    job->done[rank] = step + 1;
+    if (!job->end) know_the_end(job, more);
+    wait_for_others(job, step + 1);
+  }
+  finalize(pair);
+  finalize(context);
+  printf("steps %ld\n", (long)job->end);
+}
+
+static void sampled(int more, int evaluates) {
+  int failed = 0, status;
+  struct sampled *job = mmap(NULL, sizeof *job, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(job != MAP_FAILED);
+  for (int rank = 0; rank < RANKS; rank++)
+    if (!fork()) sampled_rank(job, rank, more, evaluates), exit(0);
+  for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
+  CHECK(!failed);
+}
+
 static void *world;
 static int n_events;
 
@@ -454,6 +536,7 @@ int main(int argc, char **argv) {
   load(argv[1]);
   if (!strcmp(mode, "job")) job(STEPS, 0);
   if (!strcmp(mode, "onset")) job(LONG, ONSET);
+  if (!strcmp(mode, "sampled")) sampled(n, argc > 5);
   if (!strcmp(mode, "threads")) threads(n);
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();

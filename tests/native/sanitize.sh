@@ -16,7 +16,7 @@ for kind in address,undefined thread; do
   N=src/paceline/native
   ${CC:-cc} -std=c11 -I$N -shared -fPIC -o "$OUT/libnccl.so.2" tests/native/fake_nccl.c
   ${CC:-cc} $FLAGS -I$N -DLINKED -o "$OUT/shimmed" tests/native/shim_job.c \
-    tests/native/framework.c $N/shim/shim.c $N/crc.c $N/pause.c $N/ring.c $N/writer.c \
+    tests/native/framework.c $N/shim/shim.c $N/crc.c $N/pause.c $N/ring.c $N/sampling.c $N/writer.c \
     -L"$OUT" -l:libnccl.so.2 -Wl,-rpath,"$OUT" -ldl
   echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
   rm -rf "$OUT/shim"
@@ -30,6 +30,13 @@ for kind in address,undefined thread; do
     done
   done
   for version in 4 7; do
+    for what in "" evaluates; do
+      rm -rf "$OUT/run"
+      ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVERY=5 PACELINE_NCCL_POLL_MS=20 \
+        PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version sampled 100 $what \
+        >"$OUT/said"
+      echo "$kind v$version sampled $what: $(grep -c '^steps' "$OUT/said") ranks"
+    done
     rm -rf "$OUT/run"
     ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVENTS=0xdf PACELINE_RECORD=$OUT/run \
       timeout 120 "$OUT/network" "$OUT/plugin.so" $version rail 1

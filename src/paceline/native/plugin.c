@@ -4,6 +4,7 @@
 #include "nccl_abi.h"
 #include "pause.h"
 #include "ring.h"
+#include "sampling.h"
 #include "writer.h"
 
 #define BIT(type) (1 << (type))
@@ -15,6 +16,8 @@
 /* Of a collective whose record was dropped, or is not made: its end still counts for a pause. */
 #define DROPPED 0xffffULL
 #define LEFT_OUT 0xfffeULL
+/* Of a step that is left out; what the proxies tell of its calls is left out with it. */
+#define SKIPPED 0xfffdULL
 
 /* What PACELINE_NCCL_EVENTS may ask for. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
@@ -103,6 +106,14 @@ static void fill(struct record *record, int type, const struct descriptor *event
 
 static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
+static void *marked(uint64_t why, int type) { return (void *)(uintptr_t)(why << 48 | (uint64_t)type); }
+
+/* What comes later, from other threads, goes with its parent. */
+static int is_skipped(int type, const struct descriptor *event) {
+  int by_host = is_coll(type) || type == EV_P2P || type == EV_GROUP;
+  return by_host ? sampling_skips() : (uintptr_t)event->parent >> 48 == SKIPPED;
+}
+
 static int start(void *context, void **handle, struct descriptor *event, int version) {
   *handle = NULL;
   if (!context || !event || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
@@ -110,23 +121,34 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
   /* With any event NCCL tells of its API's calls, too: nobody asked for these. */
   if (type > EV_LAST || !(ALL & BIT(type))) return 0;
-  if (is_coll(type))
-    pause_count((uint32_t)(uintptr_t)context,
-                (struct queued){event->coll.func, event->coll.datatype, event->coll.count,
-                                event->coll.seq});
+  uint32_t communicator = (uint32_t)(uintptr_t)context;
+  struct mark mark;
+  int told = NO_MARK;
+  if (is_coll(type)) {
+    struct queued queued = {event->coll.func, event->coll.datatype, event->coll.count,
+                            event->coll.seq};
+    told = sampling_call(communicator, pause_count(communicator, queued), queued, &mark);
+  }
+  if (told == NO_MARK && is_skipped(type, event)) {
+    ring_count_skip();
+    if (is_coll(type) || type == EV_P2P) *handle = marked(SKIPPED, type);
+    return 0;
+  }
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) {
     uint64_t why = atomic_load_explicit(&ring_off, memory_order_relaxed) ? LEFT_OUT : DROPPED;
-    if (is_coll(type)) *handle = (void *)(uintptr_t)(why << 48 | (uint64_t)type);
+    if (is_coll(type)) *handle = marked(why, type);
     return 0;
   }
   record->handle = ring_handle(ring, type);
   record->parent = (uint64_t)(uintptr_t)event->parent;
-  record->communicator = (uint32_t)(uintptr_t)context;
+  record->communicator = communicator;
   fill(record, type, event);
-  *handle = (void *)(uintptr_t)record->handle;
+  uint64_t number = record->handle;
+  *handle = (void *)(uintptr_t)number;
   ring_commit(ring);
+  if (told != NO_MARK) sampling_put(ring, &mark, communicator, number);
   return 0;
 }
 
@@ -134,6 +156,10 @@ static int later(void *handle, int what, int state, uint64_t value) {
   int type = (int)((uintptr_t)handle & 15);
   if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
   if ((uintptr_t)handle >> 48 == LEFT_OUT) return 0;
+  if ((uintptr_t)handle >> 48 == SKIPPED) {
+    ring_count_skip();
+    return 0;
+  }
   if ((uintptr_t)handle >> 48 == DROPPED) {
     ring_count_drop();
     return 0;

@@ -12,7 +12,7 @@ _Static_assert(SEGMENTS % WORD == 0, "the pool is made of whole words");
 static struct ring rings[RINGS];
 static struct segment segments[SEGMENTS];
 static atomic_uint_fast64_t pool[WORDS]; /* a bit for each segment that is free */
-static atomic_uint_fast64_t dropped, left_out;
+static atomic_uint_fast64_t dropped, left_out, skipped;
 atomic_int ring_off;
 static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -152,6 +152,10 @@ int ring_drain(int index, struct record *records, struct texts *texts, int *n_te
 }
 
 void ring_count_drop(void) { atomic_fetch_add_explicit(&dropped, 1, memory_order_relaxed); }
+
+void ring_count_skip(void) { atomic_fetch_add_explicit(&skipped, 1, memory_order_relaxed); }
+
+uint64_t ring_skipped(void) { return atomic_load_explicit(&skipped, memory_order_relaxed); }
 
 uint64_t ring_left_out(void) { return atomic_load_explicit(&left_out, memory_order_relaxed); }
 

@@ -12,7 +12,7 @@ enum { RINGS = 128, SEGMENTS = 448, SEGMENT_UNITS = 292 };
 
 enum { WAITING = 64 };
 
-enum { START, STOP, STATE };
+enum { START, STOP, STATE, STEP };
 
 /* As it lies in the file; docs/nccl.md says what a, b, c and d are for each type of event. One unit. */
 struct record {
@@ -64,6 +64,9 @@ int ring_drain(int index, struct record *records, struct texts *texts, int *n_te
 extern atomic_int ring_off;
 /* Records that were not made while it was off. */
 uint64_t ring_left_out(void);
+/* Those of steps that are left out. */
+void ring_count_skip(void);
+uint64_t ring_skipped(void);
 void ring_count_drop(void);
 uint64_t ring_dropped(void);
 /* Makes the key by which threads give their rings back, and fills the pool; once. */

@@ -131,7 +131,7 @@ static int put_communicators(void) {
 }
 
 static int put_counts(void) {
-  uint64_t counts[3] = {n_records, told_dropped = ring_dropped(), ring_left_out()};
+  uint64_t counts[] = {n_records, told_dropped = ring_dropped(), ring_left_out(), ring_skipped()};
   return put_block(COUNTS_BLOCK, counts, sizeof counts);
 }
 
