@@ -299,6 +299,24 @@ def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothin
     assert b"Broadcast" not in process.records["func"]
 
 
+@pytest.mark.parametrize("version", [4, 7])
+def test_programs_that_a_job_starts_have_none_of_its_files_and_one_that_replaces_it_has_its_own(
+    harness: Harness, tmp_path: Path, version: int
+) -> None:
+    attempts, stderr = harness.run(tmp_path, version, "exec", "2")
+    assert stderr == ""
+    assert attempts == 4, "of the last program"
+    found = sorted(processes(tmp_path), key=lambda process: str(process.meta["begun_ns"]))
+    assert len(found) == 3
+    assert len({process.meta["pid"] for process in found}) == 1
+    assert len(found[-1].records) == found[-1].recorded == 4
+    # What a program that is replaced did not write in its last 10 ms is lost.
+    assert all(len(process.records) <= 4 for process in found[:-1])
+    log, notes = load_call_log([tmp_path])
+    assert len(log) == 2
+    assert any("the one that began last counts" in note for note in notes)
+
+
 @pytest.mark.parametrize("target", ["a file, no folder", "/proc/nowhere", "s3://bucket/job-17"])
 def test_where_nothing_can_be_written_it_stays_off(
     harness: Harness, tmp_path: Path, target: str

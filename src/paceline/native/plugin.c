@@ -13,7 +13,7 @@
 /* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
 #define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
 
-/* Of a collective whose record was dropped, or is not made: its end still counts for a pause. */
+/* Of an event whose record was dropped, or is not made: a collective's end still counts for a pause. */
 #define DROPPED 0xffffULL
 #define LEFT_OUT 0xfffeULL
 /* Of a step that is left out; what the proxies tell of its calls is left out with it. */
@@ -108,10 +108,13 @@ static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
 static void *marked(uint64_t why, int type) { return (void *)(uintptr_t)(why << 48 | (uint64_t)type); }
 
+/* Told by the thread that queues. These have a handle even without a record: NCCL 2.27 tells of no
+ * call in a group that has none, and then none would be counted for a pause. */
+static int is_queued(int type) { return is_coll(type) || type == EV_P2P || type == EV_GROUP; }
+
 /* What comes later, from other threads, goes with its parent. */
 static int is_skipped(int type, const struct descriptor *event) {
-  int by_host = is_coll(type) || type == EV_P2P || type == EV_GROUP;
-  return by_host ? sampling_skips() : (uintptr_t)event->parent >> 48 == SKIPPED;
+  return is_queued(type) ? sampling_skips() : (uintptr_t)event->parent >> 48 == SKIPPED;
 }
 
 static int start(void *context, void **handle, struct descriptor *event, int version) {
@@ -131,14 +134,14 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   }
   if (told == NO_MARK && is_skipped(type, event)) {
     ring_count_skip();
-    if (is_coll(type) || type == EV_P2P) *handle = marked(SKIPPED, type);
+    if (is_queued(type)) *handle = marked(SKIPPED, type);
     return 0;
   }
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) {
     uint64_t why = atomic_load_explicit(&ring_off, memory_order_relaxed) ? LEFT_OUT : DROPPED;
-    if (is_coll(type)) *handle = marked(why, type);
+    if (is_queued(type)) *handle = marked(why, type);
     return 0;
   }
   record->handle = ring_handle(ring, type);

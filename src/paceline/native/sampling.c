@@ -57,11 +57,11 @@ int sampling_call(uint32_t communicator, uint64_t n, struct queued queued, struc
   }
   atomic_fetch_add_explicit(&kept, 1, memory_order_relaxed);
   if (at == 0 && asked < 2) return steps_end(mark, step, at, (int)calls);
-  /* From the last call before a step on: what lies between the two is the step's, too. */
-  if (at == calls - 1 && (step + 1) % (unsigned)asked == 0)
-    atomic_store_explicit(&skips, 0, memory_order_relaxed);
+  /* From the last call before a step on: how long the rank computed between the two. */
+  int before = at == calls - 1 && (step + 1) % (unsigned)asked == 0;
+  if (at == 0) atomic_store_explicit(&skips, step % (unsigned)asked && !before, memory_order_relaxed);
+  else if (before) atomic_store_explicit(&skips, 0, memory_order_relaxed);
   if (at) return NO_MARK;
-  atomic_store_explicit(&skips, step % (unsigned)asked != 0, memory_order_relaxed);
   *mark = (struct mark){step, 0, (int)calls, asked};
   return STEP_BEGINS;
 }
