@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +29,14 @@ static int version;
 static struct profiler_v4 *old;
 static struct profiler_v5 *new;
 static atomic_long attempts;
+
+/* What the plugin takes for the wall clock; 0: the real one. */
+static _Atomic int64_t wall_ns;
+int clock_gettime(clockid_t which, struct timespec *now) {
+  if (which != CLOCK_REALTIME || !wall_ns) return (int)syscall(SYS_clock_gettime, which, now);
+  now->tv_sec = wall_ns / 1000000000, now->tv_nsec = wall_ns % 1000000000;
+  return 0;
+}
 
 static void load(const char *path) {
   char name[32];
@@ -109,7 +118,7 @@ static void *proxy(void *given) {
 }
 
 /* Calls of a step: from `onset` on the SLOW rank comes 8 ms late to the first; all leave each
- * together. */
+ * together. All ranks have one clock, that of the calls, however busy the machine is. */
 static void job_rank(int rank, int steps, int onset) {
   static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
   int mask = 0;
@@ -123,6 +132,7 @@ static void job_rank(int rank, int steps, int onset) {
       uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
       uint64_t late = i == 0 && step >= onset ? 8000000u : 0;
       uint64_t from = clock + work + (rank == SLOW ? late : 0);
+      wall_ns = (int64_t)from;
       clock += 9000000u + late;
       void *group = begin(context, (struct descriptor){0}, EV_GROUP);
       void *handle = begin_coll(context, group, funcs[i], (uint64_t)(step * 4 + i), 1u << (10 + i));

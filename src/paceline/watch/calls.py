@@ -194,7 +194,7 @@ class CallsWatch:
         return news
 
     def _say_late(self, event: JobEvent, since_s: float, steps: StepTimes) -> list[News]:
-        """Who, where that was not known when the onset was told."""
+        """News of the suspects, if they were not known when the onset was told."""
         apart_s = _SAME_STEPS * float(np.median(steps.duration_s))
         same = [began_s for began_s in self._unnamed if abs(began_s - since_s) <= apart_s]
         for began_s in same:

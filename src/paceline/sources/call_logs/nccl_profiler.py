@@ -254,7 +254,7 @@ class PluginCall:
         step: number of the step that begins with it; -1 with most calls, or where all of the job
             was recorded.
         is_whole: whether all calls of that step were recorded.
-        every: one step in so many is recorded whole; 0 where ``step`` is -1.
+        every: each n-th step is recorded whole, this is n; 0 where ``step`` is -1.
     """
 
     host_ns: int

@@ -30,7 +30,7 @@ class StepMarks:
         is_whole: [step] whether all its records were made.
         host_ns: [step] time when the host queued that collective.
         calls: collectives of a step in that communicator.
-        every: one step in so many was recorded last.
+        every: each n-th step was recorded last; this is n.
         communicator: the process's number of that communicator.
     """
 
