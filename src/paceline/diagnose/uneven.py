@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose.balanced import balanced_s, group_means
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.graph import Durations, StepGraph
 from paceline.graph.families import joined_sets
+from paceline.robust import MEDIAN_ERROR, spread
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
@@ -29,8 +31,15 @@ UNEVEN_TIMES = 3.0
 #: ... and of how many standard errors each of the two may be off.
 UNEVEN_ERRORS = 2.0
 
+#: Of all computes behind the exchange, those are balanced that stand out of the rest by this many
+#: standard errors: more than above, since each is compared with a level of few computes.
+CLEAR_ERRORS = 3.0
+
 #: Computes that are this short, as a share of the longest of their sort, are left out.
 SHORT = 0.01
+
+#: Computes that are this even have no logarithm.
+_TINY = 1e-9
 
 #: Word for the uneven load where members exchange tokens, and where they exchange keys and values.
 _UNEVEN_CAUSES = {
@@ -55,21 +64,81 @@ class _Shares:
 
     Attributes:
         ops: the computes.
-        factor: [op, step, replica] by which a compute changes once all members share evenly.
+        passing: [op, step, replica] a member's seconds over the mean of those it meets, without
+            what lasts on the member.
+        busiest: [op, step and group] the busiest member's passing share.
         excess: [op] mean over steps and groups of the busiest member's over the mean, minus 1.
         error: [op] its standard error.
     """
 
     ops: Ints
-    factor: Array
+    passing: Array
+    busiest: Array
     excess: Array
     error: Array
+
+    @property
+    def level(self) -> tuple[float, float]:
+        """The excess of all of them, and its standard error."""
+        error = float(np.sqrt((self.error**2).sum())) / len(self.ops)
+        return float(self.excess.mean()), error
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> _Shares:
         """Only some of the computes."""
         return _Shares(
-            self.ops[chosen], self.factor[chosen], self.excess[chosen], self.error[chosen]
+            self.ops[chosen],
+            self.passing[chosen],
+            self.busiest[chosen],
+            self.excess[chosen],
+            self.error[chosen],
         )
+
+
+def _balanced(durations: Durations, shares: _Shares, usual: _Shares | None, sets: Ints) -> Effect:
+    """Computes that are clearly less even than usual vary as the others of their stage do."""
+    kind, pp = durations.graph.kind, durations.graph.pp
+    uneven = _clearly_uneven(shares, usual)
+    beside = shares.ops[~uneven]
+    if usual is not None:
+        beside = np.concatenate([usual.ops, beside])
+    seconds = durations.array[shares.ops]
+    balanced = np.where(uneven[:, None, None], seconds / shares.passing, seconds)
+    for stage, way in np.unique([pp[shares.ops], kind[shares.ops]], axis=1).T.tolist():
+        own = uneven & (pp[shares.ops] == stage) & (kind[shares.ops] == way)
+        like = beside[pp[beside] == stage]
+        like = like[kind[like] == way] if (kind[like] == way).any() else like
+        if own.any() and len(like):
+            balanced[own] = balanced_s(seconds[own], durations.array[like], sets)
+    factor = np.divide(balanced, seconds, out=np.ones_like(seconds), where=seconds > 0)
+    return Effect(
+        scaled=tuple(
+            Scaled(0, shares.ops, replica, factor[:, :, replica, None])
+            for replica in range(durations.graph.n_dp)
+        )
+    )
+
+
+def _clearly_uneven(shares: _Shares, usual: _Shares | None) -> npt.NDArray[np.bool_]:
+    """[op] computes that are less even than usual by more than chance, whatever pauses in them.
+
+    Few computes tell the usual level roughly. So those that fit are added to it, the most even
+    first: not all that follows an exchange has unlike work.
+    """
+    uneven = np.ones(len(shares.ops), dtype=bool)
+    if usual is None:
+        return uneven
+    every = np.concatenate([usual.busiest, shares.busiest]) - 1  # [op, step and group]
+    level = np.maximum(np.median(every, axis=1), _TINY)
+    variation = float(np.median(spread(every, axis=1) / level))
+    error = MEDIAN_ERROR * variation / np.sqrt(every.shape[1])  # of the logarithm of a level
+    members = np.log(level[: len(usual.ops)]).tolist()
+    own = np.log(level[len(usual.ops) :])
+    for op in np.argsort(own).tolist():
+        if own[op] - np.mean(members) > CLEAR_ERRORS * error * np.sqrt(1 + 1 / len(members)):
+            break
+        uneven[op] = False
+        members.append(float(own[op]))
+    return uneven
 
 
 def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
@@ -82,14 +151,11 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
         return None
     sets = _joined_sets(graph, kind)
     behind, beside = (_long_enough(durations, ops) for ops in (behind, beside))
-    control = usual_error = 0.0
-    if len(beside):
-        usual = _shares(durations, beside, sets)
-        control = float(usual.excess.mean())
-        usual_error = float(np.sqrt((usual.error**2).sum())) / len(beside)
+    usual = _shares(durations, beside, sets) if len(beside) else None
+    control, usual_error = usual.level if usual else (0.0, 0.0)
     least = max(UNEVEN, UNEVEN_TIMES * (control + UNEVEN_ERRORS * usual_error))
-    shares = _shares(durations, behind, sets)
-    shares = shares.of(shares.excess - UNEVEN_ERRORS * shares.error >= least)
+    every = _shares(durations, behind, sets)
+    shares = every.of(every.excess - UNEVEN_ERRORS * every.error >= least)
     if not len(shares.ops):
         return None
     behind, excess = shares.ops, float(shares.excess.mean())
@@ -103,6 +169,7 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
             "busiest_over_mean": 1 + excess,
             "elsewhere": 1 + control,
             "computes": len(behind),
+            "computes_beside": len(beside),
             "worst": [
                 {
                     "stage": int(graph.pp[behind[i]]),
@@ -116,12 +183,7 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
             "threshold": 1 + UNEVEN,
             "source": "the spread of the same computes within each group",
         },
-        Effect(
-            scaled=tuple(
-                Scaled(0, behind, replica, shares.factor[:, :, replica, None])
-                for replica in range(graph.n_dp)
-            )
-        ),
+        _balanced(durations, every, usual, sets),
     )
 
 
@@ -150,20 +212,18 @@ def _long_enough(durations: Durations, ops: Ints) -> Ints:
     return chosen
 
 
-def _shares(durations: Durations, ops: Ints, sets: npt.NDArray[np.int64]) -> _Shares:
-    """Shares of the members of each set; what lasts on a member is not counted."""
-    values = durations.array[ops]  # [op, step, replica]
-    mean = np.empty_like(values)
-    for number in np.unique(sets).tolist():
-        met = sets == number
-        mean[:, :, met] = values[:, :, met].mean(axis=2, keepdims=True)
+def _shares(durations: Durations, ops: Ints, sets: Ints) -> _Shares:
+    """Shares of the members of each set; what lasts on a member of a stage is not counted."""
+    values, pp = durations.array[ops], durations.graph.pp[ops]  # [op, step, replica]
+    mean = group_means(values, sets)
     relative = np.divide(values, mean, out=np.ones_like(values), where=mean > 0)
-    lasting = np.median(relative, axis=(0, 1))
-    passing = relative / np.where(lasting > 0, lasting, 1.0)
-    excess = np.stack(
-        [passing[:, :, sets == n].max(axis=2) for n in np.unique(sets).tolist()], axis=2
+    passing = relative.copy()
+    for stage in np.unique(pp).tolist():
+        lasting = np.median(relative[pp == stage], axis=(0, 1))
+        passing[pp == stage] /= np.where(lasting > 0, lasting, 1.0)
+    busiest = np.concatenate(
+        [passing[:, :, sets == n].max(axis=2) for n in np.unique(sets).tolist()], axis=1
     )
-    factor = np.divide(1.0, passing, out=np.ones_like(passing), where=passing > 0)
-    n = excess.shape[1] * excess.shape[2]
-    error = excess.std(axis=(1, 2), ddof=1) / np.sqrt(n) if n > 1 else np.zeros(len(ops))
-    return _Shares(ops, factor, excess.mean(axis=(1, 2)) - 1, error)
+    n = busiest.shape[1]
+    error = busiest.std(axis=1, ddof=1) / np.sqrt(n) if n > 1 else np.zeros(len(ops))
+    return _Shares(ops, passing, busiest, busiest.mean(axis=1) - 1, error)
