@@ -3,7 +3,9 @@
 Random jobs (tests/sharded_jobs.py: another simulator, event by event) are traced and analysed; each
 promise is held against the job whose program is really changed. So are jobs whose passes hold
 collectives of tensor-, expert- or context-parallel ranks (tests/peer_jobs.py): a slow GPU of a
-group, a slow connection, uneven experts or sequences, each against the same job without it. Prints
+group, a slow connection, uneven experts or sequences, each against the same job without it. Uneven
+experts are drawn by ``paceline synth``, too, in pipelines, several groups and microbatches, beside
+slow workers, pauses and sequences that stay. Prints
 the errors of the promised steps in % of the true ones, gains of the wrong sign, and how many true
 gains lie in the interval.
 The second table holds what is said of the arrangement of communication against the job run without
@@ -23,6 +25,7 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case
+from paceline.synth import Layers, SlowWorker, SynthSpec, synthesize
 from paceline.trace import Job
 from paceline.trace.door import arrange
 from paceline.whatif import analyze
@@ -130,6 +133,46 @@ def peer_promise(seed):
     return f"{remedy.name} ({cause})", promise, now_s, true_s
 
 
+def random_experts(seed):
+    """A job whose experts get unlike numbers of tokens, with other faults that stay."""
+    rng = random.Random(f"experts/{seed}")
+    ep = rng.choice((2, 4, 8))
+    dp, pp = max(4, ep * rng.choice((1, 2))), rng.choice((1, 1, 2))
+    layers = Layers(
+        rng.randint(1, 5),
+        ep=ep,
+        fsdp=rng.random() < 0.3,
+        expert_imbalance=rng.uniform(0.1, 0.6),
+    )
+    noise = rng.choice((0.01, 0.03, 0.1))
+    slow = SlowWorker(rng.randrange(dp), rng.randrange(pp), rng.uniform(1.1, 1.6))
+    return SynthSpec(
+        dp=dp,
+        pp=pp,
+        microbatches=pp * rng.choice((1, 2, 4)),
+        steps=8,
+        layers=layers,
+        noise=noise,
+        slow_workers=(slow,) if rng.random() < 0.35 else (),
+        gc_pauses=(0.01, 0.3) if rng.random() < 0.2 else None,
+        sequence_imbalance=rng.uniform(0.05, 0.2) if rng.random() < 0.2 else 0.0,
+        seed=seed,
+    )
+
+
+def experts_promise(seed):
+    """(its promise or None, seconds of the job now, of the job with even experts)."""
+    spec = random_experts(seed)
+    even_ones = replace(spec, layers=replace(spec.layers, expert_imbalance=0.0))
+    now, without = synthesize(spec), synthesize(even_ones)
+    try:
+        promise = KINDS["balance-experts"].proposed(_case(now))
+    except NotApplicableError:
+        promise = None
+    now_s, true_s = (float(np.mean(trace.truth["step_s"])) for trace in (now, without))
+    return promise, now_s, true_s
+
+
 def case_of(job, **options):
     return _case(job.trace(), **options)
 
@@ -165,8 +208,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, help="of each sort and seed")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="the first; others draw other jobs")
     args = parser.parse_args()
-    rows = defaultdict(list)
+    jobs = range(args.seed * args.jobs, (args.seed + args.seeds) * args.jobs)
+    rows, refused = defaultdict(list), defaultdict(list)
 
     def hold(name, remedy, now_s, true_s, seed):
         low, high = remedy.interval
@@ -175,7 +220,7 @@ def main():
         error = abs(remedy.step_time_s / true_s - 1)
         rows[name].append((error, gain, remedy.gain, inside, seed))
 
-    for seed in range(args.seeds * args.jobs):
+    for seed in jobs:
         sharded, bucketed = random_sharded(seed), random_bucketed(seed)
         told = {"latency_us": bucketed.latency_s * 1e6}
         for job, options, sort in (
@@ -188,10 +233,16 @@ def main():
                 if sort and remedy.remedy != "bucket-size":
                     continue
                 hold(remedy.remedy + sort, remedy, now_s, changed(job, remedy).step_s(), seed)
-    for seed in range(args.seeds * args.jobs):
-        name, promise, now_s, true_s = peer_promise(seed)
-        if promise is not None:
-            hold(name, promise, now_s, true_s, seed)
+    for seed in jobs:
+        name, *outcome = peer_promise(seed)
+        for label, (promise, now_s, true_s) in (
+            (name, outcome),
+            ("balance-experts (synthesised)", experts_promise(seed)),
+        ):
+            if promise is None:
+                refused[label].append(1 - true_s / now_s)
+            else:
+                hold(label, promise, now_s, true_s, seed)
     print(
         f"{'remedy':32}{'applied':>8}{'median':>8}{'95%':>7}{'largest':>9}{'over 3%':>9}"
         f"{'wrong sign':>12}{'in interval':>13}"
@@ -203,6 +254,8 @@ def main():
             f"{error.max():9.1%}{(error > 0.03).sum():9}{(gain < -1e-9).sum():12}"
             f"{inside.mean():13.0%}   worst seed {seeds[error.argmax()]}"
         )
+    for name, gains in sorted(refused.items()):
+        print(f"{name}: refused in {len(gains)}, largest true gain {max(gains):.1%}")
 
 
 if __name__ == "__main__":

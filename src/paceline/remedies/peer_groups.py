@@ -37,17 +37,13 @@ def balance_experts(case: Case) -> Remedy:
     Raises:
         NotApplicableError: the experts have even work.
     """
-    finding = needed_finding(case, "expert-imbalance", "uneven experts")
-    return outcome(
+    return _balance(
         case,
         EXPERTS,
+        "expert-imbalance",
+        "uneven experts",
         "give all experts of a group as many tokens",
-        _without(case, "expert-imbalance"),
-        {"busiest_over_mean": finding.evidence["busiest_over_mean"]},
-        notes=(
-            "each member takes the mean of its group in every layer and step, times what lasts on "
-            "it; the exchange of tokens is as it was",
-        ),
+        "; the exchange of tokens is as it was",
     )
 
 
@@ -57,16 +53,37 @@ def balance_context(case: Case) -> Remedy:
     Raises:
         NotApplicableError: the context ranks have even work.
     """
-    finding = needed_finding(case, "context-imbalance", "uneven context ranks")
-    return outcome(
+    return _balance(
         case,
         CONTEXT,
+        "context-imbalance",
+        "uneven context ranks",
         "share sequences evenly among the context-parallel ranks",
-        _without(case, "context-imbalance"),
+    )
+
+
+def _balance(
+    case: Case, kind: RemedyKind, cause: str, description: str, action: str, exchange: str = ""
+) -> Remedy:
+    finding = needed_finding(case, cause, description)
+    notes = [
+        "each member takes the mean of its group in every layer and step; members then differ as "
+        f"they do in computes beside the exchange{exchange}"
+    ]
+    noise_is_known = finding.evidence["computes_beside"] > 0
+    if not noise_is_known:
+        notes.append(
+            "every compute follows an exchange, so the trace cannot tell shares from noise, which "
+            "would stay: the interval reaches to no gain"
+        )
+    return outcome(
+        case,
+        kind,
+        action,
+        _without(case, cause),
         {"busiest_over_mean": finding.evidence["busiest_over_mean"]},
-        notes=(
-            "each rank takes the mean of its group in every layer and step, times what lasts on it",
-        ),
+        notes=notes,
+        otherwise=() if noise_is_known else (case.before,),
     )
 
 
