@@ -21,7 +21,7 @@ from paceline.record.steps import Op, Step
 
 log = logging.getLogger("paceline.record")
 
-#: Most operations and steps that wait for the disk or for the GPU; about 8 MB.
+#: Most operations and steps that wait for the disk or for the GPU; about 19 MB.
 MAX_WAITING = 50_000
 
 #: Interval to append to the file and read the control file; kill -9 loses at most this.
