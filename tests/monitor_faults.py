@@ -256,6 +256,7 @@ class Lab:
 
     def kill_worker(self) -> None:
         worker = self.instances.workers[-1]
+        assert worker.poll() is None, f"a worker ended by itself: {worker.args}"
         worker.kill()
         worker.wait()
         time.sleep(random.uniform(0.0, 2.0))
@@ -592,6 +593,8 @@ class Run:
     def _check_at_rest(self) -> None:
         """Each sample that was acknowledged is in the log, or in the step files, once."""
         instances, client = self.lab.instances, self.lab.instances.client(120)
+        for worker in instances.workers[-1:]:
+            assert worker.poll() is None, f"a worker ended by itself: {worker.args}"
         of_alarms = [_AsSteps(alarm) for alarm in self.alarms]
         ids = {each.name: client.job(each.name)["id"] for each in (*self.streams, *of_alarms)}
         if instances.alone:

@@ -91,6 +91,17 @@ def test_odd_and_even_steps_may_differ():
     assert [(e.kind, e.since_step) for e in events_of(x)] == [("onset", 600)]
 
 
+def test_a_small_swing_is_told_once_and_a_higher_or_longer_level_again():
+    x = noise(3000)
+    for begin in range(300, 2000, 250):
+        x[begin : begin + 40] *= 1.11
+    x[2100:2200] *= 1.3
+    x[2500:] *= 1.11
+    told = [(e.kind, e.since_step) for e in events_of(x)]
+    assert [since for _, since in told] == [300, 340, 2100, 2200, 2500]
+    assert [kind for kind, _ in told] == ["onset", "relief", "onset", "relief", "onset"]
+
+
 def test_an_accepted_level_is_healthy():
     detector = Detector()
     x = noise(1000)

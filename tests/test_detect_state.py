@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.detect.detector import Detector
+from paceline.detect.levels import N_FLOATS, N_WHOLES
 from paceline.detect.state import ArrayField, StateReader
 from paceline.errors import StateError
 
@@ -47,7 +48,7 @@ def test_a_state_is_a_copy():
     ("change", "said"),
     [
         ({"schema": "other"}, "this is no state of paceline-detector"),
-        ({"version": 1}, "paceline-detector has version 1, this Paceline reads 2"),
+        ({"version": 1}, "paceline-detector has version 1, this Paceline reads 3"),
         ({"version": True}, "has version True"),
         ({"more": 1}, "has unknown more"),
         ({"ranks": 10**12}, r"ring is float32\(2, 512\), not float32\(1000000000000, 512\)"),
@@ -56,9 +57,12 @@ def test_a_state_is_a_copy():
         ({"warm_up": 3}, "warm_up must be from 10 to 512 steps, not 3"),
         ({"steps": -1}, "steps must be a whole number >= 0, not -1"),
         ({"evidence": np.full((2, 512), 3, np.uint8)}, "evidence has values outside 0 to 1"),
-        ({"floats": np.full((2, 15), np.inf)}, "floats has infinite values"),
-        ({"wholes": np.full((2, 13), -1)}, "wholes has a negative count of samples"),
-        ({"wholes": np.zeros((2, 13), np.int8)}, r"wholes is int8\(2, 13\), not int64"),
+        ({"floats": np.full((2, N_FLOATS), np.inf)}, "floats has infinite values"),
+        ({"wholes": np.full((2, N_WHOLES), -1)}, "wholes has a negative count of samples"),
+        (
+            {"wholes": np.zeros((2, N_WHOLES), np.int8)},
+            rf"wholes is int8\(2, {N_WHOLES}\), not int64",
+        ),
         ({"ring": [0.0, 0.0]}, "ring must be an array"),
         ({"expected": {"scale": 1.0}}, "expected does not fit"),
     ],

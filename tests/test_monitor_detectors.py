@@ -1,5 +1,6 @@
 """Step times are judged as they come, whatever ends the service meanwhile."""
 
+import errno
 import time
 from dataclasses import replace
 
@@ -277,6 +278,31 @@ class TestDetectors:
         site.start()
         site.stop()
         assert site.row()["last_step"] == 59
+
+    def test_a_full_disk_holds_the_last_steps_up_and_loses_none(self, site, monkeypatch):
+        batches, append, failures = story(steps=60), module.append_rows, []
+
+        def fail_thrice(folder, rows):
+            if len(failures) < 3:
+                failures.append(len(rows))
+                raise OSError(errno.ENOSPC, "No space left on device")
+            append(folder, rows)
+
+        for one in batches[:-1]:
+            site.push(one)
+        eventually(lambda: site.detectors.n_waiting == 0)
+        monkeypatch.setattr(module, "append_rows", fail_thrice)
+        site.push(batches[-1])  # no other batch follows
+
+        def is_told():
+            site.now += 1.0
+            return site.row()["last_step"] == 59
+
+        eventually(is_told)
+        assert len(failures) == 3
+        site.stop()
+        series = site.files.series(site.job.id, points=0)
+        assert series.step.tolist() == list(range(60))
 
     def test_a_job_that_has_ended_stays_so_until_new_steps_come(self, site):
         for one in story(steps=10):

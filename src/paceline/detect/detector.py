@@ -42,7 +42,7 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 
 #: Name of the format of :meth:`Detector.state_dict`. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-detector", 2
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 3
 _STATE = {
     "ring": ArrayField("<f4", ("rank", levels.RING), nan=True, least=0.0),
     "number": ArrayField("<i8", ("rank", levels.RING)),

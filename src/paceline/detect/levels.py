@@ -51,6 +51,10 @@ SETTLED, SETTLE_MOST = 6, 24
 PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
+#: A level up to this share higher that goes back within these samples is a swing. After one, no
+#: level up to 1.3 times as high counts before it has lasted longer than the longest did.
+SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
+SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
 #: Samples of a new level at least; of the fewest, all lie within this share of their excess.
 FEWEST, AGREE = 3, 0.5
 #: Samples in which a ramp shows, the share that it rises in them, and samples that end it.
@@ -63,14 +67,17 @@ ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
 ON_RAMP = 2
 
 # Columns of ``floats``: seconds, and shares.
-HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, STRAY = range(8)
+(
+    HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
+    STRAY,
+) = range(11)  # fmt: skip
 N_FLOATS = STRAY + len(WINDOWS)
 # Columns of ``wholes``.
 (
     SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
-    BURST_AT,
-) = range(13)  # fmt: skip
-N_WHOLES = BURST_AT + 1
+    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT,
+) = range(17)  # fmt: skip
+N_WHOLES = SWING_AT + 1
 # Columns of ``out``.
 OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
 N_OUT = 7
@@ -328,7 +335,11 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
         return False
     recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
-    return not recent or count > w[BURST_LEN] + 2
+    if recent and count <= w[BURST_LEN] + 2:
+        return False
+    swings = w[SWINGS] >= 1 and w[SEEN] - w[SWING_AT] <= SWING_MEMORY
+    usual = swings and new < level * (1 + SWING_WIDER * f[SWING])
+    return not usual or count > w[SWING_LEN] + SWING_LONGER
 
 
 def is_ramp(y: Floats, n: int, count: int) -> bool:
@@ -370,6 +381,7 @@ def change(
     before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
+    learn_swing(is_up, level, new, count, f, w)
     if is_up:
         kind = WORSENING if w[SLOW] else ONSET
         if not w[SLOW]:
@@ -396,6 +408,23 @@ def change(
     f[HEALTHY_S] = new
     w[INITIAL] = 1
     return FASTER, since, new / healthy, before
+
+
+def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
+    """Note a small rise that went back soon: how high it was, and how long."""
+    at = w[SEEN] - count
+    if is_up:
+        f[RISEN_FROM_S], f[RISEN], w[RISEN_AT] = level, new / level - 1, at
+        return
+    length = at - w[RISEN_AT]
+    is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False where nothing has risen
+    if not is_back or f[RISEN] > SWING_SHARE or length > SWING_STEPS:
+        return
+    if w[SWINGS] == 0 or at - w[SWING_AT] > SWING_MEMORY:
+        w[SWINGS], w[SWING_LEN], f[SWING] = 0, 0, 0.0
+    w[SWINGS] += 1
+    w[SWING_LEN], w[SWING_AT] = max(w[SWING_LEN], length), at
+    f[SWING] = max(f[SWING], f[RISEN])
 
 
 def episode_factor(after: Floats, level: float, healthy: float, scale: float, f: Any) -> float:
@@ -470,7 +499,8 @@ def compiled_advance() -> Callable[..., int]:
 
     for helper in (
         *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
-        *(is_ramp, middle_mean, change, episode_factor, first_of, learn_noise, first_noise),
+        *(is_ramp, middle_mean, change, learn_swing, episode_factor, first_of),
+        *(learn_noise, first_noise),
     ):
         register_jitable(error_model="numpy")(helper)
     kernel: Callable[..., int] = compiled(advance)

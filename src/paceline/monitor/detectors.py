@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Engine
@@ -35,6 +35,7 @@ from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey, is_running, update_live
+from paceline.monitor.store.leases import LeaseLost
 from paceline.monitor.turns import Turns, Work
 
 #: Samples that wait for the detectors, shared by projects; beyond, pushes are answered 429.
@@ -51,6 +52,9 @@ _MAX_LOADS = 8
 _MAX_BYTES = 512 << 20
 
 
+#: A job whose step times could not be taken is taken up again after this time, then after twice it.
+_RETRY_S, _MAX_RETRY_S = 2.0, 300.0
+
 #: In place of a batch: the job's current level is healthy.
 _ACCEPT = "accept"
 #: In place of a batch: the job is removed.
@@ -58,6 +62,14 @@ _FORGET = "forget"
 #: In place of a batch: something of the job is to be made anew.
 _RESTORE = "restore"
 _News = Batch | str | None
+
+
+class _Failed(NamedTuple):
+    """A job whose step times could not be taken (a full disk, a database that is away)."""
+
+    job: JobKey
+    wait_s: float
+    due_at: float
 
 
 class Detectors:
@@ -90,6 +102,7 @@ class Detectors:
         self._count_lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # samples of each project
         self._live: dict[int, LiveJob] = {}
+        self._failed: dict[int, _Failed] = {}
         self._turns = Turns()
         self._n_loading = 0
         self._thread: threading.Thread | None = None
@@ -198,6 +211,7 @@ class Detectors:
             live = self._live.get(job.id)
             if batch == _FORGET:
                 self._live.pop(job.id, None)
+                self._failed.pop(job.id, None)
             elif batch == _RESTORE:
                 if live is None:
                     yield from self._load(job)
@@ -212,8 +226,7 @@ class Detectors:
                 if live.unsaved >= _SAVE_SAMPLES:
                     self._save(live)
         except Exception as error:
-            self._live.pop(job.id, None)  # to be taken up again from the disk
-            _say("step times", error)
+            self._fail(job, error)
         finally:
             if isinstance(batch, Batch):
                 self._count(job, -len(batch.steps))
@@ -237,9 +250,26 @@ class Detectors:
                 live.note_hang(now)
                 self._store_events(live)
         except Exception as error:
-            self._live.pop(live.job.id, None)
-            _say("step times", error)
+            self._fail(live.job, error)
         live.used_at = used_at
+
+    def _fail(self, job: JobKey, error: Exception) -> None:
+        """Let go of a job, to take it up again from the disk: its samples may all be there."""
+        self._live.pop(job.id, None)
+        _say("step times", error)
+        self._keeper.forget(job.id)
+        if not isinstance(error, LeaseLost):
+            wait_s = min(
+                2 * self._failed[job.id].wait_s if job.id in self._failed else _RETRY_S,
+                _MAX_RETRY_S,
+            )
+            self._failed[job.id] = _Failed(job, wait_s, self._clock() + wait_s)
+
+    def _retry(self, now: float) -> None:
+        """Take up jobs again that failed a while ago."""
+        for failed in list(self._failed.values()):
+            if now >= failed.due_at and failed.job.id not in self._turns:
+                self._turns.add(failed.job.id, self._work(failed.job, _RESTORE))
 
     def _is_saved(self, job: JobKey) -> bool:
         """Whether nothing has come since the job was saved."""
@@ -279,6 +309,7 @@ class Detectors:
         live.stream.pulse.listen(live.saved_at)
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
+        self._failed.pop(job.id, None)
 
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
         """Samples since the stream was saved; if they do not fit, all those behind a new one."""
@@ -388,6 +419,8 @@ class Detectors:
         return row["kind"] == "faster" and event_rows.has_near(self._engine, relief, SAME_STEPS)
 
     def _tick(self, now: float, stopping: bool = False) -> None:
+        if not stopping:
+            self._retry(now)
         for live in list(self._live.values()):
             waits = stopping or live.job.id in self._turns
             is_due = live.events or live.stream.is_due(now) or live.stream.hangs(now)

@@ -23,6 +23,9 @@ class Keeper(Protocol):
     def take_up(self, job_id: int, folder: Path) -> None:
         """Make the folder hold what the detector goes on from."""
 
+    def forget(self, job_id: int) -> None:
+        """Work on the folder failed: it may hold what was not kept."""
+
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
         """Those of some jobs that are ours until the transaction ends."""
 
@@ -46,6 +49,9 @@ class OneProcess:
 
     def take_up(self, job_id: int, folder: Path) -> None:
         """It does."""
+
+    def forget(self, job_id: int) -> None:
+        """It holds all that there is."""
 
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
         """All."""

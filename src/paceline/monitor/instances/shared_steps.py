@@ -107,6 +107,10 @@ class SharedKeeper:
         self._steps.places[job_id] = (0, 0) if state is None else state.place
         self._fences[job_id] = fence
 
+    def forget(self, job_id: int) -> None:
+        """The working copy may be ahead of the database: the next :meth:`take_up` makes it anew."""
+        self._fences.pop(job_id, None)
+
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
         """Those of some jobs that are ours until the transaction ends."""
         return self._members.held(connection, job_ids)

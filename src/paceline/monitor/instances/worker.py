@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.files import make_folder
 from paceline.monitor.analysis_pool import Analyses
@@ -12,6 +15,7 @@ from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
 from paceline.monitor.instances.claim import claim
 from paceline.monitor.instances.membership import LIFE_S, Membership
+from paceline.monitor.log import log
 from paceline.monitor.store.database import hold_nothing_up, open_database
 from paceline.monitor.store.lock import StoreLock
 
@@ -54,7 +58,10 @@ class Worker:
         self._members.start()
         self._analyses.start()
         while not over.wait(5.0):
-            self._lock.keep()
+            try:
+                self._lock.keep()
+            except SQLAlchemyError as error:  # the database is away
+                log(logging.ERROR, "no lock", reason=str(error).partition("\n")[0][:200])
         self._analyses.stop()
         self._members.stop()
         self._members.leave()
