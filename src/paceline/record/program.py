@@ -52,7 +52,7 @@ def code_of(kind: str) -> int:
     return code
 
 
-#: What a program notes while it runs, for :meth:`Program.replay`.
+#: Kinds of notes of a running program, which :meth:`Program.replay` takes.
 _LAUNCH, _ENTER, _LEAVE, _WAIT, _WAITED, _ADD, _CALLED, _DROP = range(8)
 
 
