@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -167,12 +167,14 @@ class Outcome:
 
     Attributes:
         fault: its name.
+        began: when, by the machine's monotonic clock, seconds.
         for_s: how long it lasted.
         during: part -> how often it succeeded meanwhile.
         after_s: part -> seconds after its end until it succeeded.
     """
 
     fault: str
+    began: float
     for_s: float
     during: dict[str, int]
     after_s: dict[str, float]
@@ -555,7 +557,7 @@ class Run:
             self._wait(lambda at=at: bool(at()), f"{part} after {name}")
             after_s[part] = max(0.0, min(at()) - ended)
         alarm.join(DEAD_S)
-        self.outcomes.append(Outcome(name, ended - began, during, after_s))
+        self.outcomes.append(Outcome(name, began, ended - began, during, after_s))
 
     def _check(self) -> None:
         """All that clients can see."""
@@ -566,7 +568,10 @@ class Run:
         time.sleep(2.0)  # rows of the series follow
         for each in self.streams:
             series = client.steps(each.name, points=0)
-            assert series["step"] == list(range(len(each.acknowledged))), each.name
+            wrong = Counter(range(len(each.acknowledged)))
+            wrong.subtract(series["step"])
+            wrong = {step: -n for step, n in wrong.items() if n}  # -1: missing, 1: double
+            assert not wrong, (each.name, wrong, self._faults_at(each, wrong))
             onsets = [event for event in client.events(each.name) if event["kind"] == "onset"]
             assert len(onsets) == 1, onsets
             assert abs(onsets[0]["since_step"] - each.slow_from) <= 3, onsets
@@ -577,6 +582,19 @@ class Run:
         listed = [session["sha256"] for session in client.sessions("traces")]
         assert len(set(listed)) == len(listed) >= len(self.uploads.sessions)
         self._check_alerts()
+
+    def _faults_at(self, stream: Steps, steps: Iterable[int]) -> list[str]:
+        """Of some steps of a stream, the faults that were being made, or had been last."""
+        began = [outcome.began for outcome in self.outcomes]
+        times = [
+            stream.acknowledged.at[min(step, len(stream.acknowledged.at) - 1)] for step in steps
+        ]
+        places = [bisect.bisect(began, time) - 1 for time in times]
+        return [
+            f"{time - self.outcomes[place].began:.1f} s after {self.outcomes[place].fault}"
+            for time, place in zip(times, places, strict=True)
+            if place >= 0
+        ]
 
     def _check_alerts(self) -> None:
         from sqlalchemy import create_engine, text

@@ -346,9 +346,10 @@ def test_who_an_event_of_the_job_names():
     [one] = job_events([onset(0, 100)], 1)
     assert some.explain().startswith("step 100: rank 1: 1.50x slower since step 100; why: unknown")
     assert all_.explain().startswith("step 100: 1.50x slower since step 100; who: unknown")
-    assert one.explain().startswith("step 100: rank 0: 1.50x")
+    assert one.explain().startswith("step 100: 1.50x")  # the only rank needs no name
+    assert replace(one, ranks=(7,)).explain().startswith("step 100: rank 7: 1.50x")
     assert replace(all_, kind="silent").explain().startswith("step 100: all ranks: no sample")
-    assert replace(one, kind="silent").explain().startswith("step 100: rank 0: no sample")
+    assert replace(one, kind="silent").explain().startswith("step 100: no sample")
 
 
 # Windows: more than half of a window's steps must be slow.

@@ -55,7 +55,7 @@ def test_the_log_of_the_readme(capsys):
     out = capsys.readouterr().out
     assert "1.39x slower since step 90" in out
     assert "healthy again since step 120, after 1.40x; 24 s lost" in out
-    assert "150 steps of 1 rank: 1 fail-slow, 0 ranks slow at the end" in out
+    assert "150 steps of 1 rank: 1 fail-slow, healthy at the end" in out
 
 
 def test_every_notebook_has_a_test():

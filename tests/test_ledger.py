@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -109,7 +110,12 @@ def test_megatron_with_a_restart(tmp_path):
         "unknown": 5,
     }
     assert (ledger.total_s, ledger.steps, ledger.lost_steps) == (pytest.approx(845), 160, 20)
-    assert ledger.reasons["stragglers"].startswith("takes the S")
+    assert ledger.reasons["stragglers"] == "give S of paceline analyze (--slowdown)"
+    needed = "records of waits for data, as of ml-goodput-measurement, would tell"
+    assert ledger.reasons["data_waits"] == f"not recorded; {needed}"
+    last = ledger.lines()[13]
+    assert last.endswith("5 s  no line explains it; it may be data waits, other")
+    assert "5 s  no line" not in "".join(replace(ledger, reasons={}).lines())
     assert adds_up(ledger)
 
 
@@ -178,7 +184,7 @@ def test_any_log_of_steps(tmp_path):
     ledger = goodput(path)
     assert rows(ledger)["lost_steps"] == 10
     assert rows(ledger)["compile"] == 2
-    assert ledger.reasons["restarts"] == "the log has no dates"
+    assert ledger.reasons["restarts"] == "the log has no dates; lines with dates would tell"
     assert (ledger.steps, ledger.lost_steps) == (60, 20)
     assert adds_up(ledger)
 

@@ -253,6 +253,11 @@ def without(config, *keys):
             77,
         ),
         (LLAMA31_405B, {"head_dim": 64}, "head_dim", 64),
+        (LLAMA31_405B, {}, "rotary_base", 0),
+        (LLAMA31_405B, {"rope_theta": 500000.0}, "rotary_base", 500_000),
+        (LLAMA31_405B, {"rope_parameters": {"rope_theta": 1e6}}, "rotary_base", 1_000_000),
+        (LLAMA31_405B, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}, "rotary_base", 0),
+        (GPT2, {"rope_theta": 1e4}, "rotary_base", 0),
         (MISTRAL_7B, {"sliding_window": 0}, "window", None),
         (QWEN2_7B, {}, "qkv_bias", True),
         (QWEN2_7B, {}, "bias", False),
@@ -266,6 +271,12 @@ def without(config, *keys):
 )
 def test_fields_and_their_defaults(config, change, field, value):
     assert getattr(from_hf(config | change), field) == value
+
+
+@pytest.mark.parametrize("base", ["500000", True, 0, -1.0, float("nan")])
+def test_a_rotary_base_is_a_number_above_0(base):
+    with pytest.raises(ModelError, match="rope_theta must be above 0, not"):
+        from_hf(LLAMA31_405B | {"rope_theta": base})
 
 
 def test_which_layers_of_a_config_are_mixtures():

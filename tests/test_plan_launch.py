@@ -322,9 +322,33 @@ def test_the_environment_and_the_meeting_point_that_megatron_asks_for():
     for framework in ("megatron", "nemo", "torchtitan"):
         text = launch_text(framework, LLAMA, Plan(dp=16, global_batch=64, zero=3))
         assert "--rdzv-backend c10d --rdzv-endpoint HOST:29500" in text
-    text = launch_text("megatron", LLAMA, Plan(dp=4, global_batch=64))
+
+
+def test_what_is_known_is_filled_in_and_the_rest_is_named():
+    plan = Plan(dp=4, global_batch=64)
+    text = launch_text("megatron", replace(LLAMA, rotary_base=0), plan)
     assert "--rotary-base ROTARY_BASE" in text  # a default would train another model
     assert "--train-iters TRAIN_ITERS" in text
+    assert "# replace ROTARY_BASE: rope_theta of the model's config.json" in text
+    assert "# replace TRAIN_ITERS: the steps to train (--tokens fills them in)" in text
+    known = launch_text("megatron", LLAMA, plan, steps=1234)
+    assert "--rotary-base 500000 " in known
+    assert "--train-iters 1234\n" in known
+    assert "replace" not in known
+    assert "  train.train_iters=1234\n" in launch_text("nemo", LLAMA, plan, steps=1234)
+    zero2 = replace(plan, zero=2)
+    torchtitan = launch_text("torchtitan", LLAMA, zero2, steps=1234)
+    assert tomllib.loads(torchtitan)["training"]["steps"] == 1234
+    assert "--tokens" not in torchtitan
+    assert "steps (--tokens" in launch_text("torchtitan", LLAMA, zero2)
+    assert "max_steps 1234." in launch_text("accelerate", LLAMA, zero2, steps=1234)
+    assert "--rotary-base 1000000 " in launch_text("megatron", MIXTRAL, plan)
+
+
+def test_the_steps_of_a_search_reach_the_file():
+    result = search(LLAMA, cluster_preset("h100"), 8, 128, tokens=1e9, micro_batches=(1,))
+    steps = -(-(10**9) // (128 * LLAMA.seq_len))
+    assert f"--train-iters {steps}\n" in best_launch("megatron", result)[1]
 
 
 def test_modules_that_are_recomputed_are_written():

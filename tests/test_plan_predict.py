@@ -45,7 +45,7 @@ def test_mfu_tokens_days_and_dollars_hang_together(gpt3):
     assert gpt3.mfu == pytest.approx(flops / (gpt3.step_time_s * 1024 * 312e12))
     assert gpt3.tokens_per_s == pytest.approx(1536 * 2048 / gpt3.step_time_s)
     assert gpt3.days == pytest.approx(300e9 / gpt3.tokens_per_s / 86400, rel=1e-4)
-    assert gpt3.dollars == pytest.approx(gpt3.days * 24 * 1024 * 5.12)
+    assert gpt3.dollars == pytest.approx(gpt3.days * 24 * 1024 * 3.43)
     assert predict("gpt3-175b", GPT3, "a100-80g").days is None
 
 

@@ -118,6 +118,13 @@ def test_the_place_from_the_launcher(tmp_path, monkeypatch):
     assert (meta["run"], meta["session"]) == ("77", "77.2")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4796b138-2f40-40e0-96e5-aac62ccb95a5")
+    rec = record.start(tmp_path, rank=2)
+    loop(rec, [0])
+    rec.close()
+    meta = read_header(path_of(tmp_path, 2))  # torchrun's own name says nothing; the folder's does
+    assert meta["run"] == tmp_path.name
+    assert meta["session"] == "4796b138-2f40-40e0-96e5-aac62ccb95a5.0"
     rec = record.start(tmp_path, rank=1, run="mine")
     loop(rec, [0])
     rec.close()

@@ -225,7 +225,7 @@ def test_the_headline_prefers_the_remedy_of_the_cause_it_names():
         " Splitting the layers anew gains at most 30%."
     )
     below = details(document(result, diagnosis, [moved]))
-    assert "move: 2 of them (gains 30.0%, 90%: 29.0%" in below[-1]
+    assert "move: 2 of them (saves 30.0% of the step, 90%: 29.0%" in below[-1]
 
 
 def test_the_headline_prefers_the_surest_of_equal_gains():

@@ -18,6 +18,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import confidence_text, hedge, remedy_name
 from paceline.results.words.readings import other_reading
+from paceline.results.words.shares import share_of_loss
 from paceline.units import count, percent, quantity, seconds, several, times
 
 #: What no reader should see: keys, exponents, the repr of a container or of nothing.
@@ -187,7 +188,7 @@ def test_the_other_reading_stands_beside_the_finding_with_both_gains():
     gain = percent(max(r.gain for r in remedies if finding.id in r.findings))
     reading = other_reading(finding, remedies)
     assert reading.startswith(
-        f"or: {finding.ambiguous}. Read as worker fault: replace worker gains"
+        f"or: {finding.ambiguous}. Read as worker fault: replace worker saves"
     )
     assert gain in reading
     assert reading.endswith("read as stage imbalance: no gain is predicted")
@@ -195,11 +196,38 @@ def test_the_other_reading_stands_beside_the_finding_with_both_gains():
         remedies[0], remedy="stage-layout", findings=(), gain=0.123, change={"bound": 1}
     )
     both = other_reading(finding, [*remedies, split])
-    assert both.endswith("read as stage imbalance: stage layout gains at most 12.3%")
+    assert both.endswith("read as stage imbalance: stage layout saves at most 12.3% of the step")
     flowing = " ".join(" ".join(texts_of(known)).split())
     assert flowing.count(reading) >= 2  # terminal; in the page its first letter is large
     assert reading.replace("or:", "Or:") in flowing
     assert other_reading(replace(finding, ambiguous=""), remedies) is None
+
+
+def test_shares_of_the_step_and_of_the_loss_are_told_alike():
+    known = job("worker")
+    report = report_of(known)
+    remedy, finding = report.remedies[0], report.findings[0]
+    gap_s = float((report.simulated_s - report.ideal_s).mean())
+    of_loss = share_of_loss(report, remedy)
+    saved_s = float(report.simulated_s.mean()) - remedy.step_time_s
+    assert of_loss == pytest.approx(saved_s / gap_s, rel=1e-6)
+    flowing = " ".join(texts_of(known))
+    for of_step, part in ((finding.share_of_step, finding.share), (remedy.gain, of_loss)):
+        assert f"{percent(of_step)} of the step, {percent(part)} of the loss (90%: " in flowing
+        assert f"{percent(of_step):>7} {percent(part):>7}  " in flowing
+    assert share_of_loss(report, replace(remedy, findings=())) is None
+    assert share_of_loss(replace(report, slowdown=1.01, slowdown_lasting=None), remedy) is None
+    assert share_of_loss(replace(report, findings=()), remedy) is None
+
+
+def test_remedies_that_do_not_apply_are_named_in_a_line_unless_all_is_asked():
+    report = report_of(job("worker"))
+    names = list(report.not_applicable)
+    brief = "\n".join(line.plain for line in diagnosis_lines(report, 10_000, every=False))
+    assert f"not applicable: {len(names)} remedies ({', '.join(names)}); --all says why" in brief
+    assert all(reason not in brief for reason in report.not_applicable.values())
+    whole = "\n".join(line.plain for line in diagnosis_lines(report, 10_000))
+    assert all(reason in whole for reason in report.not_applicable.values())
 
 
 def test_a_small_finding_of_a_healthy_job_is_shown_as_small():
@@ -214,7 +242,7 @@ def test_a_small_finding_of_a_healthy_job_is_shown_as_small():
     assert any(line.startswith("Healthy, within") for line in plain)
     assert f"  small: {finding.text}" in plain
     lines = [line.plain for line in screen(report_of(known), 120, colour=False)]
-    start = f"{finding.share_of_step:6.1%} of the step small: {finding.text}"
+    start = f"{finding.share_of_step:7.1%} {finding.share:7.1%}  small: {finding.text}"
     assert any(line.startswith(start) for line in lines)
 
 

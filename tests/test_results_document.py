@@ -236,7 +236,7 @@ def test_a_remedy_says_action_and_effect(name):
     for remedy in report_of(name).every_remedy:
         assert remedy.text == f"{remedy.action}: {remedy.effect}"
         assert remedy.effect.startswith("a step takes ")
-        assert f"(gain {remedy.gain:.1%})" in remedy.effect
+        assert f"(saves {remedy.gain:.1%} of the step)" in remedy.effect
 
 
 def test_warnings_have_codes_and_the_numbers_of_their_texts():

@@ -107,7 +107,7 @@ def service(data: Path) -> Iterator[tuple[str, str]]:
     )
     try:
         said = ""
-        while not (found := re.search(r"(http://[\w.:]+).*(pcl_\w+)", said, re.DOTALL)):
+        while not (found := re.search(r"(http://[\w.:]+).*(pcl_[\w-]+)", said, re.DOTALL)):
             line = serving.stdout.readline()
             if not line:
                 raise SystemExit(f"the service did not start: {said}")

@@ -64,6 +64,11 @@ def gib(size: float) -> str:
     return f"{size / GIB:,.1f}"
 
 
+def gpu_memory(size: float) -> str:
+    """``GiB: 2^30 bytes; a GPU sold with 80 GB has 80.0``, of a GPU's memory in bytes."""
+    return f"GiB: 2^30 bytes; a GPU sold with {gib(size).removesuffix('.0')} GB has {gib(size)}"
+
+
 def dollars(value: float) -> str:
     """``$6.05``, ``$60,048``, ``$4.61 million``."""
     if value >= 999_999.5:

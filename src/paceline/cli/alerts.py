@@ -129,7 +129,7 @@ def _made_up(rule: Rule, base: str, now: float) -> Notice:
         headline=f"This is a test of the rule {rule.name} ({rule.explain()}); nothing is wrong.",
         cause="worker",
         place="worker dp 3 stage 1",
-        gain="replace worker dp 3 stage 1 (gain 12.0%)",
+        gain="replace worker dp 3 stage 1 (saves 12.0% of the step)",
         url=f"{base}/alerts",
         started_at=now,
         labels=rule.labels,

@@ -100,6 +100,8 @@ def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Tabl
 
     slow = detector.slow
     text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
+    if len(slow) == 1:
+        text = "slow at the end" if slow.any() else "healthy at the end"
     if not slow.any() or not job_wide:
         return text
     lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample

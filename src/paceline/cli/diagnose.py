@@ -29,6 +29,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     trace_input.add_arguments(parser)
     case_input.add_steps(parser)
     case_input.add_arguments(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="say of every remedy that does not apply why"
+    )
     case_input.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.report.why import diagnosis_lines
 
     console = standard_output()
-    lines = diagnosis_lines(report, min(console.width, 120), args.gpu_hour_cost)
+    width = min(console.width, 120)
+    lines = diagnosis_lines(report, width, args.gpu_hour_cost, every=args.all)
     print_lines(lines, console)
     return 0

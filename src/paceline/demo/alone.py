@@ -1,7 +1,8 @@
 """The demo's training once more, left alone in one process: its losses, bit by bit.
 
 Each replica's gradients are summed over its microbatches in their order, weighted by its share, and
-the replicas' are added: what four processes did, without processes, recorder, plugin and pauses.
+the replicas' are added. That is what four processes did, without processes, recorder, plugin and
+pauses.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 3. The planner moves microbatches to the other replica while the job runs.
 4. Relief: the computes of rank 0 are fast again, and the shares go back.
 
-Last, the job's losses are held against those of the same training left alone, in one process: they
+Last, the job's losses are held against those of the same training left alone, in one process. They
 are the same bit by bit, and but for rounding those of even shares.
 """
 
@@ -103,8 +103,8 @@ class LiveResult:
         relieved_after: steps from relief until the shares were even again.
         back_s: median step time after that.
         pause: the event of the pause (:mod:`paceline.pause.events`); None without the plugin.
-        lost_steps: steps whose loss is missing, or differs by a bit from that of the same training
-            left alone, in one process, with the same shares.
+        lost_steps: steps whose loss is missing or differs by a bit. It is held against the same
+            training left alone, in one process, with the same shares.
         loss_difference: the largest relative one to that with even shares.
         actions: the planner's, in words.
         monitor: what the monitor made of it; None where there is none.

@@ -1,7 +1,7 @@
 """The demo's job becomes slow; from there to the slow rank's name nobody gives a command.
 
-A watch reads the calls that the NCCL plugin records, asks all ranks through the pause protocol to
-stop at one collective, lets as many processes beside them be validated, and compares.
+A watch reads the calls that the NCCL plugin records. It asks all ranks through the pause protocol
+to stop at one collective, lets as many processes beside them be validated, and compares.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from paceline.sources.step_times import StepTimes
 
 #: How often the job is looked at, and how long without a step until it is given up.
 _POLL_S, PATIENCE_S = 0.1, 150.0
-#: The same before the first step: on a busy machine the import of torch takes minutes (four
+#: The same before the first step. On a busy machine the import of torch takes minutes (four
 #: processes on two cores with a load of 40: more than 150 s).
 START_PATIENCE_S = 400.0
 

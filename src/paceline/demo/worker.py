@@ -3,7 +3,7 @@
 Started by :mod:`paceline.demo.processes`. Written as a user's loop would be: the lines that name
 ``recorder`` are what recording takes.
 
-Two cores cannot run four ranks side by side, so computes are paced: each does its real work, then
+Two cores cannot run four ranks side by side, so computes are paced. Each does its real work, then
 sleeps until the time that it is said to take. A slow rank does matrix products for as much longer.
 """
 

@@ -2,7 +2,7 @@
 
 Adams and MacKay 2007: a posterior over when the current run began, from a Student-t predictive
 (unknown mean and variance, conjugate prior) and a constant hazard. The paper reports a change point
-where P(r_t = 0) > 0.9; as printed that can never fire, since P(r_t = 0) equals the hazard, so the
+where P(r_t = 0) > 0.9. As printed that can never fire, since P(r_t = 0) equals the hazard. So the
 probability that the run began after the last reported change point is compared instead. A change
 point is then verified: the means of the steps before and after it must differ by more than 10%.
 Runs that have become improbable are pruned, so that memory and time per sample are bounded.

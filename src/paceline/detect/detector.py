@@ -2,7 +2,7 @@
 
 A rank's healthy level is the median of its first samples, then follows drift, but no episode. Its
 current level is that of the episode it is in. A change is sure when the median of the last w
-samples lies more than 10% from the current level, for any of several w: short windows find large
+samples lies more than 10% from the current level, for any of several w. Short windows find large
 factors within a few steps, long ones small factors in spite of noise. Medians do not see spikes.
 How much a median of w samples strays is measured for every rank and w, so autocorrelated noise
 raises the bar by itself. (Falcon, 4.3, verifies the change points of BOCD by such a 10% test.
@@ -35,7 +35,7 @@ from paceline.errors import DetectError, StateError
 
 Array = npt.NDArray[np.float64]
 
-#: A level this share from the current one counts as a change, once noise is allowed for: the
+#: A level this share from the current one counts as a change, once noise is allowed for. It is the
 #: paper's 10% (4.3), less the error of a level that noise of a few percent leaves uncertain.
 THRESHOLD = 0.09
 _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
@@ -61,8 +61,8 @@ class Detector:
         threshold: share above the healthy level from which on a rank is slow.
         warm_up: steps before anything is said (at least 10).
         like: durations of earlier runs of the same job, each [step] seconds in the order of the
-            updates; changes that most of them show at the same step are planned. Fewer than
-            three runs cannot outvote one that was itself faulty.
+            updates. Changes that most of them show at the same step are planned. Fewer than three
+            runs cannot outvote one that was itself faulty.
 
     Raises:
         DetectError: an argument is out of range.

@@ -1,7 +1,7 @@
 """Intervals around the factors of events, at first and once more samples of a level are there.
 
 The first factor of an event rests on a few samples. Its level's median is taken anew as samples
-come, so the factor of an episode that lasts is better known than that of its first moment.
+come. So the factor of an episode that lasts is better known than that of its first moment.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from paceline.detect.event import Estimate
 
 Floats = npt.NDArray[np.float64]
 
-#: Of an interval that holds the factor in 95% of the cases: spreads of a level's median, to which a
-#: share is added that noise of another kind than medians brings. Chosen on real noise (half
-#: ``develop``, seed 21); docs/detect.md has what they reach on the other half.
+#: Of an interval that holds the factor in 95% of the cases. It has spreads of a level's median, and
+#: a share that noise of another kind than medians brings. Chosen on real noise (half ``develop``,
+#: seed 21); docs/measured.md has what they reach on the other half.
 _SPREADS, _OTHER = 2.2, 0.005
 #: Samples of the healthy level that count for its error.
 _HEALTHY_SAMPLES = 129

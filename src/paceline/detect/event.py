@@ -55,15 +55,15 @@ class Event:
     """Something happened to a rank.
 
     Attributes:
-        kind: "onset" of a fail-slow, its "worsening", its "partial-relief", its "relief", a rank
-            that became "faster" than healthy for good, one that fell "silent", or a "clock-jump"
-            (a duration that is not above 0).
+        kind: "onset" of a fail-slow, its "worsening", its "partial-relief", its "relief". Or a rank
+            that became "faster" than healthy for good, one that fell "silent", or a "clock-jump" (a
+            duration that is not above 0).
         rank: whose.
         step: the step of the update that returned the event.
         since_step: changes of level: the step in which it is estimated to have begun (ended);
             silent: the first step without a sample; clock-jump: the step.
-        factor: step time over the healthy one: the median since ``since_step``, at a relief the
-            mean of the episode; nan for a silent rank and for a clock that jumps.
+        factor: step time over the healthy one. It is the median since ``since_step``, at a relief
+            the mean of the episode; nan for a silent rank and for a clock that jumps.
         lost_s: seconds lost since the onset.
         healthy_s: the healthy step time; at "faster" the new one.
         before_factor: the new level over the level before; nan where no level changed.

@@ -1,6 +1,6 @@
 """A GPU's telemetry, beside the others of its job in the same time.
 
-It is shown beside what the job's own times say, and never takes their place: a GPU at lower clocks
+It is shown beside what the job's own times say, and never takes their place. A GPU at lower clocks
 may wait for another, and a healthy-looking one may be slow.
 """
 

@@ -36,8 +36,8 @@ def hang_of(
 ) -> JobEvent:
     """The event of a step that does not end.
 
-    The call log says which ranks did not arrive; else the ranks are named that have not told a step
-    which others have; else nothing says it, and the event has all ranks.
+    The call log says which ranks did not arrive. Else the ranks are named that have not told a step
+    which others have. Else nothing says it, and the event has all ranks.
 
     Args:
         steps: [step] numbers, ascending; the last is the newest that any rank has told.

@@ -29,8 +29,9 @@ class RankTimes:
         group: ranks to compare with, such as ``stage 0``; "" = all ranks.
         median_s: measure -> median over the steps, in seconds.
         factor: how many times as long its computes took as the median of the others of its group.
-        late_s: how much later than the first of its group it comes to synchronise gradients: how
-            much less it waits there than the one that waits longest; the median over the steps.
+        late_s: how much later than the first of its group it comes to synchronise gradients. That
+            is how much less it waits there than the one that waits longest; the median over the
+            steps.
         last: share of the steps in which it came last.
         stands_out: whether it computes longer than its like; or, where nobody does, comes last: who
             is late may have waited for another stage.

@@ -73,7 +73,7 @@ class JobEvent:
         """The event in words and numbers; ``lost_by`` says until when its loss is counted."""
         head = f"step {self.step:,}:"
         if len(self.ranks) < self.of or self.of == 1:
-            head += f" {name_ranks(self.ranks)}:"
+            head += self._place
         if self.kind == "onset":
             phrases = [
                 f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
@@ -104,8 +104,8 @@ class JobEvent:
             over = f"step {self.step:,} has not ended after {duration(self.lost_s)}"
             return f"{over}: a hang, or a long checkpoint or evaluation; {who}"
         if self.kind == "silent":
-            return f"step {self.step:,}: {self._ranks}: no sample since step {self.since_step:,}"
-        return f"step {self.step:,}: {self._ranks}: a duration that cannot be: clock jumped"
+            return f"step {self.step:,}:{self._place} no sample since step {self.since_step:,}"
+        return f"step {self.step:,}:{self._place} a duration that cannot be: clock jumped"
 
     def at_stake_s(self, steps: int = 1000) -> float | None:
         """Seconds that a number of further steps lose at this level; None where that is unknown."""
@@ -131,6 +131,11 @@ class JobEvent:
     def _ranks(self) -> str:
         all_ranks = len(self.ranks) == self.of and self.of > 1
         return "all ranks" if all_ranks else name_ranks(self.ranks)
+
+    @property
+    def _place(self) -> str:
+        """``" rank 3:"``; "" for the rank 0 of a log that has no other, which names nothing."""
+        return "" if self.of == 1 and self.ranks == (0,) else f" {self._ranks}:"
 
     @property
     def who(self) -> str:

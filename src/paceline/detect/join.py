@@ -47,7 +47,7 @@ def validate_joined(
 ) -> Measurements:
     """Join the group that the environment describes, measure, and leave it.
 
-    For processes that do nothing else: one that hangs in a library two seconds after its time was
+    For processes that do nothing else. One that hangs in a library two seconds after its time was
     up says so and ends with exit code 2. (Gloo waits five times its timeout for a peer that died
     while they met.)
 

@@ -51,7 +51,7 @@ def validate_local(
 ) -> Measurements:
     """Start ``world_size`` processes that meet on the loopback interface, and measure.
 
-    Each has one thread. All have ended when this returns or raises; should this process be killed,
+    Each has one thread. All have ended when this returns or raises. Should this process be killed,
     the kernel (elsewhere than on Linux: a thread that looks five times a second) ends them.
 
     Args:

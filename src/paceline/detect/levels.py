@@ -2,7 +2,7 @@
 
 Each rank has a healthy level and a current one, which differ in an episode. Windows of the last w
 samples are tested both ways against the current level. A change sets a new one, so that the next
-change is tested against that. The rules and their measured rates: docs/detect.md.
+change is tested against that. The rules and their rates: docs/detect.md, docs/measured.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a sample takes 0.5 ms; behind this number compiled code is worth its import (0.3 s)
+#: Interpreted, a sample takes 0.5 ms. Behind this number compiled code is worth its import (0.3 s)
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
 

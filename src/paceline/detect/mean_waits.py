@@ -1,9 +1,9 @@
 """GPUs that others wait for, from mean times of collectives (NCCL Inspector's for Prometheus).
 
-A rank's kernel of a collective runs from the rank's own arrival to the common end, so it runs the
-shorter, the later the rank comes. The GPU with a mean well below all others of its communicator
-is the one that they wait for. Its mean is also nearest to the transfer alone; of communicators
-with the same calls, one that is slower even there has a slow link.
+A rank's kernel of a collective runs from the rank's own arrival to the common end. So it runs the
+shorter, the later the rank comes. The GPU with a mean well below all others of its communicator is
+the one that they wait for. Its mean is also nearest to the transfer alone; of communicators with
+the same calls, one that is slower even there has a slow link.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class MeanWaits:
 def mean_waits(means: Sequence[Mean]) -> MeanWaits:
     """Find GPUs that others wait for, and communicators that transfer slowly.
 
-    A communicator is judged where exactly as many GPUs and nodes as it has report it: with fewer
-    the late one may be absent, with more several communicators share the name.
+    A communicator is judged where exactly as many GPUs and nodes as it has report it. With fewer
+    the late one may be absent; with more, several communicators share the name.
 
     Raises:
         TraceError: there are no means.

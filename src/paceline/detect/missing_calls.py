@@ -1,7 +1,7 @@
 """Ranks that have not arrived, by a call log of a job that hangs: others made the next call.
 
 A log holds what ranks called, until it was written. In a job that runs, ranks are some calls apart
-as well; so this speaks of a hang that is known (:mod:`paceline.detect.hang`), and says nothing of
+as well. So this speaks of a hang that is known (:mod:`paceline.detect.hang`), and says nothing of
 whether there is one.
 """
 

@@ -86,8 +86,8 @@ class SlowNetwork:
     """Something slow in the network.
 
     Attributes:
-        kind: a rail; one direction of a NIC; a link of which either end may be slow; the path of a
-            link whose ends are both as fast as others elsewhere.
+        kind: a rail; one direction of a NIC; a link of which either end may be slow. Or the path of
+            a link whose ends are both as fast as others elsewhere.
         send, recv: the ends; the other one is None where one end is slow. Both are None of a rail.
         rail: its name; "" of the others.
         ratio, low, high: time over that of like links, and its 95% interval.

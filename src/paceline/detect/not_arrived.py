@@ -60,7 +60,7 @@ class Standing:
         communicator: as the last status has it.
         lags: ranks that are behind, the furthest first.
         in_order: some rank has launched as many as any other of each operation, as ranks have that
-            make the same calls; otherwise they made different calls.
+            make the same calls. Otherwise they made different calls.
         launched: collectives of all its ranks since the first status; None with one status, and
             where that has not got it.
     """
@@ -172,8 +172,8 @@ class NotArrived:
     Attributes:
         statuses: by time.
         standings: one for each communicator of the last status.
-        who: processes for which others wait and that wait for none themselves: those that do not
-            answer first, then by how many calls they are behind.
+        who: processes for which others wait and that wait for none themselves. Those that do not
+            answer come first, then by how many calls they are behind.
         moves: some collective was launched between the first and the last status; None with one.
         notes: what this cannot tell.
     """

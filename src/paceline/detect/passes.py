@@ -1,7 +1,7 @@
 """Which rank sends to which, and when, to test every link of a ring or tree in a few passes.
 
 After the falcon paper (4.3, Figure 9): transfers of one pass share no rank, so that each has its
-two ranks to itself, and the number of passes does not grow with the number of ranks.
+two ranks to itself. The number of passes does not grow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def ring_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     Args:
         ranks: in the order of the ring; any distinct numbers.
         both_ways: also against the ring's direction, in as many passes more (a ring collective
-            sends one way only, as the paper's passes do). Each direction has its own passes, so
-            that the two do not compete for a host bus or a core and a slow direction is told apart.
+            sends one way only, as the paper's passes do). Each direction has its own passes. So the
+            two do not compete for a host bus or a core, and a slow direction is told apart.
 
     Raises:
         DetectError: no rank, or one twice.
@@ -42,8 +42,8 @@ def ring_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
 def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass, ...]:
     r"""At most 4 passes that cover each link of a binary tree once, from child to parent.
 
-    In the paper's order: left children at even levels send to their parents (the root is level 0),
-    then right children at even levels, left and right children at odd levels.
+    In the paper's order. Left children at even levels send to their parents (the root is level 0),
+    then right children at even levels. Then come left and right children at odd levels.
 
     The tree is NCCL's first binary tree (``ncclGetBtree``), whose every odd place is a leaf. Of 14:
 
@@ -76,8 +76,8 @@ def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
 def double_tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass, ...]:
     """Passes of both of NCCL's trees, at most 8 one way; a link in both trees is tested once.
 
-    The second tree is the first one with the ranks reversed (even number) or moved on by one (odd),
-    so that the leaves of one are inner ranks of the other.
+    The second tree is the first one with the ranks reversed (even number) or moved on by one (odd).
+    So the leaves of one are inner ranks of the other.
 
     Raises:
         DetectError: no rank, or one twice.

@@ -2,11 +2,11 @@
 
 Falcon (4.2) takes the first lag at which the autocorrelation of the calls' numeric codes reaches
 0.95. Its sum over L - k products is divided by one over L, so that a period found needs 20
-repetitions; codes are compared as numbers though they are names; one missing call spoils a whole
-period of products; and a step of many equal layers correlates by 0.95 at the length of a layer.
+repetitions. Codes are compared as numbers though they are names. One missing call spoils a whole
+period of products. And a step of many equal layers correlates by 0.95 at the length of a layer.
 
 Here two calls are equal or not, and a lag is judged by the edit distance between the sequence and
-itself, shifted by the lag. That counts a missing call at every multiple of the period; the period
+itself, shifted by the lag. That counts a missing call at every multiple of the period. The period
 is the smallest part of the best lag whose repetition explains the sequence as well.
 """
 
@@ -33,11 +33,11 @@ _REPETITIONS = 6
 _DRIFT = 8
 #: Repetitions that make up for one missing call in however short a log, confidence below 0.95.
 _FEW = 3.5
-#: Edits after which a comparison is given up, on top of what its calls so far may need; so is a lag
+#: Edits after which a comparison is given up, on top of what its calls so far may need. So is a lag
 #: that needs this multiple of another's edits.
 _GRACE, _BEATEN = 8, 4.0
 #: Parts of the best lag that are tried, stretches tried as the step, how many repetitions it has to
-#: explain, and how many edits more than the fewest are as good.
+#: explain. And how many edits more than the fewest are as good.
 _PARTS, _STRETCHES, _EXPLAINED, _AS_GOOD = 24, 8, 12, 1.3
 #: Calls to compare below which plain Python is faster than the import of numba.
 _WORTH_COMPILING = 2_000
@@ -49,8 +49,8 @@ class Period:
 
     Attributes:
         calls: after how many calls.
-        confidence: share of the calls that are neither missing, extra nor exchanged, 0.95 to 1
-            (less with one such call in a very short log).
+        confidence: share of the calls that are neither missing, extra nor exchanged. It is 0.95 to
+            1, less with one such call in a very short log.
         repetitions: how often the period fits into the sequence.
     """
 

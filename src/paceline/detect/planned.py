@@ -103,9 +103,9 @@ def smoothed(run: Array) -> Array:
 class Workloads:
     """A table of what each stage of the workload takes, relative to the first.
 
-    A stage that was not seen before is measured by its first samples, within what the ratio of its
-    workload to that of other stages allows; what lies outside is no plan. Odd and even steps have
-    shares of their own, as runs alternate between them, and each stage by another ratio.
+    A stage that was not seen before is measured by its first samples. It lies within what the ratio
+    of its workload to that of other stages allows. A time outside is no plan. Odd and even steps
+    have shares of their own, as runs alternate between them, and each stage by another ratio.
     """
 
     def __init__(self) -> None:

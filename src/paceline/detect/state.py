@@ -1,8 +1,8 @@
 """State that outlives a process: a mapping of named fields, checked when it comes back.
 
-A state has ``schema`` and ``version``, numbers and texts as JSON knows them, arrays with the dtype
-and shape that a table states, and states of other objects. Whatever does not fit raises one error,
-so that a reader with another source of the same knowledge can turn to that.
+A state has ``schema`` and ``version``. It has numbers and texts as JSON knows them, arrays with the
+dtype and shape that a table states, and states of other objects. Whatever does not fit raises one
+error, so that a reader with another source of the same knowledge can turn to that.
 """
 
 from __future__ import annotations

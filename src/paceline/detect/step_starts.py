@@ -26,7 +26,7 @@ def starts_of_steps(names: Ints, time_s: Floats, calls: int, reference: Floats |
 
     A step begins after the longest pause of the period, or, with a reference, at the call that is
     most often nearest to it. From an undamaged step on, each next begin is looked for a period
-    further, by the calls around it; where that fails, at the next undamaged step.
+    further, by the calls around it. Where that fails, at the next undamaged step.
 
     Args:
         names: [call] equal numbers for equal calls.

@@ -22,9 +22,9 @@ Floats = npt.NDArray[np.float64]
 class StepTimes:
     """Steps seen in a call log, one row per rank and step, by rank and then by step.
 
-    A step runs from a rank's first call of it to its first call of the next; the last one of each
-    rank has no end and is left out, as is what lies outside whole steps. Where a step begins is
-    not in the log: after the longest pause of the first rank's loop, the call nearest to that on
+    A step runs from a rank's first call of it to its first call of the next. The last one of each
+    rank has no end and is left out, as is what lies outside whole steps. Where a step begins is not
+    in the log. It is after the longest pause of the first rank's loop, the call nearest to that on
     the others.
 
     Attributes:
@@ -129,8 +129,8 @@ def _periodic(
 ) -> tuple[Ints, Ints, Period | None]:
     """A rank's rows that repeat, their names, and the period.
 
-    All calls where they do; else those of the communicator with the longest period in time:
-    calls of several threads come in no fixed order, those of one communicator must.
+    All calls where they do; else those of the communicator with the longest period in time. Calls
+    of several threads come in no fixed order, those of one communicator must.
     """
     best: tuple[Ints, Ints, Period | None] = rows, codes[rows], None
     longest_s = 0.0

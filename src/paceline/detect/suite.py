@@ -1,8 +1,8 @@
 """More tests of a validation, as a training job uses its machines: memory, copies, collectives.
 
 All ranks of the process group call :func:`run_suite`. Each test is short, is repeated, and gives
-every rank its own seconds; a collective takes all of its members as long as the slowest, so that
-its results are for a host's history rather than for naming a rank.
+every rank its own seconds. A collective takes all of its members as long as the slowest. So its
+results are for a host's history rather than for naming a rank.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def run_validation(
     """Measure; all ranks of the process group call it with the same arguments.
 
     Matrix products: on GPUs all at once, as in the paper. On CPUs the ranks of a host take turns,
-    one thread each, and the CPU time of the thread counts, so that cores shared with each other or
-    with other work do not look like slow ones: a core of a low clock does, contention does not.
+    one thread each, and the CPU time of the thread counts. So cores shared with each other or with
+    other work do not look like slow ones. A core of a low clock does, contention does not.
 
     Links: pass by pass, all ranks waiting for each other in between. The source's clock runs from
     the first byte sent to the acknowledgement received. A round counts with the median of its

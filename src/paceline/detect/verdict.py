@@ -20,8 +20,9 @@ GEMM_FLOOR = 0.10
 #: Healthy links of one kind differ more than GPUs do: hops, NUMA, other traffic, a host's cores.
 LINK_FLOOR = 0.25
 
-#: Robust standard deviations above the median: where peers scatter, or repeat themselves, by more
-#: than the floors say, as on a loaded host, the bound grows. 5 because thousands are compared.
+#: Robust standard deviations above the median. Where peers scatter, or repeat themselves, by more
+#: than the floors say, as on a loaded host, the bound grows. It is 5 because thousands are
+#: compared.
 SIGMAS = 5.0
 
 #: With fewer measurements of a kind nothing says which of them is the usual one.
@@ -43,7 +44,7 @@ class Measurements:
     Attributes:
         gemm_s: rank -> seconds of one matrix product, round by round.
         link_s: (source, destination) -> seconds of one message and its acknowledgement, likewise.
-        places: rank -> where it runs; ranks are compared with those that have the same device,
+        places: rank -> where it runs. Ranks are compared with those that have the same device,
             links within a host with such links, links between hosts with such links.
         gemm: rows and columns of the matrices.
         message_bytes: size of the message.
@@ -117,7 +118,7 @@ class Verdict:
         slow_ranks: ranks whose matrix products are slow.
         slow_links: links whose messages are slow.
         suspects: ranks of which two or more links between hosts (or within one) were measured and
-            all are slow: their network card (or NVLink, PCIe) rather than the links.
+            all are slow. It is their network card (or NVLink, PCIe) rather than the links.
         notes: what these measurements cannot tell, and why.
     """
 
@@ -158,12 +159,12 @@ def judge(measured: Measurements) -> Verdict:
     """Call slow what exceeds the bound of its peers.
 
     The bound is the low median times (1 + floor), or the low median plus ``SIGMAS`` robust standard
-    deviations, whichever is larger. Median and MAD because up to half of the peers may be slow
-    without moving them much, where mean and standard deviation would follow one slow rank; the low
-    median (of an even number the smaller of the middle two) because slow hardware exists and fast
-    hardware does not: of four links two may be slow. The floor because GPUs in lock-step scatter by
-    1% and any trifle would be significant. The deviation is that of the peers from each other or of
-    the rounds of one from themselves, whichever is larger: the MAD of a handful may be 0 by chance.
+    deviations, whichever is larger. Median and MAD, because up to half of the peers may be slow
+    without moving them much; mean and standard deviation follow one slow rank. The low median (of
+    an even number the smaller of the middle two), because slow hardware exists and fast hardware
+    does not. Of four links two may be slow. The floor because GPUs in lock-step scatter by 1% and
+    any trifle would be significant. The deviation is that of the peers from each other or of the
+    rounds of one from themselves, whichever is larger. The MAD of a handful may be 0 by chance.
     """
     slow_ranks: list[Slow] = []
     slow_links: list[Slow] = []

@@ -2,7 +2,7 @@
 
 A call ends when its last member has begun and the data has moved. On one clock a member waits from
 its begin to the last one's, and the transfer is the rest. Where each member's times are its own
-device's, durations say the same without a clock: the one that waits least came last, and what it
+device's, durations say the same without a clock. The one that waits least came last, and what it
 takes is the transfer. From the host's times alone only the order of arrivals follows.
 """
 
@@ -20,8 +20,8 @@ from paceline.sources.call_logs.timed_calls import Basis, TimedCalls
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: A group is slow where its transfers of one operation and size take this many times as long as the
-#: median of groups of as many members; as the ratio of suspects in ``detect/who.py``.
+#: A group is slow where its transfers of one operation and size take this many times the median of
+#: groups of as many members. It is as the ratio of suspects in ``detect/who.py``.
 SLOW_RATIO: Final = 1.1
 
 

@@ -1,10 +1,10 @@
 """Culprits and victims in a slow job, told apart by the calls of one window.
 
 A call's transfer begins when its last member arrives, so it takes as long as the call of the member
-that waited least: no clocks are compared. A group whose transfers take more than 1.1 times the
-median of its like (Falcon, 4.3) is slow at communication. A rank that spends more than that between
-its calls, compared with ranks that make the same calls, and for which others wait, is slow at
-computation; a rank that comes late because it waited itself spends no more.
+that waited least. No clocks are compared. A group whose transfers take more than 1.1 times the
+median of its like (Falcon, 4.3) is slow at communication. A rank is slow at computation if it
+spends more than that between its calls, compared with ranks that make the same calls, and others
+wait for it. A rank that comes late because it waited itself spends no more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 SUSPICIOUS_RATIO = 1.1
 #: A loss below this share of a step is not worth a name.
 MIN_SHARE = 0.01
-#: A member that waits less than half as long as the median of a call's members is waited for; a
+#: A member that waits less than half as long as the median of a call's members is waited for. A
 #: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
 _WAITS, _OFTEN = 0.5, 0.4
 #: Slow ranks are suspects of their own where a gap parts their factors: share of the excess, least.
@@ -38,7 +38,7 @@ class Suspect:
         kind: "compute" or "communication".
         ranks: global ranks, ascending; empty where a trace does not number them.
         place: what to call them.
-        factor: how many times as long as its like; for a trace, the slowdown S_w of the job if only
+        factor: how many times as long as its like. For a trace, the slowdown S_w of the job if only
             this were as measured and all else ideal.
         share: of the step time that goes with it, about.
         text: the evidence.

@@ -70,7 +70,7 @@ class _Window:
         nth: [call] its number among the like calls of its rank in its step.
         step: [call] step number.
         kind: [call] the op, recvs as the sends they meet.
-        flow: [call] 0 for a collective; for a send or recv the place of the sender in the pair,
+        flow: [call] 0 for a collective. For a send or recv the place of the sender in the pair,
             from 1; -1 where the communicator has more than two members.
         upper: [call] whether the rank is the upper of a pair that sends and receives.
         members: [group] its ranks, ascending.
@@ -189,7 +189,8 @@ def _work(w: _Window, late: dict[int, float], n_steps: int) -> Work:
     """Time of each rank between its calls.
 
     Other calls begin and end while a rank computes, so what lies before a call is at most the
-    compute that leads to it, and all of it at some place of the step: that counts for all of them.
+    compute that leads to it. It is all of it at some place of the step: that counts for all of
+    them.
     """
     active = w.flow != 0
     # A recv is posted ahead: what lies before it is not what leads to it.

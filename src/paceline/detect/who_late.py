@@ -1,6 +1,6 @@
 """Late ranks from a log of collective calls without durations: from the order of arrivals.
 
-A rank that is slow calls a collective later than its peers, and they wait for it; behind the call
+A rank that is slow calls a collective later than its peers, and they wait for it. Behind the call
 all go on together, so at the next call the rank is late by less. A clock that is off shifts a rank
 by as much at every call. So a rank counts as late by how much its lateness grows within the step.
 A rank that is late by the same at every call is named only where no clock should be off that far.
@@ -52,7 +52,7 @@ class _Profile:
 def who_is_late(log: CallLog, step: Ints, step_s: float) -> tuple[Suspect, ...]:
     """Ranks that others wait for, at most one suspect for growing lateness; empty: nobody.
 
-    Ranks that are about as late as the latest one are named together: the stages of a replica wait
+    Ranks that are about as late as the latest one are named together. The stages of a replica wait
     for each other, and which of them is slow does not show.
 
     Args:
@@ -154,7 +154,7 @@ def _profiles(log: CallLog, step: Ints) -> list[_Profile]:
 def _meetings(log: CallLog, codes: Ints, step: Ints, group: int) -> tuple[Ints, Ints, Ints] | None:
     """(row, number of the call, step) of a group's collectives that all its members have.
 
-    Where a step begins is told apart for each rank and may differ by calls, so calls are matched by
+    Where a step begins is told apart for each rank and may differ by calls. So calls are matched by
     their order in the group, and the steps are those of its first rank.
     """
     own = np.flatnonzero((log.communicator == group) & collectives(log)[log.op])

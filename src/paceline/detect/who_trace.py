@@ -13,7 +13,7 @@ from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_sc
 
 Worker = tuple[int, int]  # (dp, pp)
 
-#: A worker that alone slows the job by less is healthy, as a job is (WhatIf.HEALTHY_BELOW); so is
+#: A worker that alone slows the job by less is healthy, as a job is (WhatIf.HEALTHY_BELOW). So is
 #: one with less than this share of what the worst does.
 _OF_WORST = 0.25
 
@@ -21,7 +21,7 @@ _OF_WORST = 0.25
 def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     """Slow workers of a trace, the costliest first; empty where nobody stands out.
 
-    S_w says exactly how much longer a step takes if only worker w is as measured; once more with
+    S_w says exactly how much longer a step takes if only worker w is as measured. Once more with
     only its computes, and with only its transfers, says which of them it is.
 
     Args:

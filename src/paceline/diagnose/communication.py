@@ -3,8 +3,8 @@
 A part is a unit (FSDP) or a bucket (DDP) of one kind of collective on one stage. Its *exposed*
 seconds are what the simulated step would shrink by if its transfers took 0 s; the rest is hidden.
 Exposed seconds of several parts do not add up: where two run side by side, neither shortens the
-step alone. *Waited* seconds do add up: the time in which programs stand waiting for the part, for
-its transfer or for peers that come late to it.
+step alone. *Waited* seconds do add up. They are the time in which programs stand waiting for the
+part, for its transfer or for peers that come late to it.
 """
 
 from __future__ import annotations

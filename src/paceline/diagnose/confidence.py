@@ -1,9 +1,9 @@
 """How likely a finding is true: what the steps say, and how far the model can be trusted.
 
 That resamples of the steps agree says nothing of a model that is wrong in all of them. So the share
-that agrees is multiplied by what else is known: the chance that noise shows such a pattern
-somewhere, how well the simulation reproduces the trace, how few steps there are, and whether
-another reading fits as well. Calibrated on jobs of another generator and on real ones
+that agrees is multiplied by what else is known. That is the chance that noise shows such a pattern
+somewhere, and how well the simulation reproduces the trace. Also by how few steps there are, and
+whether another reading fits as well. Calibrated on jobs of another generator and on real ones
 (benchmarks/truth.py): of findings with 90% or more, at least 90% are true.
 """
 
@@ -20,7 +20,7 @@ from paceline.whatif import WhatIf
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
 #: A pattern of all n steps is in the next one with a chance of (n + 1) / (n + 2) (Laplace's rule of
-#: succession). It lowers groups under this number of steps: others on a network or a host slow
+#: succession). It lowers groups under this number of steps. Others on a network or a host slow
 #: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
 #: transfers a step, and groups of whole passes are calibrated without.)
 SUCCESSION_BELOW = 10

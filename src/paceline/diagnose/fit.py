@@ -29,14 +29,14 @@ from paceline.graph.computes import KINDS, computes_of, whole_passes
 Array = npt.NDArray[np.float64]
 
 #: A whole replica counts as slower only if its level stands out by this many standard errors, and
-#: by this much; else the difference is that of its microbatches.
+#: by this much. Else the difference is that of its microbatches.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
 
 #: Standard errors from which on a level that does not count may still be the replica's.
 DOUBT_ERRORS = 2.0
 
 #: A compute is paused if it exceeds its fit by these robust standard deviations of the residual,
-#: by this share, and by these seconds (collections take tens to hundreds of ms: paper, 5.4).
+#: by this share, and by these seconds. (Collections take tens to hundreds of ms: paper, 5.4.)
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
 #: With fewer steps than this, microbatches show how sure a worker's factor is.
@@ -71,7 +71,8 @@ class Fit:
     Attributes:
         place: [kind, place] of a (stage, chunk); a place is stage * chunks + chunk.
         slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer,
-            whose cost depends on the tokens only, dilutes it); 1 where microbatches hardly differ.
+            whose cost depends on the tokens only, dilutes it). It is 1 where microbatches hardly
+            differ.
         stage_of_place: [place].
         level: [dp] of a whole replica, 0 where it may be that of its microbatches.
         level_seen: [dp] the same before that is decided.

@@ -17,7 +17,7 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 
 #: Fewer pauses than this in the whole trace, or not this many times as often in forwards as in
-#: backwards, are no garbage collection (only forwards are launched from Python).
+#: backwards, are no garbage collection. Only forwards are launched from Python.
 MIN_PAUSES, FORWARD_TO_BACKWARD = 3, 3.0
 
 #: ... nor is it where pauses that hit either direction alike are so uneven in this share of jobs.

@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 FLAP_STEPS, FLAP_SHARE = 2, 0.02
 
 #: A member is late if it ends this share of the group's time after the middle one, in the typical
-#: step, and this many standard errors beyond chance.
+#: step. That must be this many standard errors beyond chance.
 MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
 
 #: Late members are few; where more are late the group's members are simply unlike.
@@ -272,7 +272,7 @@ def _chance_of_each(group: Group, steps: npt.NDArray[np.bool_], n_groups: int) -
     """Bound on the chance that noise alone puts as many collectives of some steps above the usual.
 
     A slow network slows all of them. Of jitter, a few that took long may make the sum of a step
-    large, which few steps do not tell apart: half of the collectives then are below the usual.
+    large, which few steps do not tell apart. Half of the collectives then are below the usual.
     """
     if group.each is None:
         return 0.0

@@ -10,16 +10,16 @@ Array = npt.NDArray[np.float64]
 #: Rounds of taking medians over replicas and over places in turn (Tukey's median polish).
 ROUNDS = 4
 
-#: Where most workers of a stage are slow, the fast ones show the usual level: if they are this
-#: share of the replicas at least, and faster by this much (logarithm), and by this many standard
-#: errors.
+#: Where most workers of a stage are slow, the fast ones show the usual level. That is so if they
+#: are this share of the replicas at least, and faster by this much (logarithm), and by this many
+#: standard errors.
 FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
 
-#: Fast workers of a stage are the healthy ones if they agree with the other stages: to this share
-#: of the gap to the slow ones.
+#: Fast workers of a stage are the healthy ones if they agree with the other stages. That is to this
+#: share of the gap to the slow ones.
 AGREEMENT_SHARE = 0.25
 
-#: A kind counts for the level of a stage if it takes this share of the stage's longest one: the
+#: A kind counts for the level of a stage if it takes this share of the stage's longest one. The
 #: noise of a few short computes says nothing of a GPU.
 COUNTED_SHARE = 0.1
 

@@ -1,6 +1,6 @@
 """Slow or flapping links between stages, judged against other links.
 
-A link is compared with the links between the same stages in other replicas: messages between two
+A link is compared with the links between the same stages in other replicas. Messages between two
 stages have one size, and a schedule makes their receivers wait alike.
 """
 
@@ -22,7 +22,7 @@ from paceline.trace.kinds import P2P_KINDS
 Array = npt.NDArray[np.float64]
 
 #: A link is slow if its median transfer takes this many times the usual one (and stands out of the
-#: spread of links), and a transfer is late at LATE_TIMES.
+#: spread of links). A transfer is late at LATE_TIMES.
 SLOW_TIMES, LATE_TIMES = 1.3, 2.0
 
 #: A link flaps if this share more of its transfers is late than of other links' transfers.

@@ -41,7 +41,7 @@ MIN_MICROBATCHES = 4
 #: A long sequence is long on every stage: below this correlation stages do not agree.
 MIN_STAGE_CORRELATION = 0.5
 
-#: A machine that is slow for a while slows neighbours in time alike: above this share of the
+#: A machine that is slow for a while slows neighbours in time alike. Above this share of the
 #: correlation within a microbatch, those of different microbatches say so.
 MAX_NEIGHBOUR_SHARE = 0.5
 

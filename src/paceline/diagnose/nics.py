@@ -1,7 +1,7 @@
 """A worker whose sends are slow, to both neighbours: its NIC, where its links look like most.
 
 In one pipeline two of three links may be slow, and nothing tells the slow from the usual. Direction
-does: messages between two stages have one size both ways, so a worker that sends slowly to both its
+does. Messages between two stages have one size both ways. So a worker that sends slowly to both its
 neighbours stands out from what these send to it.
 """
 

@@ -34,8 +34,8 @@ Ints = npt.NDArray[np.int64]
 #: Members that a group's name lists.
 MAX_MEMBERS = 64
 
-#: A compute is uneven if the busiest member of a group has this much more than the mean, averaged
-#: over steps and groups, beyond what lasts on a member.
+#: A compute is uneven if the busiest member of a group has this much more than the mean, beyond
+#: what lasts on a member. It is averaged over steps and groups.
 UNEVEN = 0.05
 
 #: And this many times as much as computes that do not follow such a collective.

@@ -21,8 +21,8 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: A jump counts if it changes the step time by this share, if chance would show it in one trace of
-#: a thousand, and if as many steps lie on either side.
+#: A jump counts if it changes the step time by this share, and if as many steps lie on either side.
+#: Chance must show it in one trace of a thousand at most, too.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
 _TINY_S = 1e-9

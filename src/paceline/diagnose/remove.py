@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 class Scaled:
     """Transfers that take another share of their time once their cause is gone.
 
-    They are scaled, not capped at the usual time: healthy transfers jitter, too, and to cut off
+    They are scaled, not capped at the usual time. Healthy transfers jitter, too, and to cut off
     the part above the middle would promise more than a repair can give.
 
     Attributes:

@@ -22,7 +22,7 @@ from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
 
-#: Which of (squares, tokens, constant) a model uses, the most plausible first: where microbatches
+#: Which of (squares, tokens, constant) a model uses, the most plausible first. Where microbatches
 #: are packed full the last two are one, and the tokens are what costs.
 MODELS = ((0, 1), (0,), (1,), (0, 1, 2), (0, 2), (1, 2), (2,))
 

@@ -20,7 +20,7 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: A worker is slow from here on, if noise allows to see it: healthy GPUs of one sort differ by 1 to
+#: A worker is slow from here on, if noise allows to see it. Healthy GPUs of one sort differ by 1 to
 #: 2% (Sinha et al., Not All GPUs Are Created Equal, SC 2022).
 MIN_SLOW_SHARE = 0.02
 
@@ -44,8 +44,8 @@ MAX_CHANCE = 0.01
 #: Fewer workers have no spread to speak of.
 MIN_WORKERS = 8
 
-#: A worker is slow in a single step by this much, by this many standard errors of its operations,
-#: and by as many times the spread of all workers' steps.
+#: A worker is slow in a single step by this much and by this many standard errors of its
+#: operations. It also is by as many times the spread of all workers' steps.
 STEP_SLOW, STEP_ERRORS = 0.05, 6.0
 
 #: At one stage, fewer microbatches do not show how much those of a step differ.

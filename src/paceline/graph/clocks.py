@@ -1,8 +1,8 @@
 """Clock offsets between workers, from transfers whose members end together.
 
 A member that ends its transfers late looks like a clock that is ahead. Offsets are taken off only
-if the evidence points to clocks: times that are impossible without offsets, or agreement of all
-kinds of transfer of a worker.
+if the evidence points to clocks. That is: times that are impossible without offsets, or agreement
+of all kinds of transfer of a worker.
 """
 
 from __future__ import annotations

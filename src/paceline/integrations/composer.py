@@ -13,7 +13,7 @@ from paceline.integrations.training import Training
 class Recorder(Callback):
     """Records a training by Composer: ``Trainer(callbacks=[Recorder("runs/job-17")])``.
 
-    A step reaches from the loading of its batch to the end of the batch; evaluations, checkpoints
+    A step reaches from the loading of its batch to the end of the batch. Evaluations, checkpoints
     and what other callbacks do between two batches are in no step.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import duration
+from paceline.detect.event import counted, duration
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import episodes
 from paceline.ledger.categories import CATEGORIES
@@ -39,6 +39,14 @@ _RECORDED_BY = {
     "data_waits": "data",
     "other": "other",
 }
+#: Row that a log may not record -> what would tell it.
+_TOLD_BY = {
+    "checkpoints": "lines with begin and end of checkpoints",
+    "evaluation": "lines with begin and end of evaluations",
+    "data_waits": "records of waits for data, as of ml-goodput-measurement,",
+    "other": "records of other events, as of ml-goodput-measurement,",
+    "startup": "a dated line from before the first step",
+}
 #: Starts whose logs overlap by more are of different jobs, or of ranks of one start.
 _MAX_OVERLAP_S = 5.0
 _FEW_STEPS = "more steps are needed"
@@ -46,9 +54,9 @@ _FOUND = (
     "fail-slow is of step times alone: a planned change of batch or length looks alike; "
     "--events of paceline detect --like or with a workload column tells them apart"
 )
-_NO_CLOCK = "the log has no dates"
-_NOT_RECORDED = "not recorded"
-_NO_ANALYSIS = "takes the S of a trace's analysis (--slowdown)"
+_NO_CLOCK = "the log has no dates; lines with dates would tell"
+_NOT_RECORDED = "not recorded; {} would tell"
+_NO_ANALYSIS = "give S of paceline analyze (--slowdown)"
 _LATE_LOG = "the log begins at step {:,}: what came before is not in it"
 
 
@@ -111,10 +119,16 @@ class Ledger:
     def _gpu_hours(self, seconds: float | None) -> float | None:
         return None if seconds is None or self.gpus is None else seconds * self.gpus / 3600
 
+    @property
+    def _unexplained(self) -> str:
+        """Rows that the time without an explanation may be of."""
+        missing = [name.replace("_", " ") for name in _TOLD_BY if name in self.reasons]
+        return f"no line explains it; it may be {', '.join(missing)}" if missing else ""
+
     def lines(self) -> list[str]:
         """The ledger for people, a line a row."""
         head = f"{duration(self.total_s)} in all; goodput {self.goodput:.1%}"
-        head += f"; {self.steps:,} steps, {self.starts:,} starts"
+        head += f"; {counted(self.steps, 'step')}, {counted(self.starts, 'start')}"
         rows = []
         for name, seconds in self.seconds.items():
             label = name.replace("_", " ").replace("fail slow", "fail-slow")
@@ -124,7 +138,8 @@ class Ledger:
                 hours = self._gpu_hours(seconds)
                 spent = "" if hours is None else f"  {hours:,.1f} GPU-hours"
                 share = seconds / self.total_s if self.total_s else 0.0
-                rows.append(f"  {label:12s} {share:7.2%}  {duration(seconds):>13s}{spent}")
+                about = f"  {self._unexplained}" if name == "unknown" and seconds else ""
+                rows.append(f"  {label:12s} {share:7.2%}  {duration(seconds):>13s}{spent}{about}")
         return [head, *rows, *(f"  note: {note}" for note in self.notes)]
 
 
@@ -242,13 +257,15 @@ def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[
 def _reasons(timeline: Timeline, first: Start, slowdown: float | None) -> dict[str, str]:
     """Category -> why the log cannot say it."""
     reasons = {
-        name: _NOT_RECORDED for name, kind in _RECORDED_BY.items() if kind not in timeline.recorded
+        name: _NOT_RECORDED.format(_TOLD_BY[name])
+        for name, kind in _RECORDED_BY.items()
+        if kind not in timeline.recorded
     }
     if slowdown is None:
         reasons["stragglers"] = _NO_ANALYSIS
     has_setup = any(pause.kind == "setup" for pause in first.pauses)
     if not (first.has_begin or has_setup):
-        reasons["startup"] = _NOT_RECORDED
+        reasons["startup"] = _NOT_RECORDED.format(_TOLD_BY["startup"])
     is_whole = first.steps.first_step <= 1
     if len(timeline.starts) == 1 and not is_whole:
         for name in ("restarts", "lost_steps", "idle", "compile"):

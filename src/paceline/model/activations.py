@@ -1,9 +1,9 @@
 """Memory that one layer, and the model's ends, keep of a microbatch, and need while they work.
 
 Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", tensor by
-tensor, so that models it does not cover (gated MLPs, grouped-query attention, experts, fused
-attention) are counted by the same rules; for its models the sums equal its Table 2.
-Beyond it, as the sources named in ``memory_rules`` have it:
+tensor. So models it does not cover (gated MLPs, grouped-query attention, experts, fused attention)
+are counted by the same rules. For its models the sums equal its Table 2. Beyond it, as the sources
+named in ``memory_rules`` have it:
 
 - rotated queries and keys are new tensors, and the values remain a view of the whole projection
   (Megatron-Core, ``attention.py``, ``SplitAlongDim``);
@@ -149,8 +149,9 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
 def _delta_net(delta: DeltaNet, s: _Sizes, plan: Plan) -> float:
     """Tensors that a gated DeltaNet saves.
 
-    The projection (with the gate), the convolution's result, queries and keys behind their norms,
-    the inverse of each chunk's triangle, the rule's result and what the gated norm makes of it.
+    The projection (with the gate), the convolution's result, queries and keys behind their norms.
+    Also the inverse of each chunk's triangle, the rule's result and what the gated norm makes of
+    it.
     """
     columns = delta.projected + delta.convolved + 2 * delta.keys + delta.values * (1 + s.share)
     return s.element * s.tokens / plan.tp * (columns + delta.value_heads * delta.chunk)
@@ -177,7 +178,7 @@ def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads:
     """Tensors that sparse attention keeps, as ``operators`` runs it.
 
     Queries before and behind their up-projection, the shared key, the result before and behind its
-    own; of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
+    own. Of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
     """
     key = latent.kv_rank + latent.rope_dim
     core = heads * (key + latent.kv_rank) + key + (latent.q_rank or 0) + latent.kv_rank
@@ -230,7 +231,7 @@ def _per_op(llm: LLM, s: _Sizes, plan: Plan) -> float:
     """The per-op policy of torchtitan: the layer's input, fused attention, every other product.
 
     Of wq, wk, wv, wo, w1, w3, w2 the first, third, ... are kept (``parallelize_llama.py`` at
-    ba246978, ``_custom_policy``); two matrices of a plain MLP count as w1 and w2.
+    ba246978, ``_custom_policy``). Two matrices of a plain MLP count as w1 and w2.
     """
     through = s.element * s.tokens * llm.ffn / plan.tp
     # With two matrices the seven products are six: w2 is recomputed.
@@ -255,7 +256,7 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
 def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     """Bytes beside the kept ones while the backward of one layer's MLP is at work.
 
-    The residual stream's gradient; then the larger of two moments: the activation's backward (the
+    The residual stream's gradient. Then the larger of two moments: the activation's backward (the
     gradients of its result and of its input), and the first product's (the gradients of its output,
     in fp8 once more cast and transposed, and of its input before that is reduced; with sequence
     parallelism the input gathered again).
@@ -299,9 +300,9 @@ def end_activations(
 ) -> tuple[float, float, float]:
     """Bytes of one microbatch at the model's ends: held at the first, at the last, of its loss.
 
-    The embedding's dropout mask, and a vision tower's; inputs of the final norm and the output
+    The embedding's dropout mask, and a vision tower's. Inputs of the final norm and the output
     projection and what the loss keeps of the logits (4.2.2), once more per multi-token-prediction
-    module; what the loss needs beside that at its peak.
+    module. Beside that, the need of the loss at its peak.
     """
     s = _Sizes(llm, plan)
     mask = s.tokens * llm.hidden / s.split if s.dropout else 0.0
@@ -317,7 +318,7 @@ def vision_activations(
 ) -> tuple[float, float]:
     """Bytes that a vision tower keeps of one microbatch, and those of a layer's backward.
 
-    Its layers keep what layers of the language model do; besides pixels, inputs of the end norms,
+    Its layers keep what layers of the language model do. Besides: pixels, inputs of the end norms,
     and of the projectors the norm's input, the products' and the activations'. A frozen tower keeps
     nothing but the projectors' part, and nothing at all under adapters.
     """

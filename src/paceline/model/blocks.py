@@ -24,8 +24,8 @@ class MoE:
         capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
             evenly loaded.
         shared_gate: the shared experts' result has a gate of one number a token (Qwen3-Next).
-        latent: width that routed experts work in, with one projection into it before tokens are
-            dispatched and one out of it behind (Nemotron 3 Super); 0 = the residual stream's.
+        latent: width that routed experts work in (Nemotron 3 Super). One projection leads into it
+            before tokens are dispatched, and one out of it behind. 0 = the residual stream's.
     """
 
     experts: int

@@ -28,8 +28,8 @@ class Gpu:
 
     Attributes:
         name: its name.
-        peak_flops: dense FLOP/s (no sparsity) per precision of the matrix multiplications; "fp32"
-            is plain fp32, not TF32; a precision that is missing is not supported.
+        peak_flops: dense FLOP/s (no sparsity) per precision of the matrix multiplications. "fp32"
+            is plain fp32, not TF32. A precision that is missing is not supported.
         memory_bytes: size of its memory.
         memory_bandwidth: byte/s of its memory.
         sms: streaming multiprocessors (compute units).
@@ -88,8 +88,8 @@ class Node:
         gpus: GPUs in it.
         bandwidth: byte/s per GPU in one direction, all of its links together.
         latency_s: seconds per hop of a collective inside the node, without the data.
-        topology: "switch" (any GPU reaches any other at full bandwidth), "mesh" (the bandwidth is
-            divided among links to each of the others) or "pcie" (shared bus).
+        topology: "switch" (any GPU reaches any other at full bandwidth) or "pcie" (shared bus). Or
+            "mesh": the bandwidth is divided among links to each of the others.
         host_bandwidth: byte/s in one direction between a GPU and its host's memory while all GPUs
             of the node copy; None = unknown.
         source: where the numbers come from.

@@ -1,8 +1,8 @@
 """Known GPUs in the nodes that their makers sell, with sources and dated prices.
 
 Peaks are dense: datasheets that print "with sparsity" are halved. Memory: the datasheets' "GB" are
-counted in GiB, because five HBM stacks of 16 GiB make an "80 GB" A100 (nvidia-smi shows 81,920 MiB,
-and for newer ones, of "141", "180" and "186 GB", 0.4 to 0.6% less).
+counted in GiB, because five HBM stacks of 16 GiB make an "80 GB" A100. (nvidia-smi shows 81,920
+MiB, and for newer ones, of "141", "180" and "186 GB", 0.4 to 0.6% less.)
 """
 
 from __future__ import annotations
@@ -194,6 +194,8 @@ class _Preset(NamedTuple):
 
 
 _UNPRICED = "no public on-demand price known; give price_per_gpu_hour"
+#: AWS's prices as that repository's 109-gpu-pricing/hyperscalers.json gives them.
+_RECEIPTS = "2026-11-09 by datareceipts/data-receipts"
 _A100_8NIC = _network(8, 200, "NVIDIA DGX A100 datasheet (2021), HDR")
 _H100_NET = _network(8, 400, "NVIDIA DGX H100 datasheet (2023), NDR")
 
@@ -203,7 +205,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _DGX1V,
         _network(4, 100, "NVIDIA DGX-1 V100 whitepaper (2017), EDR"),
         3.06,
-        "AWS p3.16xlarge on-demand, us-east-1, 2023: 24.48 $/h for 8 GPUs",
+        "AWS p3.16xlarge on-demand, us-east-1, 2023, unverified: 24.48 $/h for 8 GPUs",
     ),
     "v100-32g": _Preset(
         replace(
@@ -215,7 +217,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _DGX2,
         _network(8, 100, "NVIDIA DGX-2 datasheet (2019), EDR"),
         3.90,
-        "AWS p3dn.24xlarge on-demand, us-east-1, 2023: 31.212 $/h for 8 GPUs",
+        "AWS p3dn.24xlarge on-demand, us-east-1, 2023, unverified: 31.212 $/h for 8 GPUs",
     ),
     "a100-40g": _Preset(
         replace(
@@ -227,15 +229,15 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         ),
         _DGX_A100,
         _A100_8NIC,
-        4.10,
-        "AWS p4d.24xlarge on-demand, us-east-1, 2023: 32.77 $/h for 8 GPUs",
+        2.74,
+        f"AWS p4d.24xlarge on-demand, us-east-1, {_RECEIPTS}: 21.96 $/h for 8 GPUs",
     ),
     "a100-80g": _Preset(
         _A100,
         _DGX_A100,
         _A100_8NIC,
-        5.12,
-        "AWS p4de.24xlarge on-demand, us-east-1, 2023: 40.97 $/h for 8 GPUs",
+        3.43,
+        f"AWS p4de.24xlarge on-demand, us-east-1, {_RECEIPTS}: 27.45 $/h for 8 GPUs",
     ),
     # The cluster of the vTrain paper's multi-node validation (IV): half of a DGX A100's network.
     "a100-80g-4nic": _Preset(
@@ -257,7 +259,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _DGX_H100,
         _H100_NET,
         6.88,
-        "AWS p5.48xlarge on-demand, us-east-1, 2025-06: 55.04 $/h for 8 GPUs",
+        f"AWS p5.48xlarge on-demand, us-east-1, {_RECEIPTS}: 55.04 $/h for 8 GPUs",
     ),
     "h200": _Preset(
         replace(
@@ -270,21 +272,22 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _DGX_H100,
         _network(8, 400, "NVIDIA DGX H200 datasheet (2024), NDR"),
         7.91,
-        "AWS p5en.48xlarge on-demand, us-east-1, 2025-06: 63.30 $/h for 8 GPUs",
+        "AWS p5en.48xlarge on-demand, us-east-1, 2026-08-06 by dstackai/dstack pull 4110: "
+        "63.30 $/h for 8 GPUs",
     ),
     "b200": _Preset(
         _B200,
         _DGX_B200,
         _network(8, 400, "NVIDIA DGX B200 datasheet (2024), NDR"),
         14.24,
-        "AWS p6-b200.48xlarge on-demand, 2025: 113.93 $/h for 8 GPUs",
+        "AWS p6-b200.48xlarge on-demand, 2025, unverified: 113.93 $/h for 8 GPUs",
     ),
     "gb200": _Preset(
         _GB200,
         _NVL72,
         _network(72, 400, "NVIDIA DGX GB200 datasheet (2024), NDR, one adapter per GPU"),
         10.50,
-        "CoreWeave GB200 NVL72 on-demand, 2025: 42.00 $/h for 4 GPUs",
+        "CoreWeave GB200 NVL72 on-demand, 2025, unverified: 42.00 $/h for 4 GPUs",
     ),
     "b300": _Preset(
         replace(
@@ -317,7 +320,7 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         _MI300X_NODE,
         _network(8, 400, "AMD Instinct cluster reference architecture (2024)"),
         6.00,
-        "Oracle BM.GPU.MI300X.8 list price, 2024: 48 $/h for 8 GPUs",
+        "Oracle BM.GPU.MI300X.8 list price, 2024, unverified: 48 $/h for 8 GPUs",
     ),
     "mi325x": _Preset(
         replace(

@@ -1,6 +1,6 @@
 """Cost of one step of a plan, stage by stage: the durations that ``graph.from_plan`` lays out.
 
-Seconds of one microbatch on one GPU of each place; a *place* is a chunk's position in the model,
+Seconds of one microbatch on one GPU of each place. A *place* is a chunk's position in the model,
 ``chunk * pp + stage`` (so with vpp = 1, the stage).
 """
 
@@ -24,10 +24,10 @@ from paceline.model.plan import Plan
 _DP = PARTS.index("dp")
 
 #: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
-#: the latter three and the 16-bit weight; before it the gradients are read once for their norm.
+#: the latter three and the 16-bit weight. Before it the gradients are read once for their norm.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
-#: Gradients travel in buckets of this many elements where they overlap with the backward pass:
-#: the rest when it ends is the last bucket (Megatron-Core's default, 40 million).
+#: Gradients travel in buckets of this many elements where they overlap with the backward pass. The
+#: rest when it ends is the last bucket (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
 
 
@@ -39,7 +39,7 @@ class PlanCosts:
         parts_s: [direction, part, place] seconds of one microbatch: forward (0) and backward (1,
             recomputation included), by :data:`PARTS`; their sum is the duration of the compute.
         p2p_s: [place] seconds to hand one microbatch from a place to the next (the same for its
-            gradient on the way back); the last place sends nothing: 0.
+            gradient on the way back). The last place sends nothing: 0.
         all_gather_s: [place] exposed seconds of gathering the parameters before the first forward.
         reduce_scatter_s: [place] exposed seconds of reducing the gradients after the last backward.
         hidden_dp_s: [place] seconds of both that overlap with compute.
@@ -178,7 +178,7 @@ class CostModel(LayerCosts):
     ) -> tuple[Array, Array, Array]:
         """Exposed gathers, exposed reductions and hidden traffic, [place] seconds.
 
-        Gathers hide behind the first forward of a chunk, reductions behind its last backward; at
+        Gathers hide behind the first forward of a chunk, reductions behind its last backward. At
         least one bucket stays exposed at each end, and hidden traffic slows the compute.
         """
         if not plan.overlap_dp:
@@ -242,7 +242,7 @@ class CostModel(LayerCosts):
         """[place] seconds of one microbatch's activations to the next place.
 
         Each tensor-parallel rank sends its share and the receivers gather it among themselves
-        (Narayanan et al. 2021, 4.1); with sequence parallelism the shares are all there is.
+        (Narayanan et al. 2021, 4.1). With sequence parallelism the shares are all there is.
         """
         seconds = np.zeros(plan.chunks)
         if plan.pp == 1:

@@ -2,7 +2,7 @@
 
 Yang et al. 2024, "Gated Delta Networks". Its tensors are those of Megatron-Core (d98e8a6,
 ``ssm/gated_delta_net``) and of transformers 5.23 (``Qwen3NextGatedDeltaNet``). The rule runs in
-chunks, as in transformers' ``torch_chunk_gated_delta_rule``; kernels keep its inputs and the
+chunks, as in transformers' ``torch_chunk_gated_delta_rule``. Kernels keep its inputs and the
 inverse of each chunk's triangle, and compute the rest again in the backward pass.
 """
 
@@ -101,7 +101,7 @@ class DeltaNet:
         """(forward, backward) bytes that the rule's kernels move, each tensor once per kernel.
 
         Kernels: norms of queries and keys, triangle (in fp32), its inverse, keys and values times
-        it, states, results; backward: the last three again, gradients of values, of states, of
+        it, states, results. Backward: the last three again, gradients of values, of states, of
         queries and keys, of the triangle.
         """
         keys, values = element * self.keys, element * self.values

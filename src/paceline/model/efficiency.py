@@ -14,7 +14,7 @@ from types import MappingProxyType
 from paceline.errors import ModelError
 
 #: How long a GPU waits for each kernel of routing and experts. The host learns how many tokens each
-#: expert gets only when the router has run, so it cannot launch ahead; its time is Python's, 2 to 3
+#: expert gets only when the router has run. So it cannot launch ahead; its time is Python's, 2 to 3
 #: times ``launch_s``. Fitted to the shared published mixtures (``benchmarks/fit_experts.py``):
 #: 22 us, with one model left out 20 to 24; rounded to 20.
 EXPERT_KERNEL_S = 20e-6
@@ -24,7 +24,7 @@ EXPERT_KERNEL_S = 20e-6
 NVFP4_OVER_FP8 = 0.74
 
 #: ``partial`` where four adapters serve eight GPUs. Each group of a collective that has two or four
-#: GPUs of a node opens a ring through adapters near these, and several groups do so at once, on the
+#: GPUs of a node opens a ring through adapters near these. Several groups do so at once, on the
 #: same ones. Fitted to the shared A100 runs (``benchmarks/fit_partial.py``). No other cluster has
 #: runs that show it.
 PARTIAL_4NIC = 0.27
@@ -35,17 +35,17 @@ class Efficiency:
     """Shares of peaks (0 to 1) and fixed costs (seconds).
 
     Attributes:
-        gemm: share of the peak that a large 16-bit or fp32 GEMM reaches, tile and wave
-            quantisation apart (Dao, "FlashAttention-2", 2023, 1: optimised GEMMs reach up to 80-90%
-            of the theoretical maximum).
+        gemm: share of the peak that a large 16-bit or fp32 GEMM reaches, tile and wave quantisation
+            apart. (Dao, "FlashAttention-2", 2023, 1: optimised GEMMs reach up to 80-90% of the
+            theoretical maximum.)
         gemm_fp8: the same in fp8 (Transformer Engine, cuBLAS 12: about 70% of the doubled peak);
             of the NVFP4 peak, too, times ``nvfp4``.
         nvfp4: what NVFP4 products reach of their peak over what fp8 products reach of theirs
             (``NVFP4_OVER_FP8``).
-        attention: share of the peak that fused attention reaches, forward (FlashAttention-2, 2023,
-            abstract: 50-73% on A100; 0.65 stands for head sizes 64 to 128, causal or not).
+        attention: share of the peak that fused attention reaches, forward. (FlashAttention-2, 2023,
+            abstract: 50-73% on A100; 0.65 stands for head sizes 64 to 128, causal or not.)
         attention_backward: the same backward (FlashAttention-2, 4.1: up to 63%).
-        batched: share of the peak that batched GEMMs of unfused attention reach; their inner
+        batched: share of the peak that batched GEMMs of unfused attention reach. Their inner
             dimension is one head (Anthony et al., "The case for co-designing model architectures
             with hardware", 2024: about half of what large GEMMs do).
         memory: share of the memory bandwidth that element-wise kernels reach (BabelStream on A100:
@@ -53,17 +53,17 @@ class Efficiency:
         kernel_s: idle time of the GPU between two kernels of a stream (about 1.5 us) and the ramp
             of each (NVIDIA, "Getting started with CUDA graphs", 2019).
         launch_s: time of the host per kernel in eager PyTorch (PyTorch, "Accelerating PyTorch
-            with CUDA graphs", 2021: 5 to 10 us); layers too small to hide it are launch-bound.
-        collective_s: time of any collective apart from its hops and bytes: launch, synchronisation
-            (NCCL all-reduces of 1 MB to 1 GB on 2 to 8 A100s of one node, the table published with
-            vTrain: 36 us and 2.7 us per hop fit it).
-        intra: share of the node's link bandwidth that NCCL's all-reduce reaches (its bus
-            bandwidth on a DGX A100 is about 230 of 300 GB/s: nccl-tests).
+            with CUDA graphs", 2021: 5 to 10 us). Layers too small to hide it are launch-bound.
+        collective_s: time of any collective apart from its hops and bytes. It is launch and
+            synchronisation (NCCL all-reduces of 1 MB to 1 GB on 2 to 8 A100s of one node, the table
+            published with vTrain: 36 us and 2.7 us per hop fit it).
+        intra: share of the node's link bandwidth that NCCL's all-reduce reaches. (Its bus bandwidth
+            on a DGX A100 is about 230 of 300 GB/s: nccl-tests.)
         inter: share of the network's bandwidth that NCCL reaches (DGX SuperPOD documentation,
             nccl-tests over HDR: about 85%).
         partial: share of its part of the network that a collective reaches whose ranks are some,
-            but not one and not all, of a node's GPUs: several such groups tend to meet on the
-            same adapters. No source gives it: 1, unless fitted (``PARTIAL_4NIC``).
+            but not one and not all, of a node's GPUs. Several such groups tend to meet on the same
+            adapters. No source gives it: 1, unless fitted (``PARTIAL_4NIC``).
         overlap: how much slower compute runs while a collective runs beside it (share of the
             collective's time that comes back; Agrawal et al. 2024 and others report 10-30%).
         hidden_dp: share of overlapped data-parallel traffic that hides behind compute; the rest
@@ -127,12 +127,12 @@ class Efficiency:
 _TYPICAL = 0.93
 
 
-#: Losses of fp8 training beside the kernels of the presets. Fitted to the 22 shared MLPerf rows
-#: of v3.1 to v5.1 (each submitter's rows of one GPU and model weigh as one): the share of the fp8
-#: product's rate on Hopper and Blackwell, of overlapped data-parallel traffic that hides, and
-#: seconds of a layer and pass (``benchmarks/fit_mlperf.py``). The fit makes racks (GB200, GB300)
-#: slower than published runs are; of seven ways to apply it to them one was chosen by both sets of
-#: rows, so expect larger errors on other rows than docs/accuracy.md tells of these.
+#: Losses of fp8 training beside the kernels of the presets. Fitted to the 22 shared MLPerf rows of
+#: v3.1 to v5.1 (each submitter's rows of one GPU and model weigh as one). They are the share of the
+#: fp8 product's rate on Hopper and Blackwell, and of overlapped data-parallel traffic that hides.
+#: Also seconds of a layer and pass (``benchmarks/fit_mlperf.py``). The fit makes racks (GB200,
+#: GB300) slower than published runs are. Of seven ways to apply it to them one was chosen by both
+#: sets of rows. So expect larger errors on other rows than docs/accuracy.md tells of these.
 SHARED_FIT = MappingProxyType({"hidden_dp": 0.38, "layer_s": 11.7e-6})
 _FP8_RATE = MappingProxyType({"hopper": 0.842, "blackwell": 0.822})
 

@@ -37,8 +37,8 @@ def from_hf(
             counted; None = it is left out.
 
     Raises:
-        ModelError: the file is missing or is no JSON object, the architecture is not modelled, or
-            a field is missing, of the wrong type, or asks for an unmodelled feature.
+        ModelError: the file is missing or is no JSON object, or the architecture is not modelled.
+            Or a field is missing, of the wrong type, or asks for an unmodelled feature.
     """
     if isinstance(source, Mapping):
         where, folder, content = "the config", "", source
@@ -67,8 +67,16 @@ def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) 
     length = config.original_context() or context if seq_len is None else seq_len
     if values.get("positions") == "learned":
         values.setdefault("max_positions", context)
+    if values.get("positions") == "rotary":
+        values["rotary_base"] = _language(config).rotary_base()
     label = printable_name(name or config.text("model_type") or architecture)
     return LLM(name=label, seq_len=length, **values)
+
+
+def _language(config: HFConfig) -> HFConfig:
+    """The part of the config that is the language model's."""
+    text = config.values.get("text_config")
+    return HFConfig(text) if isinstance(text, Mapping) else config
 
 
 def _refusal_text(architecture: str, config: HFConfig) -> str:

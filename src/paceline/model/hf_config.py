@@ -108,6 +108,19 @@ class HFConfig:
             )
         return MODEL_TYPES.get(kind, kind)
 
+    def rotary_base(self) -> int:
+        """Base of the rotary positions; 0 where none is said, or one for each kind of layer."""
+        if self.values.get("rope_local_base_freq") is not None:
+            return 0
+        for mapping in (self.values, self.values.get("rope_parameters")):
+            value = mapping.get("rope_theta") if isinstance(mapping, Mapping) else None
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ModelError(f"rope_theta must be above 0, not {reprlib.repr(value)}")
+            return int(value) if float(value).is_integer() else 0
+        return 0
+
     def original_context(self) -> int:
         """Context before the rotary positions were stretched; 0 where they were not."""
         for key in ("rope_scaling", "rope_parameters"):

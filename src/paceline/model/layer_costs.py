@@ -46,7 +46,7 @@ _LAUNCH = PARTS.index("launch")
 _MEMORY = PARTS.index("memory")
 EXCHANGE = PARTS.index("ep")
 #: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
-#: products hide: with fewer, each of the chunks they are cut into is too small a product. Read off
+#: products hide. With fewer, each of the chunks they are cut into is too small a product. Read off
 #: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
 TP_OVERLAP_TOKENS = 4096
 #: Share of the link to the host that copies of pinned memory reach: 26.0 of the 31.5 GB/s of PCI

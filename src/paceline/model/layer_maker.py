@@ -94,8 +94,8 @@ class WorkMaker:
         """A product y = x w: one product forward, two backward (gradients of x and of w).
 
         A batch is that of experts, for each of which the host launches its own kernels
-        (Transformer Engine's GroupedLinear), but where they are fused; or of heads, in one kernel.
-        A ``detached`` input gets no gradient.
+        (Transformer Engine's GroupedLinear), but where they are fused. Or it is of heads, in one
+        kernel. A ``detached`` input gets no gradient.
         """
         of_experts = name.startswith("expert-")
         fused = of_experts and self.plan.fused_experts

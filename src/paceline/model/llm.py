@@ -182,7 +182,7 @@ class LLM(LLMFields):
     def attention_pairs(self, i: int, seq_len: int | None = None, causal: bool = False) -> float:
         """Keys that one query of layer ``i`` meets, on average over the sequence.
 
-        The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens; without ``causal``
+        The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens. Without ``causal``
         it is twice that, as if the masked half were computed too.
         """
         s = self.seq_len if seq_len is None else seq_len
@@ -196,15 +196,15 @@ class LLM(LLMFields):
         """FLOPs of one token's forward and backward, recomputation not counted.
 
         6 per element of each matrix that the token meets (2 forward, 4 backward; the output
-        projection once, the embedding's look-up free) and, per layer, 6 s heads (qk_dim +
+        projection once, the embedding's look-up free). And, per layer, 6 s heads (qk_dim +
         value_dim) for the attention's two products. For a GPT this is Eq. 7 of Korthikanti et al.
-        2022 ("Reducing activation recomputation in large transformer models") per token,
-        72 L h^2 (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale
-        language model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h +
-        V / 16hL), adds the forward that full recomputation repeats. A Mamba-2 scan counts as in
-        Megatron-LM (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and
-        backward; an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs
-        are shared out over the sample's tokens.
+        2022 ("Reducing activation recomputation in large transformer models") per token, 72 L h^2
+        (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale language
+        model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h + V / 16hL), adds
+        the forward that full recomputation repeats. A Mamba-2 scan counts as in Megatron-LM
+        (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and backward;
+        an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs are shared
+        out over the sample's tokens.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.

@@ -6,6 +6,7 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, Literal, get_args
 
 from paceline.errors import ModelError
@@ -54,6 +55,8 @@ class LLMFields:
         norm: "layernorm" (scale and shift) or "rmsnorm" (scale).
         positions: "learned" (a table of parameters), "rotary" or "none".
         max_positions: rows of the learned table; 0 = ``seq_len``.
+        rotary_base: base of the rotary positions' angles, for launch files; 0 = not said. It
+            changes no time, so models that differ in it alone are equal.
         tied: the output projection is the word embedding.
         bias: every linear layer but the output projection has a bias.
         qkv_bias: queries, keys and values have one even where ``bias`` is False; True with it.
@@ -65,8 +68,8 @@ class LLMFields:
             GPT-OSS alternates: 2).
         full_every: layers n - 1, 2n - 1, ... see all and the others use the window (Gemma 3: 6);
             0 = by ``window_every``.
-        chunked: the window is a chunk of the sequence, of which a token sees what is before it
-            (Llama 4), instead of the tokens right before each.
+        chunked: the window is a chunk of the sequence (Llama 4). A token sees what is before it in
+            the chunk, instead of the tokens right before each.
         sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
         gated_attention: the result of attention has a gate, as wide as it, from the queries'
             projection (Qwen3-Next).
@@ -76,12 +79,12 @@ class LLMFields:
         latent: multi-head latent attention in place of the grouped-query one.
         index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
             V3.2, GLM-5); None = all keys are met.
-        mtp_layers: multi-token-prediction modules, each one more layer of the last layer's kind
+        mtp_layers: multi-token-prediction modules. Each is one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
         mtp_pattern: the blocks of such a module, in letters of ``pattern``, each behind one norm;
             "" = those of the last layer.
         mtp_shared: all modules are one set of weights, run ``mtp_layers`` times.
-        pattern: of a hybrid model, a letter per layer, each one block behind one norm: "M" Mamba-2,
+        pattern: of a hybrid model, a letter per layer, each one block behind one norm. "M" Mamba-2,
             "G" gated DeltaNet, "*" attention, "-" MLP, "E" experts (NemotronH's
             ``hybrid_override_pattern``); "" = all layers are attention and MLP, or attention and
             experts.
@@ -109,6 +112,7 @@ class LLMFields:
     norm: Norm = "layernorm"
     positions: Positions = "learned"
     max_positions: int = 0
+    rotary_base: int = dataclass_field(default=0, compare=False)
     tied: bool = True
     bias: bool = True
     qkv_bias: bool = False
@@ -142,7 +146,15 @@ class LLMFields:
         where = f"the model {self.name}"
         for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
             check_whole_number(self, field, 1, where)
-        for field in ("kv_heads", "head_dim", "ffn", "max_positions", "mtp_layers", "full_every"):
+        for field in (
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "max_positions",
+            "mtp_layers",
+            "full_every",
+            "rotary_base",
+        ):
             check_whole_number(self, field, 0, where)
         if self.window is not None:
             check_whole_number(self, "window", 1, where)

@@ -21,7 +21,7 @@ def llm_preset(name: str) -> LLM:
     """The preset that ``name`` means, however it is spelled.
 
     Case, dashes, underscores, blanks and parentheses do not count, nor does the organisation of a
-    Hugging Face name: "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
+    Hugging Face name. "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
 
     Raises:
         ModelError: no preset has that name; the nearest are named.
@@ -122,7 +122,8 @@ def _opt() -> Iterator[LLM]:
     return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
 
 
-# Fields that Llama and all later models here share.
+# Fields that Llama and all later models here share. A ``rotary_base`` beside them is that of
+# Megatron-LM d98e8a6: examples/post_training/modelopt/conf, and examples/mixtral for Mixtral.
 _MODERN: dict[str, Any] = {
     "gated": True,
     "norm": "rmsnorm",
@@ -138,9 +139,10 @@ def _llama() -> Iterator[LLM]:
     yield LLM(name="llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008, **llama2)
     yield LLM(name="llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824, **llama2)
     yield LLM(name="llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, **llama2)
-    # Grattafiori et al. 2024, "The Llama 3 herd of models", Table 3 and 3.4 (8,192 tokens until
-    # the long-context stage).
+    # Grattafiori et al. 2024, "The Llama 3 herd of models", Table 3 (a rotary base of 500,000) and
+    # 3.4 (8,192 tokens until the long-context stage).
     llama3: dict[str, Any] = {"kv_heads": 8, "vocab": 128256, "seq_len": 8192, **_MODERN}
+    llama3["rotary_base"] = 500_000
     for family in ("llama3", "llama3.1"):
         yield LLM(name=f"{family}-8b", layers=32, hidden=4096, heads=32, ffn=14336, **llama3)
         yield LLM(name=f"{family}-70b", layers=80, hidden=8192, heads=64, ffn=28672, **llama3)
@@ -151,7 +153,7 @@ def _mixtral() -> Iterator[LLM]:
     # Jiang et al. 2024, "Mixtral of experts", Table 1, and config.json of
     # mistralai/Mixtral-8x{7B,22B}-v0.1. Their contexts are 32k and 64k; 4,096 is what training
     # benchmarks use (NVIDIA's Megatron-Bridge recipes).
-    shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, **_MODERN}
+    shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, "rotary_base": 1_000_000, **_MODERN}
     yield LLM(
         name="mixtral-8x7b",
         layers=32,
@@ -191,13 +193,14 @@ def _deepseek() -> Iterator[LLM]:
                 q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128
             ),
             mtp_layers=mtp,
+            rotary_base=10_000,
             **_MODERN,
         )
 
 
 def _sparse() -> Iterator[LLM]:
     # transformers 5.23, DeepseekV32Config and GlmMoeDsaConfig, whose defaults are those of
-    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5; 4,096 tokens as Megatron-Bridge's recipes of
+    # deepseek-ai/DeepSeek-V3.2-Exp and zai-org/GLM-5. 4,096 tokens as Megatron-Bridge's recipes of
     # both families pre-train (067f987). Without multi-token prediction, as that has no class there.
     yield LLM(
         name="deepseek-v3.2",
@@ -240,6 +243,7 @@ def _kimi() -> Iterator[LLM]:
         seq_len=4096,
         moe=MoE(experts=384, top_k=8, ffn=2048, shared_experts=1, dense_layers=1),
         latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+        rotary_base=50_000,
         **_MODERN,
     )
 
@@ -256,7 +260,8 @@ def _qwen3() -> Iterator[LLM]:
         "seq_len": 4096,
         "qk_norm": True,
     }
-    for family, left_out in (("qwen3", ""), ("qwen3-vl", "the vision tower")):
+    for family, left_out, base in (("qwen3", "", 1_000_000), ("qwen3-vl", "the vision tower", 0)):
+        shared["rotary_base"] = base
         yield LLM(
             name=f"{family}-30b-a3b",
             layers=48,
@@ -281,7 +286,7 @@ def _qwen3() -> Iterator[LLM]:
 
 def _qwen3_next() -> Iterator[LLM]:
     # transformers 5.23, Qwen3NextConfig, whose defaults are those of
-    # Qwen/Qwen3-Next-80B-A3B-Instruct; 4,096 tokens as Megatron-Bridge's performance recipes
+    # Qwen/Qwen3-Next-80B-A3B-Instruct. 4,096 tokens as Megatron-Bridge's performance recipes
     # (067f987, perf_recipes/qwen). "-mtp": with one module, as these recipes train.
     for name, mtp in (("qwen3-next-80b-a3b", 0), ("qwen3-next-80b-a3b-mtp", 1)):
         yield LLM(
@@ -344,7 +349,7 @@ def _gpt_oss() -> Iterator[LLM]:
     # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
     # are no parameters here).
     shared: dict[str, Any] = {**_MODERN, "bias": True, "window": 128, "window_every": 2}
-    shared["sinks"] = True
+    shared.update(sinks=True, rotary_base=150_000)
     for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128)):
         yield LLM(
             name=f"gpt-oss-{size}",

@@ -1,8 +1,8 @@
 """The Mamba-2 mixer of hybrid models (Dao & Gu 2024, "Transformers are SSMs"), counted exactly.
 
 Its tensors are those of Megatron-Core (d98e8a6, ``ssm/mamba_mixer.py``) and of transformers 5.23
-(``NemotronHMamba2Mixer``). Its scan is the chunked one of mamba_ssm (``ssd_combined.py``), which
-saves its inputs and its output and computes the rest again in the backward pass.
+(``NemotronHMamba2Mixer``). Its scan is the chunked one of mamba_ssm (``ssd_combined.py``). It saves
+its inputs and its output and computes the rest again in the backward pass.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Mamba:
     def scan_flops_per_token(self) -> tuple[float, float]:
         """(forward, backward) FLOPs of the chunked scan's products (Dao & Gu 2024, 6).
 
-        Per chunk: scores of C and B, their product with x, the chunk's state from B and x, the
-        output of the state that comes in. Backward: 3, 3, and of the state 5 products.
+        Per chunk: scores of C and B, their product with x, the chunk's state from B and x. Also the
+            output of the state that comes in. Backward: 3, 3, and of the state 5 products.
         """
         scores = 2.0 * self.chunk * self.state * self.groups
         within = 2.0 * self.chunk * self.inner

@@ -44,7 +44,7 @@ def stage_states(
 def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     """[place] parameters on one GPU: those that all DP ranks share, and those of experts.
 
-    Embedding and output projection lie on the first and last place, split over the TP ranks; tied
+    Embedding and output projection lie on the first and last place, split over the TP ranks. Tied
     ones are held twice when these are two stages.
     """
     dense, expert = np.zeros(plan.chunks), np.zeros(plan.chunks)

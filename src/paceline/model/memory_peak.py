@@ -1,6 +1,6 @@
 """A plan's need of each GPU's memory, stage by stage, and when in the step.
 
-A step has three moments at which memory may peak (:data:`MOMENTS`): the loss of the newest
+A step has three moments at which memory may peak (:data:`MOMENTS`). They are the loss of the newest
 microbatch, the backward of the layer behind it, and the end of the last backward.
 """
 
@@ -50,13 +50,13 @@ NCCL_BYTES = 16 * 2 * (4 * 2**20 + 120 * 640 * 8 * 8 + 512 * 8 * 8 * 16)
 #: (``get_cublas_workspace_size_bytes``).
 CUBLAS_BYTES = 5 * 32 * 2**20
 
-#: Layers whose activations are on the GPU beside those that are not offloaded: while a layer is at
+#: Layers whose activations are on the GPU beside those that are not offloaded. While a layer is at
 #: work, one that it waits for is copied (Transformer Engine d0067d0, ``cpu_offload.py``).
 OFFLOAD_BUFFERS = 1
 
 #: Products of a layer whose tensor-parallel exchange Transformer Engine overlaps, each with a
-#: buffer of a microbatch's whole residual stream: forward and input gradient of qkv, projection,
-#: fc1 and fc2 (``initialize_ub``), and one that both weight gradients share.
+#: buffer of a microbatch's whole residual stream. They are forward and input gradient of qkv,
+#: projection, fc1 and fc2 (``initialize_ub``), and one that both weight gradients share.
 _OVERLAP_BUFFERS = 9
 
 PARTS = (
@@ -77,7 +77,7 @@ class StageMemory:
         optimizer: master weights and moments.
         activations: kept for the backward passes of all microbatches in flight.
         transient: of the work at hand: the loss, or recomputed activations and gradients of a
-            layer; parameters and gradients that FSDP2 has whole at that moment.
+            layer. Also parameters and gradients that FSDP2 has whole at that moment.
         workspace: of cuBLAS, and buffers of overlapped tensor parallelism.
         framework: CUDA and NCCL, outside PyTorch's allocator.
         moment: when the peak is (:data:`MOMENTS`).
@@ -285,7 +285,7 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
 def pipelining_bytes(llm: LLM, plan: Plan) -> Array:
     """[stage] bytes that ``torch.distributed.pipelining`` holds over the whole step.
 
-    A buffer per chunk and microbatch for received tensors of each direction, and on the last stage
+    A buffer per chunk and microbatch for received tensors of each direction. On the last stage
     the logits of all microbatches (torch 2.13, ``stage.py``).
     """
     split = plan.tp if plan.sequence_parallel else 1

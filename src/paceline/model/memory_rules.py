@@ -31,14 +31,15 @@ LOSS_BYTES = MappingProxyType(
 OPTIMIZER_BYTES = 12.0
 
 #: Reserved over allocated bytes of PyTorch's allocator, of torchtitan's runs with expandable
-#: segments: the one number here that is fitted (shared torchtitan rows of ``docs/accuracy.md``).
+#: segments. It is the one number here that is fitted (shared torchtitan rows of
+#: ``docs/accuracy.md``).
 FRAGMENTATION = 1.17
 
 #: Share of a GPU's memory that plans leave free, unless told otherwise: fragmentation, and what is
 #: not modelled.
 RESERVE = 0.08
 
-#: The same where PyTorch's allocator has no expandable segments: a free piece of one segment cannot
+#: The same where PyTorch's allocator has no expandable segments. A free piece of one segment cannot
 #: join that of another, so memory runs out while much of it is free. One measured job (Llama 3 70B,
 #: tp 4, pp 4, vpp 5, H100 of 80 GB; ``memory_peaks.csv``, mb-70b-0) did so at a peak of 58.8 GB.
 #: Megatron-Bridge calls it "segmentation penalties" (067f987, its performance guide).

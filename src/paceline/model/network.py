@@ -140,7 +140,7 @@ class Fabric:
     def dispatch(self, size: float, group: Group, visits: int) -> float:
         """Seconds to bring tokens to the ranks of their experts, or to collect the results.
 
-        The network carries a token once to each node, whose links pass it on to the ranks that
+        The network carries a token once to each node. Its links pass it on to the ranks that
         want it (DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.2.2; HybridEP does the same).
 
         Args:

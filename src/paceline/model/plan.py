@@ -46,9 +46,9 @@ _QUANTISED_BYTES = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 class Plan:
     """Degrees of parallelism, batch sizes, schedule and memory savings of one training job.
 
-    Experts follow Megatron-Core with an expert tensor-parallel degree of 1: an expert-parallel
-    group of ``ep`` ranks is cut out of the ``tp * cp * dp`` ranks of a stage, and the ranks left
-    over replicate the experts (``expert_dp``).
+    Experts follow Megatron-Core with an expert tensor-parallel degree of 1. An expert-parallel
+    group of ``ep`` ranks is cut out of the ``tp * cp * dp`` ranks of a stage. The ranks left over
+    replicate the experts (``expert_dp``).
 
     Attributes:
         tp: tensor-parallel ranks.
@@ -68,10 +68,11 @@ class Plan:
         recompute_modules: with "selective", what exactly: some of :data:`RECOMPUTE_MODULES`, which
             ``recompute`` has one by one; () = what ``recompute`` says.
         zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
-            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2;
-            under a pipeline it gathers parameters and reduces gradients once a step).
-        shards: with zero 3, neighbouring ranks that share out one copy of the parameters (HSDP, the
-            hybrid sharding of PyTorch FSDP, Zhao et al. 2023, 3.2.2); 0 = all dp * cp ranks.
+            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2).
+            Under a pipeline the last gathers parameters and reduces gradients once a step.
+        shards: with zero 3, neighbouring ranks that share out one copy of the parameters. That is
+            HSDP, the hybrid sharding of PyTorch FSDP (Zhao et al. 2023, 3.2.2); 0 = all dp * cp
+            ranks.
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
@@ -81,8 +82,8 @@ class Plan:
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
-        overlap_factor: of "dualpipev" and "dualpipe": which share of the shorter of a pair's
-            compute and its exchange of tokens hides behind the longer, 0 to 1.
+        overlap_factor: of "dualpipev" and "dualpipe", 0 to 1. It is the share of the shorter of a
+            pair's compute and its exchange of tokens that hides behind the longer.
         bucket_bytes: size of one gradient bucket; None = 40 million elements (Megatron-Core).
         grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).

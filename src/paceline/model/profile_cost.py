@@ -1,7 +1,7 @@
 """The cost of compute out of a profile: seconds of an operator, interpolated between measured ones.
 
 Between measured shapes the rate (FLOP/s of products and attention, byte/s of the rest) is
-interpolated in logarithms; beyond them the roofline is scaled by what the nearest measured shape
+interpolated in logarithms. Beyond them the roofline is scaled by what the nearest measured shape
 took over its own roofline.
 """
 
@@ -237,7 +237,7 @@ def cost_from_profile(path: str | Path, cluster: Cluster) -> tuple[ProfileCost, 
 def cluster_from_profile(profile: OperatorProfile) -> Cluster:
     """The machine that the profile was taken on: one node of one device, peaks as measured.
 
-    The shares of the peaks are 1 where the profile measured what is reached; the network is never
+    The shares of the peaks are 1 where the profile measured what is reached. The network is never
     used and has the bandwidth of the memory. On a CPU the host's part of an operator is in its
     seconds, so nothing is added for launching.
     """

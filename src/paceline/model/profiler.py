@@ -1,9 +1,9 @@
 """Times the operators that predictions need, with PyTorch, on the GPU or CPU at hand.
 
-Which operators: those that a prediction of the asked-for shapes asks the cost of (vTrain, III-C:
-"necessary operators", once per hidden size, tensor parallelism, microbatch and sequence). Each runs
-alone, over copies of its inputs that together exceed the last-level cache: its inputs are cold,
-as weights and saved activations are in a training step.
+Which operators: those that a prediction of the asked-for shapes asks the cost of. vTrain (III-C)
+calls them "necessary operators", once per hidden size, tensor parallelism, microbatch and sequence.
+Each runs alone, over copies of its inputs that together exceed the last-level cache. Its inputs are
+cold, as weights and saved activations are in a training step.
 
 torch is imported when a profile is taken, never with this module.
 """
@@ -36,7 +36,8 @@ from paceline.model.profile_operators import Case, Tensors, Thunk, thunk_of
 Progress = Callable[[int, int], None]
 
 #: Copies of an operator's inputs are visited in turn until this many bytes lie between two visits
-#: of one: more than the last-level cache of any of today's GPUs (H100 50 MB, B200 126 MB) and CPUs.
+#: of one. That is more than the last-level cache of any of today's GPUs (H100 50 MB, B200 126 MB)
+#: and CPUs.
 _COLD_BYTES = 192e6
 _MAX_COPIES = 16
 _LAYERS = 8  # of the made-up models: the optimizer is timed for one layer and for all of them

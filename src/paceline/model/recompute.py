@@ -2,7 +2,7 @@
 
 Read at Megatron-Core d98e8a6 (``transformer_config.py``; each module where it names it). There,
 "layernorm", "moe_act" and "mla_up_proj" discard what they give, and make it again right before it
-is needed; the others are usual checkpoints, which keep their input.
+is needed. The others are usual checkpoints, which keep their input.
 """
 
 from __future__ import annotations

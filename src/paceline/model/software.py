@@ -2,9 +2,9 @@
 
 Known so far is one thing: attention with sinks (GPT-OSS), whose softmax has one learnable logit
 more a head. TransformerEngine runs it without FlashAttention (``dot_product_attention/utils.py``,
-filter "Softmax type", commit d0067d0) and fuses it with cuDNN 9.13.1 and later only
-(``fused_attn.cpp``); else the scores are written to memory. Which releases of NVIDIA's containers
-did so is read off the published throughputs of GPT-OSS that are shared: unfused, with no constant
+filter "Softmax type", commit d0067d0). It fuses it with cuDNN 9.13.1 and later only
+(``fused_attn.cpp``). Else the scores are written to memory. Which releases of NVIDIA's containers
+did so is read off the published throughputs of GPT-OSS that are shared. Unfused, with no constant
 fitted, they are within 6% in the mean; fused, 40% off. Of 26.06.01 its page says that a regression
 of cuDNN's front end (cudnn-frontend, issue 256) is known.
 """

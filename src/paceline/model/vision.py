@@ -17,7 +17,7 @@ _WHERE = "the vision tower"
 class VisionTower:
     """A vision transformer (Dosovitskiy et al. 2021) and the projector behind it.
 
-    Its layers are pre-norm LayerNorm blocks with plain MLPs, biases and no dropout; all patches of
+    Its layers are pre-norm LayerNorm blocks with plain MLPs, biases and no dropout. All patches of
     an image attend to each other, those of two images do not.
 
     Attributes:

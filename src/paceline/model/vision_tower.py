@@ -11,8 +11,8 @@ from paceline.model.vision import VisionTower
 def tower_plan(tower: VisionTower, plan: Plan) -> Plan:
     """The plan by which a GPU of the first stage runs the tower, a sample of it one image.
 
-    Split over tp like the language model, without sequence parallelism; each context-parallel rank
-    runs all images; products stay in 16 bits where the language model's are quantised.
+    Split over tp like the language model, without sequence parallelism. Each context-parallel rank
+    runs all images. Products stay in 16 bits where the language model's are quantised.
     """
     images = plan.micro_batch * tower.images
     return replace(

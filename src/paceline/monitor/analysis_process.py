@@ -1,8 +1,8 @@
 """One session's analysis, in a process of its own: ``python -m paceline.monitor.analysis_process``.
 
 Arguments: the trace, and a folder for the results with settings.json in it (``memory_bytes``,
-``meta`` as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there,
-or ends with code 2 and one line of why, or with 4 where the results cannot be written; whatever
+``meta`` as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there.
+Or ends with code 2 and one line of why, or with 4 where the results cannot be written. Whatever
 else happens to it happens to it alone.
 """
 

@@ -1,7 +1,7 @@
 """A monitor in one tar file, taken beside the running service, and back.
 
-In it: the rows of the store (``tables/*.jsonl``), the files of the data folder, and at the end
-``manifest.json`` with the SHA-256 of each, so that a backup that was cut off is not restored.
+In it: the rows of the store (``tables/*.jsonl``), and the files of the data folder. At the end
+stands ``manifest.json`` with the SHA-256 of each. So a backup that was cut off is not restored.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[st
 def _files_of(data: Path) -> Iterator[Path]:
     """The files to copy.
 
-    Of a job's step times the detector first, for it may be behind the others; of its spans the plan
+    Of a job's step times the detector first, for it may be behind the others. Of its spans the plan
     of their next session last, for it is of use with the spans that it was made for only.
     """
     for top in _FILES:

@@ -1,7 +1,7 @@
 """Blobs in a bucket, of which nobody has to wait: what comes is kept here until it is moved.
 
-A bucket that hangs takes no thread of the web for long: calls have a time limit and a number of
-threads of their own, and after one that ran out the next ones are refused for a while.
+A bucket that hangs takes no thread of the web for long. Calls have a time limit and a number of
+threads of their own. After one that ran out the next ones are refused for a while.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StoreIdentity:
     def claim(self, now: float) -> None:
         """See that database and folder belong together; name them if they are new.
 
-        A database that lies behind its folder is brought in line: step times of jobs that it does
+        A database that lies behind its folder is brought in line. Step times of jobs that it does
         not know are moved aside, and detectors are made anew from the step files.
 
         Raises:

@@ -1,8 +1,8 @@
 """An OTLP/HTTP receiver of spans: POST /v1/traces, in protobuf and JSON, plain or gzip.
 
 As the OTLP specification has it (section OTLP/HTTP): 200 with an ExportTraceServiceResponse in the
-encoding of the request; 400 for a body that cannot be decoded, which the sender then drops; 503,
-with Retry-After, for one that it should send again; errors carry a google.rpc.Status. Acknowledged
+encoding of the request. 400 for a body that cannot be decoded, which the sender then drops. 503,
+with Retry-After, for one that it should send again. Errors carry a google.rpc.Status. Acknowledged
 requests are on disk.
 """
 

@@ -1,8 +1,8 @@
 """Spans of running jobs: kept per job in a file of requests, cut into sessions of whole steps.
 
 A request is on disk when :meth:`SpanFiles.append` returns. A session is cut off when a job has sent
-nothing for a while, or much. It is made in steps that a restart can do again: the plan is written
-down, the spans become a session (known by its content, so twice is once), then the file goes on
+nothing for a while, or much. It is made in steps that a restart can do again. The plan is written
+down. The spans become a session (known by its content, so twice is once). Then the file goes on
 with the spans of the steps that are not whole.
 """
 

@@ -1,6 +1,6 @@
 """A job's rank map in a file beside its series; where that is gone, made anew from batches.
 
-The file is written before the detector's snapshot, so it may be ahead of that but not behind: steps
+The file is written before the detector's snapshot, so it may be ahead of that but not behind. Steps
 that a restart reads again are known to be counted.
 """
 

@@ -1,8 +1,9 @@
 """How each rank's step time compared with the others', over a job's life, in bounded memory.
 
-A matrix of bins of steps x ranks. A cell is the mean of a rank's step time over the step's median,
-in the steps of the bin in which the rank told its time. When :data:`MAX_BINS` are full, neighbours
-are merged and the bins are twice as long from then on. So it takes ``2 x ranks x MAX_BINS`` bytes.
+A matrix of bins of steps x ranks. A cell is the mean of a rank's step time over the step's median.
+It counts the steps of the bin in which the rank told its time. When :data:`MAX_BINS` are full,
+neighbours are merged and the bins are twice as long from then on. So it takes ``2 x ranks x
+MAX_BINS`` bytes.
 """
 
 from __future__ import annotations

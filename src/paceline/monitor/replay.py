@@ -23,7 +23,7 @@ from paceline.monitor.step_stream import Stream
 #: Last steps that are read again; where those begin in a fail-slow, up to the second number.
 #: A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.
 STEPS, MAX_STEPS = 20_000, 100_000
-#: Steps between an onset or relief of the replay and the stored one that it is, at most: another
+#: Steps between an onset or relief of the replay and the stored one that it is, at most. Another
 #: version, or a beginning elsewhere, may be sure of it a little earlier or later.
 SAME_STEPS = 64
 #: Batches that come at the same time may be stored in another order than they came.
@@ -57,7 +57,7 @@ def replay(file: StepFile, stream: Stream, passed: Callable[[], None]) -> Iterat
 def replay_since(folder: Path) -> float:
     """When the first batch came that is to be read anew, seconds since 1970; 0 = all.
 
-    A detector takes the level of its first steps for the healthy one, so these must not lie in a
+    A detector takes the level of its first steps for the healthy one. So these must not lie in a
     fail-slow, as far as the series knows of it.
     """
     rows = read_rows(folder)

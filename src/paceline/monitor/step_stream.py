@@ -222,7 +222,7 @@ class Stream:
     def _went_back(self, batch: Batch) -> list[Batch]:
         """All batches since a return to a checkpoint, once that is sure; else none.
 
-        Sure are :data:`RESTART_STEPS` steps of ranks that have sent them, or later ones, before: a
+        Sure are :data:`RESTART_STEPS` steps of ranks that have sent them, or later ones, before. A
         step that is late, or was repeated, is no return.
         """
         old = batch.steps <= self.last_step

@@ -16,7 +16,7 @@ TURN_S = 0.1
 class Turns:
     """A line of work for each owner, worked off in order; the owners take turns.
 
-    A piece of work asks :meth:`is_over` often, and yields once that is so; its begun work is
+    A piece of work asks :meth:`is_over` often, and yields once that is so. Its begun work is
     whole then, for whoever looks at it between two turns.
     """
 

@@ -403,7 +403,7 @@ def _try_read(path: Path) -> Slot | None:
 def common_communicator(slots: Sequence[Slot]) -> int | None:
     """The communicator that all processes are the ranks of; of several the one with most calls.
 
-    None where there is none, a process cannot stop, or some have not answered yet: the first to
+    None where there is none, a process cannot stop, or some have not answered yet. The first to
     answer may be all ranks of a smaller group.
     """
     if not slots or any(slot.place.state != "published" for slot in slots):

@@ -1,7 +1,7 @@
 """Memory and step time of many plans at once, from parts that they share.
 
 A layer costs the same in all plans of equal (tp, cp, ep, micro batch, recomputation, sequence
-parallelism), gradients take the same in all of equal (tp, cp, ep, dp, ZeRO) and layout; each is
+parallelism). Gradients take the same in all of equal (tp, cp, ep, dp, ZeRO) and layout. Each is
 computed once, by the model's own functions. The rest is array arithmetic over the plans of one
 pipeline shape. Results are those of ``memory_table`` and ``step_time_s`` plan by plan (a test
 compares them on random plans, to 1e-12).

@@ -1,9 +1,9 @@
 """Fit a cluster's efficiencies to measured step times.
 
-Few constants, each with a meaning: a prior keeps each near its sourced value (log-normal), and one
-that the runs say nothing about is fixed there, so that a calibration does not learn noise. Errors
-are relative and their loss robust, because some measured runs are slow for reasons that no model of
-a healthy cluster has.
+Few constants, each with a meaning. A prior keeps each near its sourced value (log-normal). One that
+the runs say nothing about is fixed there, so that a calibration does not learn noise. Errors are
+relative and their loss robust, because some measured runs are slow for reasons that no model of a
+healthy cluster has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Constant:
     high: float
 
 
-#: Shares of a peak vary by 10 to 15% between well-kept systems; times per kernel and what no source
+#: Shares of a peak vary by 10 to 15% between well-kept systems. Times per kernel and what no source
 #: gives may be off by a factor.
 CONSTANTS = (
     Constant("gemm", 0.10, 0.2, 0.95),

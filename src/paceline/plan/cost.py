@@ -57,7 +57,7 @@ def mfu(llm: LLM, plan: Plan, step_time_s: Array, gpus: Array, peak_flops: float
 def causal_share(llm: LLM, plan: Plan) -> float:
     """Model FLOPs without what the causal mask leaves out, over those of Korthikanti et al. 2022.
 
-    The usual MFU counts all of the attention (there, and Chowdhery et al. 2022); frameworks that
+    The usual MFU counts all of the attention (there, and Chowdhery et al. 2022). Frameworks that
     report the other, such as Megatron-LM from 2025 on, count half.
     """
     return model_flops_per_token(llm, plan, causal=True) / model_flops_per_token(llm, plan)

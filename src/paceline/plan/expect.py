@@ -2,9 +2,9 @@
 
     traced / modelled = launch delays x stragglers x hardware
 
-"Hardware" (and software) is what the model would take if each kind of operation took as much longer
-than modelled as the typical one did in the trace; "stragglers" is what the job took beyond that.
-Unlike S, which compares with equal stages, it does not count what the model knows to be uneven.
+"Hardware" (and software) is what the model would take with each kind of operation longer by what
+the typical one took in the trace. "Stragglers" is what the job took beyond that. Unlike S, which
+compares with equal stages, it does not count what the model knows to be uneven.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Expectation:
         hardware_ratio: that model over the model as it is.
         slowdown: S of the what-if analysis, for comparison.
         compute_ratio: seconds of all computes, the median of each over replicas, steps and
-            microbatches, over the modelled: how far the hardware is, whatever single workers do.
+            microbatches, over the modelled. It says how far the hardware is, whatever single
+            workers do.
         by_kind: kind label -> measured over modelled; None where the model has 0.
         by_stage: [pp] computes of a stage over the modelled.
     """

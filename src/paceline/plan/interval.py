@@ -62,7 +62,7 @@ def kind_of(llm: LLM, plan: Plan) -> str:
 _NVIDIA = "published by NVIDIA and in MLPerf Training"
 
 #: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows. "wide" is from
-#: before ``PARTIAL_4NIC`` was fitted to its rows (with it: 0.96 to 1.20), which would flatter it.
+#: before ``PARTIAL_4NIC`` was fitted to its rows (with it: 0.96 to 1.20). That would flatter it.
 EVIDENCE = MappingProxyType(
     {
         "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
@@ -74,7 +74,7 @@ EVIDENCE = MappingProxyType(
 )
 
 #: 80% of the errors of runs left out of a calibration are below this many times the mean error of
-#: those in it (the A100 rows, five folds, three seeds: 1.2 to 1.4).
+#: those in it. (The A100 rows, five folds, three seeds: 1.2 to 1.4.)
 _CALIBRATED = 1.5
 
 

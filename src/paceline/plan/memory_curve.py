@@ -50,7 +50,7 @@ def memory_curve(prediction: Prediction, stage: int | None = None) -> MemoryCurv
     """Memory of ``stage`` (None = the fullest) over the predicted step.
 
     A forward leaves its chunk's activations, a backward (of the weights, where it is split) takes
-    them; the work at hand is there while a compute runs.
+    them. The work at hand is there while a compute runs.
     """
     llm, plan, rules = prediction.llm, prediction.plan, prediction.rules
     if stage is None:

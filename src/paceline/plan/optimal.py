@@ -2,7 +2,7 @@
 
 Scaling laws (Hoffmann et al. 2022, "Training compute-optimal large language models"; vTrain, V-C)
 turn FLOPs into parameters and tokens. Taking the FLOPs as GPUs x peak x time promises a model that
-cannot be trained in that time; here the time of each candidate is that of its best plan.
+cannot be trained in that time. Here the time of each candidate is that of its best plan.
 """
 
 from __future__ import annotations

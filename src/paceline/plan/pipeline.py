@@ -1,10 +1,10 @@
 """Pipelines of many plans at once: when each chunk ends its last backward pass.
 
-The rules are those of ``graph.build``, solved for one microbatch after another: with computes and
-transfers of non-negative length, the end of every compute follows from a few earlier ends, so no
-graph is needed. The result is that of the one simulator on the graph of ``replica_ops`` (largest
-difference over 3,000 random cases with unequal places and transfers: 0), which a test checks. With
-equal stages it is the closed form, (m + p - 1)(f + b), bubble over v.
+The rules are those of ``graph.build``, solved for one microbatch after another. With computes and
+transfers of non-negative length, the end of every compute follows from a few earlier ends. So no
+graph is needed. The result is that of the one simulator on the graph of ``replica_ops``. The
+largest difference over 3,000 random cases with unequal places and transfers is 0; a test checks it.
+With equal stages it is the closed form, (m + p - 1)(f + b), bubble over v.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _walk(
     """Each stage goes on while its inputs have ended; back and forth over the stages.
 
     A receive is posted when the previous compute of its direction ended on the stage (the first
-    backward one: the second-last forward before it), takes its time once the other side has sent,
-    too, and the next compute waits for it.
+    backward one: the second-last forward before it). It takes its time once the other side has
+        sent, too, and the next compute waits for it.
 
     Args:
         pp: stages.

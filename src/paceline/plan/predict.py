@@ -53,8 +53,7 @@ _DP_KINDS = (
 )
 
 #: Forward and backward computes of a step that are simulated (those of weights counted, too, where
-#: they are apart); its graph has some three times as
-#: many ops, 100 bytes each.
+#: they are apart). Its graph has some three times as many ops, 100 bytes each.
 MAX_COMPUTES = 5_000_000
 
 

@@ -100,8 +100,8 @@ def read_runs(
 ) -> RunTable:
     """Read a file of runs.
 
-    Defaults of a row are those of the runs published with vTrain: full recomputation, fp16,
-    gradients in 16 bits reduced after the backward pass, no ZeRO, 51,200 words, and attention
+    Defaults of a row are those of the runs published with vTrain. They are full recomputation,
+    fp16, gradients in 16 bits reduced after the backward pass, no ZeRO and 51,200 words. Attention
     that is not fused on V100 and A100.
 
     Args:

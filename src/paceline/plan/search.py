@@ -3,8 +3,8 @@
     found = search(llm, cluster, 1024, 1536, tokens=300e9)
     found.plan(0), found.step_time_s[0], found.dollars[0]
 
-Every plan that fits is evaluated exactly (``plan.assemble``): there is no shortlist whose order a
-cheaper estimate could get wrong, and the numbers are those of ``predict``.
+Every plan that fits is evaluated exactly (``plan.assemble``). There is no shortlist whose order a
+cheaper estimate could get wrong. The numbers are those of ``predict``.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def _within_limits(
             continue
         values: Array | None = getattr(result, unit)
         if values is None:
-            lacking = "tokens" if result.tokens is None else "a price per GPU-hour"
+            lacking = "tokens" if result.tokens is None else "a price per GPU-hour (--price)"
             raise PlanError(f"{name} needs {lacking}")
         within = values <= limit
         if not within.any():

@@ -51,9 +51,10 @@ class Space:
         zeros: ZeRO stages.
         shards: ranks that share a copy of the parameters with ZeRO 3 (HSDP); 0 = all.
         sequence_parallels: False, True or both.
-        uneven: where layers do not divide evenly, the first and the last chunk have fewer, beside
-            the embedding and the output (as Llama 3 and DeepSeek-V3 were trained); with vpp > 1 at
-            most one each (Megatron-Core's account-for-embedding and account-for-loss).
+        uneven: where layers do not divide evenly, the first and the last chunk have fewer. They
+            stand beside the embedding and the output (as Llama 3 and DeepSeek-V3 were trained).
+            With vpp > 1 at most one each (Megatron-Core's account-for-embedding and
+            account-for-loss).
         sharded_pipelines: ZeRO 3 is tried with pp > 1, too (FSDP2 under a pipeline).
     """
 

@@ -1,6 +1,6 @@
 """Pipelines with split backwards, of many plans at once: when each chunk ends its last W pass.
 
-As ``plan.pipeline`` does, this solves the rules of the graph compute by compute, without a graph: a
+As ``plan.pipeline`` does, this solves the rules of the graph compute by compute, without a graph. A
 test holds it equal to the one simulator on the programs of ``graph.split_replica``.
 """
 

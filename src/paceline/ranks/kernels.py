@@ -10,7 +10,8 @@ import numpy.typing as npt
 from paceline.sources.kineto.device import RankFile, Work
 
 #: Share of the events that begin before their call has ended, above which the calls are not
-#: launches: 1.00 on MTIA (calls that last as long as the work), at most 0.4 on NVIDIA and AMD.
+#: launches. It is 1.00 on MTIA (calls that last as long as the work), at most 0.4 on NVIDIA and
+#: AMD.
 _MAX_EARLY = 0.5
 
 
@@ -45,8 +46,8 @@ class Launches:
         delay_p95_s: the same, of which 5% are longer.
         shorter_than_launch: share of events that are shorter than the call that launched them.
 
-    The last three are None without launches, and where most events begin before their call ends:
-    such a call lasts as long as the work, and does not only launch it.
+    The last three are None without launches, and where most events begin before their call ends.
+    Such a call lasts as long as the work, and does not only launch it.
     """
 
     count: int

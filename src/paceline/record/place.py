@@ -113,9 +113,16 @@ def _launched(env: Mapping[str, str]) -> dict[str, int | str]:
             break
     for run, restart in _RUNS:
         if env.get(run) and env[run] != "none":  # torchrun --standalone may say none
-            found |= {"run": env[run], "session": f"{env[run]}.{env.get(restart, '0')}"}
+            found["session"] = f"{env[run]}.{env.get(restart, '0')}"
+            if not _is_random(env[run]):
+                found["run"] = env[run]
             break
     return found
+
+
+def _is_random(name: str) -> bool:
+    """Whether it is a UUID: torchrun makes one where no ``--rdzv-id`` is given."""
+    return [len(part) for part in name.split("-")] == [8, 4, 4, 4, 12]
 
 
 def _grouped() -> dict[str, int]:

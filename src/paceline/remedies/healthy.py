@@ -1,7 +1,7 @@
 """Times of blamed workers if they were as healthy as their peers.
 
 Peers are the same op of the other data-parallel ranks. Their median is used, not the ideal
-duration: the mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker
+duration. The mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker
 keeps its variation from op to op, and its pauses: a new machine runs the same program.
 """
 
@@ -64,7 +64,7 @@ def healthy_workers(
     """Healthy durations of the computes of some workers.
 
     They are the median of the same op in the same step over the peers. Where the worker's other
-    stages show that microbatches differ in cost, the cost of its own microbatches applies: a new
+    stages show that microbatches differ in cost, the cost of its own microbatches applies. A new
     worker gets the old one's data.
 
     Raises:

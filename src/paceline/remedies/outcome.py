@@ -83,7 +83,7 @@ def outcome(
     low, high = low - margin, high + margin
     effect = (
         f"a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
-        f"(gain {gain:.1%})"
+        f"(saves {gain:.1%} of the step)"
     )
     remedy = Remedy(
         remedy=kind.name,

@@ -8,7 +8,8 @@ from typing import Any
 from paceline.plan.network_findings import findings
 from paceline.plan.network_search import NetworkSearch, gpu_seconds
 from paceline.plan.network_step import NetworkPrediction
-from paceline.units import GIB, gib, in_gib
+from paceline.report.prices import price_text
+from paceline.units import GIB, dollars, gib, in_gib
 
 SCHEMA = 1
 _LISTED = 10
@@ -84,6 +85,8 @@ def search_lines(
         lines.append(result.why_not_data)
     lines += ["", "speed against GPU time (Pareto):", *_rows(result.pareto[:top], samples)]
     lines += ["", "the fastest:", *_rows(result.rows[:top], samples)]
+    if samples is not None:
+        lines += ["", price_text(result.fastest.cluster)]
     if result.refused:
         lines += ["", "left out:", *(f"  {reason}" for reason in result.refused.values())]
     return lines
@@ -99,7 +102,7 @@ def _row(row: NetworkPrediction, samples: float | None) -> str:
         return text
     hours = samples / row.samples_per_s / 3600
     price = row.cluster.price_per_gpu_hour
-    cost = "" if price is None else f", {hours * row.strategy.gpus * price:,.0f} $"
+    cost = "" if price is None else f", {dollars(hours * row.strategy.gpus * price)}"
     time = f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
     return f"{text}, {time}{cost}"
 

@@ -14,8 +14,10 @@ from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
 from paceline.report.layout import wrap
+from paceline.report.prices import price_text
 from paceline.report.scene import scene_of
-from paceline.units import GIB, day_count, dollars, gib, in_gib, seconds
+from paceline.report.terms import TERMS
+from paceline.units import GIB, day_count, dollars, gib, gpu_memory, in_gib, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,21 +27,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 _BAR = 24  # characters of the longest bar
-#: Part of the breakdown -> its name for people.
-_WORDS = {
-    "gemm": "matrix products",
-    "attention": "attention",
-    "memory": "norms, activations, residuals, loss",
-    "launch": "waiting for the host to launch kernels",
-    "tp": "tensor-parallel collectives",
-    "cp": "context-parallel exchange",
-    "ep": "expert-parallel exchange",
-    "bubble": "pipeline bubble and uneven stages",
-    "p2p": "hand-over between stages",
-    "dp": "gradients and parameters over replicas",
-    "tail": "optimizer and the rest of the tail",
-    "fixed": "fixed time per step",
-}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -158,7 +145,7 @@ def _breakdown(prediction: Prediction) -> list[Text]:
     for name, value in terms.items():
         bar = "█" * max(0, round(_BAR * value / largest))
         line = Text(f"  {bar:<{_BAR}} {value / prediction.step_time_s:6.1%} {seconds(value):>9}  ")
-        line.append(_WORDS[name])
+        line.append(TERMS[name])
         bars.append(line)
     return bars
 
@@ -189,7 +176,7 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     if not prediction.fits:
         changes = "; ".join(prediction.to_fit) or "no change of one or two things in the plan"
         text += wrap(f"  would fit with: {changes}", width, indent="  ")
-    return text
+    return text + wrap(f"  {gpu_memory(room)}", width, indent="  ", style="dim")
 
 
 def _training(prediction: Prediction, width: int) -> list[Text]:
@@ -197,12 +184,9 @@ def _training(prediction: Prediction, width: int) -> list[Text]:
         return []
     text = f"training on {prediction.tokens / 1e9:,.6g} billion tokens: "
     text += f"{day_count(prediction.days)} days"
-    if prediction.dollars is not None:
-        text += (
-            f", {dollars(prediction.dollars)} at "
-            f"${prediction.cluster.price_per_gpu_hour:,.2f} per GPU-hour "
-            f"({prediction.cluster.price_source})"
-        )
+    price = price_text(prediction.cluster)
+    cost = prediction.dollars
+    text += f"; {price}" if cost is None else f", {dollars(cost)} at {price}"
     return wrap(text, width, indent="  ")
 
 

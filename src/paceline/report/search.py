@@ -12,15 +12,14 @@ from paceline.plan.explain import Explanation, Term
 from paceline.plan.interval import LEVEL
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
-from paceline.units import GIB, day_count, dollars, gib
+from paceline.report.prices import price_text
+from paceline.report.terms import TERMS
+from paceline.units import GIB, day_count, dollars, gib, gpu_memory
 
 SCHEMA = 1
 
 #: Objective of the ranking -> its name for people.
 OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
-
-#: Term of the breakdown -> its name for people, where its name does not say it.
-_TERMS = {"memory": "norms, activations, loss", "tail": "optimizer and tail", "gemm": "products"}
 
 Row = tuple[str, ...]
 
@@ -96,9 +95,10 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         "causal: MFU without the half of the attention that the mask leaves out.",
         f"A plan fits beside a reserve of {result.rules.reserve:.0%} of the memory.",
     ]
-    if result.dollars is not None and result.cluster.price_source:
-        price = result.cluster.price_per_gpu_hour
-        notes.append(f"${price:,.2f} per GPU-hour: {result.cluster.price_source}.")
+    notes.append(f"{gpu_memory(result.cluster.gpu.memory_bytes)}.")
+    if result.days is not None:
+        price = price_text(result.cluster)
+        notes.append(f"{price[:1].upper()}{price[1:]}.")
     return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
 
 
@@ -133,7 +133,7 @@ def explained_lines(explanation: Explanation, width: int) -> list[Text]:
         for term in (*(t for t in terms if max(t.first, t.second) > least), total):
             values = (term.first / scale, term.second / scale, term.difference / scale)
             numbers = f"{values[0]:9.4g} {values[1]:9.4g} {values[2]:+9.3g}"
-            text.append(Text(f"  {numbers}  {_TERMS.get(term.name, term.name)}"))
+            text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
     return text
 
 

@@ -14,6 +14,7 @@ from paceline.plan.search import SearchResult, pareto
 from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
+from paceline.report.prices import price_text
 from paceline.report.search import OBJECTIVES, Row, columns, describe, front, pruned_counts, row
 from paceline.units import GIB, day_count, dollars, in_gib
 
@@ -148,10 +149,10 @@ def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
 
 
 def _price(result: SearchResult) -> str:
-    price = result.cluster.price_per_gpu_hour
-    if price is None:
-        return "No price per GPU-hour is known, so the cost is that of GPU-time."
-    return f"{price:,.2f} $ per GPU-hour ({result.cluster.price_source or 'given'})."
+    text = price_text(result.cluster)
+    if result.cluster.price_per_gpu_hour is not None:
+        return f"{text}."
+    return f"{text[:1].upper()}{text[1:]}. So the cost is that of GPU-time."
 
 
 def _points(result: SearchResult) -> dict[str, Any]:

@@ -16,10 +16,14 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
+from paceline.results.words.shares import share_of_loss, shares
 from paceline.results.words.slowdown import by_paper
-from paceline.units import percent, seconds
+from paceline.units import NONE, count, percent, seconds
 
 _BAR = 24
+
+#: Characters of the two shares before a text.
+_SHARES = 17
 
 ARCHITECTURE = "changes of the job's architecture"
 
@@ -27,20 +31,23 @@ ARCHITECTURE = "changes of the job's architecture"
 def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     """Findings and the best remedies, a few lines for the screen of ``analyze``."""
     findings = [f for f in report.diagnosis.findings if f.cause != "unexplained"][:most]
-    lines = [_title("why", "what each cause costs, and how likely it is")] if findings else []
+    lines: list[Text] = []
+    if findings:
+        lines = [_title("why", "what each cause costs, and how likely it is"), _heads(report)]
     for finding in findings:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
-        lines += _entry(_share(finding), text, width)
+        lines += _entry(finding.share_of_step, finding.share, text, width)
         if reading := other_reading(finding, report.remedies):
-            lines += wrap(f"       {reading}", width, indent=" " * 7, style="dim")
+            indent = " " * _SHARES
+            lines += wrap(f"{indent}{reading}", width, indent=indent, style="dim")
     for name, about, remedies in (
-        ("what to do", "share of the step time that each remedy would save", report.remedies),
+        ("what to do", "what each remedy would save", report.remedies),
         (ARCHITECTURE, "they answer no finding", report.architecture),
     ):
         lines += [Text("")] if remedies and lines else []
-        lines += [_title(name, about)] if remedies else []
+        lines += [_title(name, about), _heads(None if lines else report)] if remedies else []
         for remedy in remedies[:most]:
-            lines += _entry(f"{remedy.gain:6.1%}", remedy.text, width)
+            lines += _entry(remedy.gain, share_of_loss(report, remedy), remedy.text, width)
     return lines + _hint_lines(report, width)
 
 
@@ -59,24 +66,32 @@ def _title(name: str, about: str) -> Text:
     return Text().append(name, style="bold").append(f": {about}", style="dim")
 
 
-def _entry(measure: str, text: str, width: int) -> list[Text]:
-    indent = " " * (len(measure) + 1)
-    lines = wrap(f"{measure} {text}", width, indent=indent)
-    lines[0].stylize("bold", 0, len(measure))
+def _heads(report: JobReport | None) -> Text:
+    """Heads of the two shares; of a report with the loss itself, unless it is next to nothing."""
+    heads = "of step of loss"
+    if report is not None and report.straggling:
+        lost_s = float((report.simulated_s - report.ideal_s).mean())
+        of_step = percent(lost_s / float(report.traced_s.mean()))
+        heads += f"  the loss (T - T_ideal) is {of_step} of the step"
+    return Text(heads, style="dim")
+
+
+def _entry(of_step: float, of_loss: float | None, text: str, width: int) -> list[Text]:
+    """A line that begins with both shares."""
+    loss = NONE if of_loss is None else percent(of_loss)
+    measures = f"{percent(of_step):>7} {loss:>7}"
+    lines = wrap(f"{measures}  {text}", width, indent=" " * _SHARES)
+    lines[0].stylize("bold", 0, len(measures))
     return lines
 
 
-def _share(finding: Finding) -> str:
-    """Share of the loss; of the step for findings outside S and small ones."""
-    if finding.share is None or is_small(finding):
-        return f"{finding.share_of_step:6.1%} of the step"
-    return f"{finding.share:6.1%} of the loss"
-
-
 def diagnosis_lines(
-    report: JobReport, width: int, gpu_hour_cost: float | None = None
+    report: JobReport, width: int, gpu_hour_cost: float | None = None, *, every: bool = True
 ) -> list[Text]:
-    """Everything the diagnosis says."""
+    """Everything the diagnosis says; without ``every``, remedies that do not apply are named only.
+
+    Their reasons are left out then.
+    """
     low, high = report.diagnosis.slowdown_interval
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     head = (
@@ -89,7 +104,7 @@ def diagnosis_lines(
     for finding in report.diagnosis.findings:
         lines += _finding_lines(finding, report.remedies, width)
     lines += [Text("")] if report.diagnosis.findings else []
-    lines += [*_remedy_lines(report, width), Text("")]
+    lines += [*_remedy_lines(report, width, every=every), Text("")]
     if communication := communication_lines(report.communication, width):
         lines += [*communication, Text("")]
     return lines + _fall_lines(report, gpu_hour_cost)
@@ -103,14 +118,10 @@ HEALTHY_TEXT = (
 
 def _finding_lines(finding: Finding, remedies: Sequence[Remedy], width: int) -> list[Text]:
     low, high = (percent(end) for end in finding.interval)
-    of_step = f"{percent(finding.share_of_step)} of the step"
-    share = f"{of_step}, outside S"
-    if finding.share is not None:
-        share = f"{percent(finding.share)} of the loss, {of_step}"
+    outside = "; outside S" if finding.share is None else ""
+    cost = f"{shares(finding.share_of_step, finding.share)} (90%: {low} to {high}){outside}"
     sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"
-    lines = wrap(
-        f"{cause_name(finding.cause)}  {share} (90%: {low} to {high}){sure}", width, style="bold"
-    )
+    lines = wrap(f"{cause_name(finding.cause)}  {cost}{sure}", width, style="bold")
     lines += wrap(f"  {_small(finding)}{finding.text}", width, indent="  ")
     if reading := other_reading(finding, remedies):
         lines += wrap(f"  {reading}", width, indent="  ")
@@ -151,18 +162,23 @@ def _cents(value: float) -> float:
     return round(value, 2) + 0.0
 
 
-def _remedy_lines(report: JobReport, width: int) -> list[Text]:
-    lines = [_title("remedies", "by gain, the share of the step time that is saved")]
+def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
+    lines = [_title("remedies", "by the share of the step that each saves")]
     if not report.remedies:
         lines.append(Text("none applies"))
     for remedy in report.remedies:
-        lines += remedy_lines(remedy, width)
+        lines += remedy_lines(remedy, width, share_of_loss(report, remedy))
     lines += _hint_lines(report, width)
     if report.architecture:
         lines += [Text(""), _title(ARCHITECTURE, "they answer no finding")]
     for remedy in report.architecture:
         lines += remedy_lines(remedy, width)
-    if refused := report.not_applicable:
+    refused = report.not_applicable
+    if refused and not every:
+        names = f"{count(len(refused), 'remedy', 'remedies')} ({', '.join(refused)})"
+        text = f"not applicable: {names}; --all says why"
+        lines += [Text(""), *wrap(text, width, indent="  ", style="dim")]
+    elif refused:
         lines += [Text(""), Text("not applicable", style="dim")]
         for reason in dict.fromkeys(refused.values()):
             names = ", ".join(name for name, refusal in refused.items() if refusal == reason)
@@ -170,14 +186,14 @@ def _remedy_lines(report: JobReport, width: int) -> list[Text]:
     return lines
 
 
-def remedy_lines(remedy: Remedy, width: int) -> list[Text]:
-    """One remedy: gain, interval, what to change, notes."""
+def remedy_lines(remedy: Remedy, width: int, of_loss: float | None = None) -> list[Text]:
+    """One remedy: the shares that it saves, interval, the change, notes."""
     low, high = (percent(end) for end in remedy.interval)
     text = (
-        f"{remedy.gain:6.1%}  {remedy.remedy}  (90%: {low} to {high}; new mean step "
-        f"{seconds(remedy.step_time_s)})"
+        f"{remedy.remedy}  saves {shares(remedy.gain, of_loss)} (90%: {low} to {high} of the "
+        f"step); new mean step {seconds(remedy.step_time_s)}"
     )
-    lines = wrap(text, width, indent=" " * 8, style="bold")
+    lines = wrap(text, width, style="bold")
     lines += wrap(f"  {remedy.text}", width, indent="  ")
     lines += _phrase_lines(change_phrases(remedy), width)
     for note in remedy.notes:

@@ -1,7 +1,7 @@
 """The result in a line or two: the loss, its cause, the best remedy's gain; details below it.
 
 The headline is made of short phrases, so that it never takes more than two lines at the report's
-full width; measured texts, names of hosts and intervals stand in the details.
+full width. Measured texts, names of hosts and intervals stand in the details.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def details(report: JobReport) -> list[str]:
         low, high = best.interval
         at_most = "at most " if best.change.get("bound") else ""
         sentences.append(
-            f"Best remedy: {best.action or best.text} (gains {at_most}{percent(best.gain)}, 90%: "
-            f"{percent(low)} to {percent(high)}; new mean step {seconds(best.step_time_s)})."
+            f"Best remedy: {best.action or best.text} (saves {at_most}{percent(best.gain)} of the "
+            f"step, 90%: {percent(low)} to {percent(high)}; "
+            f"new mean step {seconds(best.step_time_s)})."
         )
     return sentences
 

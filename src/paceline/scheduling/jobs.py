@@ -198,7 +198,7 @@ class Speeds:
     Attributes:
         counts: [level] GPUs, ascending.
         rates: [row, level] units of work a second; 0 if a job cannot run, or if fewer GPUs are as
-            fast: along a row, values above 0 rise.
+            fast. Along a row, values above 0 rise.
         row: [job] its row.
         asked_rate: [job] units of work a second on the GPUs that it asks for; 0 = it asks for
             none, or cannot run on them.

@@ -55,8 +55,8 @@ def load(
     """Read a trace.
 
     Args:
-        path: the trace file; parquet files of one trace, as a folder or a list; the folder of a
-            recorded run; or files of other tools (``IMPORTERS``).
+        path: the trace file; parquet files of one trace, as a folder or a list. Or the folder of a
+            recorded run, or files of other tools (``IMPORTERS``).
         job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, or else
             the degrees that the data shows.
         steps: step numbers to keep; None keeps all.

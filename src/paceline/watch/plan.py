@@ -53,7 +53,7 @@ def plan_of(
 
     Args:
         trace: of slow steps.
-        measured: what was made of it; of recorded programs the rules of a pipeline are taken in
+        measured: what was made of it. Of recorded programs the rules of a pipeline are taken in
             their place, as what another share of microbatches would launch is not recorded.
         result: its analysis.
         overheads: strategy -> seconds that it costs once; None forbids it.

@@ -49,7 +49,8 @@ def step_doubts(durations: Durations) -> list[Warning]:
     steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
     text = (
         f"only {steps} analysed: they do not show how much steps differ. Variation that passes "
-        f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more"
+        f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more "
+        "(a longer run; or every=2, PACELINE_RECORD_EVERY=2, which profile every second step)"
     )
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]
 

@@ -1,7 +1,7 @@
 """Requests of spans that instances share, in PostgreSQL, until they are a session.
 
-A request that has become part of a session stays for a while without its content, so that it is
-known when it is sent again.
+A request that has become part of a session stays for a while without its content. So it is known
+when it is sent again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Step times that instances share, in PostgreSQL: the log, the series, the detectors' states.
 
-A row of the log is written by whichever instance a client pushed to, and read by the owner of its
-shard in the order of (position, seq). The position is the number of the transaction: of those below
-the oldest that is under way all rows are there for good, so a reader that stops there misses none.
+A row of the log is written by whichever instance a client pushed to. It is read by the owner of its
+shard in the order of (position, seq). The position is the number of the transaction. Of those below
+the oldest that is under way all rows are there for good. So a reader that stops there misses none.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from paceline.plan.launch.torch_based import (
 if TYPE_CHECKING:
     from paceline.plan.search import SearchResult
 
-Writer = Callable[[LLM, Plan, int], str]
+Writer = Callable[[LLM, Plan, int, int | None], str]
 
-#: Framework -> name of the file, and what writes it (model, plan, GPUs of a node).
+#: Framework -> name of the file, and what writes it (model, plan, GPUs of a node, steps).
 FRAMEWORKS: MappingProxyType[str, tuple[str, Writer]] = MappingProxyType(
     {
         "megatron": ("megatron.sh", megatron_command),
@@ -58,9 +58,10 @@ def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
         PlanError: it can express none of the plans that fit.
     """
     problem = ""
+    node_gpus, steps = result.cluster.node.gpus, result.steps
     for i in range(len(result)):
         try:
-            text = launch_text(framework, result.llm, result.plan(i), result.cluster.node.gpus)
+            text = launch_text(framework, result.llm, result.plan(i), node_gpus, steps)
         except PlanError as error:
             problem = str(error)
             continue
@@ -68,7 +69,9 @@ def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
     raise PlanError(f"{framework} can express none of the {len(result):,} plans: {problem}")
 
 
-def launch_text(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> str:
+def launch_text(
+    framework: str, llm: LLM, plan: Plan, node_gpus: int = 8, steps: int | None = None
+) -> str:
     """The launch command, or the configuration, of a framework for a plan.
 
     Args:
@@ -76,10 +79,11 @@ def launch_text(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> str
         llm: the model.
         plan: the plan.
         node_gpus: GPUs of a node.
+        steps: to train; None = not known.
 
     Raises:
         PlanError: the framework is unknown or cannot express the plan.
     """
     if framework not in FRAMEWORKS:
         raise PlanError(f"no framework {framework!r}; there are {', '.join(FRAMEWORKS)}")
-    return f"{FRAMEWORKS[framework][1](llm, plan, node_gpus)}\n"
+    return f"{FRAMEWORKS[framework][1](llm, plan, node_gpus, steps)}\n"

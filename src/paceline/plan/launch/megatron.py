@@ -17,22 +17,35 @@ MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
 #: Precision -> Megatron-Bridge's recipe of that name (``training/mixed_precision.py``).
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
 
+#: Word in a command -> what is to stand there.
+_UNKNOWN = {
+    "HOST:": "the name of the first node",
+    "ROTARY_BASE": "rope_theta of the model's config.json (--model config.json fills it in)",
+    "TRAIN_ITERS": "the steps to train (--tokens fills them in)",
+}
+
 Flags = list[tuple[str, str]]  # name, value ("" = a switch)
 
 
-def megatron_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
+def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """A ``torchrun`` command of Megatron-LM's ``pretrain_gpt.py``; data and paths are the user's.
+
+    Args:
+        llm: the model.
+        plan: the plan.
+        node_gpus: GPUs of a node.
+        steps: to train; None = a word in capitals stands for them.
 
     Raises:
         PlanError: Megatron-LM cannot express the plan.
     """
-    flags = [*_model_flags(llm), *plan_flags(llm, plan), ("train-iters", "TRAIN_ITERS")]
+    iterations = "TRAIN_ITERS" if steps is None else str(steps)
+    flags = [*_model_flags(llm), *plan_flags(llm, plan), ("train-iters", iterations)]
     head = f"{_environment(plan)}{torchrun(plan, node_gpus)} pretrain_gpt.py"
-    lines = [head, *(f"--{name} {value}".rstrip() for name, value in flags)]
-    about = (
-        f"# {MEGATRON}; add data, tokenizer, learning rate and checkpoints, and replace the words"
-    )
-    return f"{about}\n# in capitals\n" + " \\\n  ".join(lines)
+    command = " \\\n  ".join([head, *(f"--{name} {value}".rstrip() for name, value in flags)])
+    about = [f"{MEGATRON}; add data, tokenizer, learning rate and checkpoints"]
+    about += [f"replace {word}: {what}" for word, what in _UNKNOWN.items() if word in command]
+    return "".join(f"# {line}\n" for line in about) + command
 
 
 def _environment(plan: Plan) -> str:
@@ -175,8 +188,8 @@ def _model_flags(llm: LLM) -> Flags:
     ]
     positions = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
     flags.append(("position-embedding-type", positions[llm.positions]))
-    if llm.positions == "rotary":  # no preset has it, and the default, 10,000, is another model
-        flags.append(("rotary-base", "ROTARY_BASE"))
+    if llm.positions == "rotary":  # Megatron-LM's default, 10,000, may be another model
+        flags.append(("rotary-base", str(llm.rotary_base or "ROTARY_BASE")))
     if llm.kv_heads != llm.heads and llm.latent is None:
         flags += [("group-query-attention", ""), ("num-query-groups", str(llm.kv_heads))]
     flags += [("swiglu", "")] if llm.gated else []
@@ -222,8 +235,14 @@ def _mixture_flags(llm: LLM) -> Flags:
     return flags + ([("mtp-num-layers", str(llm.mtp_layers))] if llm.mtp_layers else [])
 
 
-def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
+def bridge_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """A run of Megatron-Bridge's ``run_recipe.py`` with the plan as overrides.
+
+    Args:
+        llm: the model.
+        plan: the plan.
+        node_gpus: GPUs of a node.
+        steps: to train; None = as the recipe says.
 
     Raises:
         PlanError: Megatron-Bridge cannot express the plan.
@@ -235,8 +254,12 @@ def bridge_command(llm: LLM, plan: Plan, node_gpus: int) -> str:
         f"{EXPANDABLE_SEGMENTS} {torchrun(plan, node_gpus)} "
         f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} --mode pretrain",
         *(f"{name}={value}" for name, value in bridge_overrides(llm, plan)),
+        *([] if steps is None else [f"train.train_iters={steps}"]),
     ]
-    return f"# {BRIDGE}; RECIPE_... is the recipe of your model\n" + " \\\n  ".join(lines)
+    command = " \\\n  ".join(lines)
+    about = [f"{BRIDGE}; RECIPE_... is the recipe of your model"]
+    about += ["replace HOST: the name of the first node"] if "HOST:" in command else []
+    return "".join(f"# {line}\n" for line in about) + command
 
 
 def bridge_overrides(llm: LLM, plan: Plan) -> Flags:

@@ -32,17 +32,26 @@ _SCHEDULES = {
 Table = dict[str, Any]
 
 
-def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """A TOML file for ``run_train.sh``.
+
+    Args:
+        llm: the model.
+        plan: the plan.
+        node_gpus: GPUs of a node.
+        steps: to train; None = torchtitan's default.
 
     Raises:
         PlanError: torchtitan cannot express the plan.
     """
     tables = torchtitan_tables(llm, plan)
+    if steps is not None:
+        tables["training"]["steps"] = steps
     text = [
         f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
         f"# {torchrun(plan, node_gpus)} -m torchtitan.train --job.config_file THIS_FILE",
-        f"# {llm.name}: fill in [model] name, flavor and hf_assets_path.",
+        f"# {llm.name}: fill in [model] name, flavor and hf_assets_path"
+        f"{', and [training] steps (--tokens fills them in)' if steps is None else ''}.",
     ]
     for name, table in tables.items():
         text += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
@@ -113,13 +122,13 @@ def _toml(value: object) -> str:
     return json.dumps(value)  # of strings, numbers, booleans and lists the same
 
 
-def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """The file of ``--deepspeed_config``; activation checkpointing is the model's own business.
 
     Raises:
         PlanError: a DeepSpeed configuration cannot express the plan.
     """
-    del llm, node_gpus
+    del llm, node_gpus, steps  # the script's
     return json.dumps(deepspeed_keys(plan), indent=2)
 
 
@@ -147,18 +156,19 @@ def deepspeed_keys(plan: Plan) -> Table:
     return keys
 
 
-def accelerate_config(llm: LLM, plan: Plan, node_gpus: int) -> str:
+def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """The file of ``accelerate launch --config_file``; batch sizes are the script's.
 
     Raises:
         PlanError: Accelerate's configuration cannot express the plan.
     """
     nodes = -(-plan.gpus // node_gpus)
+    length = "" if steps is None else f", max_steps {steps}"
     text = [
         f"# {ACCELERATE}: {EXPANDABLE_SEGMENTS} \\",
         "# accelerate launch --config_file THIS_FILE your_script.py",
         f"# In the script: {plan.micro_batch} samples of {llm.seq_len} tokens a device, "
-        f"gradient_accumulation_steps {plan.microbatches}.",
+        f"gradient_accumulation_steps {plan.microbatches}{length}.",
     ]
     keys = {**accelerate_keys(plan), "num_machines": nodes, "num_processes": plan.gpus}
     for name, value in keys.items():

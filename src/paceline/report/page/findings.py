@@ -15,6 +15,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
 from paceline.results.words.readings import other_reading
+from paceline.results.words.shares import share_of_loss
 from paceline.trace.job import place_name
 from paceline.units import percent, seconds
 
@@ -69,18 +70,15 @@ def _size(finding: Finding) -> str:
     low, high = finding.interval
     between = f"90%: {percent(low)} to {percent(high)}"
     of_step, share = finding.share_of_step, finding.share
-    if share is None:
-        size, about = of_step, f"of the step ({between}); outside S"
-    elif is_small(finding):  # a large share of next to nothing
-        size, about = of_step, f"of the step; {percent(share)} of the loss ({between})"
-    else:
-        size, about = share, f"of the loss ({between}) = {percent(of_step)} of the step"
+    about = f"of the step ({between}); outside S"
+    if share is not None:
+        about = f"of the step; {percent(share)} of the loss ({between})"
     sure = ""
     if finding.cause != "unexplained":
         sure = f"; <strong>{escape(confidence_text(finding.confidence))}</strong>"
     return (
-        f'<p class="size"><strong class="number">{percent(size)}</strong> {about}{sure}</p>'
-        f"{bar(0, abs(size), name='negative' if size < 0 else 'share')}"
+        f'<p class="size"><strong class="number">{percent(of_step)}</strong> {about}{sure}</p>'
+        f"{bar(0, abs(of_step), name='negative' if of_step < 0 else 'share')}"
     )
 
 
@@ -126,12 +124,11 @@ def _links(remedies: Sequence[int]) -> str:
 
 def remedies_html(report: JobReport) -> str:
     """Remedies by gain, then changes of the architecture, and why others do not apply."""
-    causes = {f.id: cause_name(f.cause) for f in report.diagnosis.findings}
     remedies, not_applicable = report.every_remedy, report.not_applicable
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}
     for rank, remedy in enumerate(rank_remedies(remedies), 1):
-        cards[remedy.architecture].append(_remedy(rank, remedy, causes, top))
+        cards[remedy.architecture].append(_remedy(rank, remedy, report, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
         text += "<h3 class=list>Changes of the job's architecture</h3>"
@@ -150,8 +147,11 @@ def _cards(cards: Sequence[str]) -> str:
     return f'<ol class="cards remedies">{"".join(cards)}</ol>' if cards else ""
 
 
-def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) -> str:
+def _remedy(rank: int, remedy: Remedy, report: JobReport, top: float) -> str:
     low, high = remedy.interval
+    causes = {f.id: cause_name(f.cause) for f in report.diagnosis.findings}
+    of_loss = share_of_loss(report, remedy)
+    loss = "" if of_loss is None else f", {percent(of_loss)} of the loss"
     answered = ", ".join(
         f'<a href="#finding-{escape(i)}">{escape(causes[i])}</a>' if i in causes else foreign(i)
         for i in remedy.findings
@@ -160,8 +160,8 @@ def _remedy(rank: int, remedy: Remedy, causes: Mapping[str, str], top: float) ->
     html = [
         f'<li class="card" id="remedy-{rank}">',
         f'<h3><span class="rank">{rank}</span> {foreign(remedy_name(remedy.remedy))}</h3>',
-        f'<p class="size">{at_most}<strong class="number">{percent(remedy.gain)}</strong> shorter '
-        f"steps (90%: {percent(low)} to {percent(high)}); "
+        f'<p class="size">saves {at_most}<strong class="number">{percent(remedy.gain)}</strong> of '
+        f"the step{loss} (90%: {percent(low)} to {percent(high)} of the step); "
         f"new mean step {seconds(remedy.step_time_s)}</p>",
         _gain_bar(remedy, top),
         f"<p>{_capital(remedy.text)}</p>",

@@ -45,4 +45,4 @@ def _gain(remedy: Remedy | None) -> str:
     if remedy is None:
         return "no gain is predicted"
     at_most = "at most " if remedy.change.get("bound") else ""
-    return f"{_lower(remedy_name(remedy.remedy))} gains {at_most}{percent(remedy.gain)}"
+    return f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"

@@ -28,7 +28,7 @@ _GPU_WAIT, _PEER_WAIT, _SEND_WAIT = 8, 20, 9
 _DATA_WAIT, _FLUSH_WAIT, _RECV_GPU_WAIT = 10, 11, 12
 _COLUMNS: Final = 11
 #: Identifiers of NCCL's own network plugins, and their direction (``net_ib_v1.h``,
-#: ``net_socket_v1.h``, ``socket.h``): an opcode of a send names a write, that of a recv is not set.
+#: ``net_socket_v1.h``, ``socket.h``). An opcode of a send names a write, that of a recv is not set.
 _IB, _SOCKET = 0x10001, 0x20001
 _SOCKET_SEND = 0
 

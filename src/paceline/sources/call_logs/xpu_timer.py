@@ -1,8 +1,8 @@
 """Collectives in the timelines of DLRover's xpu_timer, a file per rank.
 
 Format: see :mod:`paceline.sources.devices.xpu_timer`. A collective has the hash of NCCL's
-communicator, the same on all its ranks, its bytes, and when the stream came to it: the rank's
-arrival. Sends and recvs do not name their peer.
+communicator, the same on all its ranks, and its bytes. It also has when the stream came to it: the
+rank's arrival. Sends and recvs do not name their peer.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def refuse_merged(path: Path) -> None:
     """Refuse what ``xpu_timer_gen_trace_timeline`` merges from timelines for Perfetto.
 
     DLRover 7c3e964, ``gen_trace_timeline.py``: it takes 10 µs off every kernel of more than 100 µs,
-    draws each launch as 10 µs, and with ``--groups`` holds the first group of each dimension only.
+    draws each launch as 10 µs. With ``--groups`` it holds the first group of each dimension only.
 
     Raises:
         TraceError: the file is one.

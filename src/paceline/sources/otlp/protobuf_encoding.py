@@ -2,7 +2,7 @@
 
 Definitions: opentelemetry-proto, opentelemetry/proto/collector/trace/v1/trace_service.proto, from
 the package of that name (extra ``otlp``). The JSON encoding differs from protobuf's own JSON
-mapping in two points: ids are hex, not base64, and enums are numbers (OTLP specification, "JSON
+mapping in two points. Ids are hex, not base64, and enums are numbers (OTLP specification, "JSON
 Protobuf Encoding").
 """
 

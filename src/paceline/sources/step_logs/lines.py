@@ -133,7 +133,7 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
 def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
     """[row] mean seconds a step since the rank's line before; nan for its first and at restarts.
 
-    A clock of whole seconds is too coarse for short steps: one line in :data:`_FINE_TICKS` seconds
+    A clock of whole seconds is too coarse for short steps. One line in :data:`_FINE_TICKS` seconds
     has a value, the mean since the one before.
     """
     seconds = np.full(len(step), np.nan)

@@ -4,7 +4,7 @@ Source: intelligent-machine-learning/dlrover at 7c3e964, ``xpu_timer/xpu_timer/c
 (names), ``bvar_prometheus.cc`` and ``nvidia_timer.cc``. Products are put into buckets by their
 speed; ``XPU_TIMER_MM_KERNEL_FLOPS`` is each bucket's TFLOPS since the last push. A bucket that is
 not used any more keeps its value for minutes. Collectives' times hold waiting, so they say nothing
-of a GPU; counts of data loader calls come every 10 s or so, too seldom for step times.
+of a GPU. Counts of data loader calls come every 10 s or so, too seldom for step times.
 """
 
 from __future__ import annotations
