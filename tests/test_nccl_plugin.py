@@ -7,6 +7,8 @@ import os
 import shutil
 import struct
 import subprocess
+import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,8 @@ VERSIONS = (4, 5, 6, 7)
 #: As in tests/native/harness.c.
 RANKS, STEPS, SLOW, THREADS = 8, 60, 5, 4
 LONG, ONSET = 140, 90
+#: Units of the pool and of a segment, as in native/ring.h: a start of a call takes two.
+UNITS, SEGMENT = 448 * 292, 292
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,6 @@ def test_watch_tells_that_calls_have_ceased(job: Path, tmp_path: Path) -> None:
     (hang,) = watch.look()
     assert (hang.kind, hang.fields["kind"]) == ("change", "hang")
     assert hang.fields["step"] >= STEPS - 2
-    # Who lags does not show: each process of the harness has a clock of its own.
     assert watch.look() == []
 
 
@@ -182,19 +185,58 @@ def test_watch_reads_a_folder_of_the_plugin(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_below_the_capacity_nothing_is_lost(harness: Harness, tmp_path: Path, version: int) -> None:
-    attempts, _ = harness.run(tmp_path, version, "threads", "1000")
+    calls = UNITS // THREADS // 3 - SEGMENT
+    attempts, _ = harness.run(tmp_path, version, "threads", str(calls))
     (process,) = processes(tmp_path)
     assert process.dropped == 0
-    assert attempts == process.recorded == len(process.records) == THREADS * 2000
-    assert len(np.unique(process.records["handle"])) == THREADS * 1000
+    assert attempts == process.recorded == len(process.records) == 2 * THREADS * calls
+    assert len(np.unique(process.records["handle"])) == THREADS * calls
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_job_makes_in_a_second_has_room_however_late_the_writer_is(
+    harness: Harness, tmp_path: Path, version: int
+) -> None:
+    """100,000 records, most of them of one thread: all fit, whatever else the machine does."""
+    attempts, _ = harness.run(tmp_path, version, "rate", "100000", "1000000")
+    (process,) = processes(tmp_path)
+    assert process.dropped == 0
+    assert attempts == process.recorded == len(process.records) > 99_000
+    starts = process.records[process.records["what"] == 0]
+    of_type = Counter(starts["type"].tolist())
+    calls = of_type[1]
+    assert of_type == {0: calls, 1: calls, 3: 8 * calls, 6: 8 * calls}
+    texted = starts["type"] == 1
+    assert set(starts["func"][texted].tolist()) == {b"AllReduce"}
+    assert set(starts["proto"][texted].tolist()) == {b"SIMPLE"}
+    assert set(starts["func"][~texted].tolist()) == {b""}
+    assert starts["a"][texted].tolist() == list(range(calls))
+
+
+def test_a_process_that_is_killed_has_told_what_it_lost(harness: Harness, tmp_path: Path) -> None:
+    job = subprocess.Popen(
+        [harness.program, harness.plugin, "6", "threads", "1000000000"],
+        env={**os.environ, "PACELINE_RECORD": str(tmp_path), "PACELINE_NCCL_FILE_MB": "4"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            found = processes(tmp_path) if list(tmp_path.glob(f"*{SUFFIX}")) else []
+            if found and found[0].dropped:
+                break
+            time.sleep(0.05)
+    finally:
+        job.kill()
+        job.wait()
+    assert found[0].dropped > 0
 
 
 def test_what_a_full_buffer_drops_is_counted(harness: Harness, tmp_path: Path) -> None:
-    attempts, _ = harness.run(tmp_path, 6, "threads", "100000", PACELINE_NCCL_FILE_MB="1")
+    attempts, _ = harness.run(tmp_path, 6, "threads", "300000", PACELINE_NCCL_FILE_MB="1")
     (process,) = processes(tmp_path)
     assert process.dropped > 0
     assert process.recorded + process.dropped == attempts
-    assert len(list(tmp_path.iterdir())) <= 16
+    assert len(list(tmp_path.glob(f"*{SUFFIX}"))) <= 16
     _, notes = load_call_log([tmp_path])
     assert any("dropped" in note for note in notes)
 
@@ -254,6 +296,24 @@ def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothin
     (process,) = processes(tmp_path)
     assert len(process.records) == attempts == 4
     assert b"Broadcast" not in process.records["func"]
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_programs_that_a_job_starts_have_none_of_its_files_and_one_that_replaces_it_has_its_own(
+    harness: Harness, tmp_path: Path, version: int
+) -> None:
+    attempts, stderr = harness.run(tmp_path, version, "exec", "2")
+    assert stderr == ""
+    assert attempts == 4, "of the last program"
+    found = sorted(processes(tmp_path), key=lambda process: str(process.meta["begun_ns"]))
+    assert len(found) == 3
+    assert len({process.meta["pid"] for process in found}) == 1
+    assert len(found[-1].records) == found[-1].recorded == 4
+    # What a program that is replaced did not write in its last 10 ms is lost.
+    assert all(len(process.records) <= 4 for process in found[:-1])
+    log, notes = load_call_log([tmp_path])
+    assert len(log) == 2
+    assert any("the one that began last counts" in note for note in notes)
 
 
 @pytest.mark.parametrize("target", ["a file, no folder", "/proc/nowhere", "s3://bucket/job-17"])

@@ -35,12 +35,14 @@ from paceline.pause.records import (
 )
 from paceline.pause.rules import Place, State
 from paceline.sources.call_logs.files import load_call_log
-from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_processes
+from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, read_processes
 from paceline.sources.recording.status import switch
 from pause_stress import RANKS, Built, Job, ask, build, interleaving
 
 CC = shutil.which(os.environ.get("CC", "cc"))
 
+#: A mark of the files: a step begins.
+STEP = 3
 #: A busy machine takes its time.
 PATIENT = Times(hold_s=0.3, arrive_s=40.0, answer_s=60.0, wait_s=60.0, silent_s=30.0)
 #: The work ends it.
@@ -171,6 +173,20 @@ def test_a_job_whose_recording_is_off_is_paused_and_says_what_it_left_out(job: J
     assert all(process.left_out > 0 and process.dropped == 0 for process in found)
     _, notes = load_call_log([job.folder])
     assert any("switched off" in note for note in notes)
+
+
+@pytest.mark.parametrize("job", [{"PACELINE_NCCL_EVERY": "3"}], indirect=True)
+def test_a_job_that_leaves_steps_out_is_paused(job: Job) -> None:
+    def found() -> list[Process]:
+        return read_processes(sorted(job.folder.glob(f"*{SUFFIX}")))
+
+    while not all((process.records["what"] == STEP).any() for process in found()):
+        time.sleep(0.1)
+    result = pause(job.folder, PATIENT)
+    assert result.undisturbed, result.why
+    assert {slot.place.number for slot in job.slots()} == {result.number}
+    job.end()
+    assert all(process.skipped > 0 for process in found())
 
 
 def test_why_nobody_was_held_is_said() -> None:

@@ -5,11 +5,13 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +29,14 @@ static int version;
 static struct profiler_v4 *old;
 static struct profiler_v5 *new;
 static atomic_long attempts;
+
+/* What the plugin takes for the wall clock; 0: the real one. */
+static _Atomic int64_t wall_ns;
+int clock_gettime(clockid_t which, struct timespec *now) {
+  if (which != CLOCK_REALTIME || !wall_ns) return (int)syscall(SYS_clock_gettime, which, now);
+  now->tv_sec = wall_ns / 1000000000, now->tv_nsec = wall_ns % 1000000000;
+  return 0;
+}
 
 static void load(const char *path) {
   char name[32];
@@ -82,8 +92,8 @@ static void *begin_coll(void *context, void *group, const char *func, uint64_t s
 }
 
 /* What the proxy thread says of a call: its channels on the device, and the network. */
-static void device(void *context, void *call, uint64_t from, uint64_t to) {
-  for (int channel = 0; channel < CHANNELS; channel++) {
+static void device(void *context, void *call, uint64_t from, uint64_t to, int channels) {
+  for (int channel = 0; channel < channels; channel++) {
     struct descriptor op = {.parent = call}, kernel = {.parent = call};
     op.proxy_op = (struct proxy_op){.pid = getpid(), .peer = 1, .steps = 4, .is_send = 1};
     kernel.kernel = (struct kernel){.channel = (uint8_t)channel, .timer = from + 100u * channel};
@@ -103,12 +113,12 @@ struct call {
 
 static void *proxy(void *given) {
   struct call *call = given;
-  device(call->context, call->handle, call->from, call->to);
+  device(call->context, call->handle, call->from, call->to, CHANNELS);
   return NULL;
 }
 
 /* Calls of a step: from `onset` on the SLOW rank comes 8 ms late to the first; all leave each
- * together. */
+ * together. All ranks have one clock, that of the calls, however busy the machine is. */
 static void job_rank(int rank, int steps, int onset) {
   static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
   int mask = 0;
@@ -122,6 +132,7 @@ static void job_rank(int rank, int steps, int onset) {
       uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
       uint64_t late = i == 0 && step >= onset ? 8000000u : 0;
       uint64_t from = clock + work + (rank == SLOW ? late : 0);
+      wall_ns = (int64_t)from;
       clock += 9000000u + late;
       void *group = begin(context, (struct descriptor){0}, EV_GROUP);
       void *handle = begin_coll(context, group, funcs[i], (uint64_t)(step * 4 + i), 1u << (10 + i));
@@ -145,6 +156,89 @@ static void job(int steps, int onset) {
   int failed = 0, status;
   for (int rank = 0; rank < RANKS; rank++)
     if (!fork()) job_rank(rank, steps, onset), exit(0);
+  for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
+  CHECK(!failed);
+}
+
+/* A job of which one step in n may be recorded. Steps go on until all ranks leave some out, then for
+ * `more`; in the middle of these the SLOW rank becomes late, or there is an evaluation. */
+enum { LEFT_OUT_MARK = 0xfffd, MARGIN = 20, EVALUATED = 6 };
+struct sampled {
+  atomic_long done[RANKS], leaves_out[RANKS], end;
+};
+
+static void *send_or_recv(void *context, int rank) {
+  struct descriptor event = {0};
+  event.p2p = (struct p2p){.func = rank % 2 ? "Recv" : "Send", .datatype = "ncclFloat32",
+                           .count = 64, .peer = !(rank % 2), .channels = 1};
+  return begin(context, event, EV_P2P);
+}
+
+/* A collective from its launch to what the proxy says; returns whether it was left out. */
+static int whole_call(void *context, const char *func, uint64_t seq, size_t n, uint64_t from,
+                      uint64_t to) {
+  void *group = begin(context, (struct descriptor){0}, EV_GROUP);
+  CHECK(group); /* without one NCCL 2.27 would tell of no call */
+  void *handle = begin_coll(context, group, func, seq, n);
+  end(handle);
+  end(group);
+  struct call call = {context, handle, from, to};
+  proxy(&call);
+  return (uintptr_t)handle >> 48 == LEFT_OUT_MARK;
+}
+
+static void wait_for_others(struct sampled *job, long done) {
+  for (int i = 0; i < RANKS; i++)
+    while (done - job->done[i] > 2) usleep(100);
+}
+
+static void know_the_end(struct sampled *job, int more) {
+  long most = 0, none = 0;
+  for (int i = 0; i < RANKS; i++) {
+    if (!job->leaves_out[i]) return;
+    if (job->done[i] > most) most = job->done[i];
+  }
+  atomic_compare_exchange_strong(&job->end, &none, most + MARGIN + more);
+}
+
+static void sampled_rank(struct sampled *job, int rank, int more, int evaluates) {
+  static const char *const funcs[] = {"AllGather", "ReduceScatter", "AllGather", "AllReduce"};
+  int mask = 0;
+  uint64_t clock = 1700000000000000000ULL, seq = 0;
+  void *context = init(0xabc, RANKS, rank, &mask), *pair = init(0xd0 + (uint64_t)rank / 2, 2, rank % 2, &mask);
+  for (long step = 0; !job->end || step < job->end; step++) {
+    long middle = job->end ? job->end - more / 2 : step + 1;
+    uint64_t late = step >= middle && !evaluates ? 8000000u : 0;
+    for (int i = 0; i < 4; i++) {
+      uint64_t work = 8000000u + 10000u * (uint64_t)((rank * 7 + step * 3 + i) % 5);
+      uint64_t from = clock + work + (i == 0 && rank == SLOW ? late : 0);
+      clock += 9000000u + (i == 0 ? late : 0);
+      job->leaves_out[rank] |= whole_call(context, funcs[i], seq++, 1u << (10 + i), from, clock);
+      void *sent = send_or_recv(pair, rank);
+      end(sent);
+      device(pair, sent, clock, clock + 50000u, 1);
+      clock += 100000u;
+      whole_call(pair, "AllReduce", seq, 64, clock, clock + 100000u);
+      clock += 100000u;
+    }
+    for (int i = 0; evaluates && step == middle && i < EVALUATED; i++, clock += 500000u)
+      whole_call(context, "Broadcast", seq++, 4096, clock, clock + 400000u);
+    usleep(1000);
+    job->done[rank] = step + 1;
+    if (!job->end) know_the_end(job, more);
+    wait_for_others(job, step + 1);
+  }
+  finalize(pair);
+  finalize(context);
+  printf("steps %ld\n", (long)job->end);
+}
+
+static void sampled(int more, int evaluates) {
+  int failed = 0, status;
+  struct sampled *job = mmap(NULL, sizeof *job, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(job != MAP_FAILED);
+  for (int rank = 0; rank < RANKS; rank++)
+    if (!fork()) sampled_rank(job, rank, more, evaluates), exit(0);
   for (int rank = 0; rank < RANKS; rank++) wait(&status), failed |= status;
   CHECK(!failed);
 }
@@ -198,6 +292,30 @@ static void forked(void) {
   /* No finalize: what ends without it is written, too. */
 }
 
+/* Programs that a job starts, by fork and by vfork, hold none of its files; then, `times` times, it
+ * becomes another program without an end, as a launcher does that starts the job anew. */
+static void executed(char **argv, int times) {
+  int mask, status;
+  pid_t child;
+  char fewer[16], *look[] = {"/bin/sh", "-c", "ls -l /proc/$$/fd 2>/dev/null | grep -qE '[.](nccl|slot)' && exit 7; exit 0", NULL};
+  world = init(1, 1, 0, &mask);
+  end(begin_coll(world, NULL, "AllReduce", 0, 8));
+  CHECK(!system(look[2]));
+  CHECK(!posix_spawn(&child, look[0], NULL, NULL, look, NULL));
+  CHECK(waitpid(child, &status, 0) == child && !status);
+  if (!(child = fork())) execv(look[0], look), exit(9);
+  CHECK(waitpid(child, &status, 0) == child && !status);
+  end(begin_coll(world, NULL, "AllReduce", 1, 8));
+  if (!times) {
+    finalize(world);
+    return;
+  }
+  snprintf(fewer, sizeof fewer, "%d", times - 1);
+  argv[4] = fewer;
+  execv("/proc/self/exe", argv);
+  CHECK(!"exec");
+}
+
 /* A job that may be paused. Each collective ends when all ranks have queued it, and the host is at
  * most AHEAD groups ahead; every third group has two collectives. Ends by itself after `ms`. */
 enum { AHEAD = 2 };
@@ -230,6 +348,7 @@ static void paused_rank(struct shared *job, int rank, int ms) {
   void *other = init(0xdef, 2, rank % 2, &mask);
   while (clock_ms() - begun < ms && !job->over) {
     void *calls[2], *group = begin(context, (struct descriptor){0}, EV_GROUP);
+    CHECK(group); /* without one NCCL 2.27 would tell of no call */
     int n = job->queued[rank] % 3 == 2 ? 2 : 1;
     end(begin_coll(other, NULL, "AllReduce", seq, 8));
     for (int i = 0; i < n; i++) calls[i] = begin_coll(context, group, "AllGather", seq++, 64);
@@ -401,6 +520,51 @@ static void cost(int n) {
   finalize(world);
 }
 
+/* Records as NCCL makes them: collectives in groups by one thread, their proxies and kernels by
+ * another, so many a second in all. A thread that was late catches up at once. */
+enum { RATE_CHANNELS = 8, RATE_HOST = 4, RATE_RECORDS = RATE_HOST + 5 * RATE_CHANNELS };
+static double per_second;
+static struct timespec rate_begun;
+
+static void *at_rate(void *is_proxy) {
+  struct timespec spent;
+  for (int i = 0; i < n_events; i++) {
+    double due_s = (double)i * RATE_RECORDS / per_second + (double)rate_begun.tv_nsec * 1e-9;
+    struct timespec due = {rate_begun.tv_sec + (time_t)due_s, (long)((due_s - (long)due_s) * 1e9)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+    if (is_proxy) {
+      device(world, (void *)(uintptr_t)(i + 1), 1, 2, RATE_CHANNELS);
+      continue;
+    }
+    void *group = begin(world, (struct descriptor){0}, EV_GROUP);
+    end(begin_coll(world, group, "AllReduce", (uint64_t)i, 8));
+    end(group);
+  }
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  double cpu_ns = (double)spent.tv_sec * 1e9 + (double)spent.tv_nsec;
+  int records = is_proxy ? RATE_RECORDS - RATE_HOST : RATE_HOST;
+  printf("%.0f ns of CPU a record with the thread's sleeps\n", cpu_ns / n_events / records);
+  return NULL;
+}
+
+static void rate(int records, int a_second) {
+  int mask;
+  pthread_t proxies;
+  struct timespec ended, cpu;
+  n_events = records / RATE_RECORDS, per_second = a_second;
+  world = init(1, 1, 0, &mask);
+  clock_gettime(CLOCK_MONOTONIC, &rate_begun);
+  CHECK(!pthread_create(&proxies, NULL, at_rate, world));
+  at_rate(NULL);
+  pthread_join(proxies, NULL);
+  clock_gettime(CLOCK_MONOTONIC, &ended);
+  finalize(world);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
+  printf("%.1f s, %.2f s of CPU\n",
+         (double)(ended.tv_sec - rate_begun.tv_sec) + (double)(ended.tv_nsec - rate_begun.tv_nsec) * 1e-9,
+         (double)cpu.tv_sec + (double)cpu.tv_nsec * 1e-9);
+}
+
 int main(int argc, char **argv) {
   CHECK(argc > 3);
   const char *mode = argv[3];
@@ -409,15 +573,18 @@ int main(int argc, char **argv) {
   load(argv[1]);
   if (!strcmp(mode, "job")) job(STEPS, 0);
   if (!strcmp(mode, "onset")) job(LONG, ONSET);
+  if (!strcmp(mode, "sampled")) sampled(n, argc > 5);
   if (!strcmp(mode, "threads")) threads(n);
   if (!strcmp(mode, "communicators")) communicators(n);
   if (!strcmp(mode, "fork")) forked();
+  if (!strcmp(mode, "exec")) executed(argv, n);
   if (!strcmp(mode, "off")) off();
   if (!strcmp(mode, "fuzz")) fuzz(n);
   if (!strcmp(mode, "twice")) twice(argv[1]);
   if (!strcmp(mode, "replay")) replay(n);
   if (!strcmp(mode, "pause")) pause_job(n);
   if (!strcmp(mode, "cost")) cost(n);
+  if (!strcmp(mode, "rate")) rate(n, argc > 5 ? atoi(argv[5]) : 100000);
   printf("attempts %ld\n", attempts);
   return 0;
 }

@@ -4,6 +4,7 @@
  * is the host's, and a kernel is a thread that keeps NCCL's proxies busy as a GPU would: it says that
  * each buffer is full, or has been read. All of NCCL that runs on the host is NVIDIA's: groups,
  * plans, proxies, sockets, profiler. No data is reduced.
+ * SPLIT=1: ranks of one parity get a communicator of their own, which reduces after the first.
  * SEND_MB_S limits what this rank sends, RECV_MB_S what it receives: a slow NIC.
  * Layouts of kernel arguments: NCCL v2.27.7-1 to v2.30.7-1, src/include/device.h. In later ones
  * something differs: no buffer passes, so such a job can only be aborted (ABORT). */
@@ -25,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STEPS = 8, CHANNELS = 64, CONNECTIONS = 2, EVENTS = 64, STEP_BYTES = 1 << 16 };
+enum { COMMUNICATORS = 8, STEPS = 8, CHANNELS = 64, CONNECTIONS = 2, EVENTS = 64, STEP_BYTES = 1 << 16 };
 
 struct fifo {
   int mode, offset;
@@ -71,9 +72,11 @@ struct arguments {
 
 /* The device. */
 
-static _Atomic(struct communicator *) running;
-static atomic_ullong channels_used;
-static _Atomic uint64_t launched_ns[CHANNELS];
+static struct running {
+  _Atomic(struct communicator *) all;
+  atomic_ullong channels_used;
+  _Atomic uint64_t launched_ns[CHANNELS];
+} communicators[COMMUNICATORS];
 
 static uint64_t now_ns(void) {
   struct timespec now;
@@ -101,41 +104,54 @@ static void tell(struct timers *timers, int channel, uint64_t counter) {
 }
 
 /* All kernels of a channel end 0.2 ms after the last one began. */
-static void finish(struct communicator *all, int channel) {
-  uint64_t begun = launched_ns[channel];
+static void finish(struct running *one, int channel) {
+  uint64_t begun = one->launched_ns[channel];
   if (!begun || now_ns() - begun < 200000) return;
-  if (atomic_compare_exchange_strong(&launched_ns[channel], &begun, 0))
-    tell(all->completed, channel, UINT64_MAX);
+  if (atomic_compare_exchange_strong(&one->launched_ns[channel], &begun, 0))
+    tell(one->all->completed, channel, UINT64_MAX);
 }
 
-static void *device(void *unused) {
+static void *device(void *given) {
+  struct running *one = given;
+  struct communicator *all = one->all;
   for (;; usleep(50))
     for (int channel = 0; channel < CHANNELS; channel++) {
-      struct communicator *all = running;
-      if (!(channels_used >> channel & 1)) continue;
-      finish(all, channel);
+      if (!(one->channels_used >> channel & 1)) continue;
+      finish(one, channel);
       for (int rank = 0; rank < all->ranks; rank++) {
         struct peer *peer = all->channels[channel].peers[rank];
         for (int i = 0; peer && rank != all->rank && i < CONNECTIONS; i++)
           move(&peer->send[i], &peer->recv[i]);
       }
     }
-  return unused;
+  return NULL;
+}
+
+/* Of the communicator, which may be new: then its thread is started. */
+static struct running *running_of(struct communicator *all) {
+  pthread_t thread;
+  for (int i = 0; i < COMMUNICATORS; i++) {
+    struct communicator *none = NULL;
+    if (communicators[i].all == all) return &communicators[i];
+    if (!atomic_compare_exchange_strong(&communicators[i].all, &none, all)) continue;
+    pthread_create(&thread, NULL, device, &communicators[i]);
+    return &communicators[i];
+  }
+  exit(3);
 }
 
 static int launch(void *config, void *function, void **unused, void **more) {
   struct arguments *given = more[1];
   struct communicator *all = given->communicator;
-  pthread_t thread;
+  struct running *one = running_of(all);
   (void)config, (void)function, (void)unused;
   for (int channel = 0; channel < CHANNELS; channel++) {
     if (!(given->channels >> channel & 1)) continue;
     tell(all->completed, channel, 0);
     tell(all->started, channel, UINT64_MAX);
-    launched_ns[channel] = now_ns();
+    one->launched_ns[channel] = now_ns();
   }
-  channels_used |= given->channels;
-  if (!atomic_exchange(&running, all)) pthread_create(&thread, NULL, device, NULL);
+  one->channels_used |= given->channels;
   return 0;
 }
 
@@ -361,8 +377,12 @@ int main(int argc, char **argv) {
   int (*group)(void) = dlsym(library, "ncclGroupStart"), (*end)(void) = dlsym(library, "ncclGroupEnd");
   CHECK(!init(&all, ranks, share(library, argv[5], rank), rank));
   CHECK(!allocate(&data, 1 << 22));
+  int (*split)(void *, int, int, void **, void *) = dlsym(library, "ncclCommSplit");
+  void *part = NULL;
+  if (getenv("SPLIT")) CHECK(!split(all, rank % 2, rank, &part, NULL) && part);
   for (int n = 0; n < calls; n++) {
     CHECK(!reduce(data, data, 1 << 18, 7, 0, all, stream));
+    if (part) CHECK(!reduce(data, data, 1 << 16, 7, 0, part, stream));
     usleep((unsigned)pause * 1000);
     if (!getenv("ALL_TO_ALL")) continue;
     CHECK(!group());
@@ -375,6 +395,7 @@ int main(int argc, char **argv) {
   }
   usleep(1000000);
   const char *last = getenv("ABORT") ? "ncclCommAbort" : "ncclCommDestroy";
+  if (part) CHECK(!((int (*)(void *))dlsym(library, last))(part));
   CHECK(!((int (*)(void *))dlsym(library, last))(all));
   printf("rank %d made %d calls\n", rank, calls);
   return 0;

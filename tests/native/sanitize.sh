@@ -16,20 +16,27 @@ for kind in address,undefined thread; do
   N=src/paceline/native
   ${CC:-cc} -std=c11 -I$N -shared -fPIC -o "$OUT/libnccl.so.2" tests/native/fake_nccl.c
   ${CC:-cc} $FLAGS -I$N -DLINKED -o "$OUT/shimmed" tests/native/shim_job.c \
-    tests/native/framework.c $N/shim/shim.c $N/crc.c $N/pause.c $N/ring.c $N/writer.c \
+    tests/native/framework.c $N/shim/shim.c $N/crc.c $N/pause.c $N/ring.c $N/sampling.c $N/writer.c \
     -L"$OUT" -l:libnccl.so.2 -Wl,-rpath,"$OUT" -ldl
   echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
   rm -rf "$OUT/shim"
   for version in 4 5 6 7; do
-    for mode in job "threads 20000" "communicators 1000" fork "cost 20" "fuzz 50000" twice; do
+    for mode in job "threads 20000" "communicators 1000" fork "exec 1" "cost 20" "fuzz 50000" twice; do
       [ "$mode $version" != "twice 4" ] || continue
       rm -rf "$OUT/run"
-      # The leak checker hangs now and then in a child of fork, so it is off in that mode alone.
-      case $mode in fork) leaks=0 ;; *) leaks=1 ;; esac
+      # The leak checker hangs now and then in a child of fork, so it is off in these modes alone.
+      case $mode in fork | exec*) leaks=0 ;; *) leaks=1 ;; esac
       echo "$kind v$version $mode: $(ASAN_OPTIONS=detect_leaks=$leaks PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version $mode | tr '\n' ' ')"
     done
   done
   for version in 4 7; do
+    for what in "" evaluates; do
+      rm -rf "$OUT/run"
+      ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVERY=5 PACELINE_NCCL_POLL_MS=20 \
+        PACELINE_RECORD=$OUT/run timeout 120 "$OUT/harness" "$OUT/plugin.so" $version sampled 100 $what \
+        >"$OUT/said"
+      echo "$kind v$version sampled $what: $(grep -c '^steps' "$OUT/said") ranks"
+    done
     rm -rf "$OUT/run"
     ASAN_OPTIONS=detect_leaks=0 PACELINE_NCCL_EVENTS=0xdf PACELINE_RECORD=$OUT/run \
       timeout 120 "$OUT/network" "$OUT/plugin.so" $version rail 1

@@ -28,7 +28,10 @@ import pytest
 
 from paceline.cli import nccl
 from paceline.cli.main import run
+from paceline.detect.steps_of_calls import step_times
+from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_ranks
+from paceline.sources.call_logs.nccl_steps import step_marks
 from paceline.sources.call_logs.proxy_steps import operations
 
 NATIVE = Path(__file__).parents[1] / "native"
@@ -232,3 +235,59 @@ def test_a_job_of_nccl_is_paused_and_goes_on(built, tmp_path):
         finish(jobs)
     finally:
         stop(jobs)
+
+
+def test_a_communicator_that_is_split_off_is_one_of_its_own(built, tmp_path):
+    """``ncclCommSplit`` by parity: its members, its calls, and the order in which they end."""
+    abort = {"ABORT": "1"} if MINOR > 30 else {}
+    finish(start(built, tmp_path, SPLIT="1", **abort))
+    processes, notes = read_ranks(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    assert notes == []
+    identities = {}
+    for rank, process in processes.items():
+        assert process.dropped == 0
+        (_, all_place, all_ranks), (part, place, ranks) = process.communicators.values()
+        assert (all_place, all_ranks, place, ranks) == (rank, RANKS, rank // 2, RANKS // 2)
+        identities.setdefault(rank % 2, set()).add(part)
+        begun = process.records[(process.records["what"] == 0) & (process.records["type"] == 1)]
+        of = Counter(zip(begun["communicator"].tolist(), begun["b"].tolist(), strict=True))
+        assert of == {(1, COUNT): CALLS, (2, 1 << 16): CALLS}
+    assert [len(one) for one in identities.values()] == [1, 1]
+    assert identities[0] != identities[1]
+
+
+@passes
+def test_one_step_in_five_of_nccl_is_recorded_whole(built, tmp_path):
+    """An AllReduce a step, then sends to all others."""
+    every = 5
+    asked = {"PACELINE_NCCL_EVERY": str(every), "PACELINE_NCCL_POLL_MS": "50"}
+    finish(
+        start(
+            built,
+            tmp_path,
+            calls=250,
+            pause_ms=10,
+            ALL_TO_ALL="1",
+            PACELINE_NCCL_EVENTS="0x4f",
+            **asked,
+        )
+    )
+    processes, _ = read_ranks(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    for process in processes.values():
+        marks = step_marks(process.records)
+        assert marks is not None
+        assert process.skipped > 0
+        assert process.dropped == 0
+        assert (marks.calls, marks.every) == (1, every)
+        assert marks.number.tolist() == list(range(250))
+        sends = process.records[(process.records["what"] == 0) & (process.records["type"] == 2)]
+        counts = Counter(marks.step_of(int(at)) for at in sends["time_ns"])
+        whole = marks.number[marks.is_whole]
+        assert len(whole) < 200
+        assert [counts[int(step)] for step in whole] == [2 * (RANKS - 1)] * len(whole)
+        # The proxies' and channels' records are those of calls that were recorded.
+        begun = process.records[process.records["what"] == 0]
+        parents = set(begun["parent"][np.isin(begun["type"], (3, 6))].tolist())
+        assert parents <= set(begun["handle"][np.isin(begun["type"], (1, 2))].tolist())
+    times = step_times(load_call_log([tmp_path])[0])
+    assert len(times.table().steps) >= 245

@@ -53,6 +53,21 @@ _STATE = {
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
 
 
+def _from_version_2(state: object) -> object:
+    """A state of version 2, which knew no swings, as one of this version; others as they are."""
+    if not (isinstance(state, Mapping) and state.get("version") == 2):
+        return state
+    floats, wholes = state.get("floats"), state.get("wholes")
+    if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
+        return state
+    if floats.ndim != 2 or wholes.ndim != 2 or floats.shape[1] <= levels.RISEN_FROM_S:
+        return state
+    unknown = [levels.RISEN_FROM_S] * (levels.STRAY - levels.RISEN_FROM_S)
+    none = np.zeros((len(wholes), levels.N_WHOLES - levels.RISEN_AT), dtype=wholes.dtype)
+    floats = np.insert(floats, unknown, np.nan, axis=1)
+    return {**state, "version": 3, "floats": floats, "wholes": np.hstack([wholes, none])}
+
+
 class Detector:
     """Feeds on one step after another.
 
@@ -125,6 +140,7 @@ class Detector:
         Raises:
             StateError: the state is of another schema or version, or a field does not fit.
         """
+        state = _from_version_2(state)
         reader = StateReader(state, STATE_SCHEMA, STATE_VERSION, (*_STATE_NUMBERS, *_STATE))
         ranks = reader.whole("ranks", least=1)
         arrays = {name: reader.array(name, _STATE[name], {"rank": ranks}) for name in _STATE}

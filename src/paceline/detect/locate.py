@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.detect.job import JobEvent
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
-from paceline.detect.who_calls import is_comparable, who_from_calls
+from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
 from paceline.detect.who_trace import who_from_trace
 from paceline.graph import Measured, from_trace
 from paceline.trace import Trace
@@ -19,7 +19,8 @@ from paceline.whatif import WhatIf, analyze
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
     """The slow ranks of each fail-slow, from the call log in which its steps were found.
 
-    A log of one rank leaves that unknown.
+    A log of one rank leaves that unknown. So does one without a whole step since then: where one
+    step in n is recorded, the next one tells.
     """
     if not is_comparable(log):
         return list(events)
@@ -29,6 +30,7 @@ def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) 
             suspects=who_from_calls(log, steps, event.since_step, episode_end(event, events)),
         )
         if event.kind == "onset"
+        and len(steps_inside(steps, event.since_step, episode_end(event, events)))
         else event
         for event in events
     ]

@@ -33,6 +33,7 @@ class StepTimes:
         start_s: [row] on the clock of the log.
         duration_s: [row] seconds until the rank's next step.
         periods: rank -> the period found; a rank without one has no rows.
+        is_whole: [row] whether the log has all calls of the step; None: of each.
     """
 
     rank: Ints
@@ -40,6 +41,16 @@ class StepTimes:
     start_s: Floats
     duration_s: Floats
     periods: dict[int, Period]
+    is_whole: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def whole_steps(self) -> Ints:
+        """Steps of which the log has all calls of all ranks, ascending."""
+        steps = np.unique(self.step)
+        if self.is_whole is None:
+            return steps
+        whole: Ints = np.setdiff1d(steps, self.step[~self.is_whole])
+        return whole
 
     @property
     def iteration_s(self) -> float:
@@ -85,6 +96,8 @@ def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
     Raises:
         DetectError: no rank's calls repeat.
     """
+    if log.step is not None:
+        return _told_steps(log)
     codes = log.codes()
     sequences = []
     periods_of_names: dict[bytes, Period | None] = {}
@@ -118,6 +131,48 @@ def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
         np.concatenate(arrays) for arrays in zip(*columns, strict=True)
     )
     return StepTimes(rank_, step - step.min(), start_s, duration_s, periods)
+
+
+def _told_steps(log: CallLog) -> StepTimes:
+    """Steps that the log itself tells: :attr:`CallLog.step`."""
+    assert log.step is not None
+    assert log.is_whole is not None
+    reference: tuple[int, Ints, Floats] | None = None
+    columns: list[tuple[Ints, Ints, Floats, Floats, npt.NDArray[np.bool_]]] = []
+    periods = {}
+    for rank, rows in log.of_ranks():
+        begins = rows[log.step[rows] >= 0]
+        if len(begins) < 2:
+            continue
+        group, number = int(log.communicator[begins[0]]), log.step[begins]
+        start_s = log.time_s[begins]
+        if reference is None:
+            reference = group, number, start_s
+        elif group != reference[0]:
+            # Another communicator has a count of its own.
+            near = nearest(reference[2], start_s)
+            number = number + int(np.median(reference[1][near] - number))
+        follows = np.flatnonzero(np.diff(number) == 1)
+        whole = log.is_whole[begins]
+        columns.append(
+            (
+                np.full(len(follows), rank),
+                number[follows],
+                start_s[follows],
+                np.diff(start_s)[follows],
+                whole[follows],
+            )
+        )
+        own = rows[log.communicator[rows] == group]
+        calls = np.diff(np.searchsorted(own, begins))[follows][whole[follows]]
+        if len(calls):
+            periods[rank] = Period(int(np.median(calls)), 1.0, float(len(follows)))
+    if not periods:
+        raise DetectError("no rank has two steps of which all was recorded; give a longer log")
+    rank_, step, start, duration, is_whole = (
+        np.concatenate(arrays) for arrays in zip(*columns, strict=True)
+    )
+    return StepTimes(rank_, step - step.min(), start, duration, periods, is_whole)
 
 
 def _periodic(

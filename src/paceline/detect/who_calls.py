@@ -33,26 +33,35 @@ def who_from_calls(
     Args:
         log: calls.
         steps: the steps found in it.
-        first: first step of the window, of which 50 steps at most are used; None: the last 50.
+        first: first step of the window, of which 50 whole steps at most are used; None: the last.
         end: the step behind it; None: the end of the log.
 
     Raises:
-        DetectError: the log has no step in the window.
+        DetectError: the log has no whole step in the window.
     """
-    high = int(steps.step.max()) + 1 if end is None else end
-    low = high - WINDOW_STEPS if first is None else first
-    high = min(high, low + WINDOW_STEPS)
-    inside = (steps.step >= low) & (steps.step < high)
-    if not inside.any():
-        raise DetectError(f"the call log has no steps from {low} to {high - 1}")
-    step_s = float(np.median(steps.duration_s[inside]))
+    chosen = steps_inside(steps, first, end)
+    if not len(chosen):
+        high = int(steps.step.max()) + 1 if end is None else end
+        low = high - WINDOW_STEPS if first is None else first
+        what = "steps" if steps.is_whole is None else "wholly recorded steps"
+        last = min(high, low + WINDOW_STEPS) - 1
+        raise DetectError(f"the call log has no {what} from {low} to {last}")
+    step_s = float(np.median(steps.duration_s[np.isin(steps.step, chosen)]))
+    step = _steps_of_calls(log, steps)
+    step = np.where(np.isin(step, chosen), step, -1)
     if log.duration_s is None:
-        step = _steps_of_calls(log, steps)
-        return who_is_late(log, np.where((step >= low) & (step < high), step, -1), step_s)
-    window = _window(log, steps, low, high)
+        return who_is_late(log, step, step_s)
+    window = _window(log, step)
     transfers, late = _transfers(window)
-    n_steps = len(np.unique(steps.step[inside]))
+    n_steps = len(chosen)
     return find_suspects(transfers, _work(window, late, n_steps), step_s, n_steps)
+
+
+def steps_inside(steps: StepTimes, first: int | None, end: int | None) -> Ints:
+    """The whole steps of a window: as in :func:`who_from_calls`; none where it has none."""
+    whole = steps.whole_steps
+    whole = whole if end is None else whole[whole < end]
+    return whole[-WINDOW_STEPS:] if first is None else whole[whole >= first][:WINDOW_STEPS]
 
 
 def is_comparable(log: CallLog) -> bool:
@@ -92,10 +101,10 @@ class _Window:
     names: tuple[str, ...]
 
 
-def _window(log: CallLog, steps: StepTimes, low: int, high: int) -> _Window:
+def _window(log: CallLog, step: Ints) -> _Window:
+    """Calls with a step; -1 is none."""
     assert log.duration_s is not None
-    step = _steps_of_calls(log, steps)
-    rows = np.flatnonzero((step >= low) & (step < high))
+    rows = np.flatnonzero(step >= 0)
     rank, group, op, size = (c[rows] for c in (log.rank, log.communicator, log.op, log.size))
     pairs = np.unique(np.stack([group, rank]), axis=1)
     members = tuple(

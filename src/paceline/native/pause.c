@@ -14,9 +14,11 @@
 
 #include "crc.h"
 #include "ring.h"
+#include "sampling.h"
 
 /* Sizes as pause/records.py has them. */
 enum { CONTROL_BYTES = 192, SLOT_BYTES = 2048, COUNTED = 1024, TOLD = 8, ENDED_IDS = 8, GROUPED = 8 };
+enum { IN_USE = 64 }; /* collectives */
 enum { IDLE_MS = 500, ACTIVE_MS = 50, BEAT_MS = 500, SILENT_MOST_MS = 30000 };
 
 enum state { IDLE, PUBLISHED, ARMED, ARRIVED, MISSED, LEFT, REFUSED };
@@ -96,20 +98,21 @@ static int active(void) { return me.state == PUBLISHED || me.state == ARMED || m
 
 /* On NCCL's threads. */
 
-void pause_count(uint32_t communicator, struct queued queued) {
-  if (communicator < 1 || communicator > COUNTED) return;
+uint64_t pause_count(uint32_t communicator, struct queued queued) {
+  if (communicator < 1 || communicator > COUNTED) return UINT64_MAX;
   struct counted *where = &table[communicator - 1];
-  atomic_fetch_add_explicit(&where->count, 1, memory_order_relaxed);
+  uint64_t n = atomic_fetch_add_explicit(&where->count, 1, memory_order_relaxed);
   atomic_store_explicit(&where->func, queued.func, memory_order_relaxed);
   atomic_store_explicit(&where->datatype, queued.datatype, memory_order_relaxed);
   atomic_store_explicit(&where->elements, queued.count, memory_order_relaxed);
   atomic_store_explicit(&where->seq, queued.seq, memory_order_relaxed);
   for (uint32_t i = 0; i < grouped.n; i++)
-    if (grouped.numbers[i] == communicator) return;
+    if (grouped.numbers[i] == communicator) return n;
   if (grouped.n < GROUPED)
     grouped.numbers[grouped.n++] = communicator;
   else
     atomic_store_explicit(&where->even, 0, memory_order_relaxed); /* its end would not be seen */
+  return n;
 }
 
 static void wait_until(int64_t at_ms) {
@@ -323,6 +326,18 @@ static void obey(const char *path) {
   value += strspn(value, " ");
   if (!strncmp(value, "false", 5)) atomic_store(&ring_off, 1);
   if (!strncmp(value, "true", 4)) atomic_store(&ring_off, 0);
+  const char *every = strstr(text, "\"every\":");
+  sampling_ask(every ? atoi(every + strlen("\"every\":")) : 0);
+}
+
+/* Of the communicators with the most ranks the first that is in use; 0: none. */
+static uint32_t leader(void) {
+  int best = -1;
+  for (int i = 0; i < COUNTED; i++)
+    if (can_stop(&table[i]) && atomic_load(&table[i].count) >= IN_USE &&
+        (best < 0 || table[i].is.ranks > table[best].is.ranks))
+      best = i;
+  return (uint32_t)(best + 1);
 }
 
 static void nap(int64_t ms) {
@@ -343,6 +358,7 @@ static void *help(void *given) {
     int whole = read_order(mine->control, &order);
     pthread_mutex_lock(&lock);
     int over = generation != mine->generation, busy = 0, write = 0;
+    uint32_t first = leader();
     if (!over) {
       react(whole ? &order : NULL);
       busy = active();
@@ -354,6 +370,7 @@ static void *help(void *given) {
     if (over) break;
     if (write) write_slot(mine->slot, slot), written_ms = now_ms();
     if (!busy) obey(mine->wish);
+    sampling_learn(first);
     nap(busy && mine->idle_ms > ACTIVE_MS ? ACTIVE_MS : mine->idle_ms);
   }
   free(mine);
@@ -429,6 +446,7 @@ void pause_begin(const char *folder, const char *host_name, int64_t at_ns) {
   pthread_mutex_lock(&lock);
   snprintf(host, sizeof host, "%s", host_name);
   know_timeouts();
+  sampling_ask(0);
   const char *given = getenv("RANK");
   rank = given && *given >= '0' && *given <= '9' ? atoi(given) : -1;
   given = getenv("WORLD_SIZE");

@@ -14,7 +14,8 @@ struct queued {
 };
 
 /* On NCCL's threads. */
-void pause_count(uint32_t communicator, struct queued queued);
+/* Returns the number of the collective in its communicator, from 0; UINT64_MAX: not counted. */
+uint64_t pause_count(uint32_t communicator, struct queued queued);
 /* All of a group is queued. No lock and no system call while no pause is asked. */
 void pause_point(void);
 

@@ -4,6 +4,7 @@
 #include "nccl_abi.h"
 #include "pause.h"
 #include "ring.h"
+#include "sampling.h"
 #include "writer.h"
 
 #define BIT(type) (1 << (type))
@@ -12,9 +13,11 @@
 /* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
 #define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
 
-/* Of a collective whose record was dropped, or is not made: its end still counts for a pause. */
+/* Of an event whose record was dropped, or is not made: a collective's end still counts for a pause. */
 #define DROPPED 0xffffULL
 #define LEFT_OUT 0xfffeULL
+/* Of a step that is left out; what the proxies tell of its calls is left out with it. */
+#define SKIPPED 0xfffdULL
 
 /* What PACELINE_NCCL_EVENTS may ask for. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
@@ -34,20 +37,22 @@ static void fill_coll(struct record *record, const struct coll *coll, int on_sms
   record->a = coll->seq;
   record->b = coll->count;
   record->c = coll->root;
-  copy_text(record->func, coll->func, sizeof record->func);
-  copy_text(record->datatype, coll->datatype, sizeof record->datatype);
+  struct texts *texts = texts_of(record);
+  copy_text(texts->func, coll->func, sizeof texts->func);
+  copy_text(texts->datatype, coll->datatype, sizeof texts->datatype);
   if (!on_sms) return;
   record->d = coll->channels | coll->warps << 8;
-  copy_text(record->algo, coll->algo, sizeof record->algo);
-  copy_text(record->proto, coll->proto, sizeof record->proto);
+  copy_text(texts->algo, coll->algo, sizeof texts->algo);
+  copy_text(texts->proto, coll->proto, sizeof texts->proto);
 }
 
 static void fill_p2p(struct record *record, const struct p2p *p2p) {
   record->b = p2p->count;
   record->c = p2p->peer;
   record->d = p2p->channels;
-  copy_text(record->func, p2p->func, sizeof record->func);
-  copy_text(record->datatype, p2p->datatype, sizeof record->datatype);
+  struct texts *texts = texts_of(record);
+  copy_text(texts->func, p2p->func, sizeof texts->func);
+  copy_text(texts->datatype, p2p->datatype, sizeof texts->datatype);
 }
 
 static void fill_proxy(struct record *record, const struct proxy_op *op) {
@@ -101,6 +106,17 @@ static void fill(struct record *record, int type, const struct descriptor *event
 
 static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
+static void *marked(uint64_t why, int type) { return (void *)(uintptr_t)(why << 48 | (uint64_t)type); }
+
+/* Told by the thread that queues. These have a handle even without a record: NCCL 2.27 tells of no
+ * call in a group that has none, and then none would be counted for a pause. */
+static int is_queued(int type) { return is_coll(type) || type == EV_P2P || type == EV_GROUP; }
+
+/* What comes later, from other threads, goes with its parent. */
+static int is_skipped(int type, const struct descriptor *event) {
+  return is_queued(type) ? sampling_skips() : (uintptr_t)event->parent >> 48 == SKIPPED;
+}
+
 static int start(void *context, void **handle, struct descriptor *event, int version) {
   *handle = NULL;
   if (!context || !event || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
@@ -108,23 +124,34 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
   /* With any event NCCL tells of its API's calls, too: nobody asked for these. */
   if (type > EV_LAST || !(ALL & BIT(type))) return 0;
-  if (is_coll(type))
-    pause_count((uint32_t)(uintptr_t)context,
-                (struct queued){event->coll.func, event->coll.datatype, event->coll.count,
-                                event->coll.seq});
+  uint32_t communicator = (uint32_t)(uintptr_t)context;
+  struct mark mark;
+  int told = NO_MARK;
+  if (is_coll(type)) {
+    struct queued queued = {event->coll.func, event->coll.datatype, event->coll.count,
+                            event->coll.seq};
+    told = sampling_call(communicator, pause_count(communicator, queued), queued, &mark);
+  }
+  if (told == NO_MARK && is_skipped(type, event)) {
+    ring_count_skip();
+    if (is_queued(type)) *handle = marked(SKIPPED, type);
+    return 0;
+  }
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) {
     uint64_t why = atomic_load_explicit(&ring_off, memory_order_relaxed) ? LEFT_OUT : DROPPED;
-    if (is_coll(type)) *handle = (void *)(uintptr_t)(why << 48 | (uint64_t)type);
+    if (is_queued(type)) *handle = marked(why, type);
     return 0;
   }
   record->handle = ring_handle(ring, type);
   record->parent = (uint64_t)(uintptr_t)event->parent;
-  record->communicator = (uint32_t)(uintptr_t)context;
+  record->communicator = communicator;
   fill(record, type, event);
-  *handle = (void *)(uintptr_t)record->handle;
+  uint64_t number = record->handle;
+  *handle = (void *)(uintptr_t)number;
   ring_commit(ring);
+  if (told != NO_MARK) sampling_put(ring, &mark, communicator, number);
   return 0;
 }
 
@@ -132,6 +159,10 @@ static int later(void *handle, int what, int state, uint64_t value) {
   int type = (int)((uintptr_t)handle & 15);
   if (!handle || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
   if ((uintptr_t)handle >> 48 == LEFT_OUT) return 0;
+  if ((uintptr_t)handle >> 48 == SKIPPED) {
+    ring_count_skip();
+    return 0;
+  }
   if ((uintptr_t)handle >> 48 == DROPPED) {
     ring_count_drop();
     return 0;

@@ -25,6 +25,10 @@ class CallLog:
         ops: names of the operations.
         communicators: names of the communicators; they need not agree between ranks.
         duration_s: [call] seconds of the call; None where the log does not have it.
+        step: [call] number of the step that begins with this call, -1 with most; ascending within
+            a rank, and the same on all ranks of the call's communicator. None where the log does
+            not tell its steps. Of a step that is not whole all other calls may be missing.
+        is_whole: [call] whether that step is whole; None where ``step`` is None.
 
     Raises:
         TraceError: columns of different lengths, no calls, or values out of range.
@@ -38,11 +42,12 @@ class CallLog:
     ops: tuple[str, ...]
     communicators: tuple[str, ...]
     duration_s: npt.NDArray[np.float64] | None = None
+    step: npt.NDArray[np.int64] | None = None
+    is_whole: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {name: len(getattr(self, name)) for name in _COLUMNS}
-        if self.duration_s is not None:
-            lengths["duration_s"] = len(self.duration_s)
+        given = {name: getattr(self, name) for name in (*_COLUMNS, *_OPTIONAL)}
+        lengths = {name: len(column) for name, column in given.items() if column is not None}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise TraceError(f"the columns of a call log differ in length: {told}")
@@ -104,3 +109,4 @@ class CallLog:
 
 
 _COLUMNS = ("rank", "time_s", "op", "size", "communicator")
+_OPTIONAL = ("duration_s", "step", "is_whole")

@@ -71,6 +71,7 @@ class CallsWatch:
         self._onset_s = 0.0
         self._read_bytes, self._next_s = -1, 0.0
         self._told: list[tuple[str, float]] = []  # kind, when the first slow step began
+        self._unnamed: list[float] = []  # when onsets began of which the next whole step says who
         self._is_watching = False
         self._step = 0
         self._who: list[Collection[int]] = []  # ranks of each suspect of the last onset
@@ -149,6 +150,8 @@ class CallsWatch:
             if not self._is_told(event, since_s, steps):
                 self._told.append((event.kind, since_s))
                 news += self._say(event, since_s, int(table.steps[-1]))
+            elif event.kind == "onset" and event.suspects is not None:
+                news += self._say_late(event, since_s, steps)
         if detector.slow.any() and any(one.fields.get("kind") in SLOW_KINDS for one in news):
             news += self._ask(news[-1].step)
         return news
@@ -182,14 +185,28 @@ class CallsWatch:
         if event.kind == "onset":
             self._onset_s, self._who = since_s, []
             if event.suspects is not None:
-                who = [suspect.to_mapping() for suspect in event.suspects]
-                self._who = [suspect.ranks for suspect in event.suspects]
-                kind: NewsKind = "named" if event.suspects else "not-named"
-                news.append(self._news(kind, step, event.who, since_s, {"who": who}))
+                news.append(self._say_who(event, since_s, step))
+            else:
+                self._unnamed.append(since_s)
         plan = self._planner.take(said)
         if plan is not None:
             news.append(self._news("plan", step, plan.explain(), since_s, plan.to_mapping()))
         return news
+
+    def _say_late(self, event: JobEvent, since_s: float, steps: StepTimes) -> list[News]:
+        """News of the suspects, if they were not known when the onset was told."""
+        apart_s = _SAME_STEPS * float(np.median(steps.duration_s))
+        same = [began_s for began_s in self._unnamed if abs(began_s - since_s) <= apart_s]
+        for began_s in same:
+            self._unnamed.remove(began_s)
+        return [self._say_who(event, since_s, int(steps.step.max()))] if same else []
+
+    def _say_who(self, event: JobEvent, since_s: float, step: int) -> News:
+        suspects = event.suspects or ()
+        self._who = [suspect.ranks for suspect in suspects]
+        who = [suspect.to_mapping() for suspect in suspects]
+        kind: NewsKind = "named" if suspects else "not-named"
+        return self._news(kind, step, event.who, since_s, {"who": who})
 
     def _news(
         self,

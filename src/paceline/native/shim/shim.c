@@ -12,6 +12,7 @@
 #include "../nccl_abi.h"
 #include "../pause.h"
 #include "../ring.h"
+#include "../sampling.h"
 #include "../writer.h"
 #include "nccl_api.h"
 
@@ -155,7 +156,16 @@ static void *begin(int type, const char *func, comm_t comm, size_t count, int da
   if (!one) return NULL;
   uint64_t seq = type == EV_COLL ? atomic_fetch_add(&one->calls, 1) : 0;
   const char *name = datatype >= 0 && datatype < 12 ? datatypes[datatype] : "";
-  if (type == EV_COLL) pause_count(one->number, (struct queued){func, name, count, seq});
+  struct mark mark;
+  int told = NO_MARK;
+  if (type == EV_COLL) {
+    struct queued queued = {func, name, count, seq};
+    told = sampling_call(one->number, pause_count(one->number, queued), queued, &mark);
+  }
+  if (told == NO_MARK && sampling_skips()) {
+    ring_count_skip();
+    return NULL;
+  }
   struct ring *ring = ring_mine();
   struct record *record = ring_record(ring, START, type);
   if (!record) return NULL;
@@ -163,10 +173,11 @@ static void *begin(int type, const char *func, comm_t comm, size_t count, int da
   record->parent = me.group;
   record->communicator = one->number;
   record->a = seq, record->b = count, record->c = root;
-  copy_text(record->func, func, sizeof record->func);
-  copy_text(record->datatype, name, sizeof record->datatype);
+  copy_text(texts_of(record)->func, func, sizeof texts_of(record)->func);
+  copy_text(texts_of(record)->datatype, name, sizeof texts_of(record)->datatype);
   uint64_t handle = record->handle;
   ring_commit(ring);
+  if (told != NO_MARK) sampling_put(ring, &mark, one->number, handle);
   return (void *)(uintptr_t)handle;
 }
 
@@ -201,7 +212,7 @@ TRANSFERS(TRANSFER)
 SEEN int ncclGroupStart(void) {
   REAL(GroupStart, (void));
   if (me.inside) return real();
-  if (!me.depth++ && is_recording()) {
+  if (!me.depth++ && is_recording() && !sampling_skips()) {
     struct ring *ring = ring_mine();
     struct record *record = ring_record(ring, START, EV_GROUP);
     if (record) {

@@ -11,30 +11,32 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.blockfile import BlockFile, BlockFileError, read_file, read_header
 from paceline.errors import TraceError
+from paceline.sources.call_logs.nccl_steps import step_marks
 from paceline.trace.calls import CallLog
 
 #: Suffix of the plugin's files; a recording of the hooks may lie beside them.
 SUFFIX: Final = ".nccl"
 
-_RECORDS, _COMMUNICATORS, _COUNTS = 16, 17, 18
+_WHOLE_RECORDS, _COMMUNICATORS, _COUNTS, _RECORDS = 16, 17, 18, 19
 _COLL, _P2P, _KERNEL, _CE_COLL = 1, 2, 6, 12
 _START, _STATE, _KERNEL_STOP = 0, 2, 22
 
-_RECORD = np.dtype(
-    [
-        *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
-        *(("type", "<u2"), ("what", "u1"), ("state", "u1"), ("a", "<u8"), ("b", "<u8")),
-        *(("c", "<i4"), ("d", "<i4"), ("func", "S16"), ("datatype", "S16")),
-        *(("algo", "S16"), ("proto", "S8")),
-    ]
-)
+_HEAD = [
+    *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
+    *(("type", "<u2"), ("what", "u1"), ("state", "u1"), ("a", "<u8"), ("b", "<u8")),
+    *(("c", "<i4"), ("d", "<i4")),
+]
+_TEXTS = [("func", "S16"), ("datatype", "S16"), ("algo", "S16"), ("proto", "S8")]
+#: A record, and its two parts; only starts of these types have texts (``has_texts`` of ``ring.c``).
+_RECORD, _HEAD_ALONE, _TEXTS_ALONE = np.dtype([*_HEAD, *_TEXTS]), np.dtype(_HEAD), np.dtype(_TEXTS)
+_HAVE_TEXTS: Final = (_COLL, _P2P, _CE_COLL)
 _COMMUNICATOR = np.dtype(
     [
         *(("id", "<u8"), ("number", "<u4"), ("rank", "<i4"), ("ranks", "<i4")),
@@ -60,6 +62,7 @@ class Process:
         communicators: number -> (id, its rank, ranks).
         recorded, dropped: the plugin's own counts of records; 0 if it was killed before.
         left_out: records that were not made while recording was switched off.
+        skipped: records that were not made of steps that are left out.
         damaged: damaged places in its files.
     """
 
@@ -69,6 +72,7 @@ class Process:
     recorded: int
     dropped: int
     left_out: int
+    skipped: int
     damaged: int
 
 
@@ -107,10 +111,13 @@ def _whole(file: BlockFile, key: str, path: Path) -> int:
 def _process(files: Sequence[BlockFile]) -> Process:
     blocks = [block for file in files for block in file.blocks]
     of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
-    records = _table(of_type.get(_RECORDS, []), _RECORD)
+    # Earlier files have records with their texts; no process writes both.
+    records = _table(of_type.get(_WHOLE_RECORDS, []), _RECORD)
+    if _RECORDS in of_type:
+        records = np.concatenate([_joined(data) for data in of_type[_RECORDS]])
     named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
-    counts = [np.frombuffer(data[:24].ljust(24, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
-    total = np.max(counts, axis=0) if counts else np.zeros(3)
+    counts = [np.frombuffer(data[:32].ljust(32, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
+    total = np.max(counts, axis=0) if counts else np.zeros(4)
     return Process(
         meta=files[0].meta,
         records=records,
@@ -121,8 +128,23 @@ def _process(files: Sequence[BlockFile]) -> Process:
         recorded=int(total[0]),
         dropped=int(total[1]),
         left_out=int(total[2]),
+        skipped=int(total[3]),
         damaged=sum(file.damaged + bool(file.torn_bytes) for file in files),
     )
+
+
+def _joined(data: bytes) -> npt.NDArray[np.void]:
+    """Records of a block: how many, all heads, then the texts of those that have some."""
+    n = int.from_bytes(data[:8], "little")
+    middle = 8 + min(n, len(data) // _HEAD_ALONE.itemsize) * _HEAD_ALONE.itemsize
+    heads, texts = _table([data[8:middle]], _HEAD_ALONE), _table([data[middle:]], _TEXTS_ALONE)
+    records = np.zeros(len(heads), dtype=_RECORD)
+    for name in _HEAD_ALONE.names or ():
+        records[name] = heads[name]
+    texted = np.flatnonzero((heads["what"] == _START) & np.isin(heads["type"], _HAVE_TEXTS))
+    for name in _TEXTS_ALONE.names or ():
+        records[name][texted[: len(texts)]] = texts[name][: len(texted)]
+    return records
 
 
 def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
@@ -155,6 +177,10 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     left_out = sum(process.left_out for process in of_rank.values())
     if left_out:
         notes.append(f"{left_out:,} records were not made while recording was switched off")
+    every = {row.every for rows in calls.values() for row in rows if row.every > 1}
+    if every:
+        told = " or ".join(map(str, sorted(every)))
+        notes.append(f"of one step in {told} all calls were recorded, of the others the first")
     damaged = sum(process.damaged for process in of_rank.values())
     if damaged:
         notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
@@ -214,7 +240,7 @@ class PluginCall:
     """One collective, send or recv of one process.
 
     Attributes:
-        host_s: time when the host queued it, seconds since 1970.
+        host_ns: time when the host queued it, nanoseconds since 1970.
         start_s: begin of its first channel on the device, on the same clock; ``host_s`` without it.
         duration_s: time until its last channel's end; 0 where that is not known.
         op: NCCL's name.
@@ -225,9 +251,13 @@ class PluginCall:
         peer: peer of a send or recv, in NCCL's communicator; -1 for others.
         seq: NCCL's number of a collective, by function; -1 for a send or recv.
         on_device: whether the device's times are known.
+        step: number of the step that begins with it; -1 with most calls, or where all of the job
+            was recorded.
+        is_whole: whether all calls of that step were recorded.
+        every: each n-th step is recorded whole, this is n; 0 where ``step`` is -1.
     """
 
-    host_s: float
+    host_ns: int
     start_s: float
     duration_s: float
     op: str
@@ -238,24 +268,34 @@ class PluginCall:
     peer: int
     seq: int
     on_device: bool
+    step: int = -1
+    is_whole: bool = False
+    every: int = 0
+
+    @property
+    def host_s(self) -> float:
+        """``host_ns`` in seconds."""
+        return self.host_ns * 1e-9
 
 
 def calls_of(process: Process) -> list[PluginCall]:
     """The calls of a process, in order of their begin."""
     spans = _device_spans(process.records)
     records = process.records
+    begins = _begins(process)
     host = (records["what"] == _START) & np.isin(records["type"], (_COLL, _P2P, _CE_COLL))
     calls = []
     for row in records[host]:
         entry = process.communicators.get(int(row["communicator"]))
         if entry is None:
             continue
-        host_s = int(row["time_ns"]) * 1e-9
+        host_ns = int(row["time_ns"])
+        host_s = host_ns * 1e-9
         begin_s, end_s = spans.get(int(row["handle"]), (host_s, -1.0))
         peer = int(row["c"]) if row["type"] == _P2P else -1
         calls.append(
             PluginCall(
-                host_s=host_s,
+                host_ns=host_ns,
                 start_s=begin_s,
                 duration_s=max(end_s - begin_s, 0.0),
                 op=row["func"].decode(errors="replace") or "unknown",
@@ -266,9 +306,22 @@ def calls_of(process: Process) -> list[PluginCall]:
                 peer=peer,
                 seq=int(row["a"]) if peer < 0 else -1,
                 on_device=int(row["handle"]) in spans,
+                **begins.get(int(row["handle"]), {}),
             )
         )
     return sorted(calls, key=lambda call: call.start_s)
+
+
+def _begins(process: Process) -> dict[int, dict[str, Any]]:
+    """Handle of a call with which a step begins -> what it tells of the step."""
+    marks = step_marks(process.records)
+    if marks is None:
+        return {}
+    steps = zip(marks.handle.tolist(), marks.number.tolist(), marks.is_whole.tolist(), strict=True)
+    return {
+        handle: {"step": number, "is_whole": is_whole, "every": marks.every}
+        for handle, number, is_whole in steps
+    }
 
 
 def _name(entry: tuple[int, int, int], peer: int) -> str:
@@ -310,6 +363,7 @@ def _log(calls: Mapping[int, Sequence[PluginCall]], timed: bool) -> CallLog:
     rows = [(rank, call) for rank in sorted(calls) for call in calls[rank]]
     ops = {op: n for n, op in enumerate(dict.fromkeys(call.op for _, call in rows))}
     groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for _, c in rows))}
+    sampled = any(call.step >= 0 for _, call in rows)
     return CallLog(
         rank=np.array([rank for rank, _ in rows], dtype=np.int64),
         time_s=np.array([call.start_s for _, call in rows], dtype=float),
@@ -319,4 +373,6 @@ def _log(calls: Mapping[int, Sequence[PluginCall]], timed: bool) -> CallLog:
         ops=tuple(ops),
         communicators=tuple(groups),
         duration_s=np.array([call.duration_s for _, call in rows]) if timed else None,
+        step=np.array([call.step for _, call in rows]) if sampled else None,
+        is_whole=np.array([call.is_whole for _, call in rows]) if sampled else None,
     )

@@ -24,6 +24,7 @@ from paceline.sources.call_logs.nccl_profiler import (
     calls_of,
     read_ranks,
 )
+from paceline.sources.call_logs.nccl_steps import StepMarks, step_marks
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -34,6 +35,8 @@ Basis = Literal["exact", "device", "host"]
 
 #: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
 _FIRST_FILE: Final = 1
+#: More than a step has sends of one rank to one other.
+_SENDS_OF_STEP: Final = 1 << 32
 #: A send's or recv's number in ``PluginCall.seq``.
 _NO_SEQ: Final = -1
 
@@ -104,11 +107,12 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
         TraceError: no calls.
     """
     more = list(notes)
-    whole = all(
-        one.meta.get("file") == _FIRST_FILE and not one.dropped and not one.left_out
-        for one in processes.values()
-    )
+    marks = {rank: step_marks(process.records) for rank, process in processes.items()}
+    whole = _is_countable(processes, marks)
     rows = [(rank, call) for rank in sorted(processes) for call in calls_of(processes[rank])]
+    if any(marks.values()):
+        rows = [(rank, call) for rank, call in rows if _step(call, marks[rank]) >= 0]
+        more.append("of one step in n all calls were recorded: seconds are those of these steps")
     if not whole and any(call.seq == _NO_SEQ for _, call in rows):
         rows = [(rank, call) for rank, call in rows if call.seq != _NO_SEQ]
         more.append("sends and recvs are left out: the files do not go back to the first")
@@ -124,7 +128,7 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
         group=np.array([groups[_group(call)] for _, call in rows]),
         op=np.array([ops[_op(call)] for _, call in rows]),
         flow=np.array([_flow(call) for _, call in rows]),
-        number=_numbers(rows),
+        number=_numbers(rows, marks),
         size=np.array([call.size for _, call in rows]),
         host_s=np.array([call.host_s for _, call in rows]),
         start_s=start_s if on_device else np.array([call.host_s for _, call in rows]),
@@ -135,6 +139,23 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
         basis="device" if on_device else "host",
         notes=tuple(more),
     )
+
+
+def _is_countable(processes: Mapping[int, Process], marks: Mapping[int, StepMarks | None]) -> bool:
+    """Whether sends and recvs can be numbered: from the first, or from the begin of each step."""
+    if any(one.dropped or one.left_out for one in processes.values()):
+        return False
+    counted = set()
+    for rank, process in processes.items():
+        mark = marks[rank]
+        counted.add(None if mark is None else process.communicators.get(mark.communicator, (0,))[0])
+    if counted == {None}:
+        return all(one.meta.get("file") == _FIRST_FILE for one in processes.values())
+    return len(counted) == 1
+
+
+def _step(call: PluginCall, marks: StepMarks | None) -> int:
+    return 0 if marks is None else marks.step_of(call.host_ns)
 
 
 def _flow(call: PluginCall) -> int:
@@ -155,14 +176,16 @@ def _group(call: PluginCall) -> str:
     return f"{call.communicator.partition(':')[0]}:{ends[0]}>{ends[1]}"
 
 
-def _numbers(rows: Sequence[tuple[int, PluginCall]]) -> Ints:
-    counted: dict[tuple[int, str], int] = {}
+def _numbers(rows: Sequence[tuple[int, PluginCall]], marks: Mapping[int, StepMarks | None]) -> Ints:
+    counted: dict[tuple[int, str, int], int] = {}
     numbers = []
     for rank, call in rows:
         if call.seq != _NO_SEQ:
             numbers.append(call.seq)
             continue
-        place = rank, _group(call)
-        numbers.append(counted.get(place, 0))
-        counted[place] = numbers[-1] + 1
+        step = _step(call, marks[rank])
+        place = rank, _group(call), step
+        nth = counted.get(place, 0)
+        numbers.append(step * _SENDS_OF_STEP + nth)
+        counted[place] = nth + 1
     return np.array(numbers)
