@@ -21,12 +21,17 @@ AWAKE_MS = 0.05
 
 
 class Host:
-    """One rank: a program that yields where it waits."""
+    """One rank: a program that yields where it waits.
 
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor, self.now = factor, 0.0
+    ``shards`` and ``replicas`` are the ranks of its groups, where it is sharded in hybrid.
+    """
+
+    def __init__(self, factor: float = 1.0, rank: int = 0) -> None:
+        self.factor, self.rank, self.now = factor, rank, 0.0
         self.events: list[dict] = []
-        self.launched: list[tuple[str, float]] = []
+        self.launched: list[tuple[str, float, tuple[int, ...]]] = []
+        self.shards: tuple[int, ...] = ()
+        self.replicas: tuple[int, ...] = ()
 
     def event(self, name: str, begin: float, cat: str = "cpu_op", thread: int = HOST) -> dict:
         """An event from ``begin`` to now; milliseconds."""
@@ -46,12 +51,12 @@ class Host:
         self.event(name, begin)
         self.now += 0.01
 
-    def launch(self, name: str) -> int:
-        """Launch a collective; its number."""
+    def launch(self, name: str, ranks: tuple[int, ...] = ()) -> int:
+        """Launch a collective of some ranks, or of all; its number."""
         begin = self.now
         self.now += 0.02
         self.event(f"c10d::{name}", begin)
-        self.launched.append((name, begin))
+        self.launched.append((name, begin, ranks))
         return len(self.launched) - 1
 
     def annotation(self, name: str, begin: float) -> None:
@@ -66,29 +71,45 @@ def run(program: Callable, factors: Sequence[float], transfer_ms: float) -> list
 
     The program is a generator over its host that yields numbers of launches to wait for.
     """
-    hosts = [Host(factor) for factor in factors]
+    hosts = [Host(factor, rank) for rank, factor in enumerate(factors)]
     running = {rank: program(host) for rank, host in enumerate(hosts)}
     waits: dict[int, int] = {}
-    ends: list[float] = []
+    ends: list[list[float]] = [[] for _ in hosts]
     while running:
         for rank, steps in list(running.items()):
-            while rank not in waits or waits[rank] < len(ends):
+            while rank not in waits or waits[rank] < len(ends[rank]):
                 if rank in waits:
-                    hosts[rank].now = max(hosts[rank].now, ends[waits.pop(rank)]) + AWAKE_MS
+                    hosts[rank].now = max(hosts[rank].now, ends[rank][waits.pop(rank)]) + AWAKE_MS
                 try:
                     waits[rank] = next(steps)
                 except StopIteration:
                     del running[rank]
                     break
-        while all(len(host.launched) > len(ends) for host in hosts):
-            launch = max(host.launched[len(ends)][1] for host in hosts)
-            took = 0.05 if hosts[0].launched[len(ends)][0] == "barrier" else transfer_ms
-            ends.append(max(launch, ends[-1] if ends else 0.0) + took)
-    for host in hosts:
-        for (name, begin), end in zip(host.launched, ends, strict=True):
+        while any(_end_next(hosts, ends, rank, transfer_ms) for rank in range(len(hosts))):
+            pass
+    for host, of_rank in zip(hosts, ends, strict=True):
+        for (name, begin, _), end in zip(host.launched, of_rank, strict=True):
             ranged = host.event(f"gloo:{RUNS[name]}", begin + 0.03, "user_annotation", GLOO)
             ranged["dur"] = (end - begin - 0.03) * 1e3
     return hosts
+
+
+def _end_next(
+    hosts: Sequence[Host], ends: Sequence[list[float]], rank: int, transfer_ms: float
+) -> bool:
+    """End a rank's next transfer, if all of its ranks have launched it."""
+    number = len(ends[rank])
+    if len(hosts[rank].launched) <= number:
+        return False
+    name, _, ranks = hosts[rank].launched[number]
+    members = ranks or range(len(hosts))
+    if any(len(hosts[m].launched) <= number or len(ends[m]) < number for m in members):
+        return False
+    launch = max(hosts[m].launched[number][1] for m in members)
+    before = max((ends[m][-1] for m in members if ends[m]), default=0.0)
+    for m in members:
+        ends[m].append(max(launch, before) + (0.05 if name == "barrier" else transfer_ms))
+    return True
 
 
 def write(hosts: Sequence[Host], folder: Path, groups: Sequence[dict] | None = None) -> list[Path]:
@@ -97,7 +118,13 @@ def write(hosts: Sequence[Host], folder: Path, groups: Sequence[dict] | None = N
     groups = groups or [{"pg_name": "0", "pg_desc": "default_pg", "ranks": ranks}]
     paths = []
     for rank, host in enumerate(hosts):
-        info = {"rank": rank, "world_size": len(hosts), "pg_config": list(groups)}
+        mesh = {"mesh_replicate": host.replicas, "mesh_shard": host.shards}
+        own = [
+            {"pg_name": str(number), "pg_desc": name, "ranks": list(members)}
+            for number, (name, members) in enumerate(mesh.items(), 1)
+            if members
+        ]
+        info = {"rank": rank, "world_size": len(hosts), "pg_config": [*groups, *own]}
         value = {"distributedInfo": info, "traceEvents": host.events}
         paths.append(dump(value, folder / f"rank{rank}.json"))
     return paths
@@ -172,10 +199,17 @@ def fsdp(host: Host, microbatches: int = 1):
             host.op("aten::item", 0.02)
 
 
+def hsdp(host: Host):
+    """Four ranks: FSDP2 in pairs of neighbours; behind each scatter the pairs sum their shards."""
+    first = host.rank // 2 * 2
+    host.shards, host.replicas = (first, first + 1), (host.rank % 2, host.rank % 2 + 2)
+    yield from fsdp(host)
+
+
 def gather(host: Host, unit: int, blocks: bool = True):
     begin = host.now
     host.op("fsdp::all_gather_copy_in", 0.05)
-    number = host.launch("_allgather_base_")
+    number = host.launch("_allgather_base_", host.shards)
     if blocks:
         yield number
     host.now += 0.02
@@ -195,8 +229,11 @@ def scatter(host: Host, unit: int):
     """The last unit's runs in a callback behind the last gradient."""
     begin = host.now
     host.op("fsdp::chunk_cat", 0.05)
-    yield host.launch("_reduce_scatter_base_")
+    yield host.launch("_reduce_scatter_base_", host.shards)
     host.op("aten::div_", 0.05)
+    if host.replicas:
+        yield host.launch("allreduce_", host.replicas)
+        host.op("aten::div_", 0.05)
     host.annotation(f"FSDP::post_backward_reduce ({unit})", begin)
     name = "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward"
     if unit:

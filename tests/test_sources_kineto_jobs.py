@@ -33,10 +33,12 @@ def measured(folder: Path) -> Measured:
     return result
 
 
-def test_the_slow_rank_of_a_real_profile(tmp_path: Path) -> None:
-    """Accumulated FSDP2; what S is worth, ``benchmarks/real_jobs.py --kineto`` measures."""
-    run("fsdp-accumulate", tmp_path, SLOW, profiled=True, steps=STEPS)
+@pytest.mark.parametrize("case", ["fsdp-accumulate", "hsdp"])
+def test_the_slow_rank_of_a_real_profile(tmp_path: Path, case: str) -> None:
+    """What S is worth, ``benchmarks/real_jobs.py --kineto`` measures."""
+    run(case, tmp_path, SLOW, profiled=True, steps=STEPS)
     job = measured(tmp_path)
+    assert job.graph.has_families == (case == "hsdp")
     result = paceline.analyze(job)
     assert result.lasting is not None
     assert result.lasting.by_worker.argmax() == 1

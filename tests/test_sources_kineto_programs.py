@@ -9,7 +9,19 @@ import pytest
 
 import host_profiles
 import paceline
-from host_profiles import UNITS, Host, copy_out, ddp, forward, fsdp, gather, run, stepped, write
+from host_profiles import (
+    UNITS,
+    Host,
+    copy_out,
+    ddp,
+    forward,
+    fsdp,
+    gather,
+    hsdp,
+    run,
+    stepped,
+    write,
+)
 from import_files import load
 from paceline.diagnose import diagnose
 from paceline.errors import TraceError
@@ -20,6 +32,7 @@ from paceline.trace import OpKind, Trace
 K = OpKind
 LETTERS = {K.FORWARD_COMPUTE: "F", K.BACKWARD_COMPUTE: "B", K.PARAMS_ALL_GATHER: "g"}
 LETTERS |= {K.GRADS_REDUCE_SCATTER: "s", K.OPTIMIZER: "o"}
+LETTERS[K.SEPARATE_GRADS_ALL_REDUCE] = "a"
 SLOW, LEVEL, HEALTHY = (1.0, 2.0, 1.0, 1.0), (1.25,) * 4, (1.0,) * 4
 
 
@@ -38,7 +51,7 @@ def seconds_of(hosts: Sequence[Host]) -> float:
     return max(host.now for host in hosts) * 1e-3
 
 
-@pytest.mark.parametrize("step", [ddp, fsdp, partial(fsdp, microbatches=2)])
+@pytest.mark.parametrize("step", [ddp, fsdp, partial(fsdp, microbatches=2), hsdp])
 @pytest.mark.parametrize("transfer_ms", [1.0, 15.0])
 def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: float) -> None:
     """Truth: the same program on ranks that share the same work evenly."""
@@ -94,6 +107,44 @@ def prefetching(host: Host):
         work = following
     for _ in range(UNITS):
         host_profiles.backward(host)
+
+
+def test_groups_of_hybrid_sharding(tmp_path: Path) -> None:
+    trace = kineto.read(write(run(stepped(hsdp), SLOW, 2.0), tmp_path)).trace
+    letters, _ = program_of(trace)
+    assert letters == "FgF" + "gF" * (UNITS - 1) + "BgBgBsBaBgBsBaBsBaBo"
+    assert trace.program is not None
+    assert trace.program.group is not None
+    groups = {
+        (int(dp), LETTERS[K(kind)]): int(group)
+        for dp, kind, group in zip(trace.dp, trace.kind, trace.program.group, strict=True)
+        if group >= 0
+    }
+    shards = {(dp, kind): dp // 2 * 2 for dp in range(4) for kind in "gs"}
+    assert groups == shards | {(dp, "a"): dp % 2 for dp in range(4)}
+
+
+def test_hybrid_sharding_of_other_names_is_refused(tmp_path: Path) -> None:
+    hosts = run(stepped(hsdp), HEALTHY, 2.0)
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]
+    for path in write(hosts, tmp_path, groups):
+        path.write_text(path.read_text().replace("mesh_shard", "mesh_inner"))
+    named = (
+        r"some of the groups mesh_replicate \(2\), mesh_inner \(2\), and gloo does not say in which"
+    )
+    with pytest.raises(TraceError, match=named):
+        kineto.read(sorted(tmp_path.glob("rank*.json")))
+
+
+def test_a_sum_beside_hybrid_sharding_is_refused(tmp_path: Path) -> None:
+    """Of the loss, say: gloo does not tell whether all ranks took part."""
+
+    def with_loss(host: Host):
+        yield from hsdp(host)
+        yield host.launch("allreduce_")
+
+    with pytest.raises(TraceError, match="allreduce was called outside of FSDP's ranges"):
+        kineto.read(write(run(stepped(with_loss), HEALTHY, 2.0), tmp_path))
 
 
 def test_a_gather_that_nobody_waits_for_is_needed_where_fsdp_copies_it(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from paceline.blockfile import LATE
 from paceline.record.arrivals import Arrivals
 from paceline.record.passes import Exchange, Passes, TailExchange, record_optimizers
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, Op, Operation
+from paceline.record.steps import BLOCKED_NS, CODES, Op
+
+_REDUCTION = CODES["grads-reduce-scatter"]
 
 #: Number of parameters that are watched for the last gradient. They are the first ones: gradients
 #: come in reverse order of registration (DDP fills its buckets by the same assumption).
@@ -58,12 +60,12 @@ class _Buckets:
         self._sizes: list[int] = []  # [bucket] its parameters
         self._final = False  # whether DDP will not change them
         self._is_ready: list[bool] = []  # [bucket] its gradients are there
-        self._launched: list[Operation] = []
+        self._launched: list[Op] = []
         self._drained: Any = None
         self._active = False
         self._arrivals = Arrivals(trained, self._ready, recorder.fail)
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """A backward pass begins; DDP tells its buckets again after its first steps."""
         self._active = bool(self._model.require_backward_grad_sync)
         self._launched = []
@@ -73,6 +75,7 @@ class _Buckets:
             self._is_ready = [False] * len(self._sizes)
             settled = self._final and not self._model.find_unused_parameters
             self._arrivals.begin(self._of, self._sizes, settled=settled)
+        return self._active
 
     def _ask(self) -> None:
         """Ask DDP for its buckets.
@@ -88,31 +91,27 @@ class _Buckets:
 
     def _ready(self, bucket: int) -> None:
         """Buckets start in their order, as soon as their gradients are there."""
-        if not self._active:
+        program = self._recorder.program
+        if not self._active or program is None:
             return
-        self._is_ready[bucket] = True
-        while (first := len(self._launched)) < len(self._is_ready) and self._is_ready[first]:
-            self._launch()
-
-    def _launch(self) -> None:
-        """The next bucket starts."""
-        bucket = len(self._launched)
-        self._launched.append(self._recorder.launch("grads-reduce-scatter", part=bucket))
+        is_ready, launched = self._is_ready, self._launched
+        is_ready[bucket] = True
+        while (first := len(launched)) < len(is_ready) and is_ready[first]:
+            launched.append(program.launch(_REDUCTION, part=first))
 
     def drain(self) -> None:
         """The last gradient is there; DDP waits for its buckets."""
         if not self._active:
             return
-        while len(self._launched) < len(self._is_ready):  # gradients of unused parameters
-            self._launch()
-        self._drained = self._recorder.mark()
-        for op in self._ops:
-            op.program.wait_from(op, self._drained)
-
-    @property
-    def _ops(self) -> list[Op]:
-        """Buckets under way; none of a step that was given up."""
-        return [op for op in self._launched if isinstance(op, Op)]
+        program, ops = self._recorder.program, self._launched
+        if program is None:  # the step was given up
+            self._launched = []
+            return
+        for bucket in range(len(ops), len(self._is_ready)):  # gradients of unused parameters
+            ops.append(program.launch(_REDUCTION, part=bucket))
+        self._drained = program.mark()
+        if ops:
+            program.wait_from(ops[-1], self._drained, ops)
 
     def end(self, backward: Op) -> None:
         """DDP has waited for all buckets."""
@@ -120,7 +119,7 @@ class _Buckets:
             return
         self._active = False
         self._arrivals.end()
-        ops = self._ops
+        ops = self._launched
         if not ops:
             return
         end = self._recorder.mark()

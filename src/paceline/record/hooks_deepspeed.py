@@ -96,10 +96,11 @@ class _Backward:
         self._tail: tuple[Any, Any] | None = None
         self.active = False
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """A backward pass begins."""
         self.active, self._ended, self._tail = True, None, None
         self._parts.restart()
+        return True
 
     def drain(self) -> None:
         """Do nothing: DeepSpeed waits in its epilogue."""

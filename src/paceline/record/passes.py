@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
+from paceline.record.program import Program
 from paceline.record.recorder import Recorder
-from paceline.record.steps import CODES, Op, Step
+from paceline.record.steps import CODES, Op
 
-_BACKWARD = CODES["backward-compute"]
+_FORWARD, _BACKWARD = CODES["forward-compute"], CODES["backward-compute"]
+_OPTIMIZER = CODES["optimizer"]
 
 
 class Exchange(Protocol):
     """How a framework exchanges the gradients of a backward pass."""
 
-    def begin(self) -> None:
-        """A backward pass begins."""
+    def begin(self) -> bool:
+        """A backward pass begins; returns whether :meth:`drain` shall be called."""
 
     def drain(self) -> None:
         """All gradients are there; the framework waits for running work."""
@@ -27,7 +31,8 @@ class Exchange(Protocol):
 class Passes:
     """Records the forwards and backwards of one module.
 
-    If the loop names a pass itself (``recorder.op``), that name counts.
+    If the loop names a pass itself (``recorder.op``), that name counts. The hooks call as few
+    functions as they can: each runs once in a pass, so its code has left the processor's caches.
 
     Args:
         recorder: the recorder.
@@ -37,12 +42,12 @@ class Passes:
 
     def __init__(self, recorder: Recorder, module: Any, exchange: Exchange) -> None:
         self._recorder, self._exchange = recorder, exchange
-        self._step: Step | None = None
+        self._program: Program | None = None
         self._microbatch = -1
-        self._forward: Any = None
+        self._forward: Op | None = None
         import torch
 
-        self._is_grad_enabled = torch.is_grad_enabled
+        self._is_grad_enabled, self._tensor = torch.is_grad_enabled, torch.Tensor
         engine: Any = torch.autograd.Variable._execution_engine
         self._queue_callback = engine.queue_callback
         module.register_forward_pre_hook(self._before_forward)
@@ -51,71 +56,96 @@ class Passes:
     @property
     def in_forward(self) -> bool:
         """Whether a forward runs, seen here or named by the loop."""
-        recorder = self._recorder
-        seen = self._forward is not None and self._step is recorder.running_step
-        return seen or recorder.open_op is not None
+        program = self._recorder.program
+        if program is None:
+            return False
+        return program.open_op is not None or (
+            self._forward is not None and self._program is program
+        )
 
     def _before_forward(self, *_: object) -> None:
-        if self._recorder.is_profiling:
-            guarded(self._recorder, self._begin_forward)
-
-    def _begin_forward(self) -> None:
-        if not self._is_grad_enabled():  # an evaluation, which no backward follows
+        program = self._recorder.program
+        if program is None:
             return
-        recorder = self._recorder
-        if recorder.running_step is not self._step:
-            self._step, self._microbatch = recorder.running_step, 0
-        elif self._forward is not None:  # it raised, and the loop tries again
-            recorder.drop(self._forward)
-        else:
-            self._microbatch += 1
-        named = recorder.open_op is not None
-        self._forward = None if named else recorder.launch("forward-compute", self._microbatch)
+        try:
+            if not self._is_grad_enabled():  # an evaluation, which no backward follows
+                return
+            if program is not self._program:
+                self._program, self._microbatch = program, 0
+            elif self._forward is not None:  # it raised, and the loop tries again
+                self._recorder.drop(self._forward)
+            else:
+                self._microbatch += 1
+            self._forward = None
+            if program.open_op is None:
+                self._forward = program.launch(_FORWARD, self._microbatch)
+        except Exception as error:
+            self._recorder.fail(error)
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
-        if self._recorder.is_profiling and self._step is self._recorder.running_step:
-            guarded(self._recorder, self._end_forward, output)
-
-    def _end_forward(self, output: Any) -> None:
-        if self._forward is not None:
-            self._forward.done()
-            self._forward = None
-        result = _differentiable(output)
-        if result is not None:
-            microbatch = self._microbatch
-
-            def begin(_: object) -> None:
-                guarded(self._recorder, self._begin_backward, microbatch)
-
-            result.register_hook(begin)
-
-    def _begin_backward(self, microbatch: int) -> None:
-        """The gradient of the module's result is there: the backward of the module begins."""
-        recorder = self._recorder
-        if not recorder.is_profiling:
+        program = self._recorder.program
+        if program is None or program is not self._program:
             return
-        op: Any = recorder.open_op
-        named = isinstance(op, Op) and op.kind == _BACKWARD
-        if not named:
-            op = recorder.launch("backward-compute", microbatch)
-        self._exchange.begin()
-        queue = self._queue_callback
+        try:
+            forward, self._forward = self._forward, None
+            if forward is not None:
+                program.release(forward, program.mark())
+            result = _differentiable(output)
+            if result is not None:
+                self._on_gradient(result, partial(self._begin_backward, self._microbatch))
+        except Exception as error:
+            self._recorder.fail(error)
 
-        def drain() -> None:
-            guarded(recorder, self._exchange.drain)
-            guarded(recorder, queue, end)
+    def _on_gradient(self, tensor: Any, hook: Callable[[object], None]) -> None:
+        """Do what ``tensor.register_hook`` does (torch 2.13), without its handle.
 
-        def end() -> None:
-            guarded(recorder, self._end_backward, op, named)
+        The handle costs more than the hook: an import, weak references, an object.
+        """
+        register = getattr(tensor.grad_fn, "_register_hook_dict", None)
+        if (
+            register is None
+            or tensor._backward_hooks is not None
+            or type(tensor) is not self._tensor
+        ):
+            tensor.register_hook(hook)
+            return
+        # An OrderedDict can be weakly referenced: a later handle of another hook does that.
+        tensor._backward_hooks = OrderedDict(paceline=hook)
+        register(tensor)
 
-        # DDP and FSDP queue their waits in the same way, once the first gradients are there. This
-        # callback comes before theirs, and the one that it queues comes behind them.
-        queue(drain)
+    def _begin_backward(self, microbatch: int, _: object) -> None:
+        """The gradient of the module's result is there: the backward of the module begins."""
+        program = self._recorder.program
+        if program is None:
+            return
+        try:
+            op = program.open_op
+            named = op is not None and op.kind == _BACKWARD
+            if op is None or not named:
+                op = program.launch(_BACKWARD, microbatch)
+            end = partial(self._end_backward, op, named)
+            # DDP and FSDP queue their waits in the same way, once the first gradients are there.
+            # This callback comes before theirs, and the one that it queues comes behind them.
+            drains = self._exchange.begin()
+            self._queue_callback(partial(self._drain, end) if drains else end)
+        except Exception as error:
+            self._recorder.fail(error)
 
-    def _end_backward(self, op: Any, named: bool) -> None:
-        self._exchange.end(op)
-        if not named:
-            op.done()
+    def _drain(self, end: Callable[[], None]) -> None:
+        try:
+            self._exchange.drain()
+            self._queue_callback(end)
+        except Exception as error:
+            self._recorder.fail(error)
+
+    def _end_backward(self, op: Op, named: bool) -> None:
+        try:
+            self._exchange.end(op)
+            if not named:
+                program = op.program
+                program.release(op, program.mark())
+        except Exception as error:
+            self._recorder.fail(error)
 
 
 def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> None:
@@ -149,9 +179,10 @@ class TailExchange:
     def _note(self) -> None:
         self._last = self._recorder.mark()
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """A backward pass begins."""
         self._last = None
+        return True
 
     def drain(self) -> None:
         """Do nothing: only the last gradient counts."""
@@ -168,8 +199,9 @@ class TailExchange:
 class NoExchange:
     """No exchange here: other hooks record it."""
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """Do nothing."""
+        return True
 
     def drain(self) -> None:
         """Do nothing."""
@@ -198,23 +230,24 @@ def record_optimizers(recorder: Recorder) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    running: dict[int, Any] = {}
+    running: dict[int, Op] = {}
 
     def before(optimizer: object, *_: object) -> None:
-        raised = running.pop(id(optimizer), None)
+        raised = running.pop(id(optimizer), None) if running else None
         if raised is not None:
             recorder.drop(raised)
-        if recorder.is_profiling and recorder.open_op is None and not is_inner():
-            running[id(optimizer)] = recorder.launch("optimizer")
+        program = recorder.program
+        if program is not None and program.open_op is None and not (running and is_inner()):
+            running[id(optimizer)] = program.launch(_OPTIMIZER, chunk=-1)
 
     def is_inner() -> bool:
         """Whether another optimizer runs that consists of several (torchtitan's container)."""
-        return any(isinstance(op, Op) and not op.program.is_over for op in running.values())
+        return any(not op.program.is_over for op in running.values())
 
     def after(optimizer: object, *_: object) -> None:
-        op = running.pop(id(optimizer), None)
+        op = running.pop(id(optimizer), None) if running else None
         if op is not None:
-            op.done()
+            op.program.release(op, op.program.mark())
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import sleep
 from typing import Any, Protocol
 
-from paceline.record.steps import CODES, COMPUTES, DEFAULT_CHUNK, NOTHING, Nothing, Op
+from paceline.blockfile import LATE, PEER_END
+from paceline.record.steps import CODES, COMPUTES, DEFAULT_CHUNK, SENDS, Op
 
 #: A step with more operations is dropped: it would fill the memory before it ends.
 MAX_OPS = 20_000
+
+#: Number of operations handled before the training thread may have the interpreter.
+SLICE = 64
 
 
 class Clock(Protocol):
@@ -35,8 +40,27 @@ class _Calls:
         self.total, self.count = self.total + took, self.count + 1
 
 
+def code_of(kind: str) -> int:
+    """The code of a kind of operations.
+
+    Raises:
+        ValueError: the kind is not known.
+    """
+    code = CODES.get(kind)
+    if code is None:
+        raise ValueError(f"no kind of operation is called {kind!r}; use {', '.join(CODES)}")
+    return code
+
+
+#: Kinds of notes of a running program, which :meth:`Program.replay` takes.
+_LAUNCH, _ENTER, _LEAVE, _WAIT, _WAITED, _ADD, _CALLED, _DROP = range(8)
+
+
 class Program:
     """Operations of a step as they are launched; computes are cut by launches and waits.
+
+    The training thread only notes what happens. :meth:`replay` makes the operations of these notes,
+    in the writer's thread once the step is over.
 
     Args:
         clock: the recorder's clock.
@@ -44,9 +68,10 @@ class Program:
         overflow: called with :data:`MAX_OPS` if the step has more operations.
 
     Attributes:
-        ops: in the order of their launches.
+        ops: in the order of their launches, as far as replayed.
         open_op: the operation whose block runs now; None between blocks.
         is_over: whether the step has ended; then only the ends of its operations may change.
+        size: number of launches.
     """
 
     def __init__(
@@ -55,66 +80,165 @@ class Program:
         self.ops: list[Op] = []
         self.open_op: Op | None = None
         self.is_over = False
+        self.size = 0
         self.mark, self.after, self.fail = clock.mark, clock.after, fail
         self._overflow = overflow
+        self._notes: list[tuple[Any, ...]] = []
+        self._sends: list[Op] = []  # whose end the peer's receive tells
+        self._replay: _Replay | None = None
+
+    def close(self, end: Any = None) -> None:
+        """The step has ended at ``end``, or is given up."""
+        for op in self._sends:  # without a wait: the peer's receive tells the end
+            if op.end is None and end is not None:
+                op.end, op.flags = end, op.flags | LATE
+        self.is_over, self.open_op, self._sends = True, None, []
+
+    def forget(self) -> None:
+        """Drop the references to the operations, which have one to their program."""
+        self.ops, self._notes, self._replay = [], [], None
+
+    def replay(self) -> None:
+        """Make the operations of the notes so far; not by two threads at a time."""
+        notes, self._notes = self._notes, []
+        if self._replay is None:
+            self._replay = _Replay(self.ops)
+        for i, note in enumerate(notes):
+            if i % SLICE == 0:
+                sleep(0)
+            self._replay.take(*note)
+
+    def new(self, kind: str, microbatch: int, chunk: int | None, part: int, group: int) -> Op:
+        """An operation whose block begins later.
+
+        Raises:
+            ValueError: the kind is not known.
+        """
+        code = code_of(kind)
+        chunk = DEFAULT_CHUNK[code] if chunk is None else chunk
+        return Op(self, code, chunk, microbatch, part, group)
+
+    def launch(
+        self, code: int, microbatch: int = -1, chunk: int = 0, part: int = -1, group: int = -1
+    ) -> Op:
+        """Add an operation that starts now and runs on.
+
+        Args:
+            code: of its kind (:data:`paceline.record.steps.CODES`).
+            microbatch: its number, -1 = none.
+            chunk: model chunk, -1 = none.
+            part: number of the unit or bucket, -1 = not known.
+            group: number of the ranks that communicate, -1 = all data-parallel ranks.
+        """
+        op = Op(self, code, chunk, microbatch, part, group)
+        op.start = self.mark()
+        self._note(_LAUNCH, op, op.start)
+        return op
+
+    def enter(self, op: Op) -> None:
+        """The block of an operation begins now."""
+        op.start = self.mark()
+        self._note(_ENTER, op, op.start)
+
+    def _note(self, what: int, op: Op, mark: Any) -> None:
+        self._notes.append((what, op, mark))
+        self.size += 1
+        if self.size > MAX_OPS and not self.is_over:
+            self._overflow(MAX_OPS)
+
+    def add(self, kind: str, start: Any, end: Any, microbatch: int, chunk: int | None) -> None:
+        """Add an operation between two marks that the program awaited at once."""
+        op = self.new(kind, microbatch, chunk, -1, -1)
+        op.start, op.end = start, end
+        self._note(_ADD, op, end)
+
+    def release(self, op: Op, mark: Any) -> None:
+        """It ends, at ``mark`` or at a better time from a hook; the outer operation goes on."""
+        if self.is_over:
+            op.end = mark if op.end is None else op.end
+        else:
+            self._notes.append((_LEAVE, op, mark))
+
+    def wait_from(self, op: Op, mark: Any, others: Sequence[Op] = ()) -> None:
+        """The program begins to wait for an operation that it launched; ``others`` end with it."""
+        if not self.is_over:
+            self._notes.append((_WAIT, op, mark, others))
+
+    def wait_to(self, op: Op, mark: Any) -> None:
+        """The wait is over."""
+        if not self.is_over:
+            self._notes.append((_WAITED, op, mark))
+
+    def called(self, kind: str, group: int, took_ns: int) -> None:
+        """Count a collective within the running pass, on the host, with others like it."""
+        self._notes.append((_CALLED, (CODES[kind], group), took_ns))
+
+    def drop(self, op: Op) -> None:
+        """Forget an operation: its call raised, so it will have no end."""
+        self._notes.append((_DROP, op, None))
+
+    def follow(self, op: Op, end: Any) -> None:
+        """An operation ends with a work: at a stream's mark, or None: its wait tells, or a peer."""
+        op.end = end
+        if op.end is None and op.kind in SENDS:
+            op.flags |= PEER_END
+            self._sends.append(op)
+
+
+class _Replay:
+    """Operations of a step, made of the notes of its program.
+
+    Args:
+        ops: filled with the operations, in the order of their launches.
+    """
+
+    def __init__(self, ops: list[Op]) -> None:
+        self._ops = ops
         self._under_way: list[Op] = []  # that the program is inside of, the innermost last
         self._calls: dict[tuple[int, int], _Calls] = {}  # kind and group -> of the running part
         self._position = -1  # of the last launch
         self._waited: Op | None = None  # for which the program waited last
         self._between: Any = None  # how long a compute ran between two waits that are one
+        self._of: dict[int, Callable[..., None]] = {
+            _LAUNCH: self._launch,
+            _ENTER: self._enter,
+            _LEAVE: self._leave,
+            _WAIT: self._wait,
+            _WAITED: self._wait_over,
+            _ADD: self._add,
+            _CALLED: self._called,
+            _DROP: self._drop,
+        }
 
-    def close(self) -> None:
-        """The step has ended, or is given up."""
-        self.is_over, self.open_op, self.ops = True, None, []
+    def take(self, what: int, *note: Any) -> None:
+        """Take the next note of the program."""
+        self._of[what](*note)
 
-    def new(self, kind: str, microbatch: int, chunk: int | None, part: int, group: int) -> Op:
-        """Add an operation behind the others.
-
-        Raises:
-            ValueError: the kind is not known.
-        """
-        code = CODES.get(kind)
-        if code is None:
-            raise ValueError(f"no kind of operation is called {kind!r}; use {', '.join(CODES)}")
-        op = Op(self, code, DEFAULT_CHUNK[code] if chunk is None else chunk, microbatch)
-        op.part, op.group = part, group
+    def _launch(self, op: Op, mark: Any) -> None:
+        if self._calls:  # later ops are launched behind the collectives that were counted so far
+            self._pause(mark)
+            self._resume(mark)
+        if op.kind in COMPUTES:
+            self._enter(op, mark)
+            return
         self._append(op)
-        return op
-
-    def launch(
-        self, kind: str, microbatch: int, chunk: int | None, part: int, group: int
-    ) -> Op | Nothing:
-        """Add an operation that starts now and runs on."""
-        try:
-            if self._calls:
-                self._end_calls()
-            op = self.new(kind, microbatch, chunk, part, group)
-            op.start = self.mark()
-            if op.kind in COMPUTES:
-                self.occupy(op)
-            elif self._under_way:
-                self._pause(op.start)
-                self._resume(op.start)
-        except Exception as error:
-            self.fail(error)
-            return NOTHING
-        return op
-
-    def add(self, kind: str, start: Any, end: Any, microbatch: int, chunk: int | None) -> None:
-        """Add an operation between two marks that the program awaited at once."""
-        op = self.new(kind, microbatch, chunk, -1, -1)
-        op.start, op.end, op.awaited = start, end, self._position
-
-    def occupy(self, op: Op) -> None:
-        """An operation that blocks the program begins, at its start."""
         if self._under_way:
-            self._pause(op.start)
+            self._pause(mark)
+            self._resume(mark)
+
+    def _enter(self, op: Op, mark: Any) -> None:
+        self._append(op)
+        if self._under_way:
+            self._pause(mark)
         self._under_way.append(op)
 
-    def release(self, op: Op, mark: Any) -> None:
-        """It ends, at ``mark`` or at a better time from a hook; the outer operation goes on."""
+    def _add(self, op: Op, _: Any) -> None:
+        self._append(op)
+        op.awaited = self._position
+
+    def _leave(self, op: Op, mark: Any) -> None:
         stack = self._under_way
-        if self.is_over or op not in stack:
+        if op not in stack:
             op.end = mark if op.end is None else op.end
             return
         while stack.pop() is not op:  # left by an exception
@@ -125,22 +249,27 @@ class Program:
         if stack:
             self._resume(mark)
 
-    def wait_from(self, op: Op, mark: Any) -> None:
-        """The program begins to wait for an operation that it launched."""
-        if self.is_over:
-            return
+    def _wait(self, op: Op, mark: Any, others: Sequence[Op]) -> None:
         self._between = self._between_waits(op, mark)
         if self._between is None:
             self._pause(mark)
         op.awaited = self._position
-        for alone in op.batch.alone if op.batch is not None else ():
-            alone.awaited = op.awaited
+        for other in others if op.batch is None else (*others, *op.batch.alone):
+            other.awaited = op.awaited
 
-    def wait_to(self, op: Op, mark: Any) -> None:
-        """The wait is over."""
-        if not self.is_over:
-            self._resume(mark if self._between is None else mark - self._between)
-            self._waited = op
+    def _wait_over(self, op: Op, mark: Any) -> None:
+        self._resume(mark if self._between is None else mark - self._between)
+        self._waited = op
+
+    def _called(self, of: tuple[int, int], took_ns: int) -> None:
+        if self._under_way and self._under_way[-1].kind in COMPUTES:
+            self._calls.setdefault(of, _Calls()).add(took_ns)
+
+    def _drop(self, op: Op, _: Any) -> None:
+        dropped = {id(part) for part in (op, *(op.parts or ()))}
+        self._calls.clear()
+        self._under_way = [one for one in self._under_way if one is not op]
+        self._ops[:] = [one for one in self._ops if id(one) not in dropped]
 
     def _between_waits(self, op: Op, mark: Any) -> Any:
         """Undo the part after the wait for another op of a batch; it goes on after this wait.
@@ -150,7 +279,7 @@ class Program:
         Returns:
             duration of that part; None where there is none.
         """
-        ops, waited = self.ops, self._waited
+        ops, waited = self._ops, self._waited
         if op.batch is None or waited is None or waited.batch is not op.batch:
             return None
         parts = self._under_way[-1].parts if self._under_way else None
@@ -161,24 +290,10 @@ class Program:
         self._position -= 1
         return mark - part.start
 
-    def called(self, kind: str, group: int, took_ns: int) -> None:
-        """Count a collective within the running pass, on the host, with others like it."""
-        if self._under_way and self._under_way[-1].kind in COMPUTES:
-            self._calls.setdefault((CODES[kind], group), _Calls()).add(took_ns)
-
-    def drop(self, op: Op) -> None:
-        """Forget an operation: its call raised, so it will have no end."""
-        dropped = {id(part) for part in (op, *(op.parts or ()))}
-        self._calls.clear()
-        self._under_way = [one for one in self._under_way if one is not op]
-        self.ops[:] = [one for one in self.ops if id(one) not in dropped]
-
     def _append(self, op: Op) -> None:
         self._position += 1
         op.issued = self._position
-        self.ops.append(op)
-        if op.issued >= MAX_OPS and not self.is_over:
-            self._overflow(MAX_OPS)
+        self._ops.append(op)
 
     def _pause(self, mark: Any) -> None:
         """The running part of a compute ends."""
@@ -190,7 +305,7 @@ class Program:
         if not self._under_way or self._under_way[-1].kind not in COMPUTES:
             return
         op = self._under_way[-1]
-        part = Op(self, op.kind, op.chunk, op.microbatch)
+        part = Op(op.program, op.kind, op.chunk, op.microbatch)
         part.start = mark
         self._append(part)
         if op.parts is None:
@@ -211,15 +326,9 @@ class Program:
         part.end -= sum(of_kind.total for of_kind in calls.values())
         at = part.end
         for (kind, group), of_kind in calls.items():
-            op = Op(self, kind, DEFAULT_CHUNK[kind], -1)
+            op = Op(part.program, kind, DEFAULT_CHUNK[kind], -1)
             op.start, op.end, op.group = at, at + of_kind.total, group
             op.transfer = of_kind.count * of_kind.fastest
             self._append(op)
             op.awaited = self._position
             at = op.end
-
-    def _end_calls(self) -> None:
-        """Later ops are launched behind the collectives that were counted so far."""
-        mark = self.mark()
-        self._pause(mark)
-        self._resume(mark)

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from paceline.blockfile import LATE, PEER_END
 from paceline.record.clocks import TIMEOUT_S, Exchange, HostClock
 from paceline.record.cuda import CudaClock
 from paceline.record.patching import Wrapper, name_of, wrap
 from paceline.record.place import find_place, process_group
-from paceline.record.program import Program
-from paceline.record.steps import NOTHING, Op, Operation, Step
+from paceline.record.program import Program, code_of
+from paceline.record.steps import DEFAULT_CHUNK, NOTHING, Op, Operation, Step
 from paceline.record.writer import FLUSH_S, Writer
 
 log = logging.getLogger("paceline.record")
@@ -33,6 +32,7 @@ class Recorder:
     Attributes:
         mark: takes a time, cheaply, to be resolved later.
         after: takes a mark of the time when a work is done, or None.
+        program: of the running step, where that is profiled; else None.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Recorder:
         given: Mapping[str, Any] | None = None,
         clock: HostClock | None = None,
     ) -> None:
-        self._program: Program | None = None  # of the running step, where it is profiled
+        self.program: Program | None = None
         self._step: Step | None = None
         self._writer: Writer | None = None
         self._exchange: Exchange | None = None
@@ -140,12 +140,12 @@ class Recorder:
     @property
     def is_profiling(self) -> bool:
         """Whether the running step is recorded with its operations."""
-        return self._program is not None
+        return self.program is not None
 
     @property
     def open_op(self) -> Op | None:
         """The operation whose block runs now; None between blocks."""
-        program = self._program
+        program = self.program
         return None if program is None else program.open_op
 
     def step(self, number: int) -> Step:
@@ -175,7 +175,7 @@ class Recorder:
             group: a number shared by the ranks that communicate, such as their lowest rank; -1 =
                 all data-parallel ranks of the stage.
         """
-        program = self._program
+        program = self.program
         if program is None:
             return NOTHING
         try:
@@ -202,24 +202,30 @@ class Recorder:
             group: a number shared by the ranks that communicate, such as their lowest rank; -1 =
                 all data-parallel ranks of the stage.
         """
-        program = self._program
+        program = self.program
         if program is None:
             return NOTHING
-        return program.launch(kind, microbatch, chunk, part, group)
+        try:
+            code = code_of(kind)
+            chunk = DEFAULT_CHUNK[code] if chunk is None else chunk
+            return program.launch(code, microbatch, chunk, part, group)
+        except Exception as error:
+            self.fail(error)
+            return NOTHING
 
     def called(self, kind: str, group: int, took_ns: int) -> None:
         """Count a collective within the running pass, on the host, with others like it."""
-        if self._program is not None:
-            self._program.called(kind, group, took_ns)
+        if self.program is not None:
+            self.program.called(kind, group, took_ns)
 
     def add(
         self, kind: str, start: Any, end: Any, microbatch: int = -1, chunk: int | None = None
     ) -> None:
         """Add an operation between two marks (:attr:`mark`) that were taken before."""
-        if self._program is None:
+        if self.program is None:
             return
         try:
-            self._program.add(kind, start, end, microbatch, chunk)
+            self.program.add(kind, start, end, microbatch, chunk)
         except Exception as error:
             self.fail(error)
 
@@ -245,15 +251,16 @@ class Recorder:
 
     def _give_up_step(self, most: int) -> None:
         if self._step is not None and self._writer is not None:
-            number, self._step.ops = self._step.number, None
+            number = self._step.number
             self._end_program()
+            self._step.give_up()
             self._writer.dropped_steps += 1
             self._warn_once(f"step {number} has over {most:,} operations: only its time is kept")
 
-    def _end_program(self) -> None:
-        program, self._program = self._program, None
+    def _end_program(self, end: Any = None) -> None:
+        program, self.program = self.program, None
         if program is not None:
-            program.close()
+            program.close(end)
 
     def begin(self, step: Step) -> None:
         """A step begins; called by its block."""
@@ -266,8 +273,8 @@ class Recorder:
                 return
             if self._is_profiled(number):
                 self._end_program()  # of a step that this one is inside of
-                self._program = Program(self._clock, self.fail, self._give_up_step)
-                step.ops = self._program.ops
+                self.program = Program(self._clock, self.fail, self._give_up_step)
+                step.profile(self.program)
             self._step = step
             step.start = self.mark()
         except Exception as error:
@@ -288,11 +295,13 @@ class Recorder:
         if writer is not None and step.start is not None:
             try:
                 step.end = self.mark()
-                _end_sends(step)
                 for ending in self._endings:
                     ending(step)
+                self._end_program(step.end)
                 if whole:
                     writer.put(step)
+                else:
+                    step.give_up()
             except Exception as error:
                 self.fail(error)
         self._end_program()
@@ -368,13 +377,6 @@ def _clock(device: str | None) -> HostClock:
     import torch as imported
 
     return CudaClock(imported)
-
-
-def _end_sends(step: Step) -> None:
-    """End sends without a wait: the reader of the files takes the end from the peer's receive."""
-    for op in step.ops or ():
-        if op.end is None and op.flags & PEER_END:
-            op.end, op.flags = step.end, op.flags | LATE
 
 
 def _line(error: BaseException) -> str:

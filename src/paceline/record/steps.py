@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from paceline.blockfile import KINDS, LATE, PEER_END
+from paceline.blockfile import KINDS, LATE
 
 #: A shorter wait did not block, because the work was over: waking a thread alone takes longer.
 BLOCKED_NS = 20_000
@@ -69,18 +70,22 @@ class Keeper(Protocol):
     ops: list[Op]
     open_op: Op | None
     is_over: bool
+    size: int
 
-    def occupy(self, op: Op) -> None:
-        """An operation that blocks the program begins, at its start."""
+    def enter(self, op: Op) -> None:
+        """The block of an operation begins now."""
 
     def release(self, op: Op, mark: Any) -> None:
         """It ends."""
 
-    def wait_from(self, op: Op, mark: Any) -> None:
-        """The program begins to wait for an operation that it launched."""
+    def wait_from(self, op: Op, mark: Any, others: Sequence[Op] = ()) -> None:
+        """The program begins to wait for an operation that it launched; ``others`` end with it."""
 
     def wait_to(self, op: Op, mark: Any) -> None:
         """The wait is over."""
+
+    def follow(self, op: Op, end: Any) -> None:
+        """An operation ends with a work: at a stream's mark, or None: its wait tells, or a peer."""
 
     def drop(self, op: Op) -> None:
         """Forget an operation."""
@@ -90,6 +95,12 @@ class Keeper(Protocol):
 
     def after(self, work: Any, code: int) -> Any:
         """The time when ``work`` is done; None: only its wait shows it."""
+
+    def replay(self) -> None:
+        """Bring :attr:`ops` up to date."""
+
+    def forget(self) -> None:
+        """Drop the references to the operations, which have one to their program."""
 
     def fail(self, error: BaseException) -> None:
         """Switch off."""
@@ -126,11 +137,20 @@ class Op:
         *("outer", "part", "parts", "program", "start", "transfer"),
     )
 
-    def __init__(self, program: Keeper, kind: int, chunk: int, microbatch: int) -> None:
+    def __init__(
+        self,
+        program: Keeper,
+        kind: int,
+        chunk: int,
+        microbatch: int,
+        part: int = -1,
+        group: int = -1,
+    ) -> None:
         self.program = program
         self.kind, self.chunk, self.microbatch = kind, chunk, microbatch
+        self.part, self.group = part, group
         self.flags = 0
-        self.part = self.issued = self.awaited = self.group = self.transfer = -1
+        self.issued = self.awaited = self.transfer = -1
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None
@@ -141,8 +161,7 @@ class Op:
         program = self.program
         self.outer, program.open_op = program.open_op, self
         try:
-            self.start = program.mark()
-            program.occupy(self)
+            program.enter(self)
         except Exception as error:
             program.fail(error)
         return self
@@ -182,9 +201,7 @@ class Op:
         none: gloo calls it complete when the bytes are on their way. The peer's receive shows it.
         """
         try:
-            self.end = self.program.after(work, self.kind)
-            if self.end is None and self.kind in SENDS:
-                self.flags |= PEER_END
+            self.program.follow(self, self.program.after(work, self.kind))
             return _Tracked(self, work, on_device=self.end is not None)
         except Exception as error:
             self.program.fail(error)
@@ -249,14 +266,32 @@ NOTHING = Nothing()
 class Step:
     """A training step; its time is always kept, its operations where it is profiled."""
 
-    __slots__ = ("end", "number", "ops", "recorder", "size", "start")
+    __slots__ = ("_ops", "end", "number", "program", "recorder", "size", "start")
 
     def __init__(self, recorder: Stepper, number: int) -> None:
         self.recorder, self.number = recorder, number
-        self.ops: list[Op] | None = None
+        self.program: Keeper | None = None
         self.size = 1
         self.start: Any = None
         self.end: Any = None
+
+    def profile(self, program: Keeper) -> None:
+        """Keep the operations of a program."""
+        self.program, self._ops = program, program.ops
+
+    def give_up(self) -> None:
+        """Keep the time only."""
+        program, self.program = self.program, None
+        if program is not None:
+            program.forget()
+
+    @property
+    def ops(self) -> list[Op] | None:
+        """Its operations up to now; None where only its time is kept."""
+        if self.program is None:
+            return None
+        self.program.replay()
+        return self._ops
 
     def __enter__(self) -> Step:
         self.recorder.begin(self)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.blockfile import LATE, PEER_END
+from paceline.blockfile import LATE
 from paceline.record.recorder import Recorder
-from paceline.record.steps import BLOCKED_NS, SENDS, Batch, Op, Operation, Step
+from paceline.record.steps import BLOCKED_NS, Batch, Op, Operation, Step
 
 #: A wait that copies from a buffer of gloo takes at most COPYING_NS, plus COPIED_NS per byte.
 #: Measured for reduce-scatters, whose works never report that they are complete: 2 ns per byte
@@ -46,9 +46,7 @@ class Works:
         ops = tuple(op for op in operations if isinstance(op, Op))
         try:
             for op in ops:
-                op.end = self._recorder.after(work, op.kind)
-                if op.end is None and op.kind in SENDS:
-                    op.flags |= PEER_END
+                op.program.follow(op, self._recorder.after(work, op.kind))
             free_ns = COPYING_NS + copied * COPIED_NS if copied else BLOCKED_NS
             self._of[id(work)] = work, ops, free_ns
             if type(work) not in self._classes:
@@ -72,7 +70,7 @@ class Works:
             first, before = ops[0], recorder.mark()
             if self._batch is not None:
                 first.batch = self._batch
-            first.program.wait_from(first, before)
+            first.program.wait_from(first, before, ops)
             over = _is_over(work)
             asked = recorder.mark()  # what we do is no wait
             answer = function(work, *args, **kwargs)
@@ -81,8 +79,6 @@ class Works:
                 late = LATE if over or end - asked < free_ns else 0
                 for op in ops:
                     op.end, op.flags = end, op.flags | late
-            for op in ops:
-                op.awaited = first.awaited
             first.program.wait_to(first, end)
             return answer
 
@@ -107,7 +103,7 @@ class Works:
         """Forget works that the step never waited for: their end is not known."""
         for _, ops, _ in self._of.values():
             for op in ops:
-                if op.end is None and op.program.ops is step.ops:
+                if op.end is None and op.program is step.program:
                     op.end, op.flags = step.end, op.flags | LATE
         self._of.clear()
 

@@ -15,19 +15,17 @@ from typing import Any
 from paceline import blockfile
 from paceline.record.clocks import HostClock, Offset
 from paceline.record.place import Place
+from paceline.record.program import SLICE
 from paceline.record.scheduler import job_labels, place_of
 from paceline.record.steps import Op, Step
 
 log = logging.getLogger("paceline.record")
 
-#: Most operations and steps that wait for the disk or for the GPU; about 8 MB.
+#: Most operations and steps that wait for the disk or for the GPU; about 19 MB.
 MAX_WAITING = 50_000
 
 #: Interval to append to the file and read the control file; kill -9 loses at most this.
 FLUSH_S = 1.0
-
-#: Number of operations packed before the training thread may have the interpreter.
-_SLICE = 64
 
 #: If an operation of a step has no end after this time, the step's operations are given up.
 PATIENCE_S = 60.0
@@ -81,9 +79,10 @@ class Writer:
     def put(self, step: Step) -> None:
         """Take a step that is over; if too much waits, drop its operations, or all of it."""
         waiting = self._put - self._taken
-        size = 1 + (len(step.ops) if step.ops is not None else 0)
+        size = 1 + (step.program.size if step.program is not None else 0)
         if size > 1 and waiting + size > MAX_WAITING:
-            step.ops, size = None, 1
+            step.give_up()
+            size = 1
             self.dropped_steps += 1
         if waiting + size > MAX_WAITING:
             self.dropped_times += 1
@@ -187,8 +186,8 @@ class Writer:
         """Blocks of the held steps whose operations have ended; the others stay held."""
         held, self._held = self._held, []
         for step, start, end in held:
-            marks, ops = [step.start, step.end], step.ops
-            if ops is not None:
+            marks, ops, program = [step.start, step.end], step.ops, step.program
+            if ops is not None and program is not None:
                 summed = any(op.transfer >= 0 for op in ops)
                 packed = self._packed(ops, start, summed=summed)
                 if packed is None and not last and self._clock.now() - end < PATIENCE_S * 1e9:
@@ -201,6 +200,7 @@ class Writer:
                     kind = blockfile.SUMMED if summed else blockfile.PROGRAM
                     yield blockfile.block(kind, head + packed)
                     marks += [mark for op in ops for mark in (op.start, op.end)]
+                program.forget()
             self._clock.recycle(marks)
             self._taken += step.size
 
@@ -225,7 +225,7 @@ class Writer:
         pack = (blockfile.SUMMED_OP if summed else blockfile.PROGRAM_OP).pack
         records = []
         for i, op in enumerate(ops):
-            if i % _SLICE == 0:
+            if i % SLICE == 0:
                 sleep(0)
             start, end = resolve(op.start), resolve(op.end)
             if start is None or end is None:

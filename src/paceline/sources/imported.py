@@ -62,7 +62,7 @@ class Imported:
 
 
 class OpTable:
-    """Operations, added in any order; about 56 bytes each."""
+    """Operations, added in any order; about 60 bytes each."""
 
     def __init__(self) -> None:
         self._integers = {name: array("i") for name in _WHOLE}
@@ -91,6 +91,7 @@ class OpTable:
         part: int = -1,
         issued: int = -1,
         awaited: int = -1,
+        group: int = -1,
     ) -> None:
         """Add an op.
 
@@ -107,11 +108,12 @@ class OpTable:
             part: place of a compute in its pass; bucket or unit of a collective.
             issued: place in its worker's program; all ops of a table have one, or none.
             awaited: place in the program behind which the worker waited for the op.
+            group: a number shared by the ranks of its collective; all ranks of a stage without one.
 
         Raises:
             TraceError: a number is negative (-1 means none where that is allowed) or too large.
         """
-        values = (rank, dp, pp, step, kind, chunk, microbatch, part, issued, awaited)
+        values = (rank, dp, pp, step, kind, chunk, microbatch, part, issued, awaited, group)
         for name, value in zip(_WHOLE, values, strict=True):
             if not (0 if name in _ALWAYS else -1) <= value <= MAX_NUMBER:
                 raise TraceError(f"{kind.label} of rank {rank}: {name} {value} is out of range")
@@ -214,7 +216,7 @@ class OpTable:
 
 #: Columns that every op has; in the others -1 means none.
 _ALWAYS = ("rank", "dp", "pp", "step", "kind")
-_PROGRAM = ("part", "issued", "awaited")
+_PROGRAM = ("part", "issued", "awaited", "group")
 _WHOLE = (*_ALWAYS, "chunk", "microbatch", *_PROGRAM)
 
 

@@ -64,6 +64,7 @@ class HostStep:
         marks: in the order of the program.
         launches: the launched ops, by launch.
         units: [launch] FSDP unit, '' if no range names one.
+        groups: [launch] the lowest rank of its group, -1 = all ranks.
         host: the host's events in all of the file.
         bounds: the step's bounds in ``host``.
         place: [bound of ``bounds``] (the mark it follows, number of bounds between the two).
@@ -74,6 +75,7 @@ class HostStep:
     marks: tuple[Mark, ...]
     launches: tuple[Collective, ...]
     units: tuple[str, ...]
+    groups: tuple[int, ...]
     host: Host
     bounds: slice
     place: npt.NDArray[np.int64]
@@ -119,9 +121,13 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
     for number, item in enumerate(launches):
         kind = launched_kind(item.name)
         assert kind is not None
+        if item.name == "allreduce" and item.group:  # behind the scatter within a copy (HSDP)
+            kind = OpKind.SEPARATE_GRADS_ALL_REDUCE
         marks.append(Mark(item.launch_s, "launch", kind, -1, number))
     marks.sort(key=lambda mark: mark.at_s)  # a pass ends before the next begins, if at one moment
     ranges = sorted((*host.gathers, *host.reduces))
+    units = [range_at(item.launch_s, ranges) for item in launches]
+    members = {group.name: min(group.ranks) for group in profile.groups}
     low, high = np.searchsorted(host.bound_s, window).tolist()
     behind = np.searchsorted([mark.at_s for mark in marks], host.bound_s[low:high]) - 1
     first = np.searchsorted(behind, behind)
@@ -130,17 +136,18 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
         step=step.number,
         marks=tuple(marks),
         launches=launches,
-        units=tuple(_unit(item.launch_s, ranges) for item in launches),
+        units=tuple("" if unit is None else unit.unit for unit in units),
+        groups=tuple(members.get(item.group, -1) for item in launches),
         host=host,
         bounds=slice(low, high),
         place=np.stack([behind, np.arange(high - low) - first], axis=1),
     )
 
 
-def _unit(at_s: float, ranges: Sequence[UnitRange]) -> str:
-    """The unit whose range is around a moment; ranges by start, none inside another."""
+def range_at(at_s: float, ranges: Sequence[UnitRange]) -> UnitRange | None:
+    """The range that is around a moment; ranges by start, none inside another."""
     at = bisect_right(ranges, at_s, key=lambda item: item.start_s) - 1
-    return ranges[at].unit if at >= 0 and at_s < ranges[at].end_s else ""
+    return ranges[at] if at >= 0 and at_s < ranges[at].end_s else None
 
 
 def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]:

@@ -36,7 +36,8 @@ class RankOp(NamedTuple):
 
     ``launch_s`` is the host's launch of its last kernel. ``tail_s`` is the time when the GPU had
     done the work behind a backward. ``kernel`` is the correlation of a collective's kernel.
-    ``part``, ``issued`` and ``awaited`` are those of a trace, if its rank's program is known.
+    ``part``, ``issued``, ``awaited`` and ``group`` are those of a trace, if its rank's program is
+    known.
     """
 
     kind: OpKind | None
@@ -52,6 +53,7 @@ class RankOp(NamedTuple):
     part: int = -1
     issued: int = -1
     awaited: int = -1
+    group: int = -1
     kernel: int = -1
 
 

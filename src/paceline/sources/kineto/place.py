@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile
+from paceline.sources.kineto.hybrid import hybrid_groups
 from paceline.trace import Job
 
 #: Descriptions of process groups: Megatron-Core's, then those of a DeviceMesh (from memory).
@@ -46,7 +47,12 @@ def find_places(profiles: Sequence[Profile], job: Job | None) -> Places:
         TraceError: ranks are missing or there twice, or their places cannot be told.
     """
     _check_ranks(profiles)
-    found = _by_groups(profiles, job) or _by_job(profiles, job) or _by_stages(profiles)
+    found = (
+        _by_hybrid(profiles, job)
+        or _by_groups(profiles, job)
+        or _by_job(profiles, job)
+        or _by_stages(profiles)
+    )
     found = found or _by_world(profiles)
     _check_all(found, len(profiles))
     return found
@@ -59,7 +65,7 @@ def check_places(profiles: Sequence[Profile], job: Job | None) -> None:
         TraceError: ranks are missing or there twice.
     """
     _check_ranks(profiles)
-    places = _by_groups(profiles, job) or _by_job(profiles, job)
+    places = _by_hybrid(profiles, job) or _by_groups(profiles, job) or _by_job(profiles, job)
     if places is None:
         _need_all(profiles, NO_PURPOSE)
     else:
@@ -98,6 +104,18 @@ def _check_ranks(profiles: Sequence[Profile]) -> None:
             f"the profiles are of jobs of {' and '.join(map(str, sizes))} ranks; give files of "
             "one run"
         )
+
+
+def _by_hybrid(profiles: Sequence[Profile], job: Job | None) -> Places | None:
+    """Hybrid sharding alone: all ranks are data parallel, though a group has some of them only."""
+    if any(hybrid_groups(profile) is None for profile in profiles):
+        return None
+    n = profiles[0].world_size
+    if job is not None and (job.dp_size, job.ranks) != (n, n):
+        return None
+    of_rank = {profile.rank: (profile.rank, 0) for profile in profiles}
+    note = "groups of shards and replicas: data parallel only"
+    return Places(of_rank, job or Job(dp_size=n, pp_size=1), note, 1.0)
 
 
 def _by_groups(profiles: Sequence[Profile], job: Job | None) -> Places | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile
+from paceline.sources.kineto.hybrid import hybrid_groups
 from paceline.sources.kineto.marks import HostStep, Mark, host_steps
 from paceline.sources.kineto.ops import RankOp
 from paceline.sources.kineto.waits import Place, wait_places
@@ -26,18 +27,17 @@ HOW_TO = (
 
 
 def has_program(profile: Profile) -> bool:
-    """Whether a profile has the host's launches over all its job's ranks, and no pipeline.
+    """Whether a profile has the host's launches of a data-parallel job, and no pipeline.
 
     Gloo does not name the group of a collective. So with groups of some ranks only, it is not known
-    which group launched it.
+    which group launched it, but of hybrid sharding (:mod:`paceline.sources.kineto.hybrid`).
     """
     whole = {tuple(sorted(group.ranks)) for group in profile.groups}
     piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
-    return (
-        profile.host is not None
-        and not piped
-        and len(whole) == 1
-        and len(next(iter(whole))) == profile.world_size > 1
+    if profile.host is None or piped:
+        return False
+    return hybrid_groups(profile) is not None or (
+        len(whole) == 1 and len(next(iter(whole))) == profile.world_size > 1
     )
 
 
@@ -161,6 +161,8 @@ class _Program:
         self._parts[bucket] += 1
         self._launched[mark.launch] = len(self._ops)
         self._add(mark.kind, -1, number, item.launch_s, max(item.launch_s, item.end_s))
+        group = self._step.groups[mark.launch]
+        self._ops[-1] = self._ops[-1]._replace(group=group)
         self._open_s = mark.at_s
 
     def _wait(self, at: int, number: int) -> None:

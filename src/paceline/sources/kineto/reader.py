@@ -23,6 +23,7 @@ from paceline.sources.json_stream import first_events
 from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.headers import check_headers
+from paceline.sources.kineto.hybrid import with_groups
 from paceline.sources.kineto.notes import Way
 from paceline.sources.kineto.ops import RankOp, rank_ops
 from paceline.sources.kineto.overlap import check_overlaps, overlapped_ops, overlaps, with_tails
@@ -77,6 +78,7 @@ def read(
         profile = read_profile(path)
         unplaced.update(profile.unplaced)
         spans, ways[profile.rank] = find_steps(profile)
+        profile = with_groups(replace(profile, steps=tuple(spans)))
         if not has_program(profile):
             ops = rank_ops(profile, spans, unplaced, aside)
             check_overlaps(ops, profile)
@@ -231,6 +233,7 @@ def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> No
             part=op.part,
             issued=op.issued,
             awaited=op.awaited,
+            group=op.group,
         )
 
 

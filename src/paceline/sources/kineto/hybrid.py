@@ -1,0 +1,88 @@
+"""Hybrid sharding (HSDP) on the host: the groups of FSDP2's collectives, by its ranges.
+
+Gloo does not say the group of a collective. FSDP2's ranges do (torch 2.13,
+``_fsdp_param_group.py``, ``_fsdp_collectives.py``): ``FSDP::all_gather`` gathers within the shard
+group, ``FSDP::post_backward_reduce`` scatters within it and then sums over the replicas. The two
+groups are named after the dimensions of the device mesh.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from paceline.errors import TraceError
+from paceline.sources.kineto.events import Collective, Group, Profile
+from paceline.sources.kineto.marks import launched_kind, range_at
+
+#: Dimensions as PyTorch's documentation of HSDP names them, and torchtitan 0.3.
+_REPLICAS: Final = re.compile(r"(?:mesh_)?(?:dp_)?replicate")
+_SHARDS: Final = re.compile(r"(?:mesh_)?(?:dp_)?shard|(?:mesh_)?fsdp")
+
+
+def hybrid_groups(profile: Profile) -> tuple[Group, Group] | None:
+    """The groups of a rank's replicas and shards; None unless these two make up all ranks."""
+    inner = _inner(profile)
+    replicas = [group for group in inner if _REPLICAS.fullmatch(group.purpose)]
+    shards = [group for group in inner if _SHARDS.fullmatch(group.purpose)]
+    if len(inner) != 2 or len(replicas) != 1 or len(shards) != 1:
+        return None
+    ((across,), (within,)) = replicas, shards
+    whole = len(across.ranks) * len(within.ranks) == profile.world_size
+    return (across, within) if whole else None
+
+
+def _inner(profile: Profile) -> list[Group]:
+    """Groups of some ranks; one where a program made the same mesh several times."""
+    some = [group for group in profile.groups if 1 < len(group.ranks) < profile.world_size]
+    return list({(group.purpose, group.ranks): group for group in some}.values())
+
+
+def with_groups(profile: Profile) -> Profile:
+    """The profile with the group of each collective, if it is of a hybrid-sharded job on the host.
+
+    Raises:
+        TraceError: the groups cannot be told: the mesh has other names, or a collective that moves
+            parameters or gradients was called outside of FSDP's ranges.
+    """
+    host, groups = profile.host, hybrid_groups(profile)
+    if host is None or not host.gathers:
+        return profile
+    if groups is None:
+        _refuse_unknown(profile)
+        return profile
+    launches = tuple(item._replace(group=_group(profile, item, *groups)) for item in host.launches)
+    return replace(profile, collectives=launches, host=replace(host, launches=launches))
+
+
+def _group(profile: Profile, item: Collective, replicas: Group, shards: Group) -> str:
+    """The name of the group that ran a collective; '' for a barrier and the like."""
+    host = profile.host
+    assert host is not None
+    if range_at(item.launch_s, host.gathers) is not None:
+        return shards.name
+    if range_at(item.launch_s, host.reduces) is not None:
+        return replicas.name if item.name == "allreduce" else shards.name
+    stepping = any(step.start_s <= item.launch_s < step.end_s for step in profile.steps)
+    if stepping and launched_kind(item.name) is not None:
+        raise TraceError(
+            f"{profile.path}: {item.name} was called outside of FSDP's ranges, and gloo does not "
+            "say whether shards, replicas or all ranks took part; leave such steps out with "
+            "--steps, or record the job with paceline.record"
+        )
+    return ""
+
+
+def _refuse_unknown(profile: Profile) -> None:
+    """Refuse FSDP over groups that are not known; gloo names none at its collectives."""
+    inner = _inner(profile)
+    piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
+    if not inner or piped or profile.on_gpu:
+        return
+    names = ", ".join(f"{group.purpose or group.name} ({len(group.ranks)})" for group in inner)
+    raise TraceError(
+        f"{profile.path}: FSDP's collectives run in some of the groups {names}, and gloo does not "
+        "say in which; a hybrid-sharded job needs a device mesh of the dimensions replicate and "
+        "shard (or dp_replicate, dp_shard), and no other. Record the job with paceline.record"
+    )
