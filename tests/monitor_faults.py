@@ -567,7 +567,7 @@ class Run:
             self._wait(lambda e=each, n=last: client.job(e.name)["last_step"] == n, "last step")
         time.sleep(2.0)  # rows of the series follow
         for each in self.streams:
-            series = client.steps(each.name, points=0)
+            series = client.steps(each.name, points=100_000)
             wrong = Counter(range(len(each.acknowledged)))
             wrong.subtract(series["step"])
             wrong = {step: -n for step, n in wrong.items() if n}  # -1: missing, 1: double
