@@ -12,7 +12,7 @@ import requires
 
 requires.installed("sqlalchemy")
 
-from paceline.detect.detector import Detector
+from paceline.detect.detector import STATE_VERSION, Detector
 from paceline.errors import StateError
 from paceline.monitor import detectors as module
 from paceline.monitor import replay, step_files
@@ -60,7 +60,7 @@ def newer(path):
 
 
 def newer_detector(path):
-    with_about(path, lambda about, _: about["detector"].update(version=3))
+    with_about(path, lambda about, _: about["detector"].update(version=STATE_VERSION + 1))
 
 
 def truncated(path):

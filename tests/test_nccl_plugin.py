@@ -231,6 +231,16 @@ def test_a_process_that_is_killed_has_told_what_it_lost(harness: Harness, tmp_pa
     assert found[0].dropped > 0
 
 
+def test_a_file_that_is_rotated_away_while_it_is_read_is_left_out(
+    job: Path, tmp_path: Path
+) -> None:
+    paths = sorted(job.glob(f"*{SUFFIX}"))
+    gone = tmp_path / "nccl-gone-1-00000.nccl"
+    assert len(read_processes([gone, *paths])) == len(read_processes(paths))
+    with pytest.raises(TraceError, match="is gone"):
+        read_processes([gone])
+
+
 def test_what_a_full_buffer_drops_is_counted(harness: Harness, tmp_path: Path) -> None:
     attempts, _ = harness.run(tmp_path, 6, "threads", "300000", PACELINE_NCCL_FILE_MB="1")
     (process,) = processes(tmp_path)
@@ -349,9 +359,10 @@ def test_a_process_that_began_again_counts_once(job: Path, tmp_path: Path) -> No
     again = next(tmp_path.glob("*-00000.nccl"))
     data = again.read_bytes()
     at = data.index(b'"begun_ns": ') + len(b'"begun_ns": ')
-    text = data[20 : data.index(b"}") + 1].replace(data[at : at + 4], b"9999")
+    end = data.index(b"}", at) + 1
+    text = data[20:end].replace(data[at : at + 4], b"9999")
     header = file_header(json.loads(text))
-    (tmp_path / "copy.nccl").write_bytes(header + data[data.index(b"}") + 1 :])
+    (tmp_path / "copy.nccl").write_bytes(header + data[end:])
     log, notes = load_call_log([tmp_path])
     assert len(log) == RANKS * STEPS * 4
     assert [note for note in notes if "the one that began last counts" in note]

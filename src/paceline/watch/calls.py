@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -37,6 +38,14 @@ _SAME_STEPS = 5
 def has_calls(folder: Path) -> bool:
     """Whether the plugin writes there."""
     return any(folder.glob(f"*{SUFFIX}"))
+
+
+def _bytes_in(folder: Path) -> int:
+    size = 0
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # a process removes its oldest files
+            size += path.stat().st_size
+    return size
 
 
 class CallsWatch:
@@ -84,7 +93,7 @@ class CallsWatch:
         """
         if self._suspects is not None:
             return self._examine(self._suspects)
-        size = sum(path.stat().st_size for path in self.folder.glob(f"*{SUFFIX}"))
+        size = _bytes_in(self.folder)
         began_s = self._clock()
         if size == self._read_bytes:
             return self._hang(began_s)

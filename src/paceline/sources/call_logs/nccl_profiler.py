@@ -87,17 +87,23 @@ def matches(path: Path) -> bool:
 def read_processes(paths: Sequence[Path]) -> list[Process]:
     """The processes that wrote files, by host and process number.
 
+    A running process removes its oldest files: those that are gone by now are left out.
+
     Raises:
-        TraceError: a file is damaged at its start, or unreadable.
+        TraceError: a file is damaged at its start, or unreadable; or all are gone.
     """
     files: dict[tuple[str, int, int], list[BlockFile]] = defaultdict(list)
     for path in paths:
         try:
             file = read_file(path)
+        except FileNotFoundError:
+            continue
         except (BlockFileError, OSError) as error:
             raise TraceError(str(error)) from error
         place = _whole(file, "pid", path), _whole(file, "begun_ns", path)
         files[(str(file.meta.get("host")), *place)].append(file)
+    if paths and not files:
+        raise TraceError(f"{paths[0]} is gone: its process has removed it; read the folder again")
     return [_process(files[name]) for name in sorted(files)]
 
 
