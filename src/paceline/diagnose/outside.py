@@ -30,11 +30,16 @@ ODD_TIMES, ODD_SHARE = 1.3, 0.25
 MIN_STEPS = 8
 
 
-def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
-    """Findings outside S by share of the step, largest first."""
+def outside_causes(
+    measured: Measured, result: WhatIf, resamples: Array, *, unexplained: bool = False
+) -> list[Finding]:
+    """Findings outside S by share of the step, largest first.
+
+    ``unexplained``: no cause inside S is known, as where a worker is slow in half of the steps.
+    """
     delays = _delays(measured, result, resamples)
     over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
-    if over_time == [None, None] and not result.straggling:
+    if over_time == [None, None] and (unexplained or not result.straggling):
         over_time = [_two_modes(measured, result, resamples)]
     longer = [with_worker(f, measured, result) for f in over_time if f is not None]
     findings = [*([delays] if delays else []), *longer]
