@@ -497,17 +497,16 @@ def test_what_passes_is_explained_and_no_rest():
 @pytest.mark.parametrize(("slowdown", "looked_for"), [(1.0049, False), (1.005, True)])
 def test_causes_are_looked_for_from_half_a_percent_on(monkeypatch, slowdown, looked_for):
     """101 resamples of one step each, which take 1.00 to 2.00 times the ideal: 5% and 95%."""
-    cause = SimpleNamespace(cause="worker")
     monkeypatch.setattr(diagnosis, "_resamples", np.eye)
-    monkeypatch.setattr(diagnosis, "_inside", lambda *_: [cause])
-    monkeypatch.setattr(diagnosis, "outside_causes", lambda *_, **__: [])
+    monkeypatch.setattr(diagnosis, "_inside", lambda *_: ["a cause"])
+    monkeypatch.setattr(diagnosis, "outside_causes", lambda *_: [])
     monkeypatch.setattr(diagnosis, "name_hosts", lambda finding, _: finding)
     result = SimpleNamespace(
         steps=np.arange(101), simulated_s=2 * np.linspace(1, 2, 101), ideal_s=np.full(101, 2.0),
         slowdown=slowdown,
     )  # fmt: skip
     found = diagnose(None, result)
-    assert found.findings == ((cause,) if looked_for else ())
+    assert found.findings == (("a cause",) if looked_for else ())
     assert found.slowdown_interval == pytest.approx((1.05, 1.95))
 
 

@@ -148,6 +148,9 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             f"straggler shows in {count(len(report.steps), 'step')}"
         )
         style = "bold yellow"
+    elif report.healthy and any(f.id == "pauses" for f in report.diagnosis.findings):
+        text = f"No slowness lasts ({max(excess, 0):.1%} of steps), but one worker pauses"
+        style = "bold yellow"
     elif report.healthy:
         text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
         style = "bold green"
