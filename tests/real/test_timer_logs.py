@@ -1,10 +1,13 @@
 """Timers in text logs that the tools' own code writes.
 
 Megatron-LM's ``Timers`` runs out of a clone (core 0.20.0, commit d98e8a6), on values that a test
-sets; the line of a step is what ``training/training.py`` formats.
+sets; the line of a step is what ``training/training.py`` formats. DeepSpeed itself trains for a few
+steps where it is installed (run with 0.19.8).
 """
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,3 +108,60 @@ def test_megatrons_own_timers(option: str, tmp_path: Path, monkeypatch: pytest.M
     if got.ranks:
         assert got.ranks[-1].group == f"stage {STAGES - 1}"
         assert got.ranks[-1].factor == pytest.approx(2.0)
+
+
+#: A rank alone, whose forwards sleep for 20 ms; two microbatches a step.
+DEEPSPEED_JOB = """
+import os, time
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed, torch
+import deepspeed.ops
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, batch):
+        time.sleep(0.02)
+        return self.layer(batch).square().mean()
+
+store = "file://" + os.environ["STORE"]
+deepspeed.init_distributed("gloo", init_method=store, rank=0, world_size=1)
+model = Model()
+optimizer = {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}}
+config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+          "steps_per_print": 1, "wall_clock_breakdown": True, "optimizer": optimizer,
+          "zero_optimization": {"stage": 1}}
+engine, *_ = deepspeed.initialize(
+    model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
+)
+for _ in range(STEPS * 2):
+    loss = engine(torch.randn(2, 8))
+    engine.backward(loss)
+    engine.step()
+"""
+
+
+def test_deepspeeds_own_log(tmp_path: Path) -> None:
+    requires.installed("deepspeed")
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    job = subprocess.run(
+        [sys.executable, "-c", f"STEPS = {STEPS}\n{DEEPSPEED_JOB}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={**os.environ, **alone, "STORE": str(tmp_path / "store")},
+        timeout=600,
+    )
+    assert job.returncode == 0, job.stdout
+    got = report(job.stdout, tmp_path)
+    told = [float(ms) for ms in re.findall(r"\| fwd: (\d+\.\d+) \|", job.stdout)]
+    assert len(told) == got.steps == STEPS
+    median, least, most = got.measures["forward"]
+    assert (median, least, most) == pytest.approx(
+        (sorted(told)[STEPS // 2] * 1e-3, min(told) * 1e-3, max(told) * 1e-3)
+    )
+    assert least > 0.04
+    assert [rank.stands_out for rank in got.ranks] == [False]
