@@ -127,7 +127,8 @@ class Model(torch.nn.Module):
         return self.layer(batch).square().mean()
 
 store = "file://" + os.environ["STORE"]
-deepspeed.init_distributed("gloo", init_method=store, rank=0, world_size=1)
+torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+deepspeed.init_distributed("gloo")
 model = Model()
 optimizer = {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}}
 config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
@@ -146,6 +147,7 @@ for _ in range(STEPS * 2):
 def test_deepspeeds_own_log(tmp_path: Path) -> None:
     requires.installed("deepspeed")
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    alone["MASTER_PORT"] = "1"  # asked for, not used
     job = subprocess.run(
         [sys.executable, "-c", f"STEPS = {STEPS}\n{DEEPSPEED_JOB}"],
         stdout=subprocess.PIPE,
