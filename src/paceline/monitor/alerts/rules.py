@@ -225,7 +225,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
 
 
 def _next_act(n_ranks: int, is_all: bool) -> str:
-    """Whoever waits for a slow rank in each step is as slow as that one."""
+    """Action that a fail-slow asks for: ranks that wait for a slow one are as slow as it."""
     if n_ranks == 1 and not is_all:
         return "take its host out, or let paceline validate confirm it"
     who = "which of them" if n_ranks and not is_all else "who"

@@ -58,7 +58,7 @@ def lost_by_now(job: Row, events: Sequence[Row]) -> str:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """What the fail-slow of a job that goes on costs, by its step times.
+    """Cost of the fail-slow of a job that goes on, by its step times.
 
     Attributes:
         slowdown: latest steps over healthy ones.
