@@ -10,6 +10,7 @@ from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.report.communication import communication_lines
 from paceline.report.layout import wrap
+from paceline.report.warnings import warning_lines
 from paceline.results.document import JobReport
 from paceline.results.headline import HEALTHY, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
@@ -112,7 +113,9 @@ def diagnosis_lines(
     lines += [*_remedy_lines(report, width, every=every), Text("")]
     if communication := communication_lines(report.communication, width):
         lines += [*communication, Text("")]
-    return lines + _fall_lines(report, gpu_hour_cost)
+    lines += _fall_lines(report, gpu_hour_cost)
+    warnings = warning_lines(report, width, usual=False)
+    return [*lines, *([Text("")] if warnings else []), *warnings]
 
 
 HEALTHY_TEXT = (
