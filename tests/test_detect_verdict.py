@@ -170,7 +170,7 @@ def fleet(rng, gpus=16, slow=1.0, spread=0.01, noise=0.01):
 
 
 def test_one_validation_finds_a_gpu_that_is_a_tenth_slow():
-    """The bar: 95% of the trials within 30 s; a validation of five rounds takes 3 s at most."""
+    """The bar: 95% of the trials, within 30 s."""
     rng, trials = np.random.default_rng(5), 200
     found = wrong = 0
     for _ in range(trials):
