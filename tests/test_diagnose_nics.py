@@ -55,6 +55,18 @@ def test_a_worker_that_sends_slowly_both_ways_is_named_in_a_single_pipeline():
     assert finding.share_of_step == pytest.approx(measured_gain, abs=0.03)
 
 
+def test_a_slow_nic_is_named_where_one_of_its_links_looks_slow_too():
+    """Half of a link's messages are slow, so its median is a slow or a usual one by chance."""
+
+    def change(graph, durations, dps):
+        slow_sends((1, 2), times=200.0)(graph, durations, dps)
+        slow_sends((1, 0), times=4.0)(graph, durations, dps)
+        durations[transfers(graph, 2, 1)[:2]] *= 200.0  # more than half of this link's
+
+    _, diagnosis = retimed(PIPELINE, change)
+    assert found(diagnosis)[0].evidence["in_all"] == [0, 1]
+
+
 @pytest.mark.parametrize(
     "ways",
     [

@@ -80,7 +80,7 @@ def diagnose(
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
     inside = _inside(measured, result, resamples) if result.slowdown >= MIN_SLOWDOWN else []
-    outside = outside_causes(measured, result, resamples)
+    outside = outside_causes(measured, result, resamples, inside)
     unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in unnamed)
     return Diagnosis(findings, (low, high))
@@ -160,10 +160,24 @@ def _of_hardware(
     """Slow workers, links and peers."""
     patterns = (
         worker_cause(durations, fit_computes(durations), steps),
-        link_cause(durations, ideal) or nic_cause(durations, ideal),
+        _of_links(durations, ideal),
         *peer_causes(durations, ideal, steps),
     )
     return [pattern for pattern in patterns if pattern is not None]
+
+
+def _of_links(durations: Durations, ideal: Array) -> Candidate | None:
+    """Slow links, or the slow NIC where all of them are its links.
+
+    A NIC slows half of a link's messages, those of one direction. The link's median is then one of
+    a slow or of a usual message, by chance.
+    """
+    links, nic = link_cause(durations, ideal), nic_cause(durations, ideal)
+    if links is None or nic is None:
+        return links or nic
+    of_nic = nic.evidence["links"]
+    is_nic = links.evidence["n_links"] <= len(of_nic)
+    return nic if is_nic and all(link in of_nic for link in links.evidence["links"]) else links
 
 
 UNEXPLAINED = Candidate(
