@@ -249,6 +249,7 @@ def test_the_dashboard_shows_metrics_that_there_are(filled, tmp_path, capsys):
     site, job, _, _ = filled
     with site.service.engine.begin() as connection:
         values = {"slowdown": 1.5, "waste": 0.3, "step_s": 1.0, "healthy_s": 0.9, "last_step": 8}
+        values["slow_since_step"] = 3
         # Another job: detectors go on writing the row of a job that tells steps.
         like = tables.jobs.select().where(tables.jobs.c.id == job.id)
         row = dict(connection.execute(like).mappings().one()) | values

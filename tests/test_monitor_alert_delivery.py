@@ -321,3 +321,16 @@ def test_opsgenie_gets_a_new_description_and_no_new_alert(tmp_path, hook):
     event = json.loads(hook.received[1][2])
     assert event["event_action"] == "trigger"
     assert event["payload"]["class"] == "worker"
+
+
+def test_a_clock_that_was_ahead_for_a_while_holds_no_message_back(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    world.now += DAY
+    world.session(1.3)
+    world.session(1.3)
+    world.now -= DAY  # before the message was sent
+    courier(world).round()
+    assert [message["status"] for message in hook.wait(1)] == ["firing"]
+    (row,) = world.rows(deliveries)
+    store.mark(world.engine, [row["id"]], next_at=world.now + DAY)
+    assert len(store.repeatable(world.engine, row["channel"], world.now)) == 1

@@ -7,7 +7,7 @@ pytest.importorskip("starlette", reason="the monitor is an extra")
 from monitor_web import monitor
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
-from paceline.monitor.web.alert_groups import grouped
+from paceline.monitor.web.alert_groups import group_of, grouped
 
 
 def alert(number, *, rule="slow-job", cause="worker", place="host n1", status="firing"):
@@ -28,6 +28,14 @@ def test_alerts_of_one_cause_and_place_are_together_from_three_on():
     assert grouped([]) == []
 
 
+def test_a_host_is_one_whatever_the_rank_and_a_rank_is_another_in_each_job():
+    rows = [alert(n, place=f"rank {n}; host n1", cause="fail-slow") for n in (1, 2, 3)]
+    rows += [alert(n, place="rank 5", cause="fail-slow") for n in (4, 5, 6)]
+    rows += [alert(n, place=None, cause="silent") for n in (7, 8, 9)]
+    assert ids(grouped(rows)) == [[1, 2, 3], [4], [5], [6], [7, 8, 9]]
+    assert ids([group_of(rows[1], rows), group_of(rows[4], rows)]) == [[1, 2, 3], [5]]
+
+
 def test_the_page_has_a_card_for_all_of_them(tmp_path):
     with monitor(tmp_path) as site:
         engine, now = site.service.engine, site.service.clock()
@@ -38,6 +46,25 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
             fields |= {"headline": f"slow {number}", "started_at": now, "updated_at": now}
             store.fire(engine, {"fingerprint": f"f{number}", "job_id": job.id, **fields}, [], now)
         page = site.ask("GET", "/alerts", token=site.token(), headers={"Accept": "text/html"}).text
+        other = {"project": "vision", "job_id": jobs.register(engine, "vision", "x", now).id}
+        store.fire(engine, {"fingerprint": "other", **fields, **other}, [], now)
+        operator = site.token("operate", "llm")
+        form = {"hours": "2", "why": "host is out", "group": "1"}
+        assert site.ask("POST", "/alerts/1/silence", token=operator, form=form).status == 303
+        silences = store.list_silences(engine, "*", now)
+        ended = site.ask("POST", f"/silences/{silences[0]['id']}/end", token=operator, form={})
+        theirs = store.add_silence(
+            engine, "vision", rule=None, job="x", until=now + 99, comment="", now=now
+        )
+        refused = site.ask("POST", f"/silences/{theirs}/end", token=operator, form={})
+        left = store.list_silences(engine, "llm", site.service.clock())
+        silenced = site.ask("GET", "/alerts", token=operator, headers={"Accept": "text/html"}).text
+    assert {(row["project"], row["job"], row["comment"]) for row in silences} == {
+        ("llm", f"job-{number}", "host is out") for number in range(100)
+    }
+    assert (ended.status, refused.status, len(left)) == (303, 404, 99)
+    assert "Silence all 100" in page
+    assert silenced.count('aria-label="End silence') == 99
     assert page.count('<li class="card') == 1
     assert "100 jobs: Worker" in page
     assert "host n1" in page

@@ -12,6 +12,8 @@ from monitor_web import monitor
 from paceline.errors import MonitorError
 from paceline.monitor.config import Config
 from paceline.monitor.store import jobs
+from paceline.monitor.store.tables import events
+from paceline.monitor.store.tables import jobs as job_table
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -107,3 +109,32 @@ def test_labels_of_jobs_are_in_the_metrics_where_the_settings_say_so(tmp_path):
     assert "secret" not in text
     with pytest.raises(MonitorError, match="metric_labels are names"):
         Config(metric_labels="team,a b")
+
+
+def test_a_fail_slow_without_a_trace_has_waste_and_gpu_time_lost(tmp_path):
+    with monitor(tmp_path) as site:
+        engine, now = site.service.engine, site.service.clock()
+        for name in ("slow", "well"):
+            jobs.register(engine, "default", name, now, gpus=8)
+        slow = {"healthy_s": 2.0, "step_s": 2.5, "slow_since_step": 90, "last_step": 200}
+        onset = {"job_id": 1, "at": now, "start": 0, "kind": "onset", "step": 100}
+        onset |= {"since_step": 90, "factor": 1.25, "lost_s": 5.0, "ranks": [3], "text": "slow"}
+        with engine.begin() as connection:
+            mine = job_table.c.name == "slow"
+            connection.execute(job_table.update().where(mine).values(status="running", **slow))
+            connection.execute(events.insert().values(**onset))
+        rows = samples(read_text(ask(site).text))
+        pages = [
+            site.ask("GET", path, token=site.token("read"), headers={"Accept": "text/html"}).text
+            for path in ("/", "/jobs/slow")
+        ]
+    found = {name: value for (name, labels), value in rows.items() if ("job", "slow") in labels}
+    assert found["paceline_job_step_waste_ratio"] == pytest.approx(0.2)
+    # 5 s until step 100, then 100 steps that take 0.5 s longer, of 8 GPUs.
+    assert found["paceline_job_fail_slow_gpu_seconds_lost"] == pytest.approx((5 + 50) * 8)
+    assert not [key for key in rows if "fail_slow_gpu" in key[0] and ("job", "well") in key[1]]
+    for page in pages:
+        assert "1.250" in page
+        assert "20.0%" in page
+        assert "0.122" in page
+    assert "Steps take 1.25 times as long since step 90." in pages[1]

@@ -131,7 +131,7 @@ def test_a_result_that_is_gone_is_said(ask):
 def test_the_list_says_that_an_analysis_failed_and_what_has_only_traces(ask):
     rows = {
         name: row
-        for row in ask("/")[2].split("<tr>")
+        for row in ask("/")[2].split("<tr")
         for name in re.findall(r'href="/jobs/([\w-]+)"', row)
     }
     assert "latest analysis failed" in rows["showpiece"]

@@ -74,7 +74,7 @@ class Courier(threading.Thread):
         now: float = self._service.clock()
         rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
-            due = [row for row in group if row["next_at"] <= now]
+            due = [row for row in group if not now < row["next_at"] <= now + store.MOST_AHEAD_S]
             if due and not self._ended:
                 self._send(due if group[0]["attempts"] else group, now)
         if self._channel.repeat_s and not self._ended:

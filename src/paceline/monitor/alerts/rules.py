@@ -219,10 +219,17 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         headline,
         "fail-slow",
         place if ranks else None,
-        # Step times do not say who is slow: all ranks wait for it.
-        gain=f"{share:.1%} of each step; paceline validate, or a trace, says who is slow",
+        gain=f"{share:.1%} of each step; {_next_act(len(ranks), is_all)}",
         ranks=() if is_all else tuple(ranks),
     )
+
+
+def _next_act(n_ranks: int, is_all: bool) -> str:
+    """Whoever waits for a slow rank in each step is as slow as that one."""
+    if n_ranks == 1 and not is_all:
+        return "take its host out, or let paceline validate confirm it"
+    who = "which of them" if n_ranks and not is_all else "who"
+    return f"paceline validate, or a trace, says {who} is slow"
 
 
 def _session_that_explains(

@@ -20,6 +20,8 @@ from paceline.units import moment
 Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
 _SESSIONS, _EVENTS = 200, 200
+#: A message that is due later than in this time was written while the clock was ahead: due now.
+MOST_AHEAD_S = 3600.0
 _OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
 #: Messages of a channel that are looked at together; the oldest come first.
 _BATCH = 500
@@ -162,7 +164,7 @@ def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
     query = _messages(channel).where(
         deliveries.c.state == "delivered",
         deliveries.c.status == "firing",
-        deliveries.c.next_at <= now,
+        (deliveries.c.next_at <= now) | (deliveries.c.next_at > now + MOST_AHEAD_S),
         alerts.c.status == "firing",
     )
     with engine.connect() as connection:

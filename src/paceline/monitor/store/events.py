@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, delete, desc, or_, select, update
+from sqlalchemy import Connection, Engine, delete, desc, or_, select, update
 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.monitor.store.inserts import insert_new
@@ -89,6 +89,28 @@ def level_events(engine: Engine, job_id: int) -> list[Row]:
     query = query.order_by(events.c.start.nulls_first(), events.c.step, events.c.id)
     with engine.connect() as connection:
         return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def events_of_slow(
+    connection: Connection, job_ids: Sequence[int] | None = None
+) -> dict[int, list[Row]]:
+    """Job -> changes of its level, the latest first, for jobs that are slow now.
+
+    Args:
+        connection: to the store.
+        job_ids: of these jobs only; None: of all that are slow.
+    """
+    query = select(events).where(events.c.kind.in_(LEVEL_KINDS))
+    if job_ids is None:
+        slow = select(jobs.c.id).where(jobs.c.slow_since_step.is_not(None))
+        query = query.where(events.c.job_id.in_(slow))
+    else:
+        query = query.where(events.c.job_id.in_(job_ids))
+    query = query.order_by(events.c.at.desc(), events.c.id.desc())
+    found: dict[int, list[Row]] = {}
+    for row in connection.execute(query).mappings():
+        found.setdefault(row["job_id"], []).append(dict(row))
+    return found
 
 
 def remove_older(engine: Engine, before: float, project: str) -> int:

@@ -12,6 +12,8 @@ from paceline.monitor.store.jobs import summarise
 from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
+#: A session to be tried later than in this time was put off while the clock was ahead.
+_MOST_AHEAD_S = 3600.0
 #: Of a session that is to be analysed as if it were new.
 _WAITS = {"status": "queued", "attempts": 0, "reason": None, "next_at": None}
 
@@ -101,7 +103,9 @@ def start_next(engine: Engine, now: float, worker: str | None = None) -> Row | N
     the worker's right to store the outcome.
     """
     waits = (sessions.c.status == "queued") & (
-        sessions.c.next_at.is_(None) | (sessions.c.next_at <= now)
+        sessions.c.next_at.is_(None)
+        | (sessions.c.next_at <= now)
+        | (sessions.c.next_at > now + _MOST_AHEAD_S)
     )
     newest = (
         select(sessions.c.id)

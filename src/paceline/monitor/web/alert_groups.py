@@ -1,4 +1,4 @@
-"""Alerts of one cause at one place, together: a slow host makes many jobs fire."""
+"""Alerts of one cause on one host, together: a slow host makes many jobs fire."""
 
 from __future__ import annotations
 
@@ -12,17 +12,35 @@ LEAST = 3
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Alerts that fire by the same rule, for the same cause at the same place; others alone.
+    """Alerts that fire by the same rule, for the same cause on the same host; others alone.
+
+    Those that have no place are together by their cause. A place without a host is alone: rank 5
+    of one job is not that of another.
 
     Groups stand where their first alert does.
     """
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        shared = row["rule"], row["cause"], row["place"]
-        alone = row["status"] != "firing" or not (row["cause"] or row["place"])
-        groups.setdefault(row["id"] if alone else shared, []).append(row)
+        groups.setdefault(_key(row), []).append(row)
     return [
         part
         for group in groups.values()
         for part in ([group] if len(group) >= LEAST else [[row] for row in group])
     ]
+
+
+def group_of(alert: Row, rows: Sequence[Row]) -> list[Row]:
+    """Those of some alerts that stand on one card with this one."""
+    return [row for row in rows if _key(row) == _key(alert)]
+
+
+def host_in(place: str | None) -> str:
+    """``host n1`` out of ``rank 5; host n1``: the last phrase of a place; "" where it has none."""
+    last = (place or "").rpartition("; ")[2]
+    return last if last.startswith("host ") else ""
+
+
+def _key(row: Row) -> object:
+    host = host_in(row["place"])
+    shares = host or (row["cause"] and not row["place"])
+    return (row["rule"], row["cause"], host) if shares and row["status"] == "firing" else row["id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.detect.event import SLOW_KINDS
@@ -49,8 +50,39 @@ def lost_by_now(job: Row, events: Sequence[Row]) -> str:
 
     "" where none goes on, or where the GPUs or the loss are not known.
     """
-    onset = going_on(job, events, settled=True)
-    if onset is None or not job["gpus"] or onset["factor"] is None:
+    loss = step_loss(job, events)
+    if loss is None or loss.gpu_hours_lost is None:
         return ""
-    hours = lost_so_far_s(onset, job) * job["gpus"] / 3600
-    return f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
+    return f"{loss.gpu_hours_lost:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """What the fail-slow of a job that goes on costs, by its step times.
+
+    Attributes:
+        slowdown: latest steps over healthy ones.
+        waste: 1 - 1 / slowdown.
+        gpu_hours_lost: until the job was last seen; None where its GPUs or the loss are not known.
+    """
+
+    slowdown: float
+    waste: float
+    gpu_hours_lost: float | None
+
+
+def step_loss(job: Row, events: Sequence[Row]) -> StepLoss | None:
+    """The loss of a job's fail-slow; None where none goes on.
+
+    Args:
+        job: its row.
+        events: its onsets and reliefs, the latest first.
+    """
+    if job["slow_since_step"] is None or not job["healthy_s"] or not job["step_s"]:
+        return None
+    slowdown = max(1.0, job["step_s"] / job["healthy_s"])
+    onset = going_on(job, events, settled=True)
+    hours = None
+    if onset is not None and job["gpus"] and onset["factor"] is not None:
+        hours = lost_so_far_s(onset, job) * job["gpus"] / 3600
+    return StepLoss(slowdown, 1 - 1 / slowdown, hours)

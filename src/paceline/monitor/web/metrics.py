@@ -18,7 +18,9 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from paceline.monitor.store import alerts, figures
+from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.web.envelope import BUCKETS_S, HttpCounts
+from paceline.monitor.web.event_cost import step_loss
 from paceline.monitor.web.security import Principal
 
 _SEEN_S = 7 * 86_400.0
@@ -73,7 +75,9 @@ class _Metrics(Collector):
         service, project = self.service, self.principal.project
         yield _family("paceline_build_info", "gauge", "Version.", [({"version": self.version}, 1)])
         seen = figures.seen_jobs(service.engine, project, service.clock() - _SEEN_S)
-        yield from _jobs(seen, service.config.labels_of_metrics)
+        with service.engine.connect() as connection:
+            events = events_of_slow(connection)
+        yield from _jobs(seen, service.config.labels_of_metrics, events)
         fires, sent = alerts.counts(service.engine)
         names = ("project", "rule", "importance")
         mine = [row for row in fires if self.principal.sees(row["project"])]
@@ -84,7 +88,11 @@ class _Metrics(Collector):
             yield from _http(self.counts)
 
 
-def _jobs(rows: list[dict[str, Any]], labels: Sequence[str]) -> Iterator[Metric]:
+def _jobs(
+    rows: list[dict[str, Any]],
+    labels: Sequence[str],
+    events: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> Iterator[Metric]:
     keys = [{"project": row["project"], "job": row["name"]} for row in rows]
     pairs = list(zip(keys, rows, strict=True))
     info = [({**key, **_description(row, labels)}, 1.0) for key, row in pairs]
@@ -94,6 +102,14 @@ def _jobs(rows: list[dict[str, Any]], labels: Sequence[str]) -> Iterator[Metric]
     text = "Median time of the latest steps over that of healthy ones: S where no trace is."
     over = [(key, _ratio(row["step_s"], row["healthy_s"])) for key, row in pairs]
     yield _family("paceline_job_step_slowdown_ratio", "gauge", text, over)
+    losses = [(key, step_loss(row, events.get(row["id"], ()))) for key, row in pairs]
+    slow_losses = [(key, loss) for key, loss in losses if loss is not None]
+    text = "Share of the GPU time that the fail-slow which goes on loses, by step times."
+    shares = [(key, loss.waste) for key, loss in slow_losses]
+    yield _family("paceline_job_step_waste_ratio", "gauge", text, shares)
+    text = "GPU time lost so far to the fail-slow that goes on, by step times."
+    lost = [(key, _times(loss.gpu_hours_lost, 3600.0)) for key, loss in slow_losses]
+    yield _family("paceline_job_fail_slow_gpu_seconds_lost", "gauge", text, lost)
     text = "GPU-hours that the next day loses if a running job goes on like this."
     stakes = [(key, row["stake_gpu_hours"]) for key, row in pairs]
     yield _family("paceline_job_stake_gpu_hours", "gauge", text, stakes)

@@ -21,14 +21,15 @@ from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
-from paceline.monitor.store.alerts import add_silence
+from paceline.monitor.store.alerts import add_silence, end_silence
+from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
-from paceline.monitor.web.alert_groups import grouped
+from paceline.monitor.web.alert_groups import group_of, grouped, host_in
 from paceline.monitor.web.answers import local_path
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import checked_name, form_of
-from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
+from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
@@ -64,6 +65,7 @@ def routes(service: Any) -> list[Route]:
         ("/jobs/{name}/sessions/{id}/analyse", pages.analyse_again, "push"),
         ("/jobs/{name}/sessions/{id}/remove", pages.remove_session, "admin"),
         ("/jobs/{name}/remove", pages.remove_job, "admin"),
+        ("/silences/{id}/end", pages.end_silence, "operate"),
     )
     button_routes = [
         Route(path, _in_thread(act, scope), methods=["POST"]) for path, act, scope in buttons
@@ -107,6 +109,8 @@ class Pages:
                 page=_number(query.get("page", "1")) or 1,
             )
             firing = queries.count_firing(connection, _project(request))
+            slow = [row["id"] for row in page.rows if row["slow_since_step"] is not None]
+            events = events_of_slow(connection, slow)
 
         def link(**changes: Any) -> str:
             query = {"project": _asked_project(request), "q": search, "status": status}
@@ -121,6 +125,7 @@ class Pages:
             active="Jobs",
             firing=firing,
             listing=page,
+            step_losses={row["id"]: step_loss(row, events.get(row["id"], ())) for row in page.rows},
             search=search,
             status=status,
             order=order,
@@ -169,6 +174,7 @@ class Pages:
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             lost_by_now=lost_by_now(job, events),
+            step_loss=step_loss(job, events) if job["slowdown"] is None else None,
             keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),
@@ -211,25 +217,39 @@ class Pages:
         hours, why = _number(form.get("hours", "")), form.get("why", "").strip()[:1000]
         if not 1 <= hours <= _MAX_SILENCE_H or "\0" in why:
             raise HTTPException(400, f"hours must be from 1 to {_MAX_SILENCE_H}")
-        await run_in_threadpool(self._silence, request, hours, why)
+        together = form.get("group") == "1"
+        await run_in_threadpool(self._silence, request, hours, why, together)
         usual = f"/alerts{nav_query(request.state.principal)}"
         return RedirectResponse(local_path(form.get("to", usual)), 303)
 
-    def _silence(self, request: Request, hours: int, why: str) -> None:
-        engine, now = self.service.engine, self.service.clock()
+    def _silence(self, request: Request, hours: int, why: str, together: bool) -> None:
+        engine, now, project = self.service.engine, self.service.clock(), _project(request)
         with engine.connect() as connection:
             number = _number(request.path_params["id"])
-            alert = _or_404(queries.find_alert(connection, _project(request), number))
-        add_silence(
-            engine,
-            alert["project"],
-            rule=alert["rule"],
-            job=alert["job"],
-            until=now + 3600.0 * hours,
-            comment=why,
-            now=now,
-            by=actor_of(request),
-        )
+            alert = _or_404(queries.find_alert(connection, project, number))
+            rows = [alert]
+            if together:
+                firing = queries.list_alerts(connection, project, "firing")
+                rows = group_of(alert, firing) or rows
+        for row in rows:
+            add_silence(
+                engine,
+                row["project"],
+                rule=row["rule"],
+                job=row["job"],
+                until=now + 3600.0 * hours,
+                comment=why,
+                now=now,
+                by=actor_of(request),
+            )
+
+    def end_silence(self, request: Request) -> Response:
+        """The button of a silence: its alerts are told again."""
+        number, project = _number(request.path_params["id"]), _project(request)
+        now, by = self.service.clock(), actor_of(request)
+        if not end_silence(self.service.engine, number, project, now, by):
+            raise HTTPException(404, "there is no such silence")
+        return RedirectResponse(f"/alerts{nav_query(request.state.principal)}", 303)
 
     def _job_and_session(self, request: Request) -> tuple[Any, Any]:
         with self.service.engine.connect() as connection:
@@ -339,6 +359,7 @@ class Pages:
             active="Alerts",
             firing=firing,
             groups=grouped(rows),
+            host_in=host_in,
             runbook=self.service.alerts.settings.runbook,
             silences=silences,
             status=status,
