@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,8 @@ from tempfile import TemporaryDirectory
 from paceline.cli.main import run
 
 HERE = Path(__file__).resolve().parent
+#: A link of a page to a file that lies beside it.
+LINK = re.compile(r'(?<=href=")[^"#:?]+(?=")')
 #: Copied into the site as they are, and what the gallery's page takes in.
 SITE, LIST = HERE / "_gallery" / "site", HERE / "_gallery" / "list.md"
 SHARED = Path(os.environ.get("PACELINE_SHARED", HERE.parents[1] / "shared"))
@@ -155,7 +158,7 @@ def exhibits() -> list[Exhibit]:
 
 
 def make(exhibit: Exhibit) -> None:
-    """Run the commands in a folder of their own and keep the page."""
+    """Run the commands in a folder of their own; keep the page and the files that it links."""
     with TemporaryDirectory() as name, contextlib.chdir(name):
         Path("jobs.csv").write_text(JOBS_CSV, encoding="utf-8")
         for command in exhibit.commands:
@@ -168,7 +171,23 @@ def make(exhibit: Exhibit) -> None:
                 code = run(words[1:])
             if code:
                 raise SystemExit(f"{command}: exit code {code}\n{out.getvalue()}")
-        shutil.copy(exhibit.page, SITE / "gallery-pages" / f"{exhibit.name}.html")
+        keep(Path(exhibit.page), exhibit.name)
+
+
+def keep(page: Path, name: str) -> None:
+    """Copy a page into the site, and the files that it links into a folder of its name."""
+    folder = SITE / "gallery-pages"
+
+    def kept(match: re.Match[str]) -> str:
+        if not (page.parent / match[0]).is_file():
+            return match[0]
+        target = folder / name / match[0]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page.parent / match[0], target)
+        return f"{name}/{match[0]}"
+
+    text = LINK.sub(kept, page.read_text(encoding="utf-8"))
+    (folder / f"{name}.html").write_text(text, encoding="utf-8")
 
 
 def entry(exhibit: Exhibit) -> str:

@@ -10,7 +10,7 @@ from paceline.cli.main import run
 from paceline.detect.bocd import Bocd
 from paceline.detect.estimate import estimate
 from paceline.detect.job import job_events
-from paceline.detect.levels import AGE, N_FLOATS, N_WHOLES, STRAY
+from paceline.detect.levels import AGE, CYCLE, N_FLOATS, N_WHOLES, STRAY
 from paceline.detect.refinement import Refinement
 
 
@@ -88,13 +88,13 @@ def test_reliefs_and_other_methods_have_no_estimate():
 
 def test_the_width_is_that_of_the_window_below():
     floats, wholes = np.zeros(N_FLOATS), np.zeros(N_WHOLES, dtype=np.int64)
-    floats[STRAY:] = [0.05, 0.04, 0.03, 0.02, 0.012, 0.008, 0.006, 0.004]
+    floats[STRAY:CYCLE] = [0.05, 0.04, 0.03, 0.02, 0.012, 0.008, 0.006, 0.004]
     wholes[AGE] = 20
     found = estimate(floats, wholes, 1.5)
     error = np.sqrt(0.02**2 + 0.006**2 + 0.005**2)  # windows of 17 and 129, and the rest
     assert found.high == pytest.approx(1.5 * np.exp(2.2 * error))
     assert found.low == pytest.approx(1.5**2 / found.high)
-    floats[STRAY:] = np.nan  # nothing is known of its noise
+    floats[STRAY:CYCLE] = np.nan  # nothing is known of its noise
     assert estimate(floats, wholes, 1.5).to_mapping()["high"] is None
 
 

@@ -160,6 +160,28 @@ def test_healthy_ranks_that_scatter_are_not_accused():
         assert names(judge(measured(times, backend="nccl")).slow_ranks) == [(77,)]
 
 
+def fleet(rng, gpus=16, slow=1.0, spread=0.01, noise=0.01):
+    """Rounds of GPUs that differ, with noise; 3% of the rounds are disturbed."""
+    times = (1 + spread * rng.standard_normal(gpus))[:, None]
+    times = times * (1 + noise * rng.standard_normal((gpus, 5)))
+    times *= np.where(rng.random(times.shape) < 0.03, 1.3, 1.0)
+    times[0] *= slow
+    return times.tolist()
+
+
+def test_one_validation_finds_a_gpu_that_is_a_tenth_slow():
+    """The bar: 95% of the trials, within 30 s."""
+    rng, trials = np.random.default_rng(5), 200
+    found = wrong = 0
+    for _ in range(trials):
+        slow = names(judge(measured(fleet(rng, slow=1.1), backend="nccl")).slow_ranks)
+        found += (0,) in slow
+        wrong += len(set(slow) - {(0,)})
+        wrong += len(judge(measured(fleet(rng), backend="nccl")).slow_ranks)
+    assert found >= 0.95 * trials
+    assert wrong <= 0.002 * trials * 31
+
+
 def test_json():
     result = measured([1, 1, 1, 2], ring(4, {(0, 1)}))
     mapping = json.loads(json.dumps([judge(result).to_mapping(), result.to_mapping()]))

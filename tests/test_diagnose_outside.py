@@ -402,7 +402,7 @@ def test_the_order_of_causes_outside():
     result = life(
         jump, traced_s=jump + 0.05, launch_slowdown=1.05, straggling=False,
         launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
-        step_modes=TwoModes(jump > 1.1, 1.2),
+        step_modes=TwoModes(jump > 1.1, 1.2), lasting=None,
     )  # fmt: skip
     kinds = np.array([OpKind.FORWARD_COMPUTE])
     graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1)
@@ -420,9 +420,11 @@ def test_the_order_of_causes_outside():
     again.step_modes = TwoModes(turns > 1.1, 1.2)
     found = outside.outside_causes(measured, again, MEAN[30])
     assert [finding.id for finding in found] == ["two-modes", "launch-delay"]
-    again.straggling = True  # S says why
-    found = outside.outside_causes(measured, again, MEAN[30])
-    assert [finding.id for finding in found] == ["launch-delay"]
+    again.straggling = True
+    unexplained, gc = (SimpleNamespace(cause=cause, where={}) for cause in ("unexplained", "gc"))
+    for inside, ids in (([gc, unexplained], []), ([unexplained], ["two-modes"])):  # S says why
+        found = outside.outside_causes(measured, again, MEAN[30], inside)
+        assert [finding.id for finding in found] == [*ids, "launch-delay"]
 
 
 # Intervals: of 101 resamples, one step each, the sixth and the sixth from the end.

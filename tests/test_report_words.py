@@ -64,8 +64,8 @@ class Visible(HTMLParser):
 def texts_of(known: Advised) -> Iterator[str]:
     """All that is said of a job; the warnings of the analysis are not ours."""
     width = 10_000  # no line is broken
-    yield from (line.plain for line in diagnosis_lines(report_of(known), width, 2.0))
     quiet = replace(known, result=replace(known.result, doubts=()))
+    yield from (line.plain for line in diagnosis_lines(report_of(quiet), width, 2.0))
     for line in screen(report_of(quiet), 132, colour=False):
         yield line.plain
     yield from Visible(page_of(quiet)).lines

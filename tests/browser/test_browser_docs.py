@@ -1,6 +1,8 @@
 """The site of `make docs` in a browser: it fits a phone, search finds, nothing comes from afar."""
 
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -104,3 +106,51 @@ def test_every_page_of_the_gallery_opens(open_page) -> None:
     }
     for path in pages:
         assert open_page(path).locator("h1").count() == 1, path.name
+
+
+class Links(HTMLParser):
+    """The links of a page, and the places in it that others may link."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.targets: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.places.add(value)
+            elif name in ("href", "src", "srcset") and value:
+                self.targets.add(value)
+
+
+def test_every_link_leads_to_a_file_and_a_place() -> None:
+    pages = {path: Links(path) for path in sorted(SITE.rglob("*.html"))}
+    dead, count = [], 0
+    for page, links in pages.items():
+        for target in links.targets:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            count += 1
+            path = (page.parent / unquote(url.path)).resolve() if url.path else page
+            place = unquote(url.fragment)
+            drawn = "gallery-pages" in path.parts  # their scripts make places
+            if not path.exists() or (
+                place and not drawn and path in pages and place not in pages[path].places
+            ):
+                dead.append((page.relative_to(SITE).as_posix(), target))
+    assert count > 5000
+    assert dead == []
+
+
+@pytest.mark.parametrize("name", ["tutorial.html", "reference/commands/predict.html"])
+def test_a_page_prints(open_page, name) -> None:
+    page = open_page(SITE / name, color_scheme="light")
+    printed = page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert 2 <= printed.count(b"/Type /Page\n") <= 30
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

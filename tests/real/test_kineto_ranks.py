@@ -259,6 +259,7 @@ def test_missing_ranks_are_refused_by_the_headers(monkeypatch: pytest.MonkeyPatc
         kineto.read([REAL / "hta" / "rank_unavailable" / "rank_not_found.json.gz"])
 
 
+@pytest.mark.filterwarnings("ignore")  # those of HTA and pandas are not ours
 @pytest.mark.parametrize("name", ["trace_diff/control/control.json.gz"])
 def test_hta_itself_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs HTA where it is installed (pip install HolisticTraceAnalysis)."""

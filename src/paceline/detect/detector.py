@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.detect import levels
+from paceline.detect.cycles import MAX_PERIOD
 from paceline.detect.estimate import estimate
 from paceline.detect.event import SLOW_KINDS, Event, Kind
 from paceline.detect.limits import (
@@ -173,7 +174,7 @@ class Detector:
         if (detector._wholes[:, levels.SEEN] < 0).any():
             reader.fail("wholes", "has a negative count of samples")
         periods = detector._wholes[:, levels.PERIOD]
-        if ((periods < 0) | (periods > levels.MAX_PERIOD)).any():
+        if ((periods < 0) | (periods > MAX_PERIOD)).any():
             reader.fail("wholes", "has a period out of range")
         expected = reader.value("expected")
         try:

@@ -1,4 +1,4 @@
-"""What a row of samples shows by itself: a ramp, its middle, its rounding.
+"""Statistics of a row of samples: ramps, means of the middle half, rounding.
 
 Compiled with the kernel (:mod:`paceline.detect.levels`).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from paceline.detect.passes import Link
+from paceline.detect.peer_bound import student_bound
 from paceline.robust import SIGMA_OF_MAD
 
 _Key = TypeVar("_Key")
@@ -16,6 +18,10 @@ _Key = TypeVar("_Key")
 #: Slower than its peers by less than this is not called slow. The falcon paper calls a group
 #: suspicious above 1.1 x the median, and verifies change points by 10%.
 GEMM_FLOOR = 0.10
+
+#: With as many GPUs and rounds, Student's t says which is slow, from this share on. A GPU that is
+#: 10% slow lies above the other bound in every other validation only.
+EXACT_FLOOR, EXACT_PEERS, EXACT_ROUNDS = 0.05, 8, 5
 
 #: Healthy links of one kind differ more than GPUs do: hops, NUMA, other traffic, a host's cores.
 LINK_FLOOR = 0.25
@@ -165,6 +171,7 @@ def judge(measured: Measurements) -> Verdict:
     does not. Of four links two may be slow. The floor because GPUs in lock-step scatter by 1% and
     any trifle would be significant. The deviation is that of the peers from each other or of the
     rounds of one from themselves, whichever is larger. The MAD of a handful may be 0 by chance.
+    Among enough GPUs the bound by Student's t counts where it is the lower one.
     """
     slow_ranks: list[Slow] = []
     slow_links: list[Slow] = []
@@ -174,7 +181,7 @@ def judge(measured: Measurements) -> Verdict:
         measured.gemm_s, lambda rank: measured.places[rank].device
     ).items():
         peers = _Peers({(rank,): measured.gemm_s[rank] for rank in ranks}, measured.seconds)
-        slow_ranks += peers.slow(GEMM_FLOOR)
+        slow_ranks += peers.slow(GEMM_FLOOR, measured.backend == "nccl")
         notes += peers.notes_on("GEMM", f"rank on {device}")
     for kind, links in _by_label(measured.link_s, lambda link: _kind_of(link, measured)).items():
         peers = _Peers({link: measured.link_s[link] for link in links}, measured.seconds)
@@ -223,11 +230,16 @@ class _Peers:
             abs(statistics.median(rounds[key]) - min(rounds[key])) for key in rounds
         )
         self.sigma = SIGMA_OF_MAD * max(deviation, repeated)
+        self.rounds = min(map(len, rounds.values()))
+        self.error = SIGMA_OF_MAD * repeated / math.sqrt(self.rounds)
 
-    def slow(self, floor: float) -> list[Slow]:
+    def slow(self, floor: float, by_student: bool = False) -> list[Slow]:
         if len(self.times) < _MIN_PEERS:
             return []
         bound = max(self.median * (1 + floor), self.median + SIGMAS * self.sigma)
+        if by_student and len(self.times) >= EXACT_PEERS and self.rounds >= EXACT_ROUNDS:
+            exact = student_bound(list(self.times.values()), EXACT_FLOOR)
+            bound = min(bound, max(exact, self.median + SIGMAS * self.error))
         return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
 
     def notes_on(self, test: str, noun: str) -> list[str]:

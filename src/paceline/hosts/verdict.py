@@ -4,11 +4,7 @@ A single validation compares GPUs by a floor of 10% (:mod:`paceline.detect.verdi
 slow by 10% exceeds it every other time. Several validations average the noise of each GPU. The rest
 is the difference of healthy GPUs from each other, and from themselves.
 
-Peers are compared by Student's t. Each GPU, the slowest first, is compared with the mean and
-deviation of those faster than it. So several slow ones do not hide each other. This is a one-sided
-generalised extreme Studentized deviate test (Rosner, "Percentage points for a generalized ESD
-many-outlier procedure", 1983). For one candidate among GPUs that differ normally, no test with the
-same rate of false names finds more.
+Peers are compared by Student's t (:mod:`paceline.detect.peer_bound`).
 """
 
 from __future__ import annotations
@@ -18,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from paceline.detect.peer_bound import student_bound
 from paceline.hosts.result import Result
-from paceline.robust import SIGMA_OF_MAD, t_quantile
+from paceline.robust import SIGMA_OF_MAD
 
 #: Number of newest results, whose median counts: one disturbed validation accuses no GPU.
 RECENT = 5
@@ -30,9 +25,6 @@ BASELINE, MIN_BASELINE = 50, 8
 #: A GPU that is slower than its peers, or than itself, by less is not called slow.
 FLOORS = {"gemm": 0.05, "hbm": 0.05, "link": 0.20}
 _OTHER_FLOOR = 0.10
-#: Chances of errors if healthy GPUs differ normally; the smaller one counts. The first is that
-#: peers call a healthy GPU slow. The second is that this happens in a whole fleet.
-_MISSES, _FLEET_MISSES = 0.0009, 0.3
 #: Robust standard deviations of a GPU's own past results, of which some were disturbed.
 _SIGMAS = 4.5
 _MIN_PEERS = 4
@@ -132,23 +124,9 @@ def _verdict(
 
 def peer_bound(values: Sequence[float], test: str) -> float:
     """Bound for healthy GPUs, from the ratios of all of a kind."""
-    usual, n = statistics.median_low(values), len(values)
-    if n < _MIN_PEERS:
-        return usual * (1 + 2 * _floor(test))
-    fastest = np.sort(values)
-    count = np.arange(1, n + 1)
-    mean = np.cumsum(fastest) / count
-    # Squares around the median: differences of large numbers would lose digits.
-    squares = np.cumsum((fastest - usual) ** 2) - count * (mean - usual) ** 2
-    deviation = np.sqrt(np.maximum(squares, 0.0) / np.maximum(count - 1, 1))
-    misses = min(_MISSES, _FLEET_MISSES / n)
-    error = deviation * np.sqrt(1 + 1 / count)
-    bound = mean + t_quantile(2 * misses, np.maximum(count - 1, 1)) * error
-    # Of ``rest`` peers, the next one is slow; at least half of all are healthy.
-    rest = np.arange(n // 2 + 1, n)
-    slow = rest[fastest[rest] > bound[rest - 1]]
-    healthy = int(slow[0]) if len(slow) else n
-    return max(usual * (1 + _floor(test)), float(bound[healthy - 1]))
+    if len(values) < _MIN_PEERS:
+        return statistics.median_low(values) * (1 + 2 * _floor(test))
+    return student_bound(values, _floor(test))
 
 
 def _own_bound(values: Sequence[float], test: str) -> float:

@@ -97,7 +97,7 @@ def untested_blocks(llm: LLM) -> list[str]:
 
 
 def beyond_evidence(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
-    """What a job has that no measured step behind its interval has, in words; mostly nothing."""
+    """Properties of a job that no measured step behind its interval has, in words."""
     calibration = cluster.calibration
     if calibration is not None and not calibration.outside(llm, plan):
         return []

@@ -30,8 +30,8 @@ _MAX_PLANS = 20_000_000
 _CP_TOKENS = 4096
 
 
-#: More than the largest cluster, few enough to list every number of GPUs.
-MOST_GPUS = 1 << 20
+#: More than any cluster has, few enough to list every number of GPUs.
+MOST_GPUS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

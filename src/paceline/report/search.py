@@ -104,7 +104,7 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
 
 
 def _unseen(result: SearchResult) -> list[str]:
-    """What no measured step has of the plans: their intervals may be too narrow."""
+    """A sentence where plans have what no measured step has: intervals may be too narrow."""
     llm, plan = result.llm, result.plan(0)
     unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
     return [f"No measured step has {' or '.join(unseen)}: ours may lie outside."] if unseen else []
