@@ -171,8 +171,9 @@ def _refuse_hosts_apart(waits: tuple[Wait, ...], seconds: float) -> None:
     if longest >= 0 and of_rank[longest] > seconds:
         raise DetectError(
             f"rank {longest} would have waited {in_words(of_rank[longest])} within "
-            f"{in_words(seconds)}: clocks of hosts are apart, or hosts queue calls far ahead of their GPUs; synchronise "
-            "the clocks, or record with the plugin, which tells the devices' times (docs/nccl.md)"
+            f"{in_words(seconds)}: clocks of hosts are apart, or hosts queue calls far "
+            "ahead of their GPUs; synchronise the clocks, or record with the plugin, which tells "
+            "the devices' times (docs/nccl.md)"
         )
 
 
