@@ -305,5 +305,5 @@ def test_jobs_in_one_folder_are_told_apart(built, tmp_path):
     both = [start(built, tmp_path, calls=60, name=name) for name in ("third", "fourth")]
     for jobs in both:
         finish(jobs)
-    with pytest.raises(TraceError, match="both ran as rank 0 at the same time"):
+    with pytest.raises(TraceError, match=r"both ran as rank \d at the same time"):
         load_call_log([tmp_path])
