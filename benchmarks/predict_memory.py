@@ -4,27 +4,35 @@ What a row does not say is its source's own choice at the release that the row n
 configuration files: never the table that is predicted.
 """
 
-import csv
 import dataclasses
+import math
+import re
 
-from predicted_row import GIB, MEMORY, row_of
+from predicted_row import GIB, MEMORY
+from table_rows import (
+    NOTHING,
+    degree,
+    flag,
+    layer_counts,
+    number,
+    predicted_rows,
+    read_rows,
+    whole,
+)
 
 from paceline.errors import ModelError
-from paceline.model.blocks import LatentAttention, MoE
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import stage_memory
 from paceline.model.memory_rules import FRAGMENTATION, MemoryRules
 from paceline.model.plan import Plan
+from paceline.model.precision_names import precision_of
 
-#: moonshotai/Moonlight-16B-A3B, config.json.
-MOONLIGHT = LLM(
-    name="moonlight-16b-a3b", layers=27, hidden=2048, heads=16, vocab=163_840, seq_len=8192,
-    ffn=11_264, gated=True, norm="rmsnorm", positions="rotary", tied=False, bias=False,
-    moe=MoE(experts=64, top_k=6, ffn=1408, shared_experts=2, dense_layers=1),
-    latent=LatentAttention(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
-)  # fmt: skip
+TASKS = ("", "pretrain", "sft", "lora")
+#: Names of torchtitan's and Megatron-Core's selective policies.
+RECOMPUTES = {"op": "selective", "per-op": "selective", "core_attn": "selective"}
+MOST_CHUNKS = 10_000
 
 #: The shape of a row without a preset; other columns are optional.
 SHAPE = ("layers", "hidden", "heads", "vocab")
@@ -47,20 +55,11 @@ NARROW = {"mxfp8": 2.0625, "nvfp4": 2 + 2 * (0.5 + 1 / 16)}
 
 
 def memory_rows(path):
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    result = []
-    for i, row in enumerate(rows):
-        name = row.get("id") or i
-        measured = float(row["measured_gib"]) if row.get("measured_gib") else None
-        try:
-            peak = memory_peak(row)
-        except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, None, None, measured, str(error)))
-            continue
-        ends = peak * MEMORY[0], peak * MEMORY[1]
-        result.append(row_of(name, peak, ends, measured))
-    return result
+    def predict_one(row, _):
+        peak = memory_peak(row)
+        return peak, (peak * MEMORY[0], peak * MEMORY[1])
+
+    return predicted_rows(read_rows(path), lambda row: number(row, "measured_gib"), predict_one)
 
 
 def memory_peak(row):
@@ -78,47 +77,57 @@ def memory_peak(row):
 
 def memory_job(row):
     """Model, plan and rules of a row."""
+    task = row.get("task", "").lower()
+    if task not in TASKS:
+        raise ModelError(f"task {task!r} cannot be expressed; known are {', '.join(TASKS[1:])}")
     llm = _llm(row)
-    fields = {
-        name: int(row[name] or 1) for name in ("tp", "pp", "cp", "ep", "dp", "micro_batch", "vpp")
-    }
+    fields = {name: degree(row, name) for name in ("tp", "pp", "cp", "ep", "dp", "vpp")}
+    chunks = fields["pp"] * fields["vpp"]
+    if chunks > MOST_CHUNKS:
+        raise ModelError(f"pp {fields['pp']} x vpp {fields['vpp']} is beyond any real plan")
+    written = row.get("precision", "")
+    precision = "bf16" if written.lower() in NOTHING else precision_of(written)
+    if written.lower() in NARROW:
+        precision = "fp8"
+    recompute = row.get("recompute", "").lower()
+    tensor_parallel = fields["tp"] > 1
     plan = Plan(
         **fields,
-        global_batch=int(row["global_batch"]),
-        recompute=row["recompute"] or "none",
-        precision="fp8" if row["precision"] in NARROW else row["precision"] or "bf16",
-        zero=int(row["zero"] or 0),
-        grad_bytes=int(row.get("grad_bytes") or 4),
-        sequence_parallel=row["sequence_parallel"] == "1" and fields["tp"] > 1,
-        overlap_tp=row["overlap_tp"] == "1" and fields["tp"] > 1,
-        layers_per_stage=_layers(row, fields, llm),
+        micro_batch=degree(row, "micro_batch"),
+        global_batch=whole(row, "global_batch"),
+        recompute="none" if recompute in NOTHING else RECOMPUTES.get(recompute, recompute),
+        precision=precision,
+        zero=whole(row, "zero", 0),
+        grad_bytes=whole(row, "grad_bytes", 0) or 4,
+        sequence_parallel=flag(row, "sequence_parallel") and tensor_parallel,
+        overlap_tp=flag(row, "overlap_tp") and tensor_parallel,
+        layers_per_stage=_layers(row, chunks, llm),
     )
-    of_source = _torchtitan if row["source"] == "torchtitan" else _megatron
+    of_source = _torchtitan if row.get("source", "").lower() == "torchtitan" else _megatron
     plan, rules = of_source(row, llm, plan)
     return llm, plan, rules
 
 
 def _llm(row):
-    seq_len = int(row["seq_len"])
+    seq_len, name = whole(row, "seq_len"), row.get("model", "")
     try:
-        llm = MOONLIGHT if row["model"] == MOONLIGHT.name else llm_preset(row["model"])
+        llm = llm_preset(name)
     except ModelError:
-        if not all(row.get(name) for name in SHAPE):
+        if not all(number(row, field) for field in SHAPE):
             raise
-        shape = {name: int(row[name]) for name in (*SHAPE, "kv_heads", "ffn") if row.get(name)}
+        sizes = {field: whole(row, field, 0) for field in (*SHAPE, "kv_heads", "ffn")}
         return LLM(
-            name=row["model"], seq_len=seq_len, gated=True, norm="rmsnorm", positions="rotary",
-            tied=False, bias=False, **shape,
+            name=name, seq_len=seq_len, gated=True, norm="rmsnorm", positions="rotary",
+            tied=False, bias=False, **sizes,
         )  # fmt: skip
     return dataclasses.replace(llm, seq_len=seq_len, max_positions=max(llm.max_positions, seq_len))
 
 
-def _layers(row, fields, llm):
+def _layers(row, chunks, llm):
     """Layers of each chunk: the row's, or as torchtitan splits (``generate_split_points``)."""
     text = row.get("layers_per_chunk", "")
-    if text:
-        return tuple(int(n) for n in text.split())
-    chunks = fields["pp"] * fields["vpp"]
+    if text.lower() not in NOTHING:
+        return layer_counts(text)
     few, more = divmod(llm.layers, chunks)
     return tuple(few + (0 < i <= more) for i in range(chunks)) if more else None
 
@@ -129,7 +138,8 @@ def _torchtitan(row, llm, plan):
     As many microbatches as chunks where the row assumes them: with fewer torchtitan warns.
     """
     if plan.pp > 1 and "assumed" in row.get("config_certainty", ""):
-        plan = dataclasses.replace(plan, micro_batch=plan.global_batch // (plan.dp * plan.chunks))
+        samples = max(1, plan.global_batch // (plan.dp * plan.chunks))
+        plan = dataclasses.replace(plan, micro_batch=samples)
     plan = dataclasses.replace(plan, zero=3)
     compiled = "compile" in row.get("note", "") and "202412" not in row.get("provenance", "")
     return plan, MemoryRules(loss="fused" if compiled else "unfused")
@@ -137,7 +147,7 @@ def _torchtitan(row, llm, plan):
 
 def _megatron(row, llm, plan):
     """Megatron-Core through Megatron-Bridge or NeMo."""
-    fp8, blackwell = plan.precision == "fp8", row["gpu"] in BLACKWELL
+    fp8, blackwell = plan.precision == "fp8", _gpu(row) in BLACKWELL
     rules = MemoryRules()
     if plan.recompute == "selective":  # its default module
         plan = dataclasses.replace(plan, recompute_modules=("core_attn",))
@@ -145,15 +155,15 @@ def _megatron(row, llm, plan):
         # Stored in fp8 alone, or in bf16 beside the fp8 copies; Hopper transposes, too.
         copies = 1 if blackwell else 2
         gathered = "fp8 weights gathered: 0" not in row.get("note", "")
-        weight = NARROW.get(row["precision"], copies + (0 if gathered else 2))
+        weight = NARROW.get(row["precision"].lower(), copies + (0 if gathered else 2))
         rules = dataclasses.replace(rules, weight_bytes=weight)
-    if row["source"] == "Megatron-Bridge":
+    if row.get("source") == "Megatron-Bridge":
         # Its fp8 recipes, and Moonlight's (recipes/moonlight, 067f987d), reduce in bf16.
-        if not row.get("grad_bytes") and (fp8 or llm.moe is not None):
+        if not whole(row, "grad_bytes", 0) and (fp8 or llm.moe is not None):
             plan = dataclasses.replace(plan, grad_bytes=2)
-        if llm is MOONLIGHT or llm.name == MOONLIGHT.name:
+        if llm.name.startswith("moonlight"):
             rules = dataclasses.replace(rules, optimizer_bytes=8)  # moments in bf16
-    if row["task"] == "lora":
+    if row.get("task", "").lower() == "lora":
         plan = dataclasses.replace(plan, adapter_rank=16, zero=min(plan.zero, 1))
         # The least saving with which it fits: NeMo may store the activation's input in fp8, and
         # a frozen weight without its transpose.
@@ -164,8 +174,24 @@ def _megatron(row, llm, plan):
     return plan, rules
 
 
+def _gpu(row):
+    """The preset's name of a row's GPU; the row's own where there is no preset."""
+    name = row.get("gpu", "")
+    try:
+        return cluster_preset(name).name
+    except ModelError:
+        return name.lower()
+
+
+def _capacity(gpu):
+    """Bytes of a GPU by its preset, or by its name's end ("h100-96g"); else no limit."""
+    try:
+        return cluster_preset(gpu).gpu.memory_bytes
+    except ModelError:
+        size = re.search(r"(\d+) ?gi?b?$", gpu)
+        return float(size[1]) * GIB if size else math.inf
+
+
 def _fits(row, llm, plan, rules):
-    capacity = CAPACITY.get(row["gpu"])
-    if capacity is None:
-        capacity = cluster_preset(row["gpu"]).gpu.memory_bytes
-    return max(s.total_bytes for s in stage_memory(llm, plan, rules=rules)) <= capacity
+    needed = max(stage.total_bytes for stage in stage_memory(llm, plan, rules=rules))
+    return needed <= CAPACITY.get(_gpu(row), _capacity(_gpu(row)))

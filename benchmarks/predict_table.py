@@ -5,23 +5,21 @@ from 0), ``predicted``, ``low``, ``high``, ``measured`` (seconds a step; GiB for
 (None, or why the row cannot be expressed; then the numbers but ``measured`` are None).
 """
 
-import csv
 import dataclasses
 import re
 
 from predict_memory import memory_rows
-from predicted_row import row_of
+from table_rows import degree, number, predicted_rows, read_rows, whole
 
 from paceline.errors import ModelError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import memory_table
 from paceline.model.plan import Plan
-from paceline.model.plan_check import check
+from paceline.model.precision_names import precision_of
 from paceline.model.software import SOFTWARE, as_run_by
 from paceline.plan.predict import predict
-from paceline.plan.predict_runs import predict_runs
-from paceline.plan.runs import read_runs, run_clusters
+from paceline.plan.runs import NEEDED, run_clusters, run_of
 from paceline.plan.space import RECOMPUTES
 
 
@@ -47,6 +45,8 @@ def layers_per_chunk(llm, chunks):
     if chunks == 32:
         return (1, *30 * (2,), 0)
     full = -(-llm.layers // chunks)
+    if (chunks - 1) * full > llm.layers:
+        return even(llm.layers, chunks)
     return (*(chunks - 1) * (full,), llm.layers - (chunks - 1) * full)
 
 
@@ -107,12 +107,12 @@ _MODULES_2025 = {
 }
 
 
-def _modules(name, row):
+def _modules(name, system, row):
     """Modules that the recipe of a row recomputes; None where it is not known."""
     if name == "deepseek-v3" and _release(row) < "26":
-        return _MODULES_2025.get(row["system"])
-    usual, others = _MODULES.get((name, row["system"]), (None, {}))
-    return others.get(row["precision"], usual)
+        return _MODULES_2025.get(system)
+    usual, others = _MODULES.get((name, system), (None, {}))
+    return others.get(row["precision"].split("-")[0].upper(), usual)
 
 
 def published_job(row):
@@ -124,38 +124,45 @@ def published_job(row):
     (``peft/lora.py``), and its NVFP4 overlaps no tensor-parallel traffic. Recipes of latent
     attention name their modules.
     """
-    name = llm_preset(row["model"]).name
+    name = llm_preset(row.get("model", "")).name
     llm = llm_preset(_TRAINED_AS.get(name, name))
-    llm = dataclasses.replace(llm, seq_len=int(row["seq_len"]))
-    cluster = cluster_preset(row["system"])
-    tp, pp, cp, ep = (_degree(row[name]) for name in ("tp", "pp", "cp", "ep"))
-    vpp = int(row["vp"]) if row["vp"].isdigit() and pp > 1 else 1
-    precision = _precision(row["precision"])
-    sharded = _degree(row["fsdp"]) > 1
-    offloaded = (llm.name, row["system"], precision)
+    seq_len = whole(row, "seq_len")
+    llm = dataclasses.replace(llm, seq_len=seq_len, max_positions=max(llm.max_positions, seq_len))
+    cluster = cluster_preset(row.get("system", ""))
+    system = f"DGX-{cluster.name.upper()}"  # as these pages spell it
+    tp, pp, cp, ep = (degree(row, name) for name in ("tp", "pp", "cp", "ep"))
+    vpp = degree(row, "vp") if pp > 1 else 1
+    gpus, replica = whole(row, "gpus"), tp * pp * cp
+    if gpus < 1 or gpus % replica:
+        raise ModelError(f"{gpus} GPUs are no multiple of tp {tp} x pp {pp} x cp {cp} = {replica}")
+    precision = precision_of(row.get("precision", ""))
+    adapters = re.search("lora|peft", row.get("section", ""), re.IGNORECASE) is not None
+    # Frozen weights under FSDP are modelled whole.
+    sharded = degree(row, "fsdp") > 1 and not adapters
+    offloaded = _OFFLOADED.get((llm.name, system, precision), 0)
     base = Plan(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=ep,
         vpp=vpp,
-        dp=int(row["gpus"]) // (tp * pp * cp),
-        micro_batch=int(row["micro_batch"]),
-        global_batch=int(row["global_batch"]),
+        dp=gpus // replica,
+        micro_batch=whole(row, "micro_batch"),
+        global_batch=whole(row, "global_batch"),
         zero=3 if sharded else 1,
         sequence_parallel=tp > 1,
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,
         layers_per_stage=layers_per_chunk(llm, pp * vpp),
         fused_experts=_release(row) >= "26.06"
-        and row["precision"] == "MXFP8"
-        and llm.name in _FUSED.get(row["system"], ()),
-        adapter_rank=32 if row.get("section", "").startswith("LoRA") else 0,
-        offload_layers=_OFFLOADED.get(offloaded, 0) if sharded else 0,
+        and row["precision"].upper() == "MXFP8"
+        and llm.name in _FUSED.get(system, ()),
+        adapter_rank=32 if adapters else 0,
+        offload_layers=offloaded if sharded and pp == 1 else 0,
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")
-    modules = _modules(name.removesuffix("-mtp"), row)
+    modules = _modules(name.removesuffix("-mtp"), system, row)
     if modules:
         base = dataclasses.replace(base, recompute="selective", recompute_modules=modules)
         return llm, base, cluster
@@ -176,59 +183,35 @@ def _release(row):
     return found[0] if found else ""
 
 
-def _degree(cell):
-    """A degree of parallelism; the tables leave what is not used empty, 0 or "n/a"."""
-    return 1 if cell.lower() in ("", "0", "n/a") else int(cell)
-
-
-def _precision(published):
-    """The plan's precision of a published one; block scales (MX) cost as fp8 does."""
-    name = published.split()[0].split("-")[0].upper()
-    precisions = {"FP8": "fp8", "MXFP8": "fp8", "BF16": "bf16", "NVFP4": "nvfp4"}
-    if name not in precisions:
-        known = ", ".join(precisions)
-        raise ModelError(f"precision {published} cannot be expressed; {known} can")
-    return precisions[name]
-
-
 def published_seconds(row):
-    """Measured seconds of a step, from tokens per second and GPU."""
-    tokens = float(re.split(r"[ (]", row["tokens_per_s_per_gpu"])[0])
-    return int(row["global_batch"]) * int(row["seq_len"]) / int(row["gpus"]) / tokens
+    """Measured seconds of a step, from tokens per second and GPU; None where they are missing."""
+    tokens = number(row, "tokens_per_s_per_gpu")
+    if tokens is None:
+        return None
+    return whole(row, "global_batch") * whole(row, "seq_len") / whole(row, "gpus") / tokens
 
 
 def published_rows(path):
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    result = []
-    for i, row in enumerate(rows):
-        name = row.get("id") or i
-        try:
-            measured = published_seconds(row)
-        except (KeyError, ValueError):
-            measured = None
-        try:
-            llm, plan, cluster = published_job(row)
-            check(plan, llm)
-            prediction = predict(llm, plan, cluster)
-        except (ModelError, KeyError, ValueError) as error:
-            result.append(row_of(name, None, None, measured, str(error)))
-            continue
-        seconds, ends = prediction.step_time_s, prediction.interval[:2]
-        result.append(row_of(name, seconds, ends, measured))
-    return result
+    def predict_one(row, _):
+        prediction = predict(*published_job(row))
+        return prediction.step_time_s, prediction.interval[:2]
+
+    return predicted_rows(read_rows(path), published_seconds, predict_one)
 
 
 def mlperf_rows(path):
-    table = read_runs(path, skip_errors=True)
-    outcome = predict_runs(table, run_clusters(table.runs, None))
-    result = []
-    for i, (line, row) in enumerate(zip(table.lines, table.rows, strict=True)):
-        measured = float(row["step_time_s"]) if row.get("step_time_s") else None
-        ends = outcome.intervals[line][:2] if line in outcome.intervals else None
-        seconds, error = outcome.predicted_s.get(line), outcome.errors.get(line)
-        result.append(row_of(row.get("id") or i, seconds, ends, measured, error))
-    return result
+    rows = read_rows(path)
+    missing = [name for name in NEEDED if name not in rows[0]] if rows else []
+    if missing:
+        raise SystemExit(f"{path} lacks the columns {', '.join(missing)}")
+
+    def predict_one(row, _):
+        run = run_of({**row, "step_time_s": ""})
+        cluster = run_clusters([run], None)[0]
+        prediction = predict(run.llm, run.plan, cluster)
+        return prediction.step_time_s, prediction.interval[:2]
+
+    return predicted_rows(rows, lambda row: number(row, "step_time_s"), predict_one)
 
 
 TABLES = {"mlperf": mlperf_rows, "published": published_rows, "memory": memory_rows}

@@ -81,10 +81,10 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def monitor(data, **settings):
+def monitor(data, clock=time.time, **settings):
     config = Config(data=data, **{"bind": "127.0.0.1:0", **settings})
     listening = listen(config)
-    service = Service(config)
+    service = Service(config, clock)
     ready = threading.Event()
     server = server_of(create_app(service), config, ready.set, service.bus.close)
     thread = threading.Thread(target=server.run, args=([listening],))

@@ -49,6 +49,7 @@ PACKAGES = {
     "composer": "mosaicml",
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
+    "mlperf_logging": "mlperf-logging",
     "moto": "'moto[server]' s3fs",
     "s3fs": "s3fs",
     "megatron.bridge": "--no-deps megatron-bridge",

@@ -47,6 +47,31 @@ def test_a_file_in_any_order(capsys, tmp_path):
     assert "1 samples repeat a step" in err
 
 
+@pytest.mark.parametrize("value", ["0", "-1.5", "inf", "nan"])
+def test_a_file_without_usable_durations(capsys, tmp_path, value):
+    path = written(tmp_path / "it.csv", "step,rank,duration_s", [(s, 0, value) for s in range(90)])
+    code, _, err = said(capsys, path)
+    assert code == 2
+    assert "no rank has more than 50 durations that can be used, of 90 steps" in err
+
+
+def test_ranks_that_fall_silent_are_not_called_healthy(capsys, tmp_path):
+    times = [(step, 0, 1.0 if step < 60 else 0.0) for step in range(90)]
+    _, out, _ = said(capsys, written(tmp_path / "one.csv", "step,rank,duration_s", times))
+    assert out.splitlines() == [
+        "step 60: a duration that cannot be: clock jumped",
+        "step 69: no sample since step 60",
+        "29 more durations that cannot be came right behind such a one",
+        "90 steps of 1 rank: 0 fail-slows, no sample in the last 10 steps",
+    ]
+    late = [(step, 1, 1.0 + step % 7 / 100) for step in range(50, 90)]
+    path = written(tmp_path / "two.csv", "step,rank,duration_s", times + late)
+    summary = said(capsys, path)[1].splitlines()[-1]
+    assert summary.endswith(
+        "0 ranks slow at the end, 1 rank silent, 1 rank not judged (up to 50 samples)"
+    )
+
+
 def test_starts_instead_of_durations_and_json(capsys, tmp_path):
     start, lines = 0.0, []
     for step, rank, seconds in rows():

@@ -1,10 +1,12 @@
 """The commands diagnose, remedy and compare, and what analyze adds to its output."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.cli.main import run
 from paceline.sources import parquet
 from paceline.sources.recording.places import recorded_places
@@ -55,6 +57,20 @@ def test_a_healthy_job_is_said_to_be_so(traces, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["findings"] == []
     assert document["remedies"] == []
+
+
+def test_diagnose_and_remedy_say_what_to_know_before_trusting_them(traces, tmp_path, capsys):
+    """All but what is true of nearly every job."""
+    trace = paceline.load(traces / "slow.parquet")
+    path = tmp_path / "left-out.parquet"
+    noted = replace(trace, warnings=("rank 3 was recorded late",), left_out={9: "cut off"})
+    paceline.write(noted, path)
+    for command in (["diagnose", str(path)], ["remedy", str(path), "replace-worker"]):
+        assert run(command) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "! rank 3 was recorded late" in out
+        assert "1 of 5 steps left out" in out or "left out steps: 9 (9: cut off)" in out
+        assert "[one-peer]" not in out
 
 
 def test_hosts_are_named(traces, tmp_path, capsys):

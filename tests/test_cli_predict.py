@@ -274,4 +274,4 @@ def test_rows_that_cannot_be_expressed_leave_the_others(capsys, tmp_path):
     runs.write_text("\n".join([head, rows[0]]) + "\n", encoding="utf-8")
     code, _, err = said(capsys, "predict", "--runs", runs)
     assert code == 2
-    assert "no row can be predicted; line 2: the plan's precision" in err
+    assert "no row can be predicted; line 2: precision 'fp4' cannot be expressed" in err

@@ -327,7 +327,8 @@ def test_a_real_job_that_hangs(job, pyspy, capsys):
     assert f"step {HANGS_AT} has not ended" in out
     assert "  rank 1: stuck (hang_job.py:" in out
     assert run(["detect", str(folder / "run"), "--running", "--no-stacks", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stacks"] is None
+    # On a busy machine an onset may stand before the hang.
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["stacks"] is None
 
 
 def state_of(pid):

@@ -54,6 +54,17 @@ def test_the_worker_that_computes_longer_in_some_steps_is_named(steps, name):
     assert finding.ambiguous == ("the worker may have more work in these steps (longer sequences)")
 
 
+def test_a_worker_that_is_slow_in_half_of_the_steps_is_named():
+    """Its typical step tells nothing then, so no cause inside S is known."""
+    _, result, diagnosis = mixed((1, 3, 5, 8, 9, 11, 12, 15, 18, 19), [2])
+    assert result.straggling
+    assert {f.cause for f in diagnosis.findings} == {"unexplained", "drift"}
+    finding = over_time(diagnosis)
+    assert finding.id == "two-modes"
+    assert finding.where == {"workers": [[2, 0]]}
+    assert finding.confidence > 0.9
+
+
 def test_nobody_is_named_where_several_compute_longer():
     _, _, diagnosis = mixed((3, 7, 8, 12, 15, 19), [0, 1, 2, 3])
     finding = over_time(diagnosis)

@@ -10,6 +10,8 @@ import pytest
 import paceline
 from paceline import errors
 from paceline.cli.main import build_parser
+from paceline.model.cluster_presets import CLUSTER_PRESETS
+from paceline.model.llm_presets import LLM_PRESETS
 
 EXTENSION = Path(__file__).parents[1] / "docs" / "_ext" / "paceline_reference.py"
 
@@ -89,3 +91,12 @@ def test_each_exception_is_documented(reference):
     for name in names:
         assert f".. autoexception:: paceline.errors.{name}\n" in page
         assert re.search(rf"\b{name}\b", page[: page.index("{eval-rst}")]), f"{name}: not in tree"
+
+
+def test_presets_are_listed_with_their_numbers(reference):
+    page = reference.presets_page()
+    assert "| `llama3.1-8b` | 8.03 | 32 | 4,096 | 8,192 |" in page
+    assert "| `h100` | H100 SXM5 80GB | 80 | 989 | 8 | 6.88 |" in page
+    names = re.findall(r"^\| `([^`]+)` \|", page, re.M)
+    assert set(names) >= {*LLM_PRESETS, *CLUSTER_PRESETS}
+    assert "`resnet50`" in page

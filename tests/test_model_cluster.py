@@ -89,6 +89,10 @@ def test_quantities_are_written_so_that_they_read_back_the_same():
         ("V100", "v100-32g"),
         ("AMD Instinct MI300X", "mi300x"),
         ("a100-80g-4nic", "a100-80g-4nic"),
+        # As torch.cuda.get_device_name and nvidia-smi print them.
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla V100-SXM2-16GB", "v100-16g"),
+        ("B200-180GB", "b200"),
     ],
 )
 def test_presets_by_the_names_people_write(name, preset):

@@ -138,6 +138,7 @@ def test_the_vocabulary_is_padded_for_each_rank():
         ({"hidden": True}, "hidden must be a whole number >= 1, not True"),
         ({"vocab": 1.5}, "vocab must be a whole number >= 1, not 1.5"),
         ({"ffn": 1 << 50}, "ffn is 1125899906842624, beyond any real model"),
+        ({"layers": 10_001}, "layers is 10001, beyond any real model"),
         ({"heads": 3}, "hidden 4 is not a multiple of heads 3; give head_dim"),
         ({"heads": 4, "kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
         ({"max_positions": 4}, "seq_len 8 exceeds max_positions 4"),

@@ -43,6 +43,20 @@ PUBLISHED = {
     "llama3.1-8b": 8.030261248,
     "llama3.1-70b": 70.553706496,
     "llama3.1-405b": 405.853388800,
+    "llama3.2-1b": 1.235814400,  # this and those below: see TRANSFORMERS
+    "llama4-scout": 107.769861120,
+    "llama4-maverick": 400.711848960,
+    "mistral-7b": 7.241732096,
+    "glm-4.5": 352.797814784,
+    "glm-4.5-air": 106.852245504,
+    "minimax-m2": 228.689748992,
+    "qwen3-0.6b": 0.596049920,
+    "qwen3-1.7b": 1.720574976,
+    "qwen3-4b": 4.022468096,
+    "qwen3-8b": 8.190735360,
+    "qwen3-14b": 14.768307200,
+    "qwen3-32b": 32.762123264,
+    "moonlight-16b-a3b": 16.0,
     "mixtral-8x7b": 46.702792704,
     "mixtral-8x22b": 141.0,
     "deepseek-v3": 671.0,
@@ -60,7 +74,9 @@ PUBLISHED = {
     "qwen3-vl-235b-a22b": 235.093634560,
     "gpt-oss-20b": 20.91,
     "gpt-oss-120b": 116.83,
+    "nemotron-h-47b": 47.0,
     "nemotron-h-56b": 56.0,
+    "nemotron-3-ultra": 550.0,
     "nemotron-3-super": 120.668687360,
     "nemotron-3-super-mtp": 123.611012096,  # and one attention and mixture, counted by hand there
     "nemotron-h-8b": 8.100852736,  # both as transformers builds them (test_model_hybrid.py)
@@ -88,10 +104,74 @@ ACTIVE = {
     "qwen3-235b-a22b": (22.0, 0.5, True),
     "qwen3-next-80b-a3b": (3.9, 0.05, True),  # "A3B"; 3.87 as it is built
     "qwen3.5-397b-a17b": (17.0, 0.5, True),
+    "nemotron-3-ultra": (55.0, 1.1, True),  # "A55B"; 56.06 as it is built
+    "llama4-scout": (17.0, 0.5, True),
+    "llama4-maverick": (17.0, 0.5, True),
     "nemotron-3-super": (12.0, 0.8, True),  # "A12B"; 12.77 as it is built
     "gpt-oss-20b": (3.61, 0.005, False),  # the model card leaves the embedding out
     "gpt-oss-120b": (5.13, 0.005, False),
 }
+
+
+_QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+_GLM = {"head_dim": 128, "attention_bias": True}
+
+
+def _sized(layers, hidden, heads, ffn, **more):
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        **more,
+    }
+
+
+_TIED = {**_QWEN3, "tie_word_embeddings": True}
+#: Preset -> class of transformers, its configuration, and what differs from that's defaults.
+TRANSFORMERS = {
+    "llama3.2-1b": (
+        "Llama",
+        "LlamaConfig",
+        _sized(16, 2048, 32, 8192, num_key_value_heads=8, vocab_size=128256)
+        | {"tie_word_embeddings": True},
+    ),
+    "llama4-scout": ("Llama4", "Llama4TextConfig", {}),
+    "llama4-maverick": (
+        "Llama4",
+        "Llama4TextConfig",
+        {"num_local_experts": 128, "interleave_moe_layer_step": 2},
+    ),
+    "mistral-7b": ("Mistral", "MistralConfig", {}),
+    "glm-4.5-air": ("Glm4Moe", "Glm4MoeConfig", _GLM),
+    "glm-4.5": (
+        "Glm4Moe",
+        "Glm4MoeConfig",
+        _sized(92, 5120, 96, 12288, **_GLM, moe_intermediate_size=1536, n_routed_experts=160)
+        | {"first_k_dense_replace": 3, "use_qk_norm": True},
+    ),
+    "minimax-m2": ("MiniMaxM2", "MiniMaxM2Config", {}),
+    "qwen3-0.6b": ("Qwen3", "Qwen3Config", _sized(28, 1024, 16, 3072, **_TIED)),
+    "qwen3-1.7b": ("Qwen3", "Qwen3Config", _sized(28, 2048, 16, 6144, **_TIED)),
+    "qwen3-4b": ("Qwen3", "Qwen3Config", _sized(36, 2560, 32, 9728, **_TIED)),
+    "qwen3-8b": ("Qwen3", "Qwen3Config", _sized(36, 4096, 32, 12288, **_QWEN3)),
+    "qwen3-14b": ("Qwen3", "Qwen3Config", _sized(40, 5120, 40, 17408, **_QWEN3)),
+    "qwen3-32b": ("Qwen3", "Qwen3Config", _sized(64, 5120, 64, 25600, **_QWEN3)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_parameters_are_those_of_transformers(name):
+    """Exactly: transformers 5.23 on torch's meta device; frozen above for where it is missing."""
+    assert llm_preset(name).parameters == round(PUBLISHED[name] * 1e9)
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    model, config, fields = TRANSFORMERS[name]
+    with torch.device("meta"):
+        built = getattr(transformers, f"{model}ForCausalLM")(
+            getattr(transformers, config)(**fields)
+        )
+    assert sum(weight.numel() for weight in built.parameters()) == llm_preset(name).parameters
 
 
 def test_every_preset_is_checked():

@@ -23,6 +23,12 @@ def test_numbers_of_a_plan():
     assert [plan.stage_of(place) for place in (0, 7, 8, 15)] == [0, 7, 0, 7]
 
 
+@pytest.mark.parametrize("field", ["dp", "micro_batch", "global_batch"])
+def test_numbers_beyond_any_plan_are_refused(field):
+    with pytest.raises(PlanError, match=f"the plan's {field} is .*beyond any real plan"):
+        Plan(**{"global_batch": 2, field: 1 << 60})
+
+
 def test_more_chunks_make_the_schedule_interleaved():
     assert Plan(pp=2, global_batch=2).schedule == "1f1b"
     assert Plan(pp=2, vpp=2, global_batch=2).schedule == "interleaved"

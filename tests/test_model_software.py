@@ -74,3 +74,10 @@ def test_command_and_runs_take_the_release(tmp_path, capsys) -> None:  # type: i
     with (tmp_path / "out.csv").open() as file:
         predicted = [float(row["predicted_step_time_s"]) for row in csv.DictReader(file)]
     assert predicted[0] > 1.5 * predicted[1]
+
+
+def test_context_parallelism_is_fused_in_every_release() -> None:
+    """Attention that is not fused cannot be split over the context (``plan_check``)."""
+    llm = llm_preset("gpt-oss-120b")
+    plan = Plan(dp=8, cp=2, global_batch=8)
+    assert as_run_by(llm, plan, software_preset("nemo-26.04")).flash

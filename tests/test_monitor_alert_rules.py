@@ -117,3 +117,10 @@ def test_regression_against_the_last_week():
 def test_rules_check_themselves():
     with pytest.raises(MonitorError, match="after_s must be above 0"):
         Rule("x", "silent", after_s=0)
+
+
+def test_a_rule_says_when_it_alerts():
+    assert Rule("a", "slowdown", sessions=1).explain() == "S of 1.1 or more in one session"
+    assert Rule("a", "slowdown", sessions=3).explain() == "S of 1.1 or more in 3 sessions in a row"
+    text = Rule("a", "fail-slow", lost_s=60).explain()
+    assert text.endswith("at stake in 24 hours, once it has lost 1 minute")

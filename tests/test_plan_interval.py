@@ -1,5 +1,6 @@
 """Intervals of predicted steps: which evidence speaks, and that it holds for the shared rows."""
 
+import csv
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,14 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan
 from paceline.plan.calibrate import MIN_RUNS, calibrate
-from paceline.plan.interval import EVIDENCE, LEVEL, interval, kind_of
+from paceline.plan.interval import (
+    EVIDENCE,
+    GPUS,
+    LEVEL,
+    TOKENS_OF_A_SAMPLE,
+    interval,
+    kind_of,
+)
 from paceline.plan.predict import predict
 from paceline.plan.runs import read_runs
 
@@ -52,6 +60,40 @@ def test_a_calibration_has_the_interval_of_its_runs():
     assert "runs of the calibration" in narrow.about
     beyond = interval(LLAMA, replace(PLAN, dp=64, global_batch=64), fit, 1.0)
     assert (beyond.low_s, beyond.high_s) == (EVIDENCE["wide"].low, EVIDENCE["wide"].high)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "said"),
+    [
+        ({}, {}, None),
+        ({"seq_len": 2048}, {"dp": 4, "global_batch": 4}, None),
+        ({"seq_len": 131072}, {}, "more than 8,192 tokens a sample"),
+        ({"seq_len": 512}, {}, "fewer than 2,048 tokens a sample"),
+        ({}, {"dp": 1}, "fewer than 4 GPUs"),
+        ({}, {"dp": 16384, "global_batch": 16384}, "more than 8,192 GPUs"),
+        ({}, {"precision": "fp32"}, "products in fp32"),
+    ],
+)
+def test_what_no_measured_step_has_is_said(model, plan, said):
+    llm = replace(LLAMA, **{"max_positions": 1 << 20, **model})
+    warnings = predict(llm, replace(PLAN, **plan), "h100").warnings
+    assert [text for text in warnings if "behind the interval" in text] == (
+        [f"no measured step behind the interval has {said}; the step may lie outside it"]
+        if said
+        else []
+    )
+
+
+def test_the_ranges_are_those_of_the_shared_rows():
+    """vTrain's runs, NVIDIA's tables of 2025 and 2026, MLPerf's runs (data/llm)."""
+    names = ("megatron_a100_calibration", "published_2025", "published_2026_part")
+    rows = []
+    for name in (*names, "mlperf_llm_runs"):
+        with requires.data("llm", f"{name}.csv").open(encoding="utf-8-sig", newline="") as file:
+            rows += csv.DictReader(file)
+    for column, ends in (("seq_len", TOKENS_OF_A_SAMPLE), ("gpus", GPUS)):
+        values = [int(row[column]) for row in rows]
+        assert (min(values), max(values)) == ends
 
 
 def test_most_shared_a100_runs_lie_within():

@@ -234,3 +234,14 @@ def test_frozen_weights_have_no_gradients_in_the_utilisation():
     assert frozen == pytest.approx(2 / 3 * (whole - attention) + attention)
     prediction = predict(llm, replace(plan, adapter_rank=16), cluster_preset("h100"))
     assert prediction.model_flops_per_gpu == frozen * prediction.tokens_per_s_per_gpu
+
+
+def test_adapters_that_do_not_fit_say_what_would():
+    """ZeRO 2 and 3, which adapters do not have, are no changes to try."""
+    llm = replace(llm_preset("llama3.1-8b"), seq_len=65536, max_positions=65536)
+    prediction = predict(llm, Plan(dp=8, global_batch=8, adapter_rank=4096), "h100")
+    assert not prediction.fits
+    assert prediction.to_fit
+    assert not any("zero" in change for change in prediction.to_fit)
+    with pytest.raises(PlanError, match="adapter_rank 4097 exceeds hidden 4096"):
+        predict(llm, Plan(dp=8, global_batch=8, adapter_rank=4097), "h100")

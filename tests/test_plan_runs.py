@@ -11,6 +11,7 @@ from paceline.plan.runs import (
     predicted_csv,
     read_runs,
     run_clusters,
+    run_of,
     runs_cluster,
 )
 
@@ -130,7 +131,7 @@ def test_a_row_that_cannot_be_expressed_is_an_error_of_its_own(written):
     table = read_runs(written(head, *rows), skip_errors=True)
     assert [run.line for run in table.runs] == [3]
     assert table.lines == (2, 3, 5, 6)
-    assert table.errors[2].startswith("the plan's precision")
+    assert table.errors[2].startswith("precision ")
     assert table.errors[5].startswith("task 'dpo' cannot be expressed")
     assert table.errors[6].startswith("gpu is unknown")
     text = predicted_csv(table, {3: 1.5}, {3: Interval(1.0, 2.0, "")}, table.errors)
@@ -138,6 +139,29 @@ def test_a_row_that_cannot_be_expressed_is_an_error_of_its_own(written):
     assert [row["predicted_step_time_s"] for row in cells] == ["", "1.5", "", ""]
     assert cells[1]["prediction_error"] == ""
     assert cells[2]["prediction_error"] == table.errors[5]
+
+
+def test_cells_as_other_tables_write_them(written):
+    head = HEAD + ",precision,gpu,vpp,overlap_tp,sequence_parallel"
+    row = '"1,024","2,048",1,3072,32,30,2048,2,256,2,n/a,MXFP8,B200-180GB,-,true,yes'
+    (run,) = read_runs(written(head, row)).runs
+    assert (run.plan.gpus, run.plan.global_batch, run.measured_s) == (1024, 2048, None)
+    assert (run.plan.precision, run.plan.vpp) == ("fp8", 1)
+    assert run.plan.overlap_tp
+    assert run.plan.sequence_parallel
+
+
+def test_a_row_of_another_length_is_that_rows_error(written):
+    table = read_runs(written(HEAD, ROW + ",9", ROW), skip_errors=True)
+    assert table.errors == {2: "has 12 cells, the header 11"}
+    assert [run.line for run in table.runs] == [3]
+
+
+def test_one_row_without_a_file():
+    row = dict(zip(HEAD.split(","), ROW.split(","), strict=True))
+    assert run_of(row).plan.dp == 64
+    with pytest.raises(ModelError, match=r"^micro_batch must be a whole number"):
+        run_of({**row, "micro_batch": "2.5"})
 
 
 def test_flags_and_uneven_layers_are_columns(written):

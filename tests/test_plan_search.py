@@ -323,6 +323,14 @@ def test_nothing_legal_and_nothing_that_fits() -> None:
         search(SMALL, A100, range(1, 3_000_000), 64)
 
 
+def test_absurd_numbers_of_gpus_end_at_once() -> None:
+    llm, cluster = llm_preset("llama3.1-8b"), cluster_preset("h100")
+    with pytest.raises(PlanError, match=r"no legal plan .* Nor are there any"):
+        search(llm, cluster, 1_000_000, 256)
+    with pytest.raises(PlanError, match="1,000,000,000 GPUs are beyond any cluster"):
+        search(llm, cluster, 10**9, 256)
+
+
 def test_interrupting_a_search_stops_it() -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt

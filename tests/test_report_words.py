@@ -73,6 +73,33 @@ def texts_of(known: Advised) -> Iterator[str]:
     yield from details(report_of(known))
 
 
+def test_the_loss_is_a_share_of_the_traced_and_of_the_simulated_step():
+    plain = report_of(job("worker"))
+    traced = {step: 1.25 * step_s for step, step_s in plain.step_time_s.simulated.items()}
+    delayed = replace(plain, step_time_s=replace(plain.step_time_s, traced=traced))
+    waste, of_traced = percent(plain.waste), percent(plain.waste / 1.25)
+    for report, text in (
+        (plain, f"the loss (T - T_ideal) is {waste} of the step"),
+        (delayed, f"T - T_ideal is {of_traced} of the traced step, {waste} of the simulated"),
+    ):
+        lines = [line.plain for line in screen(report, 80, colour=False)]
+        assert f"of step of loss  {text}" in lines
+
+
+def test_short_traces_count_gpu_seconds():
+    report = report_of(job("worker"))
+    gpu_s = report.job.world_size * len(report.steps) * report.waterfall.actual_s
+    assert gpu_s < 3600
+    for share, unit, total in ((1, "GPU-seconds", gpu_s), (1e3, "GPU-hours", gpu_s / 3.6)):
+        longer = replace(report.waterfall, actual_s=report.waterfall.actual_s * share)
+        lines = [line.plain for line in diagnosis_lines(replace(report, waterfall=longer), 80, 2.0)]
+        (head,) = [
+            i for i, line in enumerate(lines) if line.split() == ["time", "share", unit, "cost"]
+        ]
+        cost = gpu_s * share / 1800
+        assert lines[head + 1].split()[5:7] == [f"{total:,.2f}", f"{cost:,.2f}"]
+
+
 def test_the_jobs_have_every_cause_and_every_remedy():
     known = [job(name) for name in JOBS]
     causes = {f.cause for each in known for f in each.advice.diagnosis.findings}

@@ -1,7 +1,6 @@
 """NDTimeline's raw log: lines as veScale's LocalRawNDHandler writes them, and fused calls."""
 
 import gzip
-import importlib.util
 from collections import defaultdict
 
 import numpy as np
@@ -104,30 +103,3 @@ def test_lines_without_steps_or_places_have_no_operations(tmp_path, old, new):
     lines = [line.replace(old, new) for line in raw_lines(play(STAGES, DP, microbatches=5))]
     with pytest.raises(TraceError, match="has no NDTimeline metric that is known"):
         ndtimeline.read([saved(tmp_path / "raw.log", lines)])
-
-
-def test_the_tools_own_handler_writes_these_lines(tmp_path):
-    if importlib.util.find_spec("vescale") is None:
-        pytest.skip("veScale is not installed: github.com/volcengine/veScale, legacy/")
-    from vescale.ndtimeline.handlers.local_raw_handler import LocalRawNDHandler
-    from vescale.ndtimeline.world_info import WorldInfo
-
-    handler = LocalRawNDHandler(run_id=0, log_path=str(tmp_path))
-    parts = defaultdict(list)
-    for dp, stage, step, name, start_s, end_s in play(STAGES, DP):
-        parts[dp, stage, name].append((step, start_s, end_s))
-    for (dp, stage, name), own in parts.items():
-        own.sort()
-        handler(
-            name,
-            sum(end_s - start_s for _, start_s, end_s in own),
-            [end_s - start_s for _, start_s, end_s in own],
-            [BASE_S + start_s for _, start_s, _ in own],
-            [{"_inner_global_step": step} for step, _, _ in own],
-            range(4),
-            WorldInfo(stage * DP + dp, 0, dp_rank=dp, pp_rank=stage, dp_size=DP, pp_size=STAGES),
-            {},
-        )
-    got = ndtimeline.read([tmp_path / "timeline_run0_raw.log"])
-    assert got.unplaced == {}
-    assert analyze(got.trace).discrepancy < 0.02

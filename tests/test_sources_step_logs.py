@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+import requires
 from paceline.cli.main import run
 from paceline.detect.detector import Detector
 from paceline.errors import TraceError
@@ -171,6 +172,28 @@ def test_lost_seconds_of_a_log_with_every_tenth_step(capsys, tmp_path):
     samples = (event["step"] - event["since_step"]) / 10 + 1
     assert event["lost_s"] == pytest.approx(10 * 0.5 * samples)
     assert "a sample every 10 steps" in out.err
+
+
+@pytest.mark.parametrize("launcher", ["", "0: ", " 17: "])
+def test_mlperf_by_its_own_logger(tmp_path, launcher):
+    """mlperf-logging 4.1.68; counts are of samples, and a launcher puts a rank before each line."""
+    requires.installed("mlperf_logging")
+    from mlperf_logging import mllog
+
+    path = tmp_path / "result_0.txt"
+    mllog.config(filename=str(path), root_dir=str(tmp_path))
+    logger = mllog.get_mllogger()
+    logger.event(key="global_batch_size", value=16)
+    logger.start(key="run_start")
+    for step in range(1, 61):
+        stats = {"train_step_time": 1.5 if step >= 55 else 1.0, "reduced_train_loss": 2.0}
+        logger.event(key="tracked_stats", value=stats, metadata={"step": step * 16})
+    logger.end(key="run_stop", metadata={"status": "success"})
+    path.write_text("".join(launcher + line for line in path.read_text().splitlines(True)))
+    times = load_step_log(path)
+    assert times.steps.tolist() == list(range(1, 61))
+    assert times.duration_s[:, 0].tolist() == [1.0] * 54 + [1.5] * 6
+    assert times.steps_per_sample == 1
 
 
 def test_mlperf_without_step_times(tmp_path):

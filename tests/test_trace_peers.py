@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.graph import from_trace
 from paceline.trace import Job, OpKind, arrange
@@ -89,6 +90,19 @@ def test_an_absent_peer_is_said_and_the_others_are_merged():
     assert trace.job.peers == 1
     said = "dp 1, stage 0 has 2 of 3 of them, so no single GPU can be named"
     assert any(said in text for text in trace.warnings)
+    doubts = paceline.analyze(from_trace(trace)).doubts
+    assert "groups-of-one" not in {doubt.code for doubt in doubts}
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["remedy", "replace-worker"]])
+def test_commands_say_that_a_peer_is_absent(command, tmp_path, capsys):
+    columns = columns_of(steps())
+    gone = (columns.dp == 1) & (columns.pp == 0) & (columns.peer == 2)
+    path = tmp_path / "absent.parquet"
+    paceline.write(arrange(without(columns, gone), None), path)
+    assert run([command[0], str(path), *command[1:]]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "dp 1, stage 0 has 2 of 3 of them, so no single GPU can be named" in said
 
 
 def test_a_single_recorded_peer_is_said_too():

@@ -1,7 +1,8 @@
 """A Sphinx extension: reference pages from the code, written before the build reads its sources.
 
 The command line comes from its parser, the Python API from ``paceline.__all__``, the exceptions
-from ``paceline.errors``. The pages are not kept in git.
+from ``paceline.errors``, the presets from the tables of models, GPUs and networks. Git ignores
+these pages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import TYPE_CHECKING
 import paceline
 from paceline import errors
 from paceline.cli import main
+from paceline.model.cluster_presets import CLUSTER_PRESETS
+from paceline.model.llm_presets import LLM_PRESETS
+from paceline.networks.presets import PRESETS
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -65,6 +69,7 @@ def write_pages(docs: Path) -> None:
     pages["commands/index.md"] = commands_index()
     pages["python.md"] = python_page()
     pages["exceptions.md"] = exceptions_page()
+    pages["presets.md"] = presets_page()
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +224,41 @@ def exceptions_page() -> str:
         if inspect.isclass(value) and issubclass(value, Exception):
             lines.append(f".. autoexception:: paceline.errors.{name}\n   :show-inheritance:\n")
     return "\n".join([*lines, "```", ""])
+
+
+def presets_page() -> str:
+    """Names that ``--model``, ``--gpu`` and ``paceline layers`` take, with their main numbers."""
+    lines = [
+        "# Presets\n",
+        "Models outside this list: give the path of their `config.json`. Clusters outside it: "
+        "write [a cluster file](../predict.md#a-job-file).\n",
+        "## Language models\n",
+        "For `--model`, `model:` of a job file and `preset:`.\n",
+        "| preset | parameters, billions | layers | hidden | sequence |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{name}` | {llm.parameters / 1e9:,.4g} | {llm.layers} | {llm.hidden:,} "
+        f"| {llm.seq_len:,} |"
+        for name, llm in LLM_PRESETS.items()
+    ]
+    lines += [
+        "\n## GPUs and clusters\n",
+        "For `--gpu`, `cluster:` of a job file and `preset:`.\n",
+        "| preset | GPU | memory, GiB | bf16 or fp16, TFLOP/s | GPUs a node | $ a GPU and hour |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, preset in CLUSTER_PRESETS.items():
+        gpu = preset.gpu
+        peak = gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0)) / 1e12
+        price = f"{preset.price:,.2f}" if preset.price else "–"
+        lines.append(
+            f"| `{name}` | {markdown(gpu.name)} | {gpu.memory_bytes / 2**30:,.4g} | {peak:,.0f} | "
+            f"{preset.node.gpus} | {price} |"
+        )
+    lines += ["\n## Other networks\n", "For `paceline layers`, `predict` and `plan`:\n"]
+    lines.append(", ".join(f"`{name}`" for name in PRESETS) + ".\n")
+    return "\n".join(lines)
 
 
 def _as_rst(

@@ -22,7 +22,7 @@ import requires
 from paceline.cli.main import run
 from paceline.detect.waits import wait_graph
 from paceline.errors import DetectError, TraceError
-from paceline.sources.call_logs.joining import with_profiles
+from paceline.sources.call_logs.joining import SPREAD_S, with_profiles
 from paceline.sources.call_logs.timed_calls import read_folder, timed_calls
 from paceline.sources.kineto.profile import read_profile
 from pause_stress import build
@@ -34,6 +34,9 @@ CC = shutil.which(os.environ.get("CC", "cc"))
 
 #: Its collectives, in ms; rank 1 begins so much later, and its clock is so far ahead.
 N, LATE_S, AHEAD_S = 21, 200e-6, 3.7
+
+#: A busy machine launches late.
+ATTEMPTS = 10
 
 pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler on this machine")
 
@@ -49,10 +52,10 @@ def built(tmp_path_factory):
 
 
 def replay(built, profile, folder, rank=0, repeat=1):
-    """The plugin's files of a rank."""
+    """The plugin's files of a rank whose launches are as far apart as the profile's."""
     collectives = sorted(profile.collectives, key=lambda one: one.launch_s)
     base_s = collectives[0].launch_s
-    lines = []
+    lines, launch_s = [], []
     for turn in range(repeat):
         for one in collectives:
             reduces = one.name.startswith("allreduce")
@@ -63,12 +66,20 @@ def replay(built, profile, folder, rank=0, repeat=1):
                 round((at - base_s + turn * 5 + 100) * 1e9)
                 for at in (one.launch_s, one.start_s, one.end_s)
             ]
+            launch_s.append(times[0] / 1e9)
             lines.append(" ".join(map(str, (name, datatype, count, *times))))
-    subprocess.run(
-        [built.harness, built.plugin, "6", "replay", str(rank)],
-        env={**os.environ, "PACELINE_RECORD": str(folder), "RANK": str(rank)},
-        input="\n".join(lines), text=True, check=True, timeout=120,
-    )  # fmt: skip
+    for attempt in range(ATTEMPTS):
+        files = folder.parent / f"{folder.name}-{rank}-{attempt}"
+        subprocess.run(
+            [built.harness, built.plugin, "6", "replay", str(rank)],
+            env={**os.environ, "PACELINE_RECORD": str(files), "RANK": str(rank)},
+            input="\n".join(lines), text=True, check=True, timeout=120,
+        )  # fmt: skip
+        late_s = np.sort(timed_calls(*read_folder(files)).host_s) - launch_s
+        if np.median(np.abs(late_s - np.median(late_s))) < SPREAD_S / 2:
+            shutil.copytree(files, folder, dirs_exist_ok=True)
+            return
+    pytest.skip(f"this machine is busy: launches are late in each of {ATTEMPTS} attempts")
 
 
 def of_rank_1(folder):

@@ -1,14 +1,14 @@
 """Who is waited for, from files that NCCL Inspector's own writer made for Prometheus.
 
 NVIDIA/nccl v2.30.7-1, ``plugins/profiler/inspector/inspector_prom.cc``, compiled without CUDA
-(``inspector_prom_writer.py``); its README's example lines are read, too.
+(``inspector_writers.py``); its README's example lines are read, too.
 """
 
 import random
 
 import pytest
 
-import inspector_prom_writer
+import inspector_writers
 import requires
 from paceline.cli.main import run
 from paceline.detect.mean_waits import mean_waits
@@ -20,7 +20,7 @@ RANKS, TP, CALLS, BYTES = 16, 4, 20, 5 << 20
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory):
-    return inspector_prom_writer.writer(NCCL, tmp_path_factory.mktemp("inspector") / "build")
+    return inspector_writers.writer(NCCL, tmp_path_factory.mktemp("inspector") / "build")
 
 
 def groups_of(rank: int) -> list[tuple[str, list[int]]]:

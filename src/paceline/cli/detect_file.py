@@ -12,7 +12,7 @@ from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -32,9 +32,9 @@ def run(
     """Step times from a file or a call log; events merged over ranks, with who is slow."""
     from dataclasses import replace
 
-    from paceline.detect.event import LEVEL_KINDS, counted
+    from paceline.detect.event import counted
     from paceline.detect.job import job_events
-    from paceline.detect.limits import WARM_UP
+    from paceline.detect.limits import WARM_UP, usable
     from paceline.errors import DetectError
 
     log = step_times = None
@@ -62,19 +62,21 @@ def run(
         if args.running:
             _tell_hang(args, times, log)
         return _whole_log(args, log, step_times)
+    if args.input is not None and not (usable(times.duration_s).sum(axis=0) > WARM_UP).any():
+        raise DetectError(
+            f"{args.input}: no rank has more than {WARM_UP} durations that can be used, of "
+            f"{n_steps:,} steps; durations of 0 or less, endless and missing ones cannot"
+        )
     _tell_slow_start(args, times, like)
     detector = detector_of(n_ranks)
     rank_events = _events(times, detector, args.accept)
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
     job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
-    changes = [event for event in events if event.kind in LEVEL_KINDS]
-    last_change = {rank: event for event in changes for rank in _ranks_of(event)}
-    for event in events:
-        print(json.dumps(event.to_mapping()) if args.json else event.explain())
-        if not args.json and event.refined is not None:
-            goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
-            print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
+    if args.json:
+        print("".join(json.dumps(event.to_mapping()) + "\n" for event in events), end="")
+    else:
+        _print_events(events)
     if not args.json:
         stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
         if stake is not None:
@@ -94,14 +96,45 @@ def run(
     return 0
 
 
+def _print_events(events: Sequence[Event | JobEvent]) -> None:
+    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
+    from paceline.detect.event import LEVEL_KINDS
+
+    changes = [event for event in events if event.kind in LEVEL_KINDS]
+    last_change = {rank: event for event in changes for rank in _ranks_of(event)}
+    last_jump, repeats = None, 0
+    for event in events:
+        if event.kind == "clock-jump":
+            is_repeat = last_jump is not None and event.step <= last_jump + 1
+            last_jump = event.step
+            if is_repeat:
+                repeats += 1
+                continue
+        print(event.explain())
+        if event.refined is not None:
+            goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
+            print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
+    if repeats:
+        print(f"{repeats:,} more durations that cannot be came right behind such a one")
+
+
 def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Table) -> str:
     """Ranks that are slow at the end of the file, and what that has cost."""
     from paceline.detect.event import counted, duration
+    from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
 
-    slow = detector.slow
+    slow, is_usable = detector.slow, usable(times.duration_s)
+    is_silent = ~is_usable[-SILENT_AFTER:].any(axis=0)
+    is_short = is_usable.sum(axis=0) <= WARM_UP
     text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
     if len(slow) == 1:
         text = "slow at the end" if slow.any() else "healthy at the end"
+        if is_silent.any():
+            text = f"no sample in the last {SILENT_AFTER} steps"
+    elif is_silent.any():
+        text += f", {counted(int(is_silent.sum()), 'rank')} silent"
+    if is_short.any():
+        text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {WARM_UP} samples)"
     if not slow.any() or not job_wide:
         return text
     lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample

@@ -100,10 +100,12 @@ def run(args: argparse.Namespace) -> int:
         _print_json({"applies": True, **remedy.to_mapping()})
         return 0
     from paceline.report.terminal import print_lines, standard_output
+    from paceline.report.warnings import doubt_lines
     from paceline.report.why import remedy_lines
 
     console = standard_output()
-    print_lines(remedy_lines(remedy, min(console.width, 120)), console)
+    width = min(console.width, 120)
+    print_lines([*remedy_lines(remedy, width), *doubt_lines(case.result, width)], console)
     return 0
 
 

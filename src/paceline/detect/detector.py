@@ -42,7 +42,7 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 
 #: Name of the format of :meth:`Detector.state_dict`. Other fields, another meaning of one, or other
 #: windows: the next version, and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-detector", 3
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 4
 _STATE = {
     "ring": ArrayField("<f4", ("rank", levels.RING), nan=True, least=0.0),
     "number": ArrayField("<i8", ("rank", levels.RING)),
@@ -53,19 +53,32 @@ _STATE = {
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
 
 
-def _from_version_2(state: object) -> object:
-    """A state of version 2, which knew no swings, as one of this version; others as they are."""
-    if not (isinstance(state, Mapping) and state.get("version") == 2):
+def _from_older(state: object) -> object:
+    """A state of versions 2 and 3 as one of this version; others as they are.
+
+    Version 2 knew no swings, version 3 no cycles and no mean.
+    """
+    if not (isinstance(state, Mapping) and state.get("version") in (2, 3)):
         return state
     floats, wholes = state.get("floats"), state.get("wholes")
     if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
         return state
     if floats.ndim != 2 or wholes.ndim != 2 or floats.shape[1] <= levels.RISEN_FROM_S:
         return state
-    unknown = [levels.RISEN_FROM_S] * (levels.STRAY - levels.RISEN_FROM_S)
-    none = np.zeros((len(wholes), levels.N_WHOLES - levels.RISEN_AT), dtype=wholes.dtype)
-    floats = np.insert(floats, unknown, np.nan, axis=1)
-    return {**state, "version": 3, "floats": floats, "wholes": np.hstack([wholes, none])}
+    if state["version"] == 2:
+        unknown = [levels.RISEN_FROM_S] * (levels.STRAY - levels.RISEN_FROM_S)
+        floats = np.insert(floats, unknown, np.nan, axis=1)
+        none = np.zeros((len(wholes), levels.PERIOD - levels.RISEN_AT), dtype=wholes.dtype)
+        wholes = np.hstack([wholes, none])
+    cycles = np.zeros((len(floats), levels.MEAN - levels.CYCLE), dtype=floats.dtype)
+    means = np.ones((len(floats), 1), dtype=floats.dtype)
+    periods = np.zeros((len(wholes), 1), dtype=wholes.dtype)
+    return {
+        **state,
+        "version": STATE_VERSION,
+        "floats": np.hstack([floats, cycles, means]),
+        "wholes": np.hstack([wholes, periods]),
+    }
 
 
 class Detector:
@@ -110,6 +123,8 @@ class Detector:
         self._floats = np.full((n, levels.N_FLOATS), np.nan)
         zero = [levels.LOST_S, levels.SPENT_S, levels.ODD, levels.QUANTUM_S]
         self._floats[:, zero] = 0.0
+        self._floats[:, levels.CYCLE : levels.MEAN] = 0.0
+        self._floats[:, levels.MEAN] = 1.0
         self._wholes = np.zeros((n, levels.N_WHOLES), dtype=np.int64)
         self._likeness = Likeness(like)
         self._workloads = Workloads()
@@ -140,7 +155,7 @@ class Detector:
         Raises:
             StateError: the state is of another schema or version, or a field does not fit.
         """
-        state = _from_version_2(state)
+        state = _from_older(state)
         reader = StateReader(state, STATE_SCHEMA, STATE_VERSION, (*_STATE_NUMBERS, *_STATE))
         ranks = reader.whole("ranks", least=1)
         arrays = {name: reader.array(name, _STATE[name], {"rank": ranks}) for name in _STATE}
@@ -157,6 +172,9 @@ class Detector:
             setattr(detector, f"_{name}", array)
         if (detector._wholes[:, levels.SEEN] < 0).any():
             reader.fail("wholes", "has a negative count of samples")
+        periods = detector._wholes[:, levels.PERIOD]
+        if ((periods < 0) | (periods > levels.MAX_PERIOD)).any():
+            reader.fail("wholes", "has a period out of range")
         expected = reader.value("expected")
         try:
             detector._scale = float(expected["scale"])

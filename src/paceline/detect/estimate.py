@@ -33,7 +33,7 @@ def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Es
         factor: of its level to its healthy one.
     """
     samples = int(min(wholes[levels.AGE], levels.RING))
-    stray = floats[levels.STRAY :]
+    stray = floats[levels.STRAY : levels.CYCLE]
     error = math.hypot(_stray(stray, samples), _stray(stray, _HEALTHY_SAMPLES), _OTHER)
     wide = math.exp(_SPREADS * error)
     return Estimate(factor, factor / wide, factor * wide, samples)

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.cycles import (
+    CYCLE_SAMPLES,
+    MAX_PERIOD,
+    cycle_spread,
+    find_cycle,
+    logarithms,
+)
 from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
+from paceline.detect.samples import FEWEST, is_ramp, middle_mean, quantum
 from paceline.jit import compiled
 from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
@@ -24,6 +32,11 @@ Floats = npt.NDArray[np.float64]
 #: Interpreted, a sample takes 0.5 ms. Behind this number compiled code is worth its import (0.3 s)
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
+
+#: Samples that are a healthy level at least where the rank becomes slow within its warm-up, and the
+#: share of either level's samples on its side of the middle. The first steps of a job may be fast,
+#: as long as its input is prefetched.
+EARLY, APART = 15, 0.9
 
 #: Steps of the windows (odd).
 WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
@@ -55,10 +68,10 @@ BURST, BURST_MEMORY = 8, 2000
 #: level up to 1.3 times as high counts before it has lasted longer than the longest did.
 SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
 SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
-#: Samples of a new level at least; of the fewest, all lie within this share of their excess.
-FEWEST, AGREE = 3, 0.5
-#: Samples in which a ramp shows, the share that it rises in them, and samples that end it.
-RAMP, RISE, RAMP_OVER = 24, 0.04, 20
+#: The fewest samples of a new level lie within this share of their excess.
+AGREE = 0.5
+#: Samples without a rise that end a ramp.
+RAMP_OVER = 20
 #: Samples of a level up to which it is young, and its bar wider.
 YOUNG = 128
 
@@ -71,13 +84,15 @@ ON_RAMP = 2
     HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
     STRAY,
 ) = range(11)  # fmt: skip
-N_FLOATS = STRAY + len(WINDOWS)
+CYCLE = STRAY + len(WINDOWS)
+MEAN = CYCLE + MAX_PERIOD
+N_FLOATS = MEAN + 1
 # Columns of ``wholes``.
 (
     SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
-    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT,
-) = range(17)  # fmt: skip
-N_WHOLES = SWING_AT + 1
+    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD,
+) = range(18)  # fmt: skip
+N_WHOLES = PERIOD + 1
 # Columns of ``out``.
 OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
 N_OUT = 7
@@ -116,6 +131,7 @@ def advance(
     n_out = 0
     y = np.empty(RING)
     ok = np.empty(RING, dtype=np.uint8)
+    place = np.empty(MAX_PERIOD)
     for rank in range(len(x)):
         f, w = floats[rank], wholes[rank]
         if missing[rank]:
@@ -134,12 +150,15 @@ def advance(
         evidence[rank, at] = is_evidence
         if w[SEEN] < warm_up:
             continue
+        if w[SEEN] == warm_up:  # a restart before there is a level needs no rule of its own
+            w[SETTLE] = 0
         if w[SEEN] == warm_up or (w[SEEN] % LEVEL_EVERY == 0 and w[SEEN] > warm_up):
             learn_pairs(ring[rank], number[rank], n, w[SEEN], f)
-        g_odd, g_even = math.exp(-f[ODD] / 2), math.exp(f[ODD] / 2)
+            learn_cycle(ring[rank], number[rank], n, f, w)
+        period = places(f, w, place)
         for k in range(n):  # y[0] is the newest
             row = (w[SEEN] - 1 - k) % RING
-            y[k] = float(ring[rank, row]) * (g_odd if number[rank, row] & 1 else g_even)
+            y[k] = float(ring[rank, row]) * place[number[rank, row] % period]
             ok[k] = evidence[rank, row]
         if w[SETTLE] > 0:
             if settle(y, f, w):
@@ -152,15 +171,23 @@ def advance(
             else:
                 continue
         follow_level(y, n, warm_up, is_evidence, f, w)
-        if w[SLOW] and y[0] <= PAUSE * f[LEVEL_S]:
-            f[LOST_S] += (y[0] - f[HEALTHY_S]) * scale
-            f[SPENT_S] += f[HEALTHY_S] * scale
-        if w[SEEN] > warm_up:
-            window = changed(y, ok, n, threshold, f, w)
+        is_first = w[SEEN] == warm_up
+        if is_first:
+            f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
+        elif y[0] <= PAUSE * f[LEVEL_S]:
+            if w[SLOW]:
+                f[LOST_S] += (y[0] - f[HEALTHY_S] * f[MEAN]) * scale
+                f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
+            else:
+                f[MEAN] += (y[0] / f[MIDDLE_S] - f[MEAN]) / n
+        window = early_rise(y, n, warm_up, threshold, f, w) if is_first else 0
+        if w[SEEN] > warm_up or window != 0:
+            if not is_first:
+                window = changed(y, ok, n, threshold, f, w)
             kind = -1
             if window != 0:
                 kind, since, factor, before = change(
-                    window, y, n, threshold, scale, number[rank], f, w
+                    window, y, n, w[SEEN] - warm_up, threshold, scale, number[rank], f, w
                 )
                 if kind == WORSENING and is_ramp(y, n, w[AGE]):  # told once, when it is over
                     f[MIDDLE_S] = f[LEVEL_S] / before
@@ -255,6 +282,46 @@ def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
         f[ODD] += 0.2 * (odd - f[ODD])
 
 
+def learn_cycle(ring: Any, number: Any, n: int, f: Any, w: Any) -> None:
+    """Learn which steps of a cycle take longer; the levels go on as the new cycle has them."""
+    v = np.empty(CYCLE_SAMPLES)
+    count = logarithms(ring, number, n, w[SEEN], v)
+    shares = f[CYCLE : CYCLE + MAX_PERIOD].copy()
+    period = find_cycle(v, count, number[(w[SEEN] - 1) % RING], w[PERIOD], shares)
+    is_other = period != w[PERIOD]
+    before = cycled_median(ring, number, count, f, w) if is_other else 1.0
+    w[PERIOD] = period
+    f[CYCLE : CYCLE + MAX_PERIOD] = shares
+    if not is_other or np.isnan(f[LEVEL_S]):
+        return
+    ratio = cycled_median(ring, number, count, f, w) / before
+    for column in (HEALTHY_S, LEVEL_S, MIDDLE_S, RISEN_FROM_S):
+        f[column] *= ratio
+    if not w[SLOW]:
+        f[STRAY : STRAY + len(WINDOWS)] = np.nan
+
+
+def cycled_median(ring: Any, number: Any, count: int, f: Any, w: Any) -> float:
+    """The median of the newest samples on one level."""
+    place = np.empty(MAX_PERIOD)
+    period = places(f, w, place)
+    y = np.empty(max(1, count))
+    for k in range(len(y)):
+        row = (w[SEEN] - 1 - k) % RING
+        y[k] = float(ring[row]) * place[number[row] % period]
+    return float(np.median(y))
+
+
+def places(f: Any, w: Any, place: Floats) -> int:
+    """Write what brings a step to the common level, by its number modulo the period returned."""
+    if w[PERIOD] > 0:
+        for j in range(w[PERIOD]):
+            place[j] = math.exp(-f[CYCLE + j])
+        return int(w[PERIOD])
+    place[0], place[1] = math.exp(f[ODD] / 2), math.exp(-f[ODD] / 2)
+    return 2
+
+
 def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
     """The level: the median of its first samples, later a slow drift."""
     age, seen = w[AGE], w[SEEN]
@@ -271,15 +338,6 @@ def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: 
         f[LEVEL_S] += DRIFT * np.sign(y[0] - f[LEVEL_S]) * f[LEVEL_S]
     if not w[SLOW] and (w[INITIAL] or age >= RING):
         f[HEALTHY_S] = f[LEVEL_S]
-
-
-def quantum(y: Floats) -> float:
-    """Seconds that all samples are whole multiples of: a millisecond, or 0."""
-    for value in y:
-        ms = value * 1e3
-        if abs(ms - np.rint(ms)) > 1e-4 * max(1.0, ms * 1e-2):
-            return 0.0
-    return 1e-3
 
 
 def bar(i: int, threshold: float, f: Any, w: Any) -> float:
@@ -320,6 +378,39 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
     return 0
 
 
+def mean_share(y: Floats, level: float) -> float:
+    """The mean of samples over their level, without pauses."""
+    return float(np.mean(y[y <= PAUSE * level]) / level)
+
+
+def early_rise(y: Floats, n: int, warm_up: int, threshold: float, f: Any, w: Any) -> int:
+    """Samples since the rank became slow within its warm-up; 0 = it did not, or it is not sure.
+
+    The samples before are then the healthy level and its noise.
+    """
+    least, count = np.inf, 0
+    for k in range(LOW_OF, n - EARLY + 1):
+        off = np.sum(np.abs(y[:k] - np.median(y[:k])))
+        off += np.sum(np.abs(y[k:n] - np.median(y[k:n])))
+        if off < least:
+            least, count = off, k
+    if count == 0:
+        return 0
+    late, early = np.median(y[:count]), np.median(y[count:n])
+    off_late, off_early = np.abs(y[:count] / late - 1), np.abs(y[count:n] / early - 1)
+    stray = SIGMA_OF_MAD * max(np.median(off_late), np.median(off_early))
+    middle = (late + early) / 2
+    is_apart = np.mean(y[:count] > middle) >= APART and np.mean(y[count:n] < middle) >= APART
+    if not is_apart or late < early * (1 + max(threshold + SURE[0] * stray, STRAYS[0] * stray)):
+        return 0
+    f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = early
+    f[MEAN] = mean_share(y[count:n], early)
+    w[AGE] = n - count
+    learn_noise(y[count:n], n - count, warm_up, f, w)
+    w[AGE] = n
+    return count
+
+
 def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any, w: Any) -> bool:
     """Whether samples above the level are more than one that a faster one makes good, or a burst.
 
@@ -342,38 +433,24 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     return not usual or count > w[SWING_LEN] + SWING_LONGER
 
 
-def is_ramp(y: Floats, n: int, count: int) -> bool:
-    """Whether the last samples rise steadily, not by a step ``count`` samples ago (0: none).
-
-    A step lies in one of the thirds; where it lies at the edge of one, samples next to it tell.
-    """
-    if n < RAMP:
-        return False
-    third = RAMP // 3
-    late, middle = np.median(y[:third]), np.median(y[third : 2 * third])
-    early = np.median(y[2 * third : RAMP])
-    rise = late - early
-    if 0 < count <= n - FEWEST:
-        jump = np.median(y[max(0, count - FEWEST) : count]) - np.median(y[count : count + FEWEST])
-        if jump > 0.5 * (np.median(y[:FEWEST]) - early):
-            return False
-    return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
-
-
-def middle_mean(y: Floats) -> float:
-    """The mean of the middle half: as good as a mean in noise, and no spike moves it."""
-    ordered = np.sort(y)
-    out = max(len(y) // 4, int(len(y) > 2))
-    return float(np.mean(ordered[out : len(y) - out]))
-
-
 def change(
-    window: int, y: Floats, n: int, threshold: float, scale: float, number: Any, f: Any, w: Any
+    window: int,
+    y: Floats,
+    n: int,
+    learned: int,
+    threshold: float,
+    scale: float,
+    number: Any,
+    f: Any,
+    w: Any,
 ) -> tuple[int, int, float, float]:
-    """Leave the level: (kind, first step of the new one, its factor, factor to the one before)."""
+    """Leave the level: (kind, first step of the new one, its factor, factor to the one before).
+
+    ``learned`` is the number of samples since the warm-up.
+    """
     is_up = window > 0
     length = abs(window)
-    level, healthy = f[LEVEL_S], f[HEALTHY_S]
+    level, healthy, middle = f[LEVEL_S], f[HEALTHY_S], f[MIDDLE_S]
     count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
     since = number[(w[SEEN] - count) % RING]
     new = middle_mean(y[:count])
@@ -386,10 +463,15 @@ def change(
         kind = WORSENING if w[SLOW] else ONSET
         if not w[SLOW]:
             w[SINCE], w[SINCE_STEP] = w[SEEN] - count, since
+            for k in range(min(count, learned)):  # they were taken for healthy ones
+                if y[k] <= PAUSE * level:
+                    share = 1 / min(RING, w[SEEN] - k)
+                    f[MEAN] = (f[MEAN] - share * y[k] / middle) / (1 - share)
+            mean_s = healthy * f[MEAN]
             f[LOST_S], f[SPENT_S] = 0.0, 0.0
             for k in range(count):
-                f[LOST_S] += (min(y[k], PAUSE * new) - healthy) * scale
-                f[SPENT_S] += healthy * scale
+                f[LOST_S] += (min(y[k], PAUSE * new) - mean_s) * scale
+                f[SPENT_S] += mean_s * scale
         w[SLOW] = 1
         return kind, since, new / healthy, before
     fresh = f[STRAY + 2] if f[STRAY + 2] == f[STRAY + 2] else 0.0
@@ -404,7 +486,7 @@ def change(
     if was_slow and new > healthy / (1 + threshold):
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
-        return RELIEF, since, episode_factor(y[:count], level, healthy, scale, f), before
+        return RELIEF, since, episode_factor(y[:count], level, scale, f), before
     f[HEALTHY_S] = new
     w[INITIAL] = 1
     return FASTER, since, new / healthy, before
@@ -427,14 +509,15 @@ def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: An
     f[SWING] = max(f[SWING], f[RISEN])
 
 
-def episode_factor(after: Floats, level: float, healthy: float, scale: float, f: Any) -> float:
+def episode_factor(after: Floats, level: float, scale: float, f: Any) -> float:
     """The mean factor of an episode, without the samples after it that made its end sure."""
     lost, spent = f[LOST_S], f[SPENT_S]
+    mean_s = f[HEALTHY_S] * f[MEAN]
     for value in after:
         if value <= PAUSE * level:
-            lost -= (value - healthy) * scale
-            spent -= healthy * scale
-    if spent < healthy * scale / 2:  # the work of these steps differed
+            lost -= (value - mean_s) * scale
+            spent -= mean_s * scale
+    if spent < mean_s * scale / 2:  # the work of these steps differed
         lost, spent = f[LOST_S], f[SPENT_S]
     return float(1 + lost / max(spent, 1e-300))
 
@@ -498,8 +581,18 @@ def compiled_advance() -> Callable[..., int]:
     from numba.extending import register_jitable
 
     for helper in (
+        *(logarithms, cycle_spread, find_cycle, places, cycled_median, learn_cycle),
         *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
-        *(is_ramp, middle_mean, change, learn_swing, episode_factor, first_of),
+        *(
+            mean_share,
+            early_rise,
+            is_ramp,
+            middle_mean,
+            change,
+            learn_swing,
+            episode_factor,
+            first_of,
+        ),
         *(learn_noise, first_noise),
     ):
         register_jitable(error_model="numpy")(helper)

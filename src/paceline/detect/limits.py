@@ -38,3 +38,10 @@ def checked_durations(
     if last_step is not None and step <= last_step:
         raise DetectError(f"step {step} comes after step {last_step}; steps must grow")
     return x
+
+
+def usable(durations_s: Array) -> npt.NDArray[np.bool_]:
+    """Which durations a detector judges: numbers within the bounds."""
+    with np.errstate(invalid="ignore"):
+        within: npt.NDArray[np.bool_] = (durations_s >= MIN_STEP_S) & (durations_s <= MAX_STEP_S)
+    return within

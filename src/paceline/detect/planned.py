@@ -25,6 +25,8 @@ _REFINE, MAX_STAGES = 64, 256
 #: A refined share differs by less; more is no error of the first samples.
 _REFINED = 0.08
 _RECENT = 24
+#: Share of pairs of an odd and an even step of which the same one takes longer, in an alternation.
+_ALTERNATE = 0.9
 _LISTS = ("recent", "base", "raw")
 
 Stage = tuple[tuple[str, float], ...]
@@ -184,7 +186,10 @@ class Workloads:
 
     def _shares(self, values: list[tuple[int, float]]) -> list[float]:
         """[even, odd] the stage's shares as measured, within what its workload allows."""
-        now, base = _by_parity(values), _by_parity(self._base)
+        before = self._base
+        if not (_alternates(values) or _alternates(before)):
+            values, before = ([(0, v) for _, v in pairs] for pairs in (values, before))
+        now, base = _by_parity(values), _by_parity(before)
         if now is None or base is None:
             return list(self._table.get(self._before, [1.0, 1.0]))
         shares = [a / b for a, b in zip(now, base, strict=True)]
@@ -238,6 +243,15 @@ def _middle(x: Array) -> float:
     if len(x) == 1:
         return float(x[0])
     return float(np.nanmedian(x)) if np.isfinite(x).any() else float("nan")
+
+
+def _alternates(values: list[tuple[int, float]]) -> bool:
+    """Whether nearly all odd steps take longer than the even ones, or shorter."""
+    even, odd = (np.array([v for parity, v in values if parity == side]) for side in (0, 1))
+    if not len(even) or not len(odd):
+        return False
+    above = float(np.mean(odd[:, None] > even[None, :]))
+    return above >= _ALTERNATE or float(np.mean(odd[:, None] < even[None, :])) >= _ALTERNATE
 
 
 def _by_parity(values: list[tuple[int, float]]) -> tuple[float, float] | None:

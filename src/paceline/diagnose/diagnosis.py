@@ -80,7 +80,7 @@ def diagnose(
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
     inside = _inside(measured, result, resamples) if result.slowdown >= MIN_SLOWDOWN else []
-    outside = outside_causes(measured, result, resamples)
+    outside = outside_causes(measured, result, resamples, inside)
     unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in unnamed)
     return Diagnosis(findings, (low, high))

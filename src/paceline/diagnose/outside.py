@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
 from paceline.diagnose.slow_steps import with_worker
 from paceline.graph import Measured
@@ -30,13 +32,24 @@ ODD_TIMES, ODD_SHARE = 1.3, 0.25
 MIN_STEPS = 8
 
 
-def outside_causes(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
-    """Findings outside S by share of the step, largest first."""
+def outside_causes(
+    measured: Measured, result: WhatIf, resamples: Array, inside: Sequence[Finding] = ()
+) -> list[Finding]:
+    """Findings outside S by share of the step, largest first.
+
+    Where ``inside``, the findings inside S, are unexplained, steps of two lengths may explain them:
+    a worker that is slow in half of the steps has no typical one.
+    """
+    unexplained = bool(inside) and all(finding.cause == "unexplained" for finding in inside)
+    named = [worker for finding in inside for worker in finding.where.get("workers", ())]
     delays = _delays(measured, result, resamples)
     over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
-    if over_time == [None, None] and not result.straggling:
+    if over_time == [None, None] and (unexplained or not result.straggling):
         over_time = [_two_modes(measured, result, resamples)]
     longer = [with_worker(f, measured, result) for f in over_time if f is not None]
+    if not result.straggling and not any(f.where for f in longer):
+        passing = passing_worker(measured, result, resamples)
+        longer += [passing] if passing and passing.where["workers"][0] not in named else []
     findings = [*([delays] if delays else []), *longer]
     return sorted(findings, key=lambda finding: -finding.share_of_step)
 

@@ -196,7 +196,9 @@ def _group_notes(graph: StepGraph) -> list[Warning]:
     of_alone = grouped[np.isin(graph.family[graph.group[grouped]], alone)]
     # A link of a ring joins two of its ranks, and leaves the others alone.
     kinds = [OpKind(int(kind)) for kind in np.unique(graph.kind[of_alone])]
-    labels = [kind.label for kind in kinds if kind != OpKind.CONTEXT_COMM]
+    # Those who meet in tensor-comm are one worker where peers are merged or one was recorded.
+    own = {OpKind.CONTEXT_COMM} if graph.peers > 1 else {OpKind.CONTEXT_COMM, OpKind.TENSOR_COMM}
+    labels = [kind.label for kind in kinds if kind not in own]
     if not labels:
         return []
     text = (

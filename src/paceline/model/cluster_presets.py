@@ -453,9 +453,13 @@ def cluster_preset(name: str, gpus_per_node: int | None = None) -> Cluster:
 def _find(name: str) -> str:
     key_of = {_squeeze(word): key for word, key in _ALIASES.items()}
     key_of |= {_squeeze(word): word for word in CLUSTER_PRESETS}
+    key_of |= {  # "b200-180g"
+        f"{_squeeze(word)}{preset.gpu.memory_bytes / _GIB:.0f}g": word
+        for word, preset in CLUSTER_PRESETS.items()
+    }
     squeezed = _squeeze(name) if isinstance(name, str) else ""
     # "DGX-H100", "NVIDIA H100 SXM5 80GB", "h100 pcie" is another GPU and stays unknown.
-    for maker in ("nvidia", "amd", "instinct"):
+    for maker in ("nvidia", "amd", "instinct", "tesla"):
         squeezed = squeezed.removeprefix(maker)
     for spelled in (squeezed, _plain(squeezed)):
         if spelled in key_of:
@@ -479,6 +483,9 @@ def _plain(squeezed: str) -> str:
     """Without the name of the system and of the socket."""
     for system in ("dgx", "hgx"):
         squeezed = squeezed.removeprefix(system)
+    for memory in ("gbhbm3", "gbhbm3e"):  # nvidia-smi: "NVIDIA H100 80GB HBM3"
+        if squeezed.endswith(memory):
+            squeezed = squeezed.removesuffix(memory) + "g"
     for socket in ("sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "sxm", "oam"):
         squeezed = squeezed.replace(socket, "")
     return squeezed

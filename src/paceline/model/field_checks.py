@@ -8,6 +8,8 @@ from typing import Any
 from paceline.errors import ModelError
 
 MAX_FIELD = 1 << 40  # beyond any real model; keeps the counts within a float
+#: Each layer is an object of its own; the deepest model known here has 128.
+MAX_LAYERS = 10_000
 
 
 def check_whole_number(record: Any, field: str, least: int, where: str) -> None:
@@ -22,7 +24,7 @@ def check_whole_number(record: Any, field: str, least: int, where: str) -> None:
         raise ModelError(
             f"{where}: {field} must be a whole number >= {least}, not {text}", fields=(field,)
         )
-    if value > MAX_FIELD:
+    if value > (MAX_LAYERS if field == "layers" else MAX_FIELD):
         raise ModelError(
             f"{where}: {field} is {reprlib.repr(value)}, beyond any real model", fields=(field,)
         )

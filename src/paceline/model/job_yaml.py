@@ -306,7 +306,10 @@ def _named_model(name: str, folder: Path, seq_len: int | None, images: int | Non
             f"images are counted with a config.json that has a vision_config; {name} is a preset "
             "(a job file gives it one: vision: {layers: .., images: ..})"
         )
-    return llm_preset(name)
+    try:
+        return llm_preset(name)
+    except ModelError as error:
+        raise ModelError(f"{error}; or give the path of the model's config.json") from None
 
 
 def _cluster(job: Section) -> Cluster:

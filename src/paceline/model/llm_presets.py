@@ -14,6 +14,15 @@ from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
+from paceline.model.llm_preset_families import (
+    MODERN,
+    glm45,
+    llama4,
+    minimax_m2,
+    mistral,
+    moonlight,
+    qwen3_dense,
+)
 from paceline.model.mamba import Mamba
 
 
@@ -122,30 +131,22 @@ def _opt() -> Iterator[LLM]:
     return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
 
 
-# Fields that Llama and all later models here share. A ``rotary_base`` beside them is that of
-# Megatron-LM d98e8a6: examples/post_training/modelopt/conf, and examples/mixtral for Mixtral.
-_MODERN: dict[str, Any] = {
-    "gated": True,
-    "norm": "rmsnorm",
-    "positions": "rotary",
-    "tied": False,
-    "bias": False,
-}
-
-
 def _llama() -> Iterator[LLM]:
     # Touvron et al. 2023, "Llama 2", Table 1, and config.json of meta-llama/Llama-2-{7b,13b,70b}.
-    llama2: dict[str, Any] = {"vocab": 32000, "seq_len": 4096, **_MODERN}
+    llama2: dict[str, Any] = {"vocab": 32000, "seq_len": 4096, **MODERN}
     yield LLM(name="llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008, **llama2)
     yield LLM(name="llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824, **llama2)
     yield LLM(name="llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, **llama2)
     # Grattafiori et al. 2024, "The Llama 3 herd of models", Table 3 (a rotary base of 500,000) and
     # 3.4 (8,192 tokens until the long-context stage).
-    llama3: dict[str, Any] = {"kv_heads": 8, "vocab": 128256, "seq_len": 8192, **_MODERN}
+    llama3: dict[str, Any] = {"kv_heads": 8, "vocab": 128256, "seq_len": 8192, **MODERN}
     llama3["rotary_base"] = 500_000
     for family in ("llama3", "llama3.1"):
         yield LLM(name=f"{family}-8b", layers=32, hidden=4096, heads=32, ffn=14336, **llama3)
         yield LLM(name=f"{family}-70b", layers=80, hidden=8192, heads=64, ffn=28672, **llama3)
+    # Megatron-LM 2171ea3, examples/post_training/modelopt/conf/meta-llama: Llama-3.2-1B.
+    small: dict[str, Any] = {**llama3, "tied": True}
+    yield LLM(name="llama3.2-1b", layers=16, hidden=2048, heads=32, ffn=8192, **small)
     yield LLM(name="llama3.1-405b", layers=126, hidden=16384, heads=128, ffn=53248, **llama3)
 
 
@@ -153,7 +154,7 @@ def _mixtral() -> Iterator[LLM]:
     # Jiang et al. 2024, "Mixtral of experts", Table 1, and config.json of
     # mistralai/Mixtral-8x{7B,22B}-v0.1. Their contexts are 32k and 64k; 4,096 is what training
     # benchmarks use (NVIDIA's Megatron-Bridge recipes).
-    shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, "rotary_base": 1_000_000, **_MODERN}
+    shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, "rotary_base": 1_000_000, **MODERN}
     yield LLM(
         name="mixtral-8x7b",
         layers=32,
@@ -194,7 +195,7 @@ def _deepseek() -> Iterator[LLM]:
             ),
             mtp_layers=mtp,
             rotary_base=10_000,
-            **_MODERN,
+            **MODERN,
         )
 
 
@@ -213,7 +214,7 @@ def _sparse() -> Iterator[LLM]:
         moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
         latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
         index=Indexer(heads=64, head_dim=128, top_k=2048),
-        **_MODERN,
+        **MODERN,
     )
     yield LLM(
         name="glm-5",
@@ -226,7 +227,7 @@ def _sparse() -> Iterator[LLM]:
         moe=MoE(experts=256, top_k=8, ffn=2048, shared_experts=1, dense_layers=3),
         latent=LatentAttention(q_rank=2048, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256),
         index=Indexer(heads=32, head_dim=128, top_k=2048),
-        **_MODERN,
+        **MODERN,
     )
 
 
@@ -244,7 +245,7 @@ def _kimi() -> Iterator[LLM]:
         moe=MoE(experts=384, top_k=8, ffn=2048, shared_experts=1, dense_layers=1),
         latent=LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
         rotary_base=50_000,
-        **_MODERN,
+        **MODERN,
     )
 
 
@@ -253,7 +254,7 @@ def _qwen3() -> Iterator[LLM]:
     # and config.json of Qwen/Qwen3-{30B-A3B,235B-A22B}. The language models of Qwen3-VL are of the
     # same sizes (text_config of Qwen/Qwen3-VL-{30B-A3B,235B-A22B}-Instruct).
     shared: dict[str, Any] = {
-        **_MODERN,
+        **MODERN,
         "kv_heads": 4,
         "head_dim": 128,
         "vocab": 151936,
@@ -304,7 +305,7 @@ def _qwen3_next() -> Iterator[LLM]:
             delta=DeltaNet(key_heads=16, value_heads=32),
             moe=MoE(experts=512, top_k=10, ffn=512, shared_experts=1, shared_gate=True),
             mtp_layers=mtp,
-            **_MODERN,
+            **MODERN,
         )
 
 
@@ -313,7 +314,7 @@ def _qwen3_5() -> Iterator[LLM]:
     # Qwen3_5MoeTextConfig; Megatron-Bridge 067f987, models/qwen_vl/qwen35_vl_provider.py, with
     # one shared expert of a routed one's width. Without multi-token prediction.
     shared: dict[str, Any] = {
-        **_MODERN,
+        **MODERN,
         "kv_heads": 2,
         "head_dim": 256,
         "vocab": 248320,
@@ -348,7 +349,7 @@ def _gpt_oss() -> Iterator[LLM]:
     # OpenAI 2025, "gpt-oss-120b & gpt-oss-20b model card", Table 1 and 2.1-2.3, and config.json of
     # openai/gpt-oss-{20b,120b} (initial_context_length 4,096; the 64 attention sinks of a layer
     # are no parameters here).
-    shared: dict[str, Any] = {**_MODERN, "bias": True, "window": 128, "window_every": 2}
+    shared: dict[str, Any] = {**MODERN, "bias": True, "window": 128, "window_every": 2}
     shared.update(sinks=True, rotary_base=150_000)
     for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128)):
         yield LLM(
@@ -366,13 +367,19 @@ def _gpt_oss() -> Iterator[LLM]:
         )
 
 
+_NEMOTRON_H_47B = (
+    "M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-"
+    "M-M-M-M-M*-M-M-M-M-M-M-M---MM---M-M*-M-M-M-M-M-"
+)
+
+
 def _nemotron_h() -> Iterator[LLM]:
     # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; what these
     # leave out by its HybridModelProvider (groups, chunks, no positions). Vocabulary: the default
     # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano. 56B:
     # Megatron-Bridge d9f7643, models/nemotronh/nemotron_h_provider.py.
     shared: dict[str, Any] = {
-        **_MODERN,
+        **MODERN,
         "gated": False,  # squared ReLU
         "positions": "none",
         "head_dim": 128,
@@ -421,6 +428,32 @@ def _nemotron_h() -> Iterator[LLM]:
             **mtp,
             **shared,
         )
+    # Megatron-LM 0732182 and 2fe2eeb, the same folder.
+    yield LLM(
+        name="nemotron-3-ultra",
+        layers=108,
+        hidden=8192,
+        heads=64,
+        kv_heads=2,
+        ffn=5120,
+        pattern="MEMEMEM*EMEMEM*"
+        + 2 * "EMEMEMEM*EMEMEMEM*EMEMEM*"
+        + "EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        mamba=Mamba(heads=256),
+        moe=MoE(experts=512, top_k=22, ffn=5120, shared_experts=1, shared_ffn=10240, latent=2048),
+        **shared,
+    )
+    yield LLM(
+        name="nemotron-h-47b",
+        layers=98,
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        ffn=30720,
+        pattern=_NEMOTRON_H_47B,
+        mamba=Mamba(heads=256, state=256),
+        **shared,
+    )
     yield LLM(
         name="nemotron-3-nano",
         layers=52,
@@ -442,10 +475,16 @@ _FAMILIES = (
     _mt_nlg,
     _opt,
     _llama,
+    llama4,
+    mistral,
     _mixtral,
     _deepseek,
     _sparse,
+    glm45,
+    minimax_m2,
+    moonlight,
     _kimi,
+    qwen3_dense,
     _qwen3,
     _qwen3_next,
     _qwen3_5,
@@ -480,6 +519,18 @@ _ALIASES = {
     "deepseek-v3 (w/o mtp)": "deepseek-v3",
     "deepseek-v3 (w/ mtp)": "deepseek-v3-mtp",
     "deepseek-v3.2-exp": "deepseek-v3.2",
+    "moonlight-16b": "moonlight-16b-a3b",
+    "llama3.3-70b": "llama3.1-70b",
+    "llama4-scout-17b-16e": "llama4-scout",
+    "llama4-maverick-17b-128e": "llama4-maverick",
+    "mistral-7b-v0.1": "mistral-7b",
+    "glm-4.5-355b-a32b": "glm-4.5",
+    "glm-4.5-air-106b-a12b": "glm-4.5-air",
+    "glm-4.6": "glm-4.5",
+    "deepseek-v3-671b": "deepseek-v3",
+    "deepseek-r1": "deepseek-v3",
+    "kimi-k2-thinking": "kimi-k2",
+    "nemotron-3-ultra-550b-a55b": "nemotron-3-ultra",
     "kimi-k2-base": "kimi-k2",
     "kimi-k2-instruct": "kimi-k2",
     "qwen3-30b": "qwen3-30b-a3b",

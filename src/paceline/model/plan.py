@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from paceline.errors import PlanError
+from paceline.model.field_checks import MAX_FIELD
 from paceline.model.llm import LLM
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"]
@@ -132,6 +133,11 @@ class Plan:
                 text = reprlib.repr(value)
                 raise PlanError(
                     f"the plan's {field} must be a whole number >= 1, not {text}", fields=(field,)
+                )
+            if value > MAX_FIELD:
+                raise PlanError(
+                    f"the plan's {field} is {reprlib.repr(value)}, beyond any real plan",
+                    fields=(field,),
                 )
         for field in _SWITCHES:
             if not isinstance(getattr(self, field), bool):

@@ -36,6 +36,8 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
     reasons += _offload_problems(plan, llm)
     reasons += _shard_problems(plan, llm)
     reasons += module_problems(plan, llm)
+    if plan.adapter_rank > llm.hidden:
+        reasons.append(f"adapter_rank {plan.adapter_rank} exceeds hidden {llm.hidden}")
     if plan.adapter_rank and llm.latent is not None:
         reasons.append("adapters on multi-head latent attention are not modelled")
     if plan.adapter_rank and llm.pattern:

@@ -59,7 +59,10 @@ def software_preset(name: str) -> Software:
 
 
 def as_run_by(llm: LLM, plan: Plan, software: Software) -> Plan:
-    """The plan as a release runs it."""
-    if llm.sinks and not software.fused_sinks:
+    """The plan as a release runs it.
+
+    Context parallelism needs fused attention, so a plan that has it ran fused all the same.
+    """
+    if llm.sinks and not software.fused_sinks and plan.cp == 1:
         return replace(plan, flash=False)
     return plan

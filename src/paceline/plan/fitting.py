@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from paceline.errors import PlanError
 from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
 from paceline.model.memory_peak import stage_memory
@@ -45,20 +46,28 @@ def what_fits(
     room = rules.room(cluster.gpu.memory_bytes)
 
     def fits(change: _Change) -> bool:
-        changed = replace(plan, **change.plan)
+        changed = _changed(plan, change)
         linked = cluster.node.host_bandwidth is not None
-        if problems(changed, llm) or (changed.offload_layers and not linked):
+        if changed is None or problems(changed, llm) or (changed.offload_layers and not linked):
             return False
         stages = stage_memory(llm, changed, cluster, replace(rules, **change.rules))
         return max(stage.total_bytes for stage in stages) <= room
 
-    changes = [change for change in _changes(llm, plan) if replace(plan, **change.plan) != plan]
+    changes = [change for change in _changes(llm, plan) if _changed(plan, change) != plan]
     losses = [_Change(f"a {loss} loss", rules={"loss": loss}) for loss in _LOSSES]
     single = [*[loss for loss in losses if fits(loss)][:1], *filter(fits, changes)]
     if not single:
         pairs = (a + b for a, b in combinations([*changes, *losses], 2) if not a.meets(b))
         single = [pair for pair in [next(filter(fits, pairs), None)] if pair is not None]
     return tuple(change.text for change in single)
+
+
+def _changed(plan: Plan, change: _Change) -> Plan | None:
+    """The plan with a change; None where that contradicts the rest of it."""
+    try:
+        return replace(plan, **change.plan)
+    except PlanError:
+        return None
 
 
 def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:

@@ -73,9 +73,44 @@ EVIDENCE = MappingProxyType(
     }
 )
 
+#: Smallest and largest of all steps behind ``EVIDENCE``.
+TOKENS_OF_A_SAMPLE = (2048, 8192)
+GPUS = (4, 8192)
+
 #: 80% of the errors of runs left out of a calibration are below this many times the mean error of
 #: those in it. (The A100 rows, five folds, three seeds: 1.2 to 1.4.)
 _CALIBRATED = 1.5
+
+
+def untested_blocks(llm: LLM) -> list[str]:
+    """Properties of a model that no measured step behind the intervals has."""
+    return [
+        name
+        for name, given in (
+            ("sparse attention", llm.index is not None),
+            ("gated DeltaNets", llm.delta is not None),
+            ("a vision tower", llm.vision is not None),
+            ("latent experts", llm.moe is not None and llm.moe.latent > 0),
+        )
+        if given
+    ]
+
+
+def beyond_evidence(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
+    """What a job has that no measured step behind its interval has, in words; mostly nothing."""
+    calibration = cluster.calibration
+    if calibration is not None and not calibration.outside(llm, plan):
+        return []
+    reasons = []
+    for n, (least, most), unit in (
+        (llm.seq_len, TOKENS_OF_A_SAMPLE, "tokens a sample"),
+        (plan.gpus, GPUS, "GPUs"),
+    ):
+        if n < least:
+            reasons.append(f"fewer than {least:,} {unit}")
+        elif n > most:
+            reasons.append(f"more than {most:,} {unit}")
+    return reasons + (["products in fp32"] if plan.precision == "fp32" else [])
 
 
 def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Interval:

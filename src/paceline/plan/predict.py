@@ -35,7 +35,7 @@ from paceline.plan.cost import (
     training_steps,
 )
 from paceline.plan.fitting import what_fits
-from paceline.plan.interval import Interval, interval
+from paceline.plan.interval import Interval, beyond_evidence, interval, untested_blocks
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -318,29 +318,21 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     return seconds_of
 
 
-def _untested(llm: LLM) -> list[str]:
-    """Properties of a model that no run of :mod:`paceline.plan.interval` has."""
-    return [
-        name
-        for name, given in (
-            ("sparse attention", llm.index is not None),
-            ("gated DeltaNets", llm.delta is not None),
-            ("a vision tower", llm.vision is not None),
-            ("latent experts", llm.moe is not None and llm.moe.latent > 0),
-        )
-        if given
-    ]
-
-
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
     warnings = []
     if llm.left_out:
         warnings.append(f"{llm.name} is counted without {llm.left_out}")
-    untested = _untested(llm)
+    untested = untested_blocks(llm)
     if untested:
         warnings.append(
             f"no measured run has tested the model of {' and '.join(untested)}; the step may lie "
             "outside the interval"
+        )
+    unseen = beyond_evidence(llm, plan, cluster)
+    if unseen:
+        warnings.append(
+            f"no measured step behind the interval has {' or '.join(unseen)}; the step may lie "
+            "outside it"
         )
     if cluster.calibration is not None:
         beyond = cluster.calibration.outside(llm, plan)

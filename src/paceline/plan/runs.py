@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -22,6 +23,7 @@ from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.plan import Plan
 from paceline.model.plan_check import check
+from paceline.model.precision_names import precision_of
 from paceline.model.software import as_run_by, software_preset
 from paceline.plan.interval import Interval
 
@@ -115,7 +117,7 @@ def read_runs(
             column).
         PlanError: a row's plan cannot train its model.
     """
-    columns, rows, lines = _read_table(path)
+    columns, rows, lines, ragged = _read_table(path)
     missing = [name for name in NEEDED if name not in columns]
     if "model" not in columns:
         missing += [name for name in MODEL_FIELDS if name not in columns]
@@ -129,12 +131,31 @@ def read_runs(
     runs, errors = [], dict[int, str]()
     for line, row in zip(lines, rows, strict=True):
         try:
+            if line in ragged:
+                raise ModelError(f"{path}:{line} {ragged[line]}")
             runs.append(_checked_run(_Row(path, line, row), need_times, ignore_gpu))
         except ModelError as error:
             if not skip_errors:
                 raise
-            errors[line] = str(error).removeprefix(f"{path}:{line}: ")
+            errors[line] = str(error).removeprefix(f"{path}:{line}").lstrip(": ")
     return RunTable(columns, tuple(rows), tuple(runs), errors, lines)
+
+
+def run_of(row: Mapping[str, str]) -> Run:
+    """The run of one row, by the rules of :func:`read_runs`.
+
+    Args:
+        row: column -> text; ``NEEDED`` columns must be there.
+
+    Raises:
+        ModelError: a value is wrong.
+        PlanError: the plan cannot train the model.
+    """
+    cells = _Row(Path("row"), 1, row)
+    try:
+        return _checked_run(cells, need_times=False, ignore_gpu=False)
+    except ModelError as error:
+        raise type(error)(str(error).removeprefix("row:1: ")) from None
 
 
 def _checked_run(cells: _Row, need_times: bool, ignore_gpu: bool) -> Run:
@@ -266,7 +287,10 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
     }
 
 
-def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]], tuple[int, ...]]:
+def _read_table(
+    path: Path,
+) -> tuple[tuple[str, ...], list[dict[str, str]], tuple[int, ...], dict[int, str]]:
+    """Columns, rows, their lines, and what is wrong with lines of another number of cells."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
@@ -286,17 +310,24 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]], tupl
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise ModelError(f"{path} has the column {twice[0]!r} more than once")
-    rows, numbers = [], []
+    rows, numbers, ragged = [], [], dict[int, str]()
     for number, line in enumerate(lines[1:], start=2):
         if not any(line):
             continue
         if len(line) != len(columns):
-            raise ModelError(f"{path}:{number} has {len(line)} cells, the header {len(columns)}")
-        rows.append(dict(zip(columns, line, strict=True)))
+            ragged[number] = f"has {len(line)} cells, the header {len(columns)}"
+        cells = [*line, *[""] * len(columns)]
+        rows.append(dict(zip(columns, cells, strict=False)))
         numbers.append(number)
     if not rows:
         raise ModelError(f"{path} has a header but no run")
-    return columns, rows, tuple(numbers)
+    return columns, rows, tuple(numbers), ragged
+
+
+#: How tables write that a cell has no value, and switches.
+_NOTHING = ("n/a", "na", "-", "none")
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 
 
 @dataclass(frozen=True)
@@ -315,8 +346,10 @@ class _Row:
 
     def number(self, column: str) -> float | None:
         text = self.text(column)
-        if not text:
+        if not text or text.lower() in _NOTHING:
             return None
+        if _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
         try:
             value = float(text)
         except ValueError:
@@ -326,8 +359,6 @@ class _Row:
         return value
 
     def whole(self, column: str, default: int | None = None) -> int:
-        if default is not None and self.text(column).lower() in ("n/a", "na", "-"):
-            return default
         value = self.number(column)
         if value is None:
             if default is None:
@@ -336,6 +367,10 @@ class _Row:
         if value != int(value):
             self.fail(column, f"must be a whole number, not {self.text(column)}")
         return int(value)
+
+    def flag(self, column: str, default: bool) -> bool:
+        word = self.text(column).lower()
+        return _FLAGS[word] if word in _FLAGS else bool(self.whole(column, int(default)))
 
 
 def _run(row: _Row, ignore_gpu: bool) -> Run:
@@ -361,13 +396,13 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         recompute=_word(row, "recompute", "full"),
         recompute_modules=tuple(row.text("recompute_modules").replace(",", " ").split()),
         # Without tensor parallelism there is nothing to split; Megatron-LM switches it off, too.
-        sequence_parallel=bool(row.whole("sequence_parallel", 0)) and row.whole("tp") > 1,
-        precision=_word(row, "precision", "fp16"),
+        sequence_parallel=row.flag("sequence_parallel", False) and row.whole("tp") > 1,
+        precision=precision_of(row.text("precision", "fp16")),
         zero=row.whole("zero", 0),
-        flash=bool(row.whole("flash", 0 if unfused else 1)),
-        fused_experts=bool(row.whole("fused_experts", 0)),
-        overlap_dp=bool(row.whole("overlap_dp", 0 if unfused else 1)),
-        overlap_tp=bool(row.whole("overlap_tp", 0)) and row.whole("tp") > 1,
+        flash=row.flag("flash", not unfused),
+        fused_experts=row.flag("fused_experts", False),
+        overlap_dp=row.flag("overlap_dp", not unfused),
+        overlap_tp=row.flag("overlap_tp", False) and row.whole("tp") > 1,
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
         layers_per_stage=_layers_per_chunk(row),
         adapter_rank=_adapter_rank(row),

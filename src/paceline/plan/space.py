@@ -30,6 +30,10 @@ _MAX_PLANS = 20_000_000
 _CP_TOKENS = 4096
 
 
+#: More than the largest cluster, few enough to list every number of GPUs.
+MOST_GPUS = 1 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """The values to try; the bounds are inclusive.
@@ -78,6 +82,10 @@ class Space:
     def __post_init__(self) -> None:
         if not self.gpus or self.gpus[0] < 1:
             raise PlanError("the search needs a number of GPUs >= 1")
+        if self.gpus[-1] > MOST_GPUS:
+            raise PlanError(
+                f"{self.gpus[-1]:,} GPUs are beyond any cluster; a search takes {MOST_GPUS:,}"
+            )
         for name in ("max_tp", "max_pp", "max_dp", "max_cp", "max_ep", "max_vpp"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -186,10 +194,15 @@ def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
     )
 
 
+#: So far from the GPUs asked for legal plans are looked for, at most.
+_NEAR = 2048
+
+
 def _nearest(llm: LLM, space: Space) -> str:
     """The numbers of GPUs closest to those asked for that some legal plan has."""
     low, high = space.gpus[0], space.gpus[-1]
-    around = range(max(1, low * 3 // 4), high * 5 // 4 + 8)
+    less, more = min(low // 4, _NEAR), min(high // 4 + 8, _NEAR)
+    around = range(max(1, low - less), high + more)
     columns = _legal(llm, replace(space, gpus=around))[0]
     gpus = columns["tp"] * columns["pp"] * columns["dp"] * columns["cp"]
     below, above = gpus[gpus < low], gpus[gpus > high]

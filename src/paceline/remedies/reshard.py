@@ -58,10 +58,11 @@ def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> lis
     """Gathers of units that a forward has gathered and no backward has released since."""
     order = {of_pass: number for number, of_pass in enumerate(_passes(replica, stage))}
     backwards = [of_pass for of_pass in order if of_pass.kind == OpKind.BACKWARD_COMPUTE]
+    units = _units(replica, passes)
     there: dict[tuple[int, int], Pass] = {}
     again = []
     for gather in sorted(passes, key=lambda op: order[passes[op]]):
-        unit, now = replica.unit(gather), passes[gather]
+        unit, now = units[gather], passes[gather]
         since = there.get(unit)
         gone = since is None or any(
             order[since] <= order[past] < order[now] and past.chunk == now.chunk
@@ -72,6 +73,27 @@ def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> lis
         else:
             again.append(gather)
     return again
+
+
+def _units(replica: Replica, passes: dict[int, Pass]) -> dict[int, tuple[int, int]]:
+    """Gather -> its unit.
+
+    A backward gathers units that a forward has gathered. Where the two share no unit, the trace
+    does not tell them (:mod:`paceline.trace.unit_numbers`). Then they are counted in each pass: a
+    pass gathers a unit once.
+    """
+    told = {gather: replica.unit(gather) for gather in passes}
+    of_backwards = {g for g, of_pass in passes.items() if of_pass.kind == OpKind.BACKWARD_COMPUTE}
+    of_forwards = passes.keys() - of_backwards
+    if {told[g] for g in of_backwards} & {told[g] for g in of_forwards}:
+        return told
+    n_of_pass: dict[Pass, int] = {}
+    counted = {}
+    for gather in sorted(passes, key=lambda op: int(replica.ops.rank[op])):
+        of_pass = passes[gather]
+        number = n_of_pass[of_pass] = n_of_pass.get(of_pass, -1) + 1
+        counted[gather] = (of_pass.chunk, number)
+    return counted
 
 
 def _passes(replica: Replica, stage: int) -> list[Pass]:

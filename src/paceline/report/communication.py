@@ -22,7 +22,7 @@ def communication_lines(communication: Communication | None, width: int) -> list
     table = [HEAD, *rows(communication), *part_rows(communication)]
     lines = [title, *wrap(summary(communication), width), *_aligned(table, width)]
     for finding in communication.findings:
-        share = f"{percent(finding.share_of_step):>6} of the step"
+        share = f"{percent(finding.share_of_step):>6} of the step:"
         text = f"{share} {finding.text}; {confidence_text(finding.confidence)}"
         found = wrap(text, width, indent=" " * (len(share) + 1))
         found[0].stylize("bold", 0, len(share))

@@ -9,7 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from paceline.plan.explain import Explanation, Term
-from paceline.plan.interval import LEVEL
+from paceline.plan.interval import LEVEL, beyond_evidence, untested_blocks
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
 from paceline.report.prices import price_text
@@ -92,6 +92,7 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     notes = [
         "* no plan is both faster and cheaper.",
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
+        *_unseen(result),
         "causal: MFU without the half of the attention that the mask leaves out.",
         f"A plan fits beside a reserve of {result.rules.reserve:.0%} of the memory.",
     ]
@@ -100,6 +101,13 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         price = price_text(result.cluster)
         notes.append(f"{price[:1].upper()}{price[1:]}.")
     return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
+
+
+def _unseen(result: SearchResult) -> list[str]:
+    """What no measured step has of the plans: their intervals may be too narrow."""
+    llm, plan = result.llm, result.plan(0)
+    unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
+    return [f"No measured step has {' or '.join(unseen)}: ours may lie outside."] if unseen else []
 
 
 def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:

@@ -13,12 +13,13 @@ from paceline.report.communication import communication_lines
 from paceline.report.critical_path import path_lines
 from paceline.report.heatmap import heatmap
 from paceline.report.layout import wrap
+from paceline.report.warnings import warning_lines
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import by_paper, of_which_lasts
 from paceline.trace import Job
-from paceline.trace.warning import FEW_STEPS, STEPS_LEFT_OUT, USUAL, Warning
+from paceline.trace.warning import FEW_STEPS
 from paceline.units import count, seconds
 from paceline.whatif import WhatIf
 
@@ -85,7 +86,7 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
         _worst(report, width),
         _shares(report, width),
         _map(report, full_width, colour=colour),
-        _notes(report, width),
+        warning_lines(report, width),
     ]
     lines: list[Text] = []
     for block in filter(None, blocks):
@@ -146,6 +147,9 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             f"Steps are {report.lasting_slowdown:.2f} times as long as they could be, but no "
             f"straggler shows in {count(len(report.steps), 'step')}"
         )
+        style = "bold yellow"
+    elif report.healthy and any(f.id == "pauses" for f in report.diagnosis.findings):
+        text = f"No slowness lasts ({max(excess, 0):.1%} of steps), but one worker pauses"
         style = "bold yellow"
     elif report.healthy:
         text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
@@ -303,36 +307,6 @@ def _shares(report: JobReport, width: int) -> list[Text]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
-
-
-def _notes(report: JobReport, width: int) -> list[Text]:
-    lines: list[Text] = []
-    for warning in (*report.warnings, *_counts(report)):
-        usual = warning.code in USUAL
-        style = "dim" if usual else ""
-        code = f" [{warning.code}]" if warning.code else ""  # docs/codes.md has them
-        note_lines = wrap(f"! {warning.text}{code}", width, indent="  ", style=style)
-        if not usual:
-            note_lines[0].stylize("bold yellow", 0, 1)
-        lines += note_lines
-    return lines
-
-
-def _counts(report: JobReport) -> list[Warning]:
-    """Steps that were left out, and times that were clamped."""
-    notes = []
-    explained = [w.numbers["step"] for w in report.warnings if w.code == STEPS_LEFT_OUT]
-    numbers = list(report.left_out_steps)
-    if numbers and not (explained and len(numbers) == 1):
-        first = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-        reason = report.left_out_steps[numbers[0]]
-        reason_text = "" if numbers[0] in explained else f" ({numbers[0]}: {reason})"
-        notes.append(Warning("", f"left out steps: {first}{reason_text}"))
-    clamped = sum(sum(counts.values()) for counts in report.clamped.values())
-    if clamped:
-        text = f"{clamped} negative times below -10 ms were set to 0 (result.json: clamped)"
-        notes.append(Warning("", text))
-    return notes
 
 
 def _three_digits(slowdown: float) -> str:

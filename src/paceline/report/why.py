@@ -10,6 +10,7 @@ from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.report.communication import communication_lines
 from paceline.report.layout import wrap
+from paceline.report.warnings import warning_lines
 from paceline.results.document import JobReport
 from paceline.results.headline import HEALTHY, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
@@ -71,8 +72,13 @@ def _heads(report: JobReport | None) -> Text:
     heads = "of step of loss"
     if report is not None and report.straggling:
         lost_s = float((report.simulated_s - report.ideal_s).mean())
-        of_step = percent(lost_s / float(report.traced_s.mean()))
-        heads += f"  the loss (T - T_ideal) is {of_step} of the step"
+        of_traced = percent(lost_s / float(report.traced_s.mean()))
+        of_simulated = percent(lost_s / float(report.simulated_s.mean()))
+        if of_traced == of_simulated:
+            heads += f"  the loss (T - T_ideal) is {of_traced} of the step"
+        else:  # launch delays are in the traced step only
+            heads += f"  T - T_ideal is {of_traced} of the traced step, "
+            heads += f"{of_simulated} of the simulated"
     return Text(heads, style="dim")
 
 
@@ -107,7 +113,9 @@ def diagnosis_lines(
     lines += [*_remedy_lines(report, width, every=every), Text("")]
     if communication := communication_lines(report.communication, width):
         lines += [*communication, Text("")]
-    return lines + _fall_lines(report, gpu_hour_cost)
+    lines += _fall_lines(report, gpu_hour_cost)
+    warnings = warning_lines(report, width, usual=False)
+    return [*lines, *([Text("")] if warnings else []), *warnings]
 
 
 HEALTHY_TEXT = (
@@ -133,24 +141,26 @@ def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
 
 
 def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
-    """The waterfall: seconds, share of the step, GPU-hours over the steps analysed, money."""
+    """The waterfall: seconds, share of the step, GPU time over the steps analysed, money."""
     fall = report.waterfall
     if fall is None:  # an older document
         return []
     hours = report.job.world_size * len(report.steps) / 3600
+    unit, units = "GPU-hours", hours
+    if fall.actual_s * hours < 1:
+        unit, units = "GPU-seconds", hours * 3600
     money = "" if gpu_hour_cost is None else f"{'cost':>12}"
-    about = f"per step; GPU-hours over the {len(report.steps)} steps"
+    about = f"per step; {unit} over the {len(report.steps)} steps"
     lines = [_title("where the time goes", about)]
     rows = [("Actual step", fall.actual_s)]
     rows += [(drop_name(drop.name), -drop.seconds) for drop in fall.drops]
     rows.append(("Compute of a worker", fall.compute_s))
     wide = max(len(name) for name, _ in rows)
-    lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{'GPU-hours':>12}{money}", style="dim"))
+    lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{unit:>12}{money}", style="dim"))
     for name, left_s in rows:
         share = left_s / fall.actual_s
-        gpu_hours = left_s * hours
-        cost = "" if gpu_hour_cost is None else f"{_cents(gpu_hours * gpu_hour_cost):12,.2f}"
-        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(gpu_hours):12,.2f}{cost} "
+        cost = "" if gpu_hour_cost is None else f"{_cents(left_s * hours * gpu_hour_cost):12,.2f}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(left_s * units):12,.2f}{cost} "
         line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)

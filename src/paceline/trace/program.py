@@ -13,6 +13,7 @@ from paceline.occurrence import occurrence
 from paceline.trace.columns import Columns, describe, of_kinds
 from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS, OpKind
 from paceline.trace.trace import N_KINDS, Program
+from paceline.trace.unit_numbers import unit_numbers
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,9 +68,11 @@ def program_of(
     local = of_kinds(columns.kind, LOCAL_KINDS)
     rows = _Rows(columns, cell // N_KINDS, local)
     _check_positions(rows, issued, awaited, where)
-    part = columns.part if columns.part is not None else np.zeros(len(columns), dtype=np.int64)
+    part = columns.part if columns.part is not None else np.full(len(columns), -1, dtype=np.int64)
     if columns.part is None or (part[local] < 0).any():
-        part = np.where(local, _parts(rows, issued, cell), np.maximum(part, 0))
+        part = np.where(local, _parts(rows, issued, cell), part)
+    if (part < 0).any():
+        part = np.maximum(np.where(part < 0, unit_numbers(columns, rows.lane, cell), part), 0)
 
     def arranged(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         out = np.empty(len(place), dtype=np.int32)

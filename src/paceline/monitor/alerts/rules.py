@@ -81,10 +81,11 @@ class Rule:
     def explain(self) -> str:
         """When it alerts, in words."""
         if self.kind == "slowdown":
-            return f"S of {self.at_least:g} or more in {self.sessions} sessions in a row"
+            row = f"{self.sessions} sessions in a row" if self.sessions > 1 else "one session"
+            return f"S of {self.at_least:g} or more in {row}"
         if self.kind == "fail-slow":
             stake = f"{self.gpu_hours:g} GPU-hours at stake in {self.horizon_h:g} hours"
-            lost = f", once {_duration(self.lost_s)} are lost" if self.lost_s else ""
+            lost = f", once it has lost {_duration(self.lost_s)}" if self.lost_s else ""
             return f"a fail-slow with more than {stake}{lost}"
         if self.kind == "silent":
             return f"no step for {self.after_s:g} s"

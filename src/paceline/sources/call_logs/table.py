@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.sources import kineto
 from paceline.trace.calls import CallLog
 
 COLUMNS = ("rank", "time_s", "op", "size", "communicator")
@@ -31,6 +32,8 @@ def read_calls(path: str | Path) -> CallLog:
     if path.is_dir():
         raise TraceError(f"{path} is a folder; give the call log in it")
     csv = path.suffix.lower() == ".csv"
+    if not csv and path.suffix.lower() != ".parquet" and not _begins_as_parquet(path):
+        raise TraceError(_no_call_log(path))
     table = _table(path, csv)
     place = _Place(str(path), 2 if csv else 0, "line" if csv else "row")
     if not table.num_rows:
@@ -51,6 +54,26 @@ def read_calls(path: str | Path) -> CallLog:
         return CallLog(rank, time_s, op, size, communicator, ops, communicators, duration_s)
     except TraceError as error:
         raise TraceError(f"{path} (rows counted from 0): {error}") from None
+
+
+def _begins_as_parquet(path: Path) -> bool:
+    """Whether the file is parquet by its first bytes, or cannot be read at all."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return True  # pyarrow says why
+
+
+def _no_call_log(path: Path) -> str:
+    text = (
+        f"{path} is no call log: neither a log of NCCL Inspector, PyTorch's flight recorder, "
+        "torchcomms, xpu_timer or Paceline's plugin, nor a CSV or parquet table of calls "
+        f"({', '.join(COLUMNS)})"
+    )
+    if kineto.matches(path):
+        text += "; it is a PyTorch profile: see paceline import and paceline ranks"
+    return text
 
 
 class _Place:

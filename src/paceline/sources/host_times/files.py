@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources import otlp
+from paceline.sources import kineto, otlp
 from paceline.sources.host_times import timer_logs
 from paceline.sources.host_times.table import HostTimes
 from paceline.sources.otlp.times import read_times
@@ -40,7 +40,9 @@ def load_host_times(paths: Iterable[str | Path]) -> HostTimes:
             if name is not None:
                 by_format.setdefault(name, []).append(file)
             elif file == path:
-                raise TraceError(f"{path} has no times of steps: it is no {_names()}")
+                raise TraceError(
+                    f"{path} has no times of steps: it is no {_names()}{_instead(path)}"
+                )
     if not by_format:
         raise TraceError(f"no file is {_names()}")
     if len(by_format) > 1:
@@ -52,6 +54,12 @@ def load_host_times(paths: Iterable[str | Path]) -> HostTimes:
 
 def _format(path: Path) -> str | None:
     return next((name for name, matches, _ in READERS if matches(path)), None)
+
+
+def _instead(path: Path) -> str:
+    if path.is_file() and kineto.matches(path):
+        return "; it is a PyTorch profile: see paceline import and paceline ranks"
+    return ""
 
 
 def _names() -> str:

@@ -40,6 +40,9 @@ _RANGES = (_POST_BACKWARD, _COPY_OUT, _GATHER, _REDUCE, _REDUCE_WAIT, _ROOT_FORW
 #: over several groups, ``pg`` is the size of the group.
 _FSDP_RANGE = re.compile(r"(FSDP::\w+)(?: \((.*)\))?(?: \[(pg=\d+)\])?")
 
+#: Ranges of collectives that run on a device: torch's ``nccl:all_reduce``, MTIA's ``hccl:...``.
+_ON_DEVICE = re.compile(r"(\w*ccl|ucc|mpi):\w+")
+
 #: Collective -> the collectives by which gloo may run it: torch 2.13 scatters by a sum of all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
 
@@ -55,6 +58,8 @@ class HostEvents:
         self._gloo: list[Collective] = []
         self._launches: dict[int, list[Collective]] = defaultdict(list)
         self._ranges: dict[str, list[UnitRange]] = defaultdict(list)
+        #: Library of collectives that gloo does not run -> how many the host launched.
+        self.on_device: Counter[str] = Counter()
 
     def operator(self, name: str, thread: str, start_s: float, end_s: float) -> None:
         """Add an operator."""
@@ -75,6 +80,8 @@ class HostEvents:
                 self._gloo.append(Collective(start_s, start_s, end_s, kind, "", -1, 0))
             return
         self._add(ANNOTATION, thread, start_s, end_s)
+        if on_device := _ON_DEVICE.fullmatch(name):
+            self.on_device[on_device[1]] += 1
         match = _FSDP_RANGE.fullmatch(name)
         if match and match[1] in _RANGES:
             unit = f"{match[2] or ''} {match[3] or ''}".strip()

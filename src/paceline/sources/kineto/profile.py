@@ -242,6 +242,8 @@ class _Reader:
         base = header.get("baseTimeNanoseconds", 0)
         base_s = base * 1e-9 if isinstance(base, int) and abs(base) < 2**63 else 0.0
         on_gpu = bool(self.kernels)
+        if not on_gpu and self.host.on_device:
+            raise TraceError(self._unseen())
         unplaced: Counter[str] = Counter()
         self._sort_launches()
         nccl = [
@@ -288,6 +290,15 @@ class _Reader:
             host=None if on_gpu else self.host.host(self.step_thread, base_s, launched),
             on_gpu=on_gpu,
             unplaced=dict(unplaced),
+        )
+
+    def _unseen(self) -> str:
+        """Why a profile is refused whose host launched what no kernel of the file shows."""
+        ((library, count),) = self.host.on_device.most_common(1)
+        return (
+            f"{self.path} has {count} collectives that the host launched on {library}, but no CUDA "
+            "kernels that compute, and no other device's events are imported; profile with "
+            "ProfilerActivity.CUDA, too; paceline ranks reports what is there"
         )
 
     def _sort_launches(self) -> None:

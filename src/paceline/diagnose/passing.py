@@ -1,0 +1,112 @@
+"""One worker that makes steps longer by variation that passes: pauses at changing places.
+
+The median of each of its operations shows nothing of that, so no slowness lasts. Noise makes any
+worker the slowest one of a step; this is always the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline import robust
+from paceline.diagnose.finding import Finding
+from paceline.graph import Durations, Measured
+from paceline.simulate import Rules, all_lanes, step_times
+from paceline.trace.kinds import PASSES
+from paceline.units import count
+from paceline.whatif import WhatIf
+
+Array = npt.NDArray[np.float64]
+
+#: A step counts where the slowest worker alone makes it longer than typical by this share, the
+#: health line of S, and each other worker by a third of that at most.
+MIN_LONGER, MIN_TIMES_NEXT = 0.03, 3.0
+
+#: ... and the worker counts if chance makes any worker the slowest in as many of these steps in
+#: fewer jobs than this.
+MAX_CHANCE = 0.01
+
+#: A compute pauses if it takes this share and this many spreads longer than its median over steps.
+PAUSE_SHARE, PAUSE_SPREADS = 0.05, 6.0
+
+#: Durations that are copied at once.
+_VALUES_AT_ONCE = 1 << 22
+
+
+def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+    """The worker whose passing variation costs 3% of the step or more; None where none is alone.
+
+    Args:
+        measured: the job.
+        result: its what-if analysis.
+        resamples: [resample, step] weights of steps.
+    """
+    if result.lasting is None or result.by_worker.size < 2:
+        return None
+    passing = result.by_worker_by_step - result.lasting.by_worker
+    by_step = passing.reshape(len(result.steps), -1)  # [step, worker]
+    n_workers = by_step.shape[1]
+    first = by_step.argmax(axis=1)
+    ordered = np.sort(by_step, axis=1)
+    alone = ordered[:, -1] >= np.maximum(MIN_LONGER, MIN_TIMES_NEXT * ordered[:, -2])
+    if not alone.any():
+        return None
+    slowest = np.bincount(first[alone], minlength=n_workers)
+    worker = int(slowest.argmax())
+    chance = n_workers * robust.chance_of_count(
+        int(slowest[worker]), int(alone.sum()), 1 / n_workers
+    )
+    if chance > MAX_CHANCE:
+        return None
+    stage, dp = divmod(worker, measured.graph.n_dp)
+    saved_s = result.simulated_s - _without_pauses_s(measured.durations, dp, stage)
+    of_step = (resamples @ saved_s) / (resamples @ result.traced_s)
+    share = float(saved_s.mean() / result.traced_s.mean())
+    if share < MIN_LONGER:
+        return None
+    low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
+    steps = alone & (first == worker)
+    name = measured.graph.worker_name(dp, stage)
+    return Finding(
+        id="pauses",
+        cause="drift",
+        text=f"worker {name} alone makes {steps.sum()} of {count(len(steps), 'step')} longer, by "
+        "computes that take longer now and then, each at another place: pauses",
+        share=None,
+        share_of_step=share,
+        interval=(low, high),
+        confidence=(1 - chance) * float((of_step >= MIN_LONGER / 2).mean()),
+        where={"workers": [[dp, stage]]},
+        evidence={
+            "steps": result.steps[steps].tolist(),
+            "worst_slowdown": float(result.by_worker[stage, dp]),
+            "p_value": chance,
+            "test": "the slowest worker of a step, binomial",
+        },
+        ambiguous="garbage collection, another process on its host, or a device that stalls; or "
+        "the worker has longer sequences in these steps",
+    )
+
+
+def _without_pauses_s(durations: Durations, dp: int, stage: int) -> Array:
+    """[step] seconds of the steps with the computes of a worker that pause at their medians."""
+    graph = durations.graph
+    variant = int(graph.replica_variant[dp])
+    span = graph.variant_ops(variant)
+    computes = np.isin(graph.kind[span], [int(kind) for kind in PASSES])
+    own = np.flatnonzero(computes & (graph.pp[span] == stage))
+    column = int(np.flatnonzero(graph.variant_dps[variant] == dp)[0])
+    seconds = durations.block(variant)[own, :, column]  # [compute, step]
+    usual = np.median(seconds, axis=1, keepdims=True)
+    spread = robust.spread(seconds - usual)
+    pauses = seconds - usual > np.maximum(PAUSE_SHARE * usual, PAUSE_SPREADS * spread)
+    without = np.where(pauses, usual, seconds)
+    times = np.empty(durations.n_steps)
+    at_once = max(1, _VALUES_AT_ONCE // max(1, len(durations.values) // durations.n_steps))
+    for low in range(0, durations.n_steps, at_once):
+        steps = np.arange(low, min(low + at_once, durations.n_steps))
+        part = durations.of_steps(steps)
+        part.block(variant)[own, :, column] = without[:, steps]
+        times[steps] = step_times(part, Rules.own(graph, False), all_lanes(graph, len(steps)))
+    return times

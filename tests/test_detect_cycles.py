@@ -1,0 +1,84 @@
+"""Step times that repeat every few steps: what is learned, and what a fail-slow then costs."""
+
+import numpy as np
+import pytest
+
+import requires
+from paceline.detect.cycles import MAX_PERIOD, find_cycle
+from paceline.detect.detector import Detector
+
+
+def cycle_of(values, newest=100, known=0):
+    """Period and shares of the cycle in samples, of which the last is the newest."""
+    shares = np.zeros(MAX_PERIOD)
+    v = np.log(np.asarray(values, dtype=float))[::-1].copy()
+    return find_cycle(v, len(v), newest, known, shares), shares
+
+
+def noisy(pattern, steps, spread=0.01, seed=3):
+    rng = np.random.default_rng(seed)
+    pattern = np.array(pattern)
+    return pattern[np.arange(steps) % len(pattern)] * rng.lognormal(0, spread, steps)
+
+
+def events_of(times):
+    detector = Detector(1)
+    return [event for step, x in enumerate(times) for event in detector.update(step, [x])]
+
+
+@pytest.mark.parametrize(
+    "pattern", [[1, 1, 1.5], [1, 1, 1, 1.5], [22, 26, 34, 38, 60], [1, 2, 3, 1, 2, 5, 4, 1, 1, 1.5]]
+)
+def test_a_cycle_is_found(pattern):
+    period, shares = cycle_of(noisy(pattern, 64), newest=63)
+    assert period == len(pattern)
+    logs = np.log(pattern)
+    assert shares[:period] == pytest.approx(logs - logs.mean(), abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_and_pairs_are_no_cycle(seed):
+    assert cycle_of(noisy([1.0], 64, 0.1, seed))[0] == 0
+    assert cycle_of(noisy([1.0, 1.3], 64, 0.03, seed))[0] == 0
+
+
+def test_a_level_that_changes_and_a_spike_hide_no_cycle():
+    times = noisy([1, 1, 1.5, 1.2], 64)
+    times[40:] *= 1.6
+    times[20] *= 30
+    assert cycle_of(times, newest=63)[0] == 4
+
+
+def test_a_known_cycle_stays_while_it_explains_the_samples():
+    times = noisy([1, 1, 1.5], 64)
+    _, shares = cycle_of(times, newest=63)
+    v = np.log(times)[::-1].copy()
+    assert find_cycle(v, 14, 63, 3, shares) == 3  # too few samples to judge
+    flat = np.log(noisy([1.0], 64, 0.02))[::-1].copy()
+    assert find_cycle(flat, 64, 63, 3, shares) == 0
+
+
+@pytest.mark.parametrize("pattern", [[1, 1, 1, 1.5], [1.0] * 9 + [3.0], [1.0] * 49 + [4.0]])
+def test_a_fail_slow_among_longer_steps_costs_what_it_adds(pattern):
+    """Accumulated gradients, checkpoints: their time is no fail-slow's."""
+    times = noisy(pattern, 900)
+    times[400:700] *= 1.2
+    onset, relief = events_of(times)
+    assert (onset.kind, relief.kind) == ("onset", "relief")
+    assert abs(onset.since_step - 400) <= 1
+    assert onset.factor == pytest.approx(1.2, rel=0.03)
+    assert relief.factor == pytest.approx(1.2, rel=0.02)
+    # The geometric mean of a cycle is up to 2% below its mean.
+    assert relief.lost_s == pytest.approx(times[400:700].sum() / 6, rel=0.1)
+
+
+def test_a_real_run_that_repeats_every_five_steps():
+    """modded-nanogpt on 8 GPUs: 39, 65, 63, 62 and 85 ms over and over, made 1.3x slower."""
+    with np.load(requires.data("step-series", "step_series.npz")) as file:
+        first = int(file["offsets"][418]) + 1460
+        times = file["duration_s"][first : first + 600].astype(float)
+    assert np.median(times[4::5]) > 1.25 * np.median(times)
+    times[300:] *= 1.3
+    (onset,) = events_of(times)
+    assert 299 <= onset.since_step <= 301
+    assert onset.factor == pytest.approx(1.3, rel=0.03)
