@@ -40,6 +40,8 @@ KERNEL_BAR, COST_BAR = 0.05, 0.005
 #: Steps before which nothing counts; steps that are profiled.
 WARM, PROFILED = 20, (30, 50)
 HIDDEN, LAYERS, BATCH = 2048, 8, 64
+#: A first run tells how many steps the others have; they have three times these at least.
+FIRST_STEPS = 60
 
 
 def train(args: argparse.Namespace) -> None:
@@ -243,7 +245,8 @@ def build(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, help="default: one per GPU, two at least")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each run's steps")
+    parser.add_argument("--steps", type=int, default=FIRST_STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=6, help="of A and B")
     parser.add_argument("--cpu", action="store_true", help="gloo stands for NCCL; nothing judged")
     parser.add_argument("--keep", type=Path, help="a new folder that keeps all files")
@@ -260,8 +263,6 @@ def main() -> int:
     args.gpus = 0 if args.cpu else torch.cuda.device_count()
     if not args.cpu and not args.gpus:
         parser.error("no GPU is here; --cpu tries this script without one")
-    if args.steps <= PROFILED[1]:
-        parser.error(f"--steps must be more than {PROFILED[1]}")
     args.ranks = args.ranks or max(args.gpus, 2)
     folder = args.keep or Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=args.keep is None)
@@ -275,6 +276,8 @@ def main() -> int:
 def run(args: argparse.Namespace, folder: Path) -> int:
     """All parts, one after the other; 1 where a bar is not met."""
     plugin, bars = build(folder), Bars(judged=not args.cpu)
+    step_s = typical_s(Job(args, folder / "first", None).finish())
+    args.steps = max(3 * FIRST_STEPS, int(args.seconds / step_s))
     a = [Job(args, folder / "a0", None).finish()]
     b = [Job(args, folder / "b0", plugin).finish()]
     print(f"{args.ranks} ranks, {args.gpus} GPUs, NCCL {a[0][0]['nccl'] or 'none: gloo'}")
