@@ -20,7 +20,8 @@ from paceline.detect.nic_names import name_nics
 from paceline.detect.nics import Network, Nic, network
 from paceline.errors import TraceError
 from paceline.sources.call_logs.nccl_log import read_channels
-from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_ranks
+from paceline.sources.call_logs.nccl_profiler import SUFFIX
+from paceline.sources.call_logs.nccl_ranks import read_ranks
 from paceline.sources.call_logs.proxy_steps import Operations, operations, plugin_events
 
 NATIVE = Path(__file__).parent / "native"

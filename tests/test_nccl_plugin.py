@@ -296,7 +296,7 @@ def test_a_plugin_that_is_loaded_twice_writes_files_of_its_own(
     assert sorted(len(process.records) for process in found) == [2, 4]
     assert len(list((tmp_path / "pause").glob("*.slot"))) == 3
     _, notes = load_call_log([tmp_path])
-    assert any("has several processes here" in note for note in notes)
+    assert any("several processes here had rank 0" in note for note in notes)
 
 
 def test_a_forked_child_writes_nothing_and_an_exit_without_finalize_loses_nothing(
@@ -351,6 +351,21 @@ def test_a_full_disk_turns_it_off_with_one_line(harness: Harness, tmp_path: Path
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
     assert "cannot write" in done.stderr
+
+
+def test_a_disk_that_hangs_holds_up_no_communicator_and_no_end_for_ever(
+    harness: Harness, tmp_path: Path
+) -> None:
+    hanging = harness.plugin.with_name("hanging.so")
+    source = ROOT / "tests" / "native" / "slow_files.c"
+    assert CC is not None
+    subprocess.run([CC, "-std=c11", "-shared", "-fPIC", "-o", hanging, source, "-ldl"], check=True)
+    # The header is two writes; the communicators' block hangs.
+    hang = {"LD_PRELOAD": str(hanging), "HANG_AFTER": "2"}
+    attempts, stderr = harness.run(tmp_path, 7, "communicators", "300", **hang)
+    assert attempts == 300
+    assert stderr.count("\n") == 1
+    assert "the folder does not answer" in stderr
 
 
 def test_a_process_that_began_again_counts_once(job: Path, tmp_path: Path) -> None:

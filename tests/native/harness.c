@@ -473,14 +473,12 @@ static void replay(int rank) {
   uint64_t seq[256] = {0};
   int mask;
   void *context = init(0xabc, 2, rank, &mask);
-  int64_t begun = 0;
+  int64_t begun = 0, n = 0;
   while (scanf("%31s %31s %zu %lld %lld %lld", func, type, &count, &launch, &from, &to) == 6) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_REALTIME, &now);
     if (first < 0) first = launch, begun = now.tv_sec * 1000000000LL + now.tv_nsec;
-    int64_t due = begun + launch - first;
-    struct timespec at = {due / 1000000000LL, due % 1000000000LL};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    wall_ns = begun + launch - first + n++ * 7919 % 20000; /* a host strays by some 10 us */
     struct descriptor event = {0};
     event.coll = (struct coll){.seq = seq[(unsigned char)func[0]]++, .func = strdup(func),
                                .count = count, .datatype = strdup(type), .channels = CHANNELS,
@@ -489,6 +487,7 @@ static void replay(int rank) {
     end(call);
     struct descriptor kernel = {.parent = call};
     kernel.kernel = (struct kernel){.channel = 0, .timer = (uint64_t)from};
+    wall_ns = begun + to - first; /* what the proxy says comes behind the end */
     void *running = begin(context, kernel, EV_KERNEL);
     state(running, STATE_KERNEL_STOP, (uint64_t)to);
     end(running);

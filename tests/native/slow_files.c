@@ -1,9 +1,11 @@
 /* LD_PRELOAD: a slow file system for the files of a pause. SLOW_MS: the longest delay; one call in
- * thirty takes five times that. */
+ * thirty takes five times that. HANG_AFTER: writes to files of a process
+ * that end; those behind them hang. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,3 +34,12 @@ static int open_any(const char *real_name, const char *path, int flags, int mode
   }
 OPEN(open)
 OPEN(open64)
+
+ssize_t write(int file, const void *data, size_t n) {
+  static atomic_int n_writes;
+  ssize_t (*real)(int, const void *, size_t) = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+  const char *most = getenv("HANG_AFTER");
+  if (most && file > 2 && n_writes++ >= atoi(most))
+    for (;;) pause();
+  return real(file, data, n);
+}

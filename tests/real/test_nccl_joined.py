@@ -12,6 +12,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,9 @@ from paceline.sources.call_logs.joining import SPREAD_S, with_profiles
 from paceline.sources.call_logs.timed_calls import read_folder, timed_calls
 from paceline.sources.kineto.profile import read_profile
 from pause_stress import build
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from nccl_gpu import KERNEL_BAR, compare
 
 CC = shutil.which(os.environ.get("CC", "cc"))
 
@@ -58,7 +63,7 @@ def replay(built, profile, folder, rank=0, repeat=1):
             width = 4 if one.elements > 1000 else 8  # the smaller broadcast is of Long
             count = one.elements if reduces else one.elements * width
             times = [
-                round((at - base_s + turn * 0.6 + 100) * 1e9)
+                round((at - base_s + turn * 5 + 100) * 1e9)
                 for at in (one.launch_s, one.start_s, one.end_s)
             ]
             launch_s.append(times[0] / 1e9)
@@ -108,6 +113,13 @@ def test_begins_and_ends_are_the_kernels(built, profile, tmp_path):
     assert any("off the plugin's; matched by the order" in note for note in joined.notes)
     with pytest.raises(DetectError, match="files of all ranks"):
         wait_graph(joined)
+
+
+def test_the_benchmark_for_gpus_compares_each_call_with_its_kernel(built, profile, tmp_path):
+    replay(built, profile, tmp_path)
+    errors = compare(tmp_path, [profile.path])
+    assert len(errors) == N
+    assert errors.max() < KERNEL_BAR
 
 
 def test_the_rank_that_begins_later_is_waited_for(built, profile, tmp_path, capsys):

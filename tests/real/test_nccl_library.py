@@ -29,8 +29,10 @@ import pytest
 from paceline.cli import nccl
 from paceline.cli.main import run
 from paceline.detect.steps_of_calls import step_times
+from paceline.errors import TraceError
 from paceline.sources.call_logs.files import load_call_log
-from paceline.sources.call_logs.nccl_profiler import SUFFIX, read_ranks
+from paceline.sources.call_logs.nccl_profiler import SUFFIX
+from paceline.sources.call_logs.nccl_ranks import read_ranks
 from paceline.sources.call_logs.nccl_steps import step_marks
 from paceline.sources.call_logs.proxy_steps import operations
 
@@ -88,7 +90,7 @@ def built(tmp_path_factory):
     return folder
 
 
-def start(built, folder, calls=CALLS, pause_ms=30, slow=None, **env):
+def start(built, folder, calls=CALLS, pause_ms=30, slow=None, name="id", **env):
     """The ranks of a job, a host each, whose only way is NCCL's sockets; ``slow`` sends 20 MB/s."""
     environment = {name: text for name, text in os.environ.items() if "NCCL" not in name}
     environment |= {
@@ -107,7 +109,7 @@ def start(built, folder, calls=CALLS, pause_ms=30, slow=None, **env):
         "PACELINE_NCCL_EVENTS": "0x105f",
         **env,
     }
-    sizes = [str(RANKS), str(folder / "id"), str(calls), str(pause_ms)]
+    sizes = [str(RANKS), str(folder / name), str(calls), str(pause_ms)]
     return [
         subprocess.Popen(
             [built / "job", LIBRARY, built / "libnvidia-ml.so.1", str(rank), *sizes],
@@ -291,3 +293,17 @@ def test_one_step_in_five_of_nccl_is_recorded_whole(built, tmp_path):
         assert parents <= set(begun["handle"][np.isin(begun["type"], (1, 2))].tolist())
     times = step_times(load_call_log([tmp_path])[0])
     assert len(times.table().steps) >= 245
+
+
+@passes
+def test_jobs_in_one_folder_are_told_apart(built, tmp_path):
+    finish(start(built, tmp_path, name="first"))
+    finish(start(built, tmp_path, name="second"))
+    processes, notes = read_ranks(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    assert notes == ["4 processes of an earlier job are left out"]
+    assert len({next(iter(one.communicators.values()))[0] for one in processes.values()}) == 1
+    both = [start(built, tmp_path, calls=60, name=name) for name in ("third", "fourth")]
+    for jobs in both:
+        finish(jobs)
+    with pytest.raises(TraceError, match=r"both ran as rank \d at the same time"):
+        load_call_log([tmp_path])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from paceline.errors import DetectError
 from paceline.sources.call_logs.timed_calls import Basis, TimedCalls
+from paceline.units import seconds as in_words
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -77,7 +78,7 @@ class WaitGraph:
 
     Attributes:
         ranks: of the calls that were compared.
-        seconds: from the first to the last of them.
+        seconds: from the first to the last of them; of devices the most on a rank's own clock.
         calls: how many were compared: all members have them.
         waits: by seconds, the most first.
         late_s: rank -> what others waited for it, seconds; the most first.
@@ -122,7 +123,7 @@ def wait_graph(calls: TimedCalls) -> WaitGraph:
     """The graph of some calls.
 
     Raises:
-        DetectError: no call has times on all of its members.
+        DetectError: no call has times on all of its members, or the hosts' times tell nothing.
     """
     call, rows = _whole_calls(calls)
     if not len(rows):
@@ -137,11 +138,13 @@ def wait_graph(calls: TimedCalls) -> WaitGraph:
     late_s: dict[int, float] = {}
     for wait in waits:
         late_s[wait.late] = late_s.get(wait.late, 0.0) + wait.seconds
-    times = calls.start_s[rows]
+    seconds = _seconds(calls, rows)
+    if calls.basis == "host":
+        _refuse_hosts_apart(waits, seconds)
     first = rows[heads]
     return WaitGraph(
         ranks=tuple(np.unique(rank).tolist()),
-        seconds=float(times.max() - times.min()),
+        seconds=seconds,
         calls=len(heads),
         waits=waits,
         late_s=dict(sorted(late_s.items(), key=lambda item: -item[1])),
@@ -149,6 +152,29 @@ def wait_graph(calls: TimedCalls) -> WaitGraph:
         basis=calls.basis,
         notes=calls.notes,
     )
+
+
+def _seconds(calls: TimedCalls, rows: Ints) -> float:
+    """From the first to the last call; of devices the most on a rank's own clock."""
+    start_s, rank = calls.start_s[rows], calls.rank[rows]
+    if calls.basis == "device":
+        return max(float(np.ptp(start_s[rank == one])) for one in np.unique(rank))
+    return float(np.ptp(start_s))
+
+
+def _refuse_hosts_apart(waits: tuple[Wait, ...], seconds: float) -> None:
+    """Refuse waits that are longer than the time in which they would have been."""
+    of_rank: dict[int, float] = {}
+    for wait in waits:
+        of_rank[wait.waits] = of_rank.get(wait.waits, 0.0) + wait.seconds
+    longest = max(of_rank, key=lambda rank: of_rank[rank], default=-1)
+    if longest >= 0 and of_rank[longest] > seconds:
+        raise DetectError(
+            f"rank {longest} would have waited {in_words(of_rank[longest])} within "
+            f"{in_words(seconds)}: clocks of hosts are apart, or hosts queue calls far "
+            "ahead of their GPUs; synchronise the clocks, or record with the plugin, which tells "
+            "the devices' times (docs/nccl.md)"
+        )
 
 
 def _whole_calls(calls: TimedCalls) -> tuple[Ints, Ints]:

@@ -21,6 +21,8 @@ enum { COMMUNICATORS_BLOCK = 17, COUNTS_BLOCK = 18, RECORDS_BLOCK = 19 };
 /* The newest files of a process stay: 16 of 64 MB. No thread of NCCL wakes the writer: in a pause the
  * pool takes 13 million records a second, and the writer itself cannot write as many. */
 enum { BATCH = 2048, PAUSE_NS = 10000000, FILES_KEPT = 16 };
+/* How long the end of a job waits for the last blocks: the folder's file system may hang. */
+enum { END_MOST_MS = 10000 };
 
 atomic_int recording;
 
@@ -30,7 +32,7 @@ static uint32_t n_communicators, n_room;
 static int n_open, abi, running;
 static atomic_int disabled;
 static pthread_t thread;
-static atomic_int stopping;
+static atomic_int stopping, ended;
 
 /* The writer's own. */
 static int file = -1, n_files, n_own, own[FILES_KEPT];
@@ -118,15 +120,18 @@ static int open_file(void) {
   return file < 0 ? -1 : put_header();
 }
 
+/* Written without the lock: where the disk hangs, init must not wait for it. */
 static int put_communicators(void) {
-  int failed = 0;
+  struct communicator *fresh = NULL;
   pthread_mutex_lock(&lock);
-  if (n_named < n_communicators) {
-    failed = put_block(COMMUNICATORS_BLOCK, communicators + n_named,
-                       (n_communicators - n_named) * sizeof *communicators);
-    n_named = n_communicators;
-  }
+  uint32_t n = n_communicators - n_named;
+  if (n && (fresh = malloc(n * sizeof *fresh)))
+    memcpy(fresh, communicators + n_named, n * sizeof *fresh);
   pthread_mutex_unlock(&lock);
+  if (!n) return 0;
+  int failed = !fresh || put_block(COMMUNICATORS_BLOCK, fresh, n * sizeof *fresh);
+  n_named += n;
+  free(fresh);
   return failed;
 }
 
@@ -183,6 +188,7 @@ static void *write_all(void *unused) {
     atomic_store(&recording, 0);
     say("cannot write");
   }
+  atomic_store(&ended, 1);
   return unused;
 }
 
@@ -218,6 +224,7 @@ static int start_writer(void) {
     return -1;
   }
   atomic_store(&stopping, 0);
+  atomic_store(&ended, 0);
   sigfillset(&all); /* the job's signals are for the job's threads */
   pthread_sigmask(SIG_BLOCK, &all, &before);
   running = !pthread_create(&thread, NULL, write_all, NULL);
@@ -230,15 +237,29 @@ static int start_writer(void) {
   return 0;
 }
 
+static int wait_for_writer(void) {
+  struct timespec step = {0, 1000000};
+  for (int ms = 0; ms < END_MOST_MS && !atomic_load(&ended); ms++) nanosleep(&step, NULL);
+  return atomic_load(&ended);
+}
+
 static void stop_writer(void) {
   atomic_store(&recording, 0);
   if (!running) return;
   pause_end();
   atomic_store(&stopping, 1);
   pthread_mutex_unlock(&lock); /* the writer's last blocks take it */
-  pthread_join(thread, NULL);
+  int has_ended = wait_for_writer();
+  if (has_ended) pthread_join(thread, NULL);
   pthread_mutex_lock(&lock);
   running = 0;
+  if (!has_ended) {
+    disabled = 1; /* the thread still has the file and what belongs to it */
+    pthread_detach(thread);
+    errno = 0;
+    say("the folder does not answer");
+    return;
+  }
   close(file);
   file = -1;
 }

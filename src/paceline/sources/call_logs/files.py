@@ -13,6 +13,7 @@ from paceline.sources.call_logs import (
     flight_recorder,
     nccl_inspector,
     nccl_profiler,
+    plugin_log,
     torchcomms,
     xpu_timer,
 )
@@ -126,7 +127,7 @@ def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 
 
 def _read_profiled(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    log, notes = nccl_profiler.read(paths)
+    log, notes = plugin_log.read(paths)
     _check_clocks(log)
     return log, notes
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from paceline.blockfile import BlockFile, BlockFileError, read_file, read_header
 from paceline.errors import TraceError
 from paceline.sources.call_logs.nccl_steps import step_marks
-from paceline.trace.calls import CallLog
 
 #: Suffix of the plugin's files; a recording of the hooks may lie beside them.
 SUFFIX: Final = ".nccl"
@@ -158,89 +157,6 @@ def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[
     return np.frombuffer(b"".join(whole), dtype=layout)
 
 
-def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    """The calls of all ranks, and notes.
-
-    If a rank has several processes (the job was restarted, or the plugin loaded twice), the latest
-    one counts. Calls without a time on the device are left out if others have one.
-
-    Raises:
-        TraceError: damaged, or no calls.
-    """
-    of_rank, notes = read_ranks(paths)
-    calls = {rank: calls_of(process) for rank, process in of_rank.items()}
-    timed = any(row.on_device for rows in calls.values() for row in rows)
-    n_without = sum(not row.on_device for rows in calls.values() for row in rows)
-    if any(process.meta.get("abi") == 0 for process in of_rank.values()):
-        notes.append("recorded by the shim, which sees when the host calls NCCL and nothing more")
-    elif not timed:
-        notes.append("no call has times on the device: when the host queued it counts")
-    elif n_without:
-        notes.append(f"{n_without:,} calls without times on the device are left out")
-    dropped = sum(process.dropped for process in of_rank.values())
-    if dropped:
-        notes.append(f"{dropped:,} records were dropped as a buffer was full; calls may be missing")
-    left_out = sum(process.left_out for process in of_rank.values())
-    if left_out:
-        notes.append(f"{left_out:,} records were not made while recording was switched off")
-    every = {row.every for rows in calls.values() for row in rows if row.every > 1}
-    if every:
-        told = " or ".join(map(str, sorted(every)))
-        notes.append(f"of one step in {told} all calls were recorded, of the others the first")
-    damaged = sum(process.damaged for process in of_rank.values())
-    if damaged:
-        notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
-    wanted = {
-        rank: [row for row in rows if row.on_device or not timed] for rank, rows in calls.items()
-    }
-    return _log(wanted, timed), tuple(notes)
-
-
-def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
-    """The latest process of each rank, and notes.
-
-    Raises:
-        TraceError: damaged, no communicator, or several ranks in one process.
-    """
-    processes = [process for process in read_processes(paths) if process.communicators]
-    if not processes:
-        raise TraceError(f"{paths[0]} and the files beside it have no communicator; did NCCL run?")
-    _refuse_several_ranks(processes)
-    return _by_rank(processes)
-
-
-def _refuse_several_ranks(processes: Sequence[Process]) -> None:
-    """Refuse one process with several GPUs: its files do not tell these ranks apart."""
-    for process in processes:
-        places = {(name, rank) for name, rank, _ in process.communicators.values()}
-        if len(places) > len({name for name, _ in places}):
-            raise TraceError(
-                f"process {process.meta['pid']} on {process.meta.get('host')} has several ranks of "
-                "one communicator; start one process per GPU, as torchrun does"
-            )
-
-
-def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str]]:
-    """The latest process of each rank, and notes.
-
-    The rank is the launcher's (RANK), or else that in the process's largest communicator.
-    """
-    of_rank: dict[int, Process] = {}
-    notes = []
-    for process in sorted(processes, key=lambda one: int(str(one.meta["begun_ns"]))):
-        given = process.meta.get("rank")
-        _, rank, _ = max(process.communicators.values(), key=lambda entry: entry[2])
-        if isinstance(given, int) and given >= 0:
-            rank = given
-        if rank in of_rank:
-            notes.append(f"rank {rank} has several processes here; the one that began last counts")
-        of_rank[rank] = process
-    largest = max(ranks for one in processes for _, _, ranks in one.communicators.values())
-    if len(of_rank) < largest:
-        notes.append(f"{largest - len(of_rank)} of {largest} ranks have no files here")
-    return of_rank, notes
-
-
 @dataclass(frozen=True)
 class PluginCall:
     """One collective, send or recv of one process.
@@ -363,22 +279,3 @@ def _device_spans(records: npt.NDArray[np.void]) -> dict[int, tuple[float, float
         span = (from_ns + ahead_ns) * 1e-9, (to_ns + ahead_ns) * 1e-9
         spans[call] = min(before[0], span[0]), max(before[1], span[1])
     return spans
-
-
-def _log(calls: Mapping[int, Sequence[PluginCall]], timed: bool) -> CallLog:
-    rows = [(rank, call) for rank in sorted(calls) for call in calls[rank]]
-    ops = {op: n for n, op in enumerate(dict.fromkeys(call.op for _, call in rows))}
-    groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for _, c in rows))}
-    sampled = any(call.step >= 0 for _, call in rows)
-    return CallLog(
-        rank=np.array([rank for rank, _ in rows], dtype=np.int64),
-        time_s=np.array([call.start_s for _, call in rows], dtype=float),
-        op=np.array([ops[call.op] for _, call in rows], dtype=np.int64),
-        size=np.array([call.size for _, call in rows], dtype=np.int64),
-        communicator=np.array([groups[call.communicator] for _, call in rows], dtype=np.int64),
-        ops=tuple(ops),
-        communicators=tuple(groups),
-        duration_s=np.array([call.duration_s for _, call in rows]) if timed else None,
-        step=np.array([call.step for _, call in rows]) if sampled else None,
-        is_whole=np.array([call.is_whole for _, call in rows]) if sampled else None,
-    )

@@ -22,8 +22,8 @@ from paceline.sources.call_logs.nccl_profiler import (
     PluginCall,
     Process,
     calls_of,
-    read_ranks,
 )
+from paceline.sources.call_logs.nccl_ranks import read_ranks
 from paceline.sources.call_logs.nccl_steps import StepMarks, step_marks
 
 Ints = npt.NDArray[np.int64]

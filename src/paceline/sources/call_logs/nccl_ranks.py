@@ -1,0 +1,134 @@
+"""Which of the processes that wrote into a folder are the ranks of one job, the latest there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from paceline.errors import TraceError
+from paceline.sources.call_logs.nccl_profiler import Process, read_processes
+from paceline.units import count, several
+
+#: Two processes of one rank run at the same time if they share more than this of the shorter one's
+#: time. A rank that began again on another host may overlap by as much as the two clocks differ.
+MAX_SHARED: Final = 0.5
+#: Ranks that a note names.
+_NAMED: Final = 8
+
+
+def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
+    """The latest process of each rank of the latest job, and notes.
+
+    Raises:
+        TraceError: damaged, no communicator, several ranks in one process, or two processes at once
+            that have one rank.
+    """
+    processes = [process for process in read_processes(paths) if process.communicators]
+    if not processes:
+        raise TraceError(f"{paths[0]} and the files beside it have no communicator; did NCCL run?")
+    _refuse_several_ranks(processes)
+    latest, notes = _latest_job(processes)
+    of_rank, more = _by_rank(latest)
+    return of_rank, [*notes, *more]
+
+
+def _refuse_several_ranks(processes: Sequence[Process]) -> None:
+    """Refuse one process with several GPUs: its files do not tell these ranks apart."""
+    for process in processes:
+        places = {(name, rank) for name, rank, _ in process.communicators.values()}
+        if len(places) > len({name for name, _ in places}):
+            raise TraceError(
+                f"{_name(process)} has several ranks of one communicator; start one process per "
+                "GPU, as torchrun does"
+            )
+
+
+def _latest_job(processes: Sequence[Process]) -> tuple[list[Process], list[str]]:
+    """The processes without those of jobs that had ended before the latest one began."""
+    jobs = _jobs(processes)
+    latest = max(jobs, key=lambda job: max(_begun_ns(process) for process in job))
+    first_ns = min(_span_ns(process)[0] for process in latest)
+    earlier = [
+        job
+        for job in jobs
+        if job is not latest and max(_span_ns(process)[1] for process in job) < first_ns
+    ]
+    left_out = sum(map(len, earlier))
+    if not left_out:
+        return list(processes), []
+    rest = [process for job in jobs if job not in earlier for process in job]
+    what = "an earlier job" if len(earlier) == 1 else f"{len(earlier):,} earlier jobs"
+    return rest, [f"{count(left_out, 'process', 'processes')} of {what} are left out"]
+
+
+def _jobs(processes: Sequence[Process]) -> list[list[Process]]:
+    """Processes that share communicators, directly or through others."""
+    job_of: dict[int, int] = {}  # a communicator's identity -> the number of a job
+    members: dict[int, list[Process]] = defaultdict(list)
+    for number, process in enumerate(processes):
+        names = {name for name, _, _ in process.communicators.values()}
+        for other in {job_of[name] for name in names if name in job_of}:
+            members[number] += members.pop(other)
+            job_of |= {name: number for name, job in job_of.items() if job == other}
+        job_of |= dict.fromkeys(names, number)
+        members[number].append(process)
+    return list(members.values())
+
+
+def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str]]:
+    """The latest process of each rank, and notes.
+
+    The rank is the launcher's (RANK), or else that in the process's largest communicator.
+    """
+    of_rank: dict[int, Process] = {}
+    again: dict[int, None] = {}
+    for process in sorted(processes, key=_begun_ns):
+        given = process.meta.get("rank")
+        _, rank, _ = max(process.communicators.values(), key=lambda entry: entry[2])
+        if isinstance(given, int) and given >= 0:
+            rank = given
+        if rank in of_rank:
+            _refuse_two_at_once(rank, of_rank[rank], process)
+            again[rank] = None
+        of_rank[rank] = process
+    notes = []
+    if again:
+        ranks = f"rank{'s' * (len(again) != 1)} {several([*map(str, sorted(again))], _NAMED)}"
+        notes.append(f"several processes here had {ranks}; the one that began last counts")
+    largest = max(ranks for one in processes for _, _, ranks in one.communicators.values())
+    if len(of_rank) < largest:
+        notes.append(f"{largest - len(of_rank)} of {largest} ranks have no files here")
+    return of_rank, notes
+
+
+def _refuse_two_at_once(rank: int, earlier: Process, later: Process) -> None:
+    """Refuse the ranks of two jobs, and processes that were not told their rank."""
+    if (earlier.meta.get("host"), earlier.meta["pid"]) == (
+        later.meta.get("host"),
+        later.meta["pid"],
+    ):
+        return  # the plugin was loaded twice
+    (begin, end), (begin_too, end_too) = _span_ns(earlier), _span_ns(later)
+    shared = min(end, end_too) - max(begin, begin_too)
+    if shared > MAX_SHARED * min(end - begin, end_too - begin_too):
+        raise TraceError(
+            f"{_name(earlier)} and {_name(later)} both ran as rank {rank} at the same time: give "
+            "each job a folder of its own, and each process its rank (RANK)"
+        )
+
+
+def _name(process: Process) -> str:
+    return f"process {process.meta['pid']} on {process.meta.get('host')}"
+
+
+def _begun_ns(process: Process) -> int:
+    return int(str(process.meta["begun_ns"]))
+
+
+def _span_ns(process: Process) -> tuple[int, int]:
+    """The times of its first and last record; without one that of its begin."""
+    times = process.records["time_ns"]
+    begun = _begun_ns(process)
+    return (int(times.min()), int(times.max())) if len(times) else (begun, begun)
