@@ -91,7 +91,7 @@ def call(line: str) -> str:
     piped = re.search(r"(?:^|\| |&& |--no-python |\$\(|ExecStart=\S*/)(paceline .*)", line)
     if not piped:
         return ""
-    shown = re.split(r"\s(?:#|\||&&|;|>|2>|&$)(?:\s|$)", piped[1])[0].rstrip(" ;&")
+    shown = re.split(r"\s(?:#|\||&&|;|2?>>?|&$)(?:\s|$)", piped[1])[0].rstrip(" ;&")
     if line.startswith("(") or "$(paceline" in line:  # a shell of its own ends with the call
         shown = shown.partition(")")[0]
     try:
