@@ -43,7 +43,7 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 def _notes(
     processes: Collection[Process], calls: Mapping[int, Sequence[PluginCall]], timed: bool
 ) -> list[str]:
-    """What was not recorded, or not as it should be."""
+    """Records that are missing, or not as they should be."""
     notes = []
     n_without = sum(not row.on_device for rows in calls.values() for row in rows)
     if any(process.meta.get("abi") == 0 for process in processes):
