@@ -254,11 +254,12 @@ def test_a_vision_model_needs_its_text(text):
 )
 def test_what_no_run_has_tested_is_warned_of(name, words):
     llm = llm_preset(name)
-    prediction = predict(llm, Plan(dp=64, ep=64, global_batch=64), cluster_preset("h100"))
+    plan, cluster = Plan(dp=64, ep=64, global_batch=64), cluster_preset("h100")
+    prediction = predict(llm, plan, cluster)
     assert prediction.warnings == (
         f"no measured run has tested the model of {words}; the step may lie outside the interval",
     )
-    assert not predict(llm_preset("kimi-k2"), Plan(global_batch=1), cluster_preset("h100")).warnings
+    assert not predict(llm_preset("kimi-k2"), plan, cluster).warnings
 
 
 def test_what_is_left_out_is_warned_of():

@@ -70,8 +70,8 @@ def test_without_a_plan_there_is_something_to_search(written):
 
 
 def test_an_unknown_model_may_be_given_by_its_own_file(written):
-    with pytest.raises(ModelError, match=r"no model preset 'qwen3-32b'.*; or give the path of the"):
-        load_job(written(JOB.replace("gpt3-175b", "qwen3-32b")))
+    with pytest.raises(ModelError, match=r"no model preset 'qwen3-33b'.*; or give the path of the"):
+        load_job(written(JOB.replace("gpt3-175b", "qwen3-33b")))
 
 
 def test_a_model_based_on_a_preset(written):

@@ -26,7 +26,9 @@ from paceline.monitor.web.ops import openapi_json
 
 METHODS = ("get", "put", "post", "delete", "patch")
 #: What people see, or is for pages; docs/api.md is about programs.
-PAGES = re.compile(r"/|/(login|logout|events|fleet|alerts|access|static|jobs|sessions)(/.*)?")
+PAGES = re.compile(
+    r"/|/(login|logout|events|fleet|alerts|access|silences|static|jobs|sessions)(/.*)?"
+)
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,8 @@ def outside_causes(
     if over_time == [None, None] and (unexplained or not result.straggling):
         over_time = [_two_modes(measured, result, resamples)]
     longer = [with_worker(f, measured, result) for f in over_time if f is not None]
+    if result.straggling:  # noise makes steps of two lengths, too: only a worker explains S
+        longer = [f for f in longer if f.where or f.id != "two-modes"]
     if not result.straggling and not any(f.where for f in longer):
         passing = passing_worker(measured, result, resamples)
         longer += [passing] if passing and passing.where["workers"][0] not in named else []

@@ -12,18 +12,8 @@ from paceline.monitor.store.tables import jobs, sessions, uploads
 Row = dict[str, Any]
 
 _COLUMNS = (
-    *(
-        "id",
-        "project",
-        "name",
-        "gpus",
-        "degrees",
-        "labels",
-        "status",
-        "seen_at",
-        "last_step",
-        "step_s",
-    ),
+    "id",
+    *("project", "name", "gpus", "degrees", "labels", "status", "seen_at", "last_step", "step_s"),
     *("healthy_s", "slow_since_step", "slowdown", "waste", "cause", "gpu_hours_lost", "n_sessions"),
 )
 

@@ -50,10 +50,15 @@ def lost_by_now(job: Row, events: Sequence[Row]) -> str:
 
     "" where none goes on, or where the GPUs or the loss are not known.
     """
-    loss = step_loss(job, events)
-    if loss is None or loss.gpu_hours_lost is None:
-        return ""
-    return f"{loss.gpu_hours_lost:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
+    hours = _gpu_hours_lost(job, events)
+    return "" if hours is None else f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
+
+
+def _gpu_hours_lost(job: Row, events: Sequence[Row]) -> float | None:
+    onset = going_on(job, events, settled=True)
+    if onset is None or not job["gpus"] or onset["factor"] is None:
+        return None
+    return lost_so_far_s(onset, job) * job["gpus"] / 3600
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,4 @@ def step_loss(job: Row, events: Sequence[Row]) -> StepLoss | None:
     if job["slow_since_step"] is None or not job["healthy_s"] or not job["step_s"]:
         return None
     slowdown = max(1.0, job["step_s"] / job["healthy_s"])
-    onset = going_on(job, events, settled=True)
-    hours = None
-    if onset is not None and job["gpus"] and onset["factor"] is not None:
-        hours = lost_so_far_s(onset, job) * job["gpus"] / 3600
-    return StepLoss(slowdown, 1 - 1 / slowdown, hours)
+    return StepLoss(slowdown, 1 - 1 / slowdown, _gpu_hours_lost(job, events))
