@@ -58,7 +58,8 @@ def _gpu_hours_lost(job: Row, events: Sequence[Row]) -> float | None:
     onset = going_on(job, events, settled=True)
     if onset is None or not job["gpus"] or onset["factor"] is None:
         return None
-    return lost_so_far_s(onset, job) * job["gpus"] / 3600
+    gpu_hours: float = lost_so_far_s(onset, job) * job["gpus"] / 3600
+    return gpu_hours
 
 
 @dataclass(frozen=True)
