@@ -17,6 +17,7 @@ from paceline.monitor.alerts.notice import FIRING, RESOLVED, UPDATED, Notice, jo
 from paceline.monitor.alerts.settings import Route
 from paceline.monitor.log import log, logger
 from paceline.monitor.store import alerts as store
+from paceline.monitor.store.due import is_due
 from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.leases import LeaseLost
 
@@ -74,7 +75,7 @@ class Courier(threading.Thread):
         now: float = self._service.clock()
         rows = self._due(store.waiting(self._service.engine, self._channel.name), now)
         for group in _groups(rows):
-            due = [row for row in group if not now < row["next_at"] <= now + store.MOST_AHEAD_S]
+            due = [row for row in group if is_due(row["next_at"], now)]
             if due and not self._ended:
                 self._send(due if group[0]["attempts"] else group, now)
         if self._channel.repeat_s and not self._ended:

@@ -13,6 +13,7 @@ from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
 from paceline.monitor.store.audit import SERVICE, Actor, record
+from paceline.monitor.store.due import due
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
 from paceline.units import moment
@@ -20,8 +21,6 @@ from paceline.units import moment
 Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
 _SESSIONS, _EVENTS = 200, 200
-#: A message that is due later than in this time was written while the clock was ahead: due now.
-MOST_AHEAD_S = 3600.0
 _OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
 #: Messages of a channel that are looked at together; the oldest come first.
 _BATCH = 500
@@ -164,7 +163,7 @@ def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
     query = _messages(channel).where(
         deliveries.c.state == "delivered",
         deliveries.c.status == "firing",
-        (deliveries.c.next_at <= now) | (deliveries.c.next_at > now + MOST_AHEAD_S),
+        due(deliveries.c.next_at, now),
         alerts.c.status == "firing",
     )
     with engine.connect() as connection:

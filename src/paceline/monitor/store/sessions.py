@@ -7,13 +7,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, desc, func, insert, select, update
 
+from paceline.monitor.store.due import due
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.jobs import summarise
 from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
-#: A session to be tried later than in this time was put off while the clock was ahead.
-_MOST_AHEAD_S = 3600.0
 #: Of a session that is to be analysed as if it were new.
 _WAITS = {"status": "queued", "attempts": 0, "reason": None, "next_at": None}
 
@@ -102,11 +101,7 @@ def start_next(engine: Engine, now: float, worker: str | None = None) -> Row | N
     Several workers may ask at a time: each gets another one. The number of attempts in the row is
     the worker's right to store the outcome.
     """
-    waits = (sessions.c.status == "queued") & (
-        sessions.c.next_at.is_(None)
-        | (sessions.c.next_at <= now)
-        | (sessions.c.next_at > now + _MOST_AHEAD_S)
-    )
+    waits = (sessions.c.status == "queued") & due(sessions.c.next_at, now)
     newest = (
         select(sessions.c.id)
         .where(waits)
