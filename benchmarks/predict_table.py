@@ -150,6 +150,7 @@ def published_job(row):
         micro_batch=whole(row, "micro_batch"),
         global_batch=whole(row, "global_batch"),
         zero=3 if sharded else 1,
+        kernels="fused" if sharded else "auto",
         sequence_parallel=tp > 1,
         overlap_tp=tp > 1 and precision != "nvfp4",
         precision=precision,

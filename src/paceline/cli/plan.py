@@ -37,7 +37,7 @@ global batch) holds for all plans.
 
 #: Fields of a plan that a search keeps; it searches the others.
 PLAN_FIELDS = (
-    *("precision", "flash", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
+    *("precision", "flash", "kernels", "schedule", "overlap_dp", "overlap_tp", "overlap_pp"),
     *("overlap_factor", "grad_bytes", "bucket_bytes"),
     *("adapter_rank", "fused_experts", "offload_layers"),
 )
@@ -158,6 +158,7 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
     )
     space.add_argument("--precision", choices=(*_PRECISIONS, *more_precisions), help="of all plans")
     space.add_argument("--no-flash", action="store_true", help="attention is not fused")
+    add_kernels(space)
     space.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "zb-h1", "zbv", "dualpipev", "dualpipe"),
@@ -165,6 +166,16 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
         "interleaved where vpp > 1)",
     )
     add_overlap_factor(space)
+
+
+def add_kernels(group: argparse._ActionsContainer) -> None:
+    """--kernels, of all commands that predict."""
+    group.add_argument(
+        "--kernels",
+        choices=("auto", "fused", "compiled", "eager"),
+        help="fused (Transformer Engine), compiled (torch.compile) or eager PyTorch (default: "
+        "eager with zero 3, else fused)",
+    )
 
 
 def add_overlap_factor(group: argparse._ActionsContainer) -> None:
@@ -307,6 +318,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         "uneven": False if args.even else None,
         "precision": args.precision,
         "flash": False if args.no_flash else None,
+        "kernels": args.kernels,
         "schedule": args.schedule,
         "overlap_factor": args.overlap_factor,
     }

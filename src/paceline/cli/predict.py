@@ -12,7 +12,7 @@ from paceline.cli.case_input import add_json
 from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
-from paceline.cli.plan import add_overlap_factor, tokens
+from paceline.cli.plan import add_kernels, add_overlap_factor, tokens
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -53,7 +53,7 @@ SWITCHES = (
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
 )
 _OTHERS = (
-    *("recompute", "recompute_modules", "precision", "schedule", "overlap_factor"),
+    *("recompute", "recompute_modules", "precision", "schedule", "overlap_factor", "kernels"),
     *("adapter_rank", "offload_layers", "shards"),
 )
 _WORST = 5
@@ -107,6 +107,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         choices=("fp32", "tf32", "fp16", "bf16", "amp", "fp8", "nvfp4"),
         help="tf32 and amp: of networks, whose amp is in fp16 or bf16",
     )
+    add_kernels(plan)
     plan.add_argument(
         "--schedule",
         choices=("1f1b", "gpipe", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),

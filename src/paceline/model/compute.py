@@ -56,6 +56,7 @@ def roofline(gpu: Gpu, efficiency: Efficiency) -> ComputeCost:
                 return op.flops / (peak * efficiency.batched * shape)
             backward = op.name.endswith("backward")
             rate = efficiency.attention_backward if backward else efficiency.attention
+            rate *= efficiency.sdpa if op.sdpa else 1.0
             return op.flops / (peak * rate)
         rate = efficiency.gemm_share(op.precision)
         shape = gemm_shape_efficiency(op.m, op.n, op.k, op.batch, gpu.sms)

@@ -45,6 +45,7 @@ class Efficiency:
         attention: share of the peak that fused attention reaches, forward. (FlashAttention-2, 2023,
             abstract: 50-73% on A100; 0.65 stands for head sizes 64 to 128, causal or not.)
         attention_backward: the same backward (FlashAttention-2, 4.1: up to 63%).
+        sdpa: what PyTorch's own fused attention (FlashAttention-2) reaches of these.
         batched: share of the peak that batched GEMMs of unfused attention reach. Their inner
             dimension is one head (Anthony et al., "The case for co-designing model architectures
             with hardware", 2024: about half of what large GEMMs do).
@@ -82,6 +83,7 @@ class Efficiency:
     nvfp4: float = NVFP4_OVER_FP8
     attention: float = 0.65
     attention_backward: float = 0.55
+    sdpa: float = 1.0
     batched: float = 0.40
     memory: float = 0.85
     kernel_s: float = 2.5e-6
@@ -150,11 +152,13 @@ def _matmul(best_16: float, best_8: float, rate_8: float = 1.0) -> dict[str, flo
 #: Attention: FlashAttention-3 (Shah et al. 2024, Figures 5 and 6, causal, head size 128: about 620
 #: TFLOP/s forward, 530 backward at 8k); on Blackwell cuDNN 9 and FlashAttention-4 (2025: up to
 #: 1,605 TFLOP/s forward, 71%; causal at 8k about 1,350; backward about 1,050); Blackwell Ultra has
-#: twice the exponentials (NVIDIA). Volta: Markidis et al. 2018.
+#: twice the exponentials (NVIDIA). Volta: Markidis et al. 2018. PyTorch's own attention is
+#: FlashAttention-2, which reaches 0.35 of an H100's peak (Shah et al. 2024, abstract), not 0.62.
 _HOPPER = Efficiency(
     **_matmul(0.80, 0.71, _FP8_RATE["hopper"]),
     attention=0.62,
     attention_backward=0.53,
+    sdpa=0.56,
     **SHARED_FIT,
 )
 _BLACKWELL = Efficiency(

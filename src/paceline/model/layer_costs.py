@@ -281,6 +281,7 @@ def _layer_key(plan: Plan) -> tuple[object, ...]:
         plan.sequence_parallel,
         plan.precision,
         plan.flash,
+        plan.kernel_set,
         plan.fused_experts,
         plan.overlap_tp,
         plan.grad_bytes,

@@ -20,6 +20,7 @@ class Operator(NamedTuple):
         m, n, k, batch: shape of the matrix product (batch of them); 0 where it is none.
         kernels: kernels that the host launches.
         precision: of the multiplication.
+        sdpa: attention by PyTorch's own kernel.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Operator(NamedTuple):
     batch: int = 1
     kernels: int = 1
     precision: str = "bf16"
+    sdpa: bool = False
 
 
 class Collective(NamedTuple):

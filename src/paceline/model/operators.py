@@ -22,6 +22,7 @@ from paceline.model.operator_types import (
 )
 from paceline.model.plan import Plan
 from paceline.model.recompute import repeat
+from paceline.model.torch_kernels import as_torch_runs
 
 __all__ = [
     "Collective",
@@ -63,6 +64,7 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
             maker.norm(f"norm-{name}-behind")
         maker.residual(f"residual-{name}")
     work = maker.work
+    as_torch_runs(work, llm, plan)
     repeat(work, plan)
     return work
 

@@ -21,6 +21,7 @@ RECOMPUTE_MODULES = (
     *("core_attn", "layernorm", "moe_act", "mla_up_proj"),
     *("mlp", "moe", "shared_experts"),
 )
+Kernels = Literal["auto", "fused", "compiled", "eager"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "nvfp4"]
 
 #: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
@@ -37,6 +38,7 @@ _WORDS = (
     ("schedule", get_args(Schedule)),
     ("recompute", get_args(Recompute)),
     ("precision", get_args(Precision)),
+    ("kernels", get_args(Kernels)),
 )
 #: Bytes of an element of a product's input in the precisions that are quantised before it. NVFP4
 #: has half a byte and an fp8 scale a block of 16 (NVIDIA, "Pretraining LLMs with NVFP4", 2025, 2).
@@ -77,6 +79,8 @@ class Plan:
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
+        kernels: "fused" (Transformer Engine, Megatron-Core), "compiled" (``torch.compile``), or
+            "eager" PyTorch; "auto" is eager with zero 3, else fused.
         fused_experts: all experts of a GPU share one kernel a product, with activation and casts in
             it, and CUDA graphs of whole steps launch it (Transformer Engine d0067d0,
             ``ops/fused/grouped_mlp.py``: MXFP8 and NVFP4 on Blackwell).
@@ -115,6 +119,7 @@ class Plan:
     sequence_parallel: bool = False
     precision: Precision = "bf16"
     flash: bool = True
+    kernels: Kernels = "auto"
     fused_experts: bool = False
     overlap_dp: bool = True
     overlap_tp: bool = False
@@ -192,6 +197,13 @@ class Plan:
         self._check_overlap_factor()
         self._settle_schedule()
         self._check_layers()
+
+    @property
+    def kernel_set(self) -> str:
+        """Kernels that run it: "fused", "compiled" or "eager"."""
+        if self.kernels != "auto":
+            return self.kernels
+        return "eager" if self.zero == 3 else "fused"
 
     @property
     def shard_ranks(self) -> int:
@@ -361,6 +373,7 @@ class Plan:
         words += [f"offload{self.offload_layers}"] if self.offload_layers else []
         words += [f"zero{self.zero}"] if self.zero != 1 else []
         words += [f"shards{self.shards}"] if self.shards else []
+        words += [self.kernels] if self.kernels != "auto" else []
         words += ["sp"] if self.sequence_parallel else []
         words += [self.precision] if self.precision != "bf16" else []
         words += ["uneven"] if self.layers_per_stage and len(set(self.layers_per_stage)) > 1 else []

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from paceline.model.llm import LLM
 from paceline.model.operator_types import LayerWork, Work
 from paceline.model.plan import Plan
+from paceline.model.torch_kernels import per_op_repeats
 
 #: Module -> how the names of the work begin that it repeats.
 _PREFIXES = MappingProxyType(
@@ -38,6 +39,8 @@ def repeat(work: LayerWork, plan: Plan) -> None:
         work.recompute.extend(work.forward)
     elif plan.recompute == "selective" and plan.recompute_modules:
         work.recompute.extend(w for w in work.forward if _repeats(w, plan.recompute_modules))
+    elif plan.recompute == "selective" and plan.kernel_set != "fused" and plan.flash:
+        work.recompute.extend(per_op_repeats(work))
     elif plan.recompute == "selective":
         # Korthikanti et al.: the core of attention. Fused attention repeats it anyway; then the
         # norms and activations.

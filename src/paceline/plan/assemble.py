@@ -47,7 +47,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 # Key of the shared parts, within one shape of pipeline.
-_LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel")
+_LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel", "fsdp")
 _HELD = (*_LAYER, "zero")
 _SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
 _HAND_OVER = ("tp", "cp", "dp", "micro_batch", "sequence_parallel")
@@ -84,6 +84,7 @@ class Assembly:
     ) -> None:
         self.rules = rules
         self.model, self.llm, self.legal = model, model.llm, legal
+        self.columns = {**legal.columns, "fsdp": legal.columns["zero"] == 3}
         self.kinds = [layer_kind(self.llm, i) for i in range(self.llm.layers)]
         self.distinct = sorted({*self.kinds, *mtp_kinds(self.llm)})
         self._activations_of: dict[tuple[int, ...], Array] = {}
@@ -101,7 +102,7 @@ class Assembly:
         self, rows: Ints, names: tuple[str, ...], make: Callable[[tuple[int, ...], int], Any]
     ) -> tuple[list[Any], Ints]:
         """``make(key, first row)`` for each distinct key, and [row] the key's index."""
-        key = np.stack([self.legal.columns[name][rows] for name in names])
+        key = np.stack([self.columns[name][rows] for name in names])
         distinct, first, index = np.unique(key, axis=1, return_index=True, return_inverse=True)
         values_of_keys = [
             make(tuple(values), int(rows[i]))

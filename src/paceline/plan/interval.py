@@ -54,21 +54,26 @@ def kind_of(llm: LLM, plan: Plan) -> str:
         return "lora"
     if llm.moe is not None:
         return "moe"
+    if plan.zero == 3 and plan.kernel_set != "fused":
+        return "fsdp"
     if plan.precision == "nvfp4":
         return "nvfp4"
     return "quantised" if plan.quantised else "wide"
 
 
 _NVIDIA = "published by NVIDIA and in MLPerf Training"
+_FSDP = "steps of PyTorch FSDP on A100 and H100 published by MosaicML"
 
 #: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows. "wide" is from
 #: before ``PARTIAL_4NIC`` was fitted to its rows (with it: 0.96 to 1.20). That would flatter it.
+#: "fsdp" is the widest of its three GPUs' (``benchmarks/fsdp.py``), and holds for eager PyTorch.
 EVIDENCE = MappingProxyType(
     {
         "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
         "quantised": Evidence(0.84, 1.19, 64, 24, f"fp8 steps of dense models {_NVIDIA}"),
         "nvfp4": Evidence(0.84, 1.19, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
         "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
+        "fsdp": Evidence(0.91, 1.21, 216, 27, _FSDP),
         "moe": Evidence(0.81, 1.34, 92, 27, "steps of mixtures of experts published by NVIDIA"),
     }
 )
@@ -76,6 +81,9 @@ EVIDENCE = MappingProxyType(
 #: Smallest and largest of all steps behind ``EVIDENCE``.
 TOKENS_OF_A_SAMPLE = (2048, 8192)
 GPUS = (4, 8192)
+
+#: Kind of job -> the only GPUs with such steps.
+_GPUS_OF = MappingProxyType({"wide": ("A100",), "fsdp": ("A100", "H100", "H200")})
 
 #: 80% of the errors of runs left out of a calibration are below this many times the mean error of
 #: those in it. (The A100 rows, five folds, three seeds: 1.2 to 1.4.)
@@ -129,9 +137,10 @@ def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Inte
         factor = math.exp(_CALIBRATED * calibration.mape)
         about = f"errors of the {calibration.runs} runs of the calibration"
         return Interval(step_time_s / factor, step_time_s * factor, about)
-    evidence = EVIDENCE[kind_of(llm, plan)]
+    kind = kind_of(llm, plan)
+    evidence = EVIDENCE[kind]
     low, high, about = evidence.low, evidence.high, f"{evidence.rows} {evidence.about}"
-    if kind_of(llm, plan) == "wide" and "A100" not in cluster.gpu.name:
+    if kind in _GPUS_OF and not any(name in cluster.gpu.name for name in _GPUS_OF[kind]):
         low = min(low, EVIDENCE["quantised"].low)
         about += "; none of them on this GPU, so as wide as fp8's, too"
     return Interval(step_time_s * low, step_time_s * high, about)
