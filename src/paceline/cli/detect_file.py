@@ -88,6 +88,7 @@ def run(
             f"{counted(n_steps, 'step')} of {counted(n_ranks, 'rank')}: "
             f"{counted(onsets, 'fail-slow')}, {_at_the_end(detector, job_wide, times)}"
         )
+    _tell_long_steps(args, times)
     if args.running:
         _tell_hang(args, times, log)
     if args.telemetry and any(event.kind == "onset" for event in job_wide):
@@ -166,6 +167,24 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
     head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
     print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
+
+
+def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
+    """Say what single steps cost that are long again and again, unless their work may differ."""
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from paceline.detect.long_steps import long_steps
+    from paceline.sources.step_logs.files import median_of_ranks
+
+    if any(len(np.unique(work[np.isfinite(work)])) > 1 for work in times.workload.values()):
+        return
+    found = long_steps(median_of_ranks(times.duration_s), times.steps_per_sample)
+    if found is None:
+        return
+    mapping = {"kind": "long-steps", **asdict(found), "text": found.explain()}
+    print(json.dumps(mapping) if args.json else f"long steps: {found.explain()}")
 
 
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
