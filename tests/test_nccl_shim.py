@@ -124,7 +124,7 @@ def test_it_is_a_call_log_that_says_where_its_times_are_from(recorded: tuple[Pat
 
 def test_the_calls_of_newer_nccl_and_of_rccl_are_recorded_once(built: Path, tmp_path: Path) -> None:
     process = start(built, "opened", tmp_path, RANKS, 3, NEWER="1")
-    out, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     newer = (
         *(("AlltoAll", 8), ("AlltoAll", 8), ("Gather", 4), ("Scatter", 4)),
@@ -183,7 +183,9 @@ def test_only_ncclss_names_are_taken(built: Path) -> None:
     names = {line.split()[-1] for line in lines.splitlines()}
     collectives = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Bcast", "Reduce"}
     collectives |= {"AlltoAll", "AllToAll", "Gather", "Scatter", "AlltoAllv", "AllToAllv"}
-    collectives |= {f"{name}Config" for name in collectives - {"Bcast", "AllToAll"} if name[-1] != "v"}
+    collectives |= {
+        f"{name}Config" for name in collectives - {"Bcast", "AllToAll"} if name[-1] != "v"
+    }
     collectives.add("AllReduceWithBias")
     made = {"CommInitRank", "CommInitRankConfig", "CommInitRankScalable", "CommInitAll"}
     made.add("CommShrink")
