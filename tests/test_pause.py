@@ -319,6 +319,14 @@ def test_the_command_refuses(folder: str, words: str, capsys: pytest.CaptureFixt
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["abc", "0s", "-5s", "999h", "nan"])
+def test_a_time_that_is_none_is_refused_by_its_option(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["nccl", "pause", str(tmp_path), f"--for={text}"]) == 2
+    assert f"--for {text}: give a time" in capsys.readouterr().err
+
+
 def test_a_job_that_has_ended_is_named(built: Built, tmp_path: Path) -> None:
     Job(built, tmp_path).end()
     with pytest.raises(PauseError, match="no process of a job answers"):
