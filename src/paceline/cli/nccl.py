@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def notes_of(plugin: Path) -> list[str]:
-    """What the NCCL that is installed beside Paceline needs other than the plugin's path."""
+    """Settings that the NCCL beside Paceline needs other than the plugin's path."""
     notes = []
     for package in _PACKAGES:
         try:

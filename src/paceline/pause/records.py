@@ -111,7 +111,7 @@ class Slot:
 
 
 def read_start(path: Path, room: int) -> bytes:
-    """The first bytes of a file, one more than ``room`` at most: what lies there may be anything.
+    """The first bytes of a file, one more than ``room`` at most; the file may be anything.
 
     Raises:
         OSError: it cannot be read.
