@@ -31,6 +31,9 @@ longer than --arrive. The job goes on when the time is over, the command or vali
 this command ends, however it ends. A line is added to events.jsonl in the folder.
 """
 
+#: Above this a time is a slip of the pen; a job allows a third of its smallest timeout.
+MAX_S = 86_400.0
+
 #: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
 
@@ -78,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
     from paceline.pause.asker import Times, pause
     from paceline.pause.events import append_event, event_of
     from paceline.pause.validation import pause_and_validate
-    from paceline.quantities import parse_quantity
 
     if "://" in args.folder:
         raise PauseError(
@@ -87,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = Path(args.folder)
     times = Times(
-        hold_s=parse_quantity(args.for_s, "seconds"),
-        arrive_s=parse_quantity(args.arrive_s, "seconds"),
-        wait_s=parse_quantity(args.wait_s, "seconds"),
+        hold_s=_seconds("--for", args.for_s),
+        arrive_s=_seconds("--arrive", args.arrive_s),
+        wait_s=_seconds("--wait", args.wait_s),
     )
     for name in _OF_THE_JOB:
         os.environ.pop(name, None)
@@ -103,6 +105,24 @@ def run(args: argparse.Namespace) -> int:
     if event["kind"] != "paused":
         raise PauseError(f"{event['text']}; the job goes on")
     return 0
+
+
+def _seconds(option: str, text: str) -> float:
+    """The time that an option gives.
+
+    Raises:
+        PauseError: none, or one that no job allows.
+    """
+    from paceline.errors import PacelineError, PauseError
+    from paceline.quantities import parse_quantity
+
+    try:
+        seconds = parse_quantity(text, "seconds")
+    except PacelineError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_S:
+        raise PauseError(f"{option} {text}: give a time from 0.001s to a day, such as 20s or 2min")
+    return seconds
 
 
 def _measure(args: argparse.Namespace) -> Measure:
