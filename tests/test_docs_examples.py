@@ -79,8 +79,14 @@ def files(tmp_path_factory) -> Path:
     for dp in (2, 4):
         shutil.copy(folder / f"dp{dp}.parquet", folder / "traces" / f"job-{dp}.parquet")
     record_trace(trace, folder / "runs" / "job-17")
-    for name in ("train", "start-1", "start-2", "job-17", "job-18"):
+    for name in ("train", "job-17", "job-18"):
         shutil.copy(ROOT / "examples" / "train.log", folder / f"{name}.log")
+    lines = (folder / "train.log").read_text().splitlines(keepends=True)
+    for name, part in (
+        ("start-1", lines[: len(lines) // 2]),
+        ("start-2", lines[len(lines) // 2 :]),
+    ):
+        (folder / f"{name}.log").write_text("".join(part))
     rng = np.random.default_rng(23)
     step_s = 2.0 * (1 + 0.005 * rng.standard_normal(6000))
     step_s[3000:] *= 1.4
@@ -123,6 +129,7 @@ def arrange(page: str, folder: Path) -> None:
             shutil.copy(folder / "run.csv", folder / "runs" / f"run-{number}.csv")
     if page == "trace-format":  # traces/ is one trace
         (folder / "traces" / "job-2.parquet").unlink()
+        (folder / "trace.parquet").unlink()  # the page makes it
 
 
 def test_lines_are_found():
