@@ -65,12 +65,17 @@ def test_diagnose_and_remedy_say_what_to_know_before_trusting_them(traces, tmp_p
     path = tmp_path / "left-out.parquet"
     noted = replace(trace, warnings=("rank 3 was recorded late",), left_out={9: "cut off"})
     paceline.write(noted, path)
-    for command in (["diagnose", str(path)], ["remedy", str(path), "replace-worker"]):
+    remedy = ["remedy", str(path)]
+    for command in (["diagnose", str(path)], [*remedy, "replace-worker"], [*remedy, "--list"]):
         assert run(command) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "! rank 3 was recorded late" in out
         assert "1 of 5 steps left out" in out or "left out steps: 9 (9: cut off)" in out
         assert "[one-peer]" not in out
+        assert run([*command, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        place = document["warnings"].index("rank 3 was recorded late")
+        assert len(document["warning_details"]) == len(document["warnings"]) > place
 
 
 def test_hosts_are_named(traces, tmp_path, capsys):

@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     report = JobReport.of(case.result, advise(case, REMEDIES))
     if args.json:
         from paceline.report.result_json import lines_of_json
-        from paceline.results.keys import DIAGNOSIS_KEYS
+        from paceline.results.keys import DIAGNOSIS_KEYS, WARNING_KEYS
         from paceline.results.record import write_record
 
-        sys.stdout.write(lines_of_json(write_record(report, DIAGNOSIS_KEYS)))
+        sys.stdout.write(lines_of_json(write_record(report, (*DIAGNOSIS_KEYS, *WARNING_KEYS))))
         return 0
     from paceline.report.terminal import print_lines, standard_output
     from paceline.report.why import diagnosis_lines

@@ -97,15 +97,14 @@ def run(args: argparse.Namespace) -> int:
 
         balance_of(case).write(args.assignment_out, force=args.force)
     if args.json:
-        _print_json({"applies": True, **remedy.to_mapping()})
+        _print_json({"applies": True, **remedy.to_mapping(), **_warnings(case)})
         return 0
     from paceline.report.terminal import print_lines, standard_output
-    from paceline.report.warnings import doubt_lines
     from paceline.report.why import remedy_lines
 
     console = standard_output()
-    width = min(console.width, 120)
-    print_lines([*remedy_lines(remedy, width), *doubt_lines(case.result, width)], console)
+    print_lines(remedy_lines(remedy, min(console.width, 120)), console)
+    _print_warnings(case)
     return 0
 
 
@@ -114,6 +113,22 @@ def _print_reason(args: argparse.Namespace, reason: str) -> None:
         _print_json({"remedy": args.remedy, "applies": False, "reason": reason})
     else:
         print(f"{args.remedy} does not apply: {reason}")
+
+
+def _warnings(case: Case) -> dict[str, Any]:
+    from paceline.results.document import JobReport
+    from paceline.results.keys import WARNING_KEYS
+    from paceline.results.record import write_record
+
+    return write_record(JobReport.of(case.result), WARNING_KEYS)
+
+
+def _print_warnings(case: Case) -> None:
+    from paceline.report.terminal import print_lines, standard_output
+    from paceline.report.warnings import doubt_lines
+
+    console = standard_output()
+    print_lines(doubt_lines(case.result, min(console.width, 120)), console)
 
 
 def _print_json(mapping: dict[str, Any]) -> None:
@@ -131,7 +146,8 @@ def _case(args: argparse.Namespace) -> Case:
 def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
     from paceline.remedies import propose_all
 
-    proposed, refused = propose_all(_case(args), kinds)
+    case = _case(args)
+    proposed, refused = propose_all(case, kinds)
     by_list = {
         architecture: [r for r in proposed if r.architecture == architecture]
         for architecture in (False, True)
@@ -142,6 +158,7 @@ def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
                 "remedies": [r.to_mapping() for r in by_list[False]],
                 "architecture": [r.to_mapping() for r in by_list[True]],
                 "refused": refused,
+                **_warnings(case),
             }
         )
         return 0
@@ -154,4 +171,5 @@ def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
             print(f"{gain}  {kind.name:20} {kind.summary}")
             if kind.name in refused:
                 print(f"        {'':20} {refused[kind.name]}")
+    _print_warnings(case)
     return 0

@@ -20,7 +20,7 @@ CAUSES = {
     "context-imbalance": "Uneven context ranks",
     "unexplained": "Unexplained",
     "launch-delay": "Launch delay",
-    "drift": "Drift over the job",
+    "drift": "Change over time",
     "first-gather-exposed": "First gather exposed",
     "prefetch-late": "Prefetch too late",
     "bucket-too-large": "Last bucket exposed",
