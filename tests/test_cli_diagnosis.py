@@ -234,7 +234,9 @@ def test_analyze_adds_findings_and_report(traces, tmp_path, capsys):
     assert run(["analyze", str(traces / "slow.parquet"), "--out", str(out)]) == 0
     screen = capsys.readouterr().out
     assert "why" in screen
-    assert "what to do" in screen
+    to_do = screen[screen.index("what to do") :]
+    assert "replace worker dp 3, stage 1: a step then takes" in " ".join(to_do.split())
+    assert "(saves" not in screen  # the columns in front say how much
     document = json.loads((out / "result.json").read_text())
     assert document["findings"][0]["cause"] == "worker"
     page = (out / "report.html").read_text()
@@ -286,7 +288,7 @@ def test_sequence_lengths_are_fitted_and_balanced(tmp_path, capsys):
 def test_the_name_of_a_remedy_may_stand_after_options(traces, capsys):
     slow = str(traces / "slow.parquet")
     assert run(["remedy", slow, "--layers", "9,9,9,9", "replace-worker"]) == 0
-    assert "replace worker dp 3 stage 1" in capsys.readouterr().out
+    assert "replace worker dp 3, stage 1" in capsys.readouterr().out
     assert run(["remedy", slow]) == 0  # none: all of them
     assert "replace-worker" in capsys.readouterr().out
 

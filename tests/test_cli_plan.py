@@ -40,7 +40,7 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     assert run(["plan", str(job), "--top", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "small on 8 GPUs (a100-80g) · global batch 64 · 10 billion tokens" in out
+    assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
     best = next(line for line in out.splitlines() if line.startswith("* "))
     assert "fp16" in best
     assert "Ruled out" in out

@@ -77,10 +77,7 @@ def _rules(args: argparse.Namespace) -> int:
     for rule in settings.rules:
         print(f"{rule.name:16} {rule.importance:8} {rule.explain()}")
     for route in settings.routes:
-        scope = (
-            f"{', '.join(route.rules)} of {', '.join(route.projects)}, {route.importance} and up"
-        )
-        print(f"channel {route.channel.name}: {type(route.channel).__name__}; takes {scope}")
+        print(f"channel {route.channel.name}: {type(route.channel).__name__}; {route.explain()}")
     if not settings.routes:
         print("no channel: alerts are shown on the page only (docs/alerts.md)")
     return 0
@@ -128,8 +125,8 @@ def _made_up(rule: Rule, base: str, now: float) -> Notice:
         job="test",
         headline=f"This is a test of the rule {rule.name} ({rule.explain()}); nothing is wrong.",
         cause="worker",
-        place="worker dp 3 stage 1",
-        gain="replace worker dp 3 stage 1 (saves 12.0% of the step)",
+        place="worker dp 3, stage 1",
+        gain="replace worker dp 3, stage 1 (saves 12.0% of the step)",
         url=f"{base}/alerts",
         started_at=now,
         labels=rule.labels,
