@@ -114,6 +114,18 @@ class TestDetectors:
         assert sum(ticks) < len(others) / 2
         site.stop()
 
+    @pytest.mark.parametrize("is_compiled", [False, True])
+    def test_machine_code_made_for_one_job_judges_the_next_from_its_first_steps(
+        self, site, monkeypatch, is_compiled
+    ):
+        monkeypatch.setattr(module.levels, "is_compiled", lambda: is_compiled)
+        for one in story(steps=3):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        detector = site.detectors._live[site.job.id].stream.detector
+        assert (detector.expected_steps > module.levels.INTERPRETED_SAMPLES) == is_compiled
+        site.stop()
+
     def test_an_accepted_level_is_healthy_after_a_restart_too(self, site):
         steps = story(steps=300, slow=slice(80, 300))
         for one in steps[:150]:
