@@ -22,7 +22,7 @@ Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
 _SESSIONS, _EVENTS = 200, 200
 _OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
-#: What an alert says; that changes as more is known.
+#: Columns of an alert that change as more is known.
 _SAID = ("session_id", "headline", "cause", "place", "hosts", "gain")
 #: Messages of a channel that are looked at together; the oldest come first.
 _BATCH = 500

@@ -51,7 +51,7 @@ def _button(act: Callable[[Request, int, Mapping[str, str]], None]) -> Any:
 
 
 class AlertButtons:
-    """What they do."""
+    """The act of each button."""
 
     def __init__(self, service: Any) -> None:
         self._service = service

@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 MOST_VALUES = 2_000_000
 #: Bodies that are unpacked and decoded at a time.
 AT_A_TIME = 2
-#: A plain body of at most so many bytes is decoded at once, in the event loop's thread.
+#: A plain body up to this size is decoded at once, in the event loop's thread.
 _SMALL_BYTES = 16 << 10
 #: Bytes of a form of the pages.
 _MAX_FORM_BYTES = 8192
