@@ -1,4 +1,4 @@
-"""``paceline alerts``: try the channels, see what fires, silence it."""
+"""``paceline alerts``: try the channels, see what fires, acknowledge and silence it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import fnmatch
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
 from paceline.cli.commands import HELP
@@ -21,6 +22,7 @@ examples:
   paceline alerts rules --config monitor.yaml
   paceline alerts test --rule slow-job --config monitor.yaml
   paceline alerts list --firing
+  paceline alerts acknowledge 17 --hours 2 --comment "the host is being drained"
   paceline alerts silence --rule job-silent --job job-17 --hours 8 --comment "moves to other hosts"
 
 docs/alerts.md describes the file of rules and channels.
@@ -45,11 +47,24 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     listed = actions.add_parser("list", help="alerts and silences")
     listed.add_argument("--firing", action="store_true", help="only those that fire")
     listed.add_argument("--json", action="store_true", help="print a JSON object per alert")
+    _add_acknowledge(actions)
     _add_silence(actions)
     for action, act in ((rules, _rules), (test, _test), (listed, _list)):
         monitor_config.add_arguments(action)
         action.set_defaults(act=act)
     parser.set_defaults(run=run)
+
+
+def _add_acknowledge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    acknowledge = actions.add_parser(
+        "acknowledge", help="say that you look at alerts; they are told as before"
+    )
+    acknowledge.add_argument("ids", type=int, nargs="+", metavar="ID", help="numbers of alerts")
+    acknowledge.add_argument("--hours", type=float, default=4.0, help="how long (default 4)")
+    acknowledge.add_argument("--comment", default="", help="why")
+    acknowledge.add_argument("--end", action="store_true", help="you no longer look at them")
+    monitor_config.add_arguments(acknowledge)
+    acknowledge.set_defaults(act=_acknowledge)
 
 
 def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,6 +161,8 @@ def _list(args: argparse.Namespace) -> int:
             start_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
             head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {start_text}"
             print(f"{head}  {row['project']}/{row['job']}  {row['rule']}: {row['headline']}")
+            if row["status"] == "firing" and (row["acknowledged_until"] or 0.0) > now:
+                print(f"{'':7}acknowledged by {_who_and_why(row)}")
     if args.json:
         return 0
     for row in alerts.list_silences(engine, "*", now):
@@ -155,6 +172,32 @@ def _list(args: argparse.Namespace) -> int:
         print(f"silence {row['id']} until {end_text}: {scope}{comment}")
     if not rows:
         print("nothing fires" if args.firing else "no alerts")
+    return 0
+
+
+def _who_and_why(row: Mapping[str, Any]) -> str:
+    end_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["acknowledged_until"]))
+    comment = f": {row['acknowledged_why']}" if row["acknowledged_why"] else ""
+    return f"{row['acknowledged_by']} until {end_text}{comment}"
+
+
+def _acknowledge(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store.acknowledgements import acknowledge, end_acknowledgement
+
+    engine, now, by = monitor_config.engine_of(config), time.time(), monitor_config.actor()
+    if args.end:
+        done = [each for each in args.ids if end_acknowledgement(engine, each, "*", now, by)]
+    else:
+        until, comment = now + args.hours * 3600, args.comment
+        done = acknowledge(engine, args.ids, "*", until=until, comment=comment, now=now, by=by)
+    missing = ", ".join(str(each) for each in args.ids if each not in done)
+    for each in done:
+        state = "no longer acknowledged" if args.end else f"acknowledged for {args.hours:g} hours"
+        print(f"alert {each} is {state}")
+    if missing:
+        state = "is acknowledged" if args.end else "fires"
+        raise MonitorError(f"no alert {missing} {state}; paceline alerts list shows them")
     return 0
 
 

@@ -41,7 +41,7 @@ HELP = {
     "demo": "train a small GPT here, slow it down, find out why, heal it",
     "serve": "watch all jobs: a service with a web page and alerts",
     "work": "analyse the sessions of a monitor of several instances",
-    "alerts": "try the monitor's alerts, list and silence them",
+    "alerts": "try the monitor's alerts, list, acknowledge and silence them",
     "admin": "tokens, backups and clearing up of a monitor",
     "doctor": "versions, extras, GPU, and what works on this machine",
     "completion": "print a shell's completion script",
