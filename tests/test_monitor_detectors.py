@@ -126,6 +126,22 @@ class TestDetectors:
         assert (detector.expected_steps > module.levels.INTERPRETED_SAMPLES) == is_compiled
         site.stop()
 
+    def test_a_job_let_go_while_the_clock_was_ahead_lacks_no_step(self, site):
+        """The batch that took it up again was in a file "older" than what the detector had seen."""
+        day, now = 86_400.0, time.time()
+        ahead = [(step, now + day + step) for step in range(5)]
+        for step, at in [*ahead, *((step, now + step) for step in range(5, 10))]:
+            if step == 5:  # idle for long enough: saved, and let go
+                site.now = now + day + 1000.0
+                eventually(lambda: site.job.id not in site.detectors._live)
+            site.now = at
+            batch = replace(of_step(step, [1.0, 1.0]), at=at)
+            assert site.files.append(site.job.id, batch)
+            site.detectors.feed(site.job, batch)
+            eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        assert site.files.series(site.job.id).step.tolist() == list(range(10))
+
     def test_an_accepted_level_is_healthy_after_a_restart_too(self, site):
         steps = story(steps=300, slow=slice(80, 300))
         for one in steps[:150]:

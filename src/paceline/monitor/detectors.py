@@ -320,7 +320,7 @@ class Detectors:
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
         """Samples since the stream was saved; if they do not fit, all those behind a new one."""
         if not is_unfit:
-            return file.read_behind(live.stream.seen_at)
+            return file.read_behind(min(live.stream.seen_at, self._clock()))
         return replay(file, live.stream, lambda: self._look_for_ongoing(live))
 
     def _look_for_ongoing(self, live: LiveJob) -> None:
