@@ -101,8 +101,8 @@ def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str
         of_rank |= of_job
     notes = []
     if again:
-        ranks = f"rank{'s' * (len(again) != 1)} {several([*map(str, sorted(again))], _NAMED)}"
-        notes.append(f"several processes here had {ranks}; the one that began last counts")
+        named = f"rank{'s' * (len(again) != 1)} {several([*map(str, sorted(again))], _NAMED)}"
+        notes.append(f"several processes here had {named}; the one that began last counts")
     largest = max(ranks for one in processes for _, _, ranks in one.communicators.values())
     if len(of_rank) < largest:
         notes.append(f"{largest - len(of_rank)} of {largest} ranks have no files here")
