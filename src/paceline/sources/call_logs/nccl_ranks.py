@@ -95,9 +95,9 @@ def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str
             of_job[rank] = process
         # A job that another one replaces loses all its ranks: no rank of it goes with the other's.
         for other in _jobs([*of_rank.values()]):
-            ranks = {_rank(process) for process in other}
-            if ranks & of_job.keys():
-                of_rank = {rank: one for rank, one in of_rank.items() if rank not in ranks}
+            replaced = {_rank(process) for process in other}
+            if replaced & of_job.keys():
+                of_rank = {rank: one for rank, one in of_rank.items() if rank not in replaced}
         of_rank |= of_job
     notes = []
     if again:
