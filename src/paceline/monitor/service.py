@@ -207,8 +207,8 @@ class Service:
         Raises:
             OutputError: they cannot be written; send them again.
         """
-        # Who sends a batch again, and is told that it is there, sends the next one. The detector
-        # has to have seen the first by then: it takes steps in their order.
+        # A client that sends a batch again, and hears that it is there, sends the next one. The
+        # detector has to have seen the first by then: it takes steps in their order.
         with self._under_way.alone((job.id, batch.key())):
             new = self.steps.append(job.id, batch)
             if new:
