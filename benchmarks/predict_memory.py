@@ -55,11 +55,28 @@ NARROW = {"mxfp8": 2.0625, "nvfp4": 2 + 2 * (0.5 + 1 / 16)}
 
 
 def memory_rows(path):
+    """Rows with one more entry, ``fit``: as ``paceline predict`` says it; None = no prediction."""
+
     def predict_one(row, _):
         peak = memory_peak(row)
         return peak, (peak * MEMORY[0], peak * MEMORY[1])
 
-    return predicted_rows(read_rows(path), lambda row: number(row, "measured_gib"), predict_one)
+    rows = read_rows(path)
+    predicted = predicted_rows(rows, lambda row: number(row, "measured_gib"), predict_one)
+    for row, result in zip(rows, predicted, strict=True):
+        result["fit"] = None if result["error"] else fit(*memory_job(row), _memory_bytes(row))
+    return predicted
+
+
+def fit(llm, plan, rules, memory_bytes):
+    """Whether a job fits into a GPU's memory; None where that is not known."""
+    if memory_bytes == math.inf:
+        return None
+    return rules.fit(needed_bytes(llm, plan, rules), memory_bytes)
+
+
+def needed_bytes(llm, plan, rules):
+    return max(stage.total_bytes for stage in stage_memory(llm, plan, rules=rules))
 
 
 def memory_peak(row):
@@ -133,8 +150,9 @@ def _layers(row, chunks, llm):
 
 
 def _torchtitan(row, llm, plan):
-    """FSDP2; until 2025 the loss was not compiled (``train.py`` at ba246978).
+    """FSDP2 with expandable segments (``run_train.sh`` at 0168bd5).
 
+    Until 2025 the loss was not compiled (``train.py`` at ba246978).
     As many microbatches as chunks where the row assumes them: with fewer torchtitan warns.
     """
     if plan.pp > 1 and "assumed" in row.get("config_certainty", ""):
@@ -142,7 +160,8 @@ def _torchtitan(row, llm, plan):
         plan = dataclasses.replace(plan, micro_batch=samples)
     plan = dataclasses.replace(plan, zero=3)
     compiled = "compile" in row.get("note", "") and "202412" not in row.get("provenance", "")
-    return plan, MemoryRules(loss="fused" if compiled else "unfused")
+    loss = "fused" if compiled else "unfused"
+    return plan, MemoryRules(loss=loss, expandable_segments=True)
 
 
 def _megatron(row, llm, plan):
@@ -192,6 +211,9 @@ def _capacity(gpu):
         return float(size[1]) * GIB if size else math.inf
 
 
+def _memory_bytes(row):
+    return CAPACITY.get(_gpu(row), _capacity(_gpu(row)))
+
+
 def _fits(row, llm, plan, rules):
-    needed = max(stage.total_bytes for stage in stage_memory(llm, plan, rules=rules))
-    return needed <= CAPACITY.get(_gpu(row), _capacity(_gpu(row)))
+    return needed_bytes(llm, plan, rules) <= _memory_bytes(row)

@@ -164,11 +164,25 @@ def test_rules_out_of_range(fields):
 def test_fixed_segments_leave_no_more_than_a_job_had_that_ran_out():
     """Llama 3 70B, tp 4, pp 4, vpp 5 on H100 (mb-70b-0 of the shared table): 58.8 of 80 GB."""
     fixed = MemoryRules(expandable_segments=False)
-    assert fixed.room(80e9) == pytest.approx(58.8e9)
+    assert fixed.room(80e9) == fixed.most_room(80e9) == pytest.approx(58.8e9)
     assert replace(fixed, reserve=0.5).room(80e9) == pytest.approx(40e9)
 
 
 def test_the_reserve_stays_free():
-    assert MemoryRules().room(100.0) == pytest.approx(92)
-    assert MemoryRules(reserve=0).room(100.0) == 100
-    assert np.isclose(MemoryRules(reserve=0.2).room(80e9), 64e9)
+    assert MemoryRules().most_room(100.0) == pytest.approx(92)
+    expandable = MemoryRules(reserve=0, expandable_segments=True)
+    assert expandable.room(100.0) == expandable.most_room(100.0) == 100
+    assert np.isclose(MemoryRules(reserve=0.2).most_room(80e9), 64e9)
+
+
+@pytest.mark.parametrize(
+    ("segments", "fits"),
+    [
+        (None, ["yes", "expandable segments", "expandable segments", "no"]),
+        (True, ["yes", "yes", "yes", "no"]),
+        (False, ["yes", "no", "no", "no"]),
+    ],
+)
+def test_what_the_allocator_is_not_known_to_have_is_said_apart(segments, fits):
+    rules = MemoryRules(expandable_segments=segments)
+    assert [rules.fit(need, 80.0) for need in (58.7, 58.9, 73.5, 73.7)] == fits

@@ -61,11 +61,19 @@ def test_what_does_not_fit_says_what_would():
     tight = predict("gpt3-2.7b", {"dp": 8, "micro_batch": 4, "global_batch": 64}, "a100-40g")
     assert not tight.fits
     assert tight.memory_headroom_bytes < 0
-    assert {"recompute full", "zero 3", "micro batch 2", "tp 2 (dp 4)"} <= set(tight.to_fit)
-    for change in ({"recompute": "full"}, {"micro_batch": 2}, {"tp": 2, "dp": 4}):
+    assert {"recompute full", "tp 2 (dp 4)"} <= set(tight.to_fit)
+    expandable = {"zero 3 with expandable segments", "micro batch 2 with expandable segments"}
+    assert expandable <= set(tight.to_fit)
+    for change in ({"recompute": "full"}, {"tp": 2, "dp": 4}):
         other = predict(tight.llm, replace(tight.plan, **change), "a100-40g")
         assert other.fits
         assert other.to_fit == ()
+    other = predict(tight.llm, replace(tight.plan, micro_batch=2), "a100-40g")
+    assert not other.fits
+    assert other.fit == "expandable segments"
+    assert other.to_fit[0] == "expandable segments"
+    rules = MemoryRules(expandable_segments=True)
+    assert predict(tight.llm, other.plan, "a100-40g", rules=rules).fits
 
 
 def test_more_bandwidth_never_makes_a_step_longer(gpt3):

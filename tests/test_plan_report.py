@@ -1,8 +1,10 @@
 """Numbers of a search and of a prediction as people read them."""
 
+import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 
 from paceline.model.cluster_presets import cluster_preset
@@ -60,5 +62,22 @@ def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):
         r"fits, ([\d.]+) GiB to spare .*?: ([\d.]+) of ([\d.]+) GiB at", screen
     ).groups()
     assert room == "80.0"
-    reserve = prediction.rules.reserve * 80
+    reserve = prediction.rules.safe_reserve * 80
     assert float(spare) + float(used) + reserve == pytest.approx(80, abs=0.11)
+
+
+def test_plans_that_need_expandable_segments_are_marked(found):
+    """Half of the plans fill less than nine tenths of the memory."""
+    needs = np.sort(found.memory_bytes)
+    memory = float(needs[len(needs) // 2]) / 0.9
+    gpu = dataclasses.replace(found.cluster.gpu, memory_bytes=memory)
+    cluster = dataclasses.replace(found.cluster, gpu=gpu)
+    tight = dataclasses.replace(found, cluster=cluster)
+    marked = [cells[6].endswith("+") for cells in (report.row(tight, i) for i in range(len(tight)))]
+    assert marked == (tight.memory_bytes > memory * 58.8 / 80).tolist()
+    assert any(marked)
+    screen = " ".join(line.plain for line in report.lines(tight, 3, 120))
+    best = marked.index(False) + 1
+    assert "+ fits only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in screen
+    assert f"rank {best} is the best without" in screen
+    assert "expandable_segments" not in " ".join(x.plain for x in report.lines(found, 3, 120))

@@ -11,6 +11,8 @@ import requires
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "predict.py"
 KEYS = ["id", "predicted", "low", "high", "measured", "error"]
+#: Entries of a table beside these.
+MORE_KEYS = {"memory": ["fit"]}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ def test_every_row_has_numbers_or_a_reason(table, file, rows, first, error):
     assert len(result) == rows
     assert result[0]["id"] == first
     for row in result:
-        assert list(row) == KEYS
+        assert list(row) == KEYS + MORE_KEYS.get(table, [])
         assert row["measured"] > 0
         if row["error"] is None:
             assert 0 < row["low"] < row["predicted"] * 1.0001 < row["high"] * 1.0001
@@ -46,7 +48,7 @@ def predicted(tmp_path, table, head, *rows):
     command = [sys.executable, SCRIPT, "--table", table, path, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
-    assert [list(row) for row in result] == [KEYS] * len(rows)
+    assert [list(row) for row in result] == [KEYS + MORE_KEYS.get(table, [])] * len(rows)
     assert all((row["error"] is None) == (row["predicted"] is not None) for row in result)
     return result
 
@@ -148,3 +150,15 @@ def test_memory_rows_of_any_sort(tmp_path):
     assert [row["measured"] for row in result] == [82.4, None, 82.4, None, 82.4, 82.4, 82.4]
     assert "task 'dpo' cannot be expressed" in result[4]["error"]
     assert result[6]["error"] == "seq_len is empty"
+    states = [row["fit"] for row in result[:4]]
+    assert states == ["yes", "yes", "expandable segments", None]
+
+
+def test_no_job_that_ran_out_of_memory_fits_for_certain():
+    """Megatron-Bridge's mb-70b-0 did; it sets no allocator that the row tells of."""
+    path = requires.data("llm", "memory_peaks.csv")
+    command = [sys.executable, SCRIPT, "--table", "memory", path, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    fit = {row["id"]: row["fit"] for row in json.loads(done.stdout)}
+    assert fit["mb-70b-0"] == "expandable segments"
+    assert {fit[name] for name in fit if name.startswith("tt-")} == {"yes"}

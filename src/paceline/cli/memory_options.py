@@ -20,11 +20,20 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         type=_share,
         help="share of the GPUs' memory that stays free, for fragmentation (default 8%%)",
     )
-    memory.add_argument(
+    segments = memory.add_mutually_exclusive_group()
+    segments.add_argument(
+        "--expandable-segments",
+        action="store_const",
+        const=True,
+        help="the job sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (default: not known; "
+        "what fits with it alone is said apart)",
+    )
+    segments.add_argument(
         "--fixed-segments",
-        action="store_true",
-        help="the job runs without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation "
-        "takes 26.5%% of the memory",
+        dest="expandable_segments",
+        action="store_const",
+        const=False,
+        help="the job does not: fragmentation takes 26.5%% of the memory",
     )
     memory.add_argument(
         "--loss",
@@ -35,12 +44,17 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def memory_rules(args: argparse.Namespace, framework: str | None = None) -> MemoryRules:
-    """The rules that the options give; torchtitan's configuration compiles the loss."""
+    """The rules that the options give.
+
+    Launch files set expandable segments; torchtitan's configuration compiles the loss.
+    """
     from paceline.model.memory_rules import RESERVE, MemoryRules
 
     reserve = RESERVE if args.reserve is None else args.reserve
     loss: Loss | None = args.loss or ("fused" if framework == "torchtitan" else None)
-    expandable = not args.fixed_segments
+    expandable = args.expandable_segments
+    if expandable is None and framework is not None:
+        expandable = True
     return MemoryRules(loss=loss, reserve=reserve, expandable_segments=expandable)
 
 

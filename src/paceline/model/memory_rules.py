@@ -16,6 +16,8 @@ from paceline.model.plan import Plan
 
 Loss = Literal["unfused", "in-place", "fused", "chunked"]
 Selective = Literal["norms", "per-op"]
+#: Whether a plan fits whatever the allocator, with expandable segments alone, or not at all.
+Fit = Literal["yes", "expandable segments", "no"]
 
 #: Loss -> bytes a logit held until the backward, and at the peak of the loss.
 #: Unfused (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the
@@ -39,7 +41,8 @@ FRAGMENTATION = 1.17
 #: not modelled.
 RESERVE = 0.08
 
-#: The same where PyTorch's allocator has no expandable segments. A free piece of one segment cannot
+#: The same where PyTorch's allocator has no expandable segments, which it has not unless told so
+#: (torch 2.13, ``CUDAAllocatorConfig``). A free piece of one segment cannot
 #: join that of another, so memory runs out while much of it is free. One measured job (Llama 3 70B,
 #: tp 4, pp 4, vpp 5, H100 of 80 GB; ``memory_peaks.csv``, mb-70b-0) did so at a peak of 58.8 GB.
 #: Megatron-Bridge calls it "segmentation penalties" (067f987, its performance guide).
@@ -64,9 +67,9 @@ class MemoryRules:
             "per-op" (torchtitan: all but every second product and fused attention).
         fp8_activation: the gated activation's input is stored in fp8
             (``activation_func_fp8_input_store``).
-        reserve: share of a GPU's memory that is left free; 0.265 at least where
-            ``expandable_segments`` is False.
-        expandable_segments: the job sets :data:`EXPANDABLE_SEGMENTS`.
+        reserve: share of a GPU's memory that is left free; 0.265 at least without expandable
+            segments.
+        expandable_segments: whether the job sets :data:`EXPANDABLE_SEGMENTS`; None = not known.
 
     Raises:
         ModelError: a value is out of range.
@@ -78,7 +81,7 @@ class MemoryRules:
     selective: Selective | None = None
     fp8_activation: bool = False
     reserve: float = RESERVE
-    expandable_segments: bool = True
+    expandable_segments: bool | None = None
 
     def __post_init__(self) -> None:
         for name, words in (("loss", get_args(Loss)), ("selective", get_args(Selective))):
@@ -90,8 +93,6 @@ class MemoryRules:
                 f"reserve is a share of the memory from 0 to below 1, not {self.reserve:g}",
                 fields=("reserve",),
             )
-        if not self.expandable_segments:
-            object.__setattr__(self, "reserve", max(self.reserve, FIXED_SEGMENTS_RESERVE))
 
     def loss_of(self, plan: Plan) -> tuple[float, float]:
         """Bytes a logit held until the backward, and at the peak of the loss."""
@@ -101,9 +102,33 @@ class MemoryRules:
         """Operators that selective recomputation repeats."""
         return self.selective or ("per-op" if is_fsdp(plan) else "norms")
 
+    @property
+    def safe_reserve(self) -> float:
+        """Share that stays free for certain: for fixed segments, unless the job has others."""
+        return self.reserve if self.expandable_segments else self._fixed_reserve
+
+    @property
+    def least_reserve(self) -> float:
+        """Share that must stay free: for expandable segments, unless the job has none."""
+        return self._fixed_reserve if self.expandable_segments is False else self.reserve
+
+    @property
+    def _fixed_reserve(self) -> float:
+        return max(self.reserve, FIXED_SEGMENTS_RESERVE)
+
     def room(self, memory_bytes: float) -> float:
-        """Bytes that a plan may fill."""
-        return memory_bytes * (1.0 - self.reserve)
+        """Bytes that a plan may fill for certain."""
+        return memory_bytes * (1.0 - self.safe_reserve)
+
+    def most_room(self, memory_bytes: float) -> float:
+        """Bytes that a plan may fill at most."""
+        return memory_bytes * (1.0 - self.least_reserve)
+
+    def fit(self, needed_bytes: float, memory_bytes: float) -> Fit:
+        """Whether a need fits."""
+        if needed_bytes <= self.room(memory_bytes):
+            return "yes"
+        return "expandable segments" if needed_bytes <= self.most_room(memory_bytes) else "no"
 
 
 def is_fsdp(plan: Plan) -> bool:

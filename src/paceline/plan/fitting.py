@@ -36,26 +36,36 @@ class _Change:
         return not fields.keys().isdisjoint(others)
 
 
+_EXPANDABLE = _Change("expandable segments", rules={"expandable_segments": True})
+
+
 def what_fits(
     llm: LLM, plan: Plan, cluster: Cluster, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[str, ...]:
     """Changes that would make a plan fit into the GPUs' memory, mildest first.
 
-    Single ones; where none does, the first pair of them.
+    Single ones; where none does, the first pair of them. What then fits does so whatever the
+    allocator, but where expandable segments are among the changes.
     """
-    room = rules.room(cluster.gpu.memory_bytes)
 
     def fits(change: _Change) -> bool:
         changed = _changed(plan, change)
         linked = cluster.node.host_bandwidth is not None
         if changed is None or problems(changed, llm) or (changed.offload_layers and not linked):
             return False
-        stages = stage_memory(llm, changed, cluster, replace(rules, **change.rules))
+        changed_rules = replace(rules, **change.rules)
+        stages = stage_memory(llm, changed, cluster, changed_rules)
+        room = changed_rules.room(cluster.gpu.memory_bytes)
         return max(stage.total_bytes for stage in stages) <= room
 
     changes = [change for change in _changes(llm, plan) if _changed(plan, change) != plan]
     losses = [_Change(f"a {loss} loss", rules={"loss": loss}) for loss in _LOSSES]
     single = [*[loss for loss in losses if fits(loss)][:1], *filter(fits, changes)]
+    if not rules.expandable_segments and fits(_EXPANDABLE):
+        single.insert(0, _EXPANDABLE)
+    elif not rules.expandable_segments:
+        wider = (change + _EXPANDABLE for change in changes if change not in single)
+        single += filter(fits, wider)
     if not single:
         pairs = (a + b for a, b in combinations([*changes, *losses], 2) if not a.meets(b))
         single = [pair for pair in [next(filter(fits, pairs), None)] if pair is not None]

@@ -22,7 +22,7 @@ from paceline.model.layer_costs import EXCHANGE, PARTS
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import StageMemory, stage_memory
-from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
+from paceline.model.memory_rules import DEFAULT_RULES, Fit, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan
 from paceline.model.plan_check import check
 from paceline.networks.layer import LayerNetwork
@@ -153,13 +153,18 @@ class Prediction:
 
     @property
     def memory_headroom_bytes(self) -> float:
-        """Free memory of the fullest GPU beside the reserve; negative where it does not fit."""
-        return self.rules.room(self.cluster.gpu.memory_bytes) - max(self.memory_bytes)
+        """Free memory of the fullest GPU beside the least reserve; negative: it does not fit."""
+        return self.rules.most_room(self.cluster.gpu.memory_bytes) - max(self.memory_bytes)
+
+    @property
+    def fit(self) -> Fit:
+        """Whether every stage fits into its GPUs, or with expandable segments alone."""
+        return self.rules.fit(max(self.memory_bytes), self.cluster.gpu.memory_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits into its GPUs."""
-        return self.memory_headroom_bytes >= 0
+        """Whether every stage fits into its GPUs for certain."""
+        return self.fit == "yes"
 
     @cached_property
     def to_fit(self) -> tuple[str, ...]:

@@ -89,6 +89,14 @@ class SearchResult:
         return interval(self.llm, self.plan(i), self.cluster, float(self.step_time_s[i]))
 
     @cached_property
+    def expandable(self) -> npt.NDArray[np.bool_]:
+        """[plan] whether it fits with expandable segments alone."""
+        alone: npt.NDArray[np.bool_] = self.memory_bytes > self.rules.room(
+            self.cluster.gpu.memory_bytes
+        )
+        return alone
+
+    @cached_property
     def gpus(self) -> Ints:
         """[plan] GPUs."""
         gpus: Ints = self.legal.gpus[self.rows]
@@ -156,7 +164,7 @@ class SearchResult:
             "dollars_per_day",
             "dollars",
         )
-        for name in (*measures, "pareto"):
+        for name in (*measures, "pareto", "expandable"):
             values = getattr(self, name)
             columns |= {} if values is None else {name: values}
         return columns
@@ -218,7 +226,7 @@ def search(
     legal = candidates(llm, space)
     assembly = Assembly(CostModel(llm, cluster, cost), legal, rules)
     memory = _memory(assembly, progress)
-    fits = memory <= rules.room(cluster.gpu.memory_bytes)
+    fits = memory <= rules.most_room(cluster.gpu.memory_bytes)
     if not fits.any():
         raise PlanError(_too_large(assembly, cluster, space, memory))
     rows, times = _times(assembly, np.flatnonzero(fits), progress, mapper)
@@ -333,14 +341,18 @@ def _within_limits(
     return result
 
 
+def _with(rules: MemoryRules) -> str:
+    return "" if rules.expandable_segments is False else ", with expandable segments"
+
+
 def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
     """The plans closest to fitting, and the number of GPUs that would do."""
     llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
-    room = rules.room(cluster.gpu.memory_bytes)
+    room = rules.most_room(cluster.gpu.memory_bytes)
     text = (
         f"none of {len(legal):,} legal plans for {llm.name} fits into {in_gib(room)} "
-        f"({1 - rules.reserve:.0%} of {cluster.gpu.name}); the closest, "
+        f"({1 - rules.least_reserve:.0%} of {cluster.gpu.name}{_with(rules)}); the closest, "
         f"{legal.plan(least).describe()} on {legal.gpus[least]:,} GPUs, needs "
         f"{in_gib(memory[least])}"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from rich.text import Text
 
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import OVERLAPPING, Plan
 from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
@@ -61,7 +62,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
         "hfu": prediction.hfu,
         "memory": {
             "capacity_bytes": cluster.gpu.memory_bytes,
-            "reserve_bytes": prediction.rules.reserve * cluster.gpu.memory_bytes,
+            "reserve_bytes": prediction.rules.least_reserve * cluster.gpu.memory_bytes,
             "by_stage": [
                 {
                     "stage": stage.stage,
@@ -74,6 +75,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
             "fullest_stage": fullest,
             "headroom_bytes": prediction.memory_headroom_bytes,
             "fits": prediction.fits,
+            "fit": prediction.fit,
             "to_fit": list(prediction.to_fit),
         },
         "training": {
@@ -155,10 +157,18 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     total = prediction.memory_bytes
     fullest = prediction.memory[int(np.argmax(total))]
     terms = ", ".join(f"{k} {gib(v)}" for k, v in fullest.parts.items() if v > 5e7)
-    beside = f"beside a reserve of {prediction.rules.reserve:.0%}"
-    if prediction.fits:
-        spare = in_gib(prediction.memory_headroom_bytes)
+    rules, fit = prediction.rules, prediction.fit
+    beside = f"beside a reserve of {rules.least_reserve:.0%}"
+    if fit == "yes":
+        spare = in_gib(rules.room(room) - max(total))
+        beside = f"beside a reserve of {rules.safe_reserve:.0%}"
         verdict = Text(f"memory: fits, {spare} to spare {beside}", style="green")
+    elif fit == "expandable segments":
+        spare = in_gib(prediction.memory_headroom_bytes)
+        verdict = Text(
+            f"memory: fits ONLY with {EXPANDABLE_SEGMENTS}, {spare} to spare {beside}",
+            style="bold yellow",
+        )
     else:
         short = in_gib(-prediction.memory_headroom_bytes)
         verdict = Text(f"memory: does NOT fit, {short} too much {beside}", style="bold red")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS, FIXED_SEGMENTS_RESERVE
 from paceline.plan.explain import Explanation, Term
 from paceline.plan.interval import LEVEL, beyond_evidence, untested_blocks
 from paceline.plan.search import SearchResult
@@ -52,7 +53,7 @@ def row(result: SearchResult, i: int) -> Row:
         f"{within.low_s:#.3g}–{within.high_s:#.3g}",
         f"{result.mfu[i]:.1%}",
         f"{result.mfu_causal[i]:.1%}",
-        gib(result.memory_bytes[i]),
+        gib(result.memory_bytes[i]) + "+" * bool(result.expandable[i]),
     ]
     if result.days is not None:
         cells.append(day_count(float(result.days[i])))
@@ -95,7 +96,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
         "causal: MFU without the half of the attention that the mask leaves out.",
-        f"A plan fits beside a reserve of {result.rules.reserve:.0%} of the memory.",
+        f"A plan fits beside a reserve of {result.rules.least_reserve:.0%} of the memory.",
+        *segments(result),
     ]
     notes.append(f"{gpu_memory(result.cluster.gpu.memory_bytes)}.")
     if result.days is not None:
@@ -109,6 +111,18 @@ def _unseen(result: SearchResult) -> list[str]:
     llm, plan = result.llm, result.plan(0)
     unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
     return [f"No measured step has {' or '.join(unseen)}: ours may lie outside."] if unseen else []
+
+
+def segments(result: SearchResult) -> list[str]:
+    """A sentence where plans need another setting of PyTorch's allocator than its default."""
+    if not result.expandable.any():
+        return []
+    safe = np.flatnonzero(~result.expandable)
+    best = f"rank {safe[0] + 1} is the best" if len(safe) else "none is here"
+    return [
+        f"+ fits only with {EXPANDABLE_SEGMENTS}, which is not the default ({best} without: it "
+        f"leaves {FIXED_SEGMENTS_RESERVE:.1%} free)."
+    ]
 
 
 def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
@@ -170,6 +184,7 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
         "objective": result.objective,
         "legal": len(result.legal),
         "fit": len(result),
+        "fit_without_expandable_segments": int((~result.expandable).sum()),
         "seconds": result.seconds,
         "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
         "pareto": [_record(result, data, i) for i in front(result)],

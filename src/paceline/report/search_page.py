@@ -15,7 +15,16 @@ from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
 from paceline.report.prices import price_text
-from paceline.report.search import OBJECTIVES, Row, columns, describe, front, pruned_counts, row
+from paceline.report.search import (
+    OBJECTIVES,
+    Row,
+    columns,
+    describe,
+    front,
+    pruned_counts,
+    row,
+    segments,
+)
 from paceline.units import GIB, day_count, dollars, in_gib
 
 #: Points of the page's plot at most, and how many times as dear as the line they may be.
@@ -54,6 +63,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escape(_price(result)),
+        segments=escape(" ".join(segments(result))),
         version=escape(paceline_version()),
         data=safe_json(_points(result)),
         script=script,
