@@ -1,4 +1,4 @@
-"""``paceline alerts``: try the channels, see what fires, acknowledge and silence it."""
+"""``paceline alerts``: test the channels; list, acknowledge and silence the alerts that fire."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "alerts",
         help=HELP["alerts"],
-        description="The alerts of a monitor: rules, channels, what fires, silences.",
+        description="The alerts of a monitor: rules, channels, firing alerts, silences.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     test.add_argument("--channel", help="only this channel (default all that take the rule)")
     test.add_argument("--dry-run", action="store_true", help="print it, send nothing")
     listed = actions.add_parser("list", help="alerts and silences")
-    listed.add_argument("--firing", action="store_true", help="only those that fire")
+    listed.add_argument("--firing", action="store_true", help="only firing alerts")
     listed.add_argument("--json", action="store_true", help="print a JSON object per alert")
     _add_acknowledge(actions)
     _add_silence(actions)
@@ -68,13 +68,17 @@ def _add_acknowledge(actions: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    silence = actions.add_parser("silence", help="tell nobody of some alerts for a while")
-    silence.add_argument("--rule", help="only this rule, or those like this pattern (default any)")
-    silence.add_argument("--job", help="only this job, or those like this pattern (default any)")
+    silence = actions.add_parser("silence", help="send no messages about some alerts for a while")
+    silence.add_argument(
+        "--rule", help="only this rule, or rules that match this pattern (default any)"
+    )
+    silence.add_argument(
+        "--job", help="only this job, or jobs that match this pattern (default any)"
+    )
     silence.add_argument("--project", default="*", help="only this project (default all)")
     silence.add_argument("--hours", type=float, default=4.0, help="how long, in hours (default 4)")
     silence.add_argument("--comment", default="", help="why")
-    silence.add_argument("--end", type=int, metavar="ID", help="end the silence of this number")
+    silence.add_argument("--end", type=int, metavar="ID", help="end the silence with this number")
     monitor_config.add_arguments(silence)
     silence.set_defaults(act=_silence)
 

@@ -1,4 +1,4 @@
-"""``paceline detect FILE`` or ``--collectives``: step times that are all there."""
+"""``paceline detect FILE`` or ``--collectives``: step times of a finished file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(
     args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
 ) -> int:
-    """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    """Detect in a file or a call log; merge events over ranks and name slow ranks."""
     from dataclasses import replace
 
     from paceline.detect.event import counted
@@ -65,7 +65,7 @@ def run(
     if args.input is not None and not (usable(times.duration_s).sum(axis=0) > WARM_UP).any():
         raise DetectError(
             f"{args.input}: no rank has more than {WARM_UP} durations that can be used, of "
-            f"{n_steps:,} steps; durations of 0 or less, endless and missing ones cannot"
+            f"{n_steps:,} steps; durations of 0 or less, infinite or missing durations cannot"
         )
     _tell_slow_start(args, times, like)
     detector = detector_of(n_ranks)
@@ -116,11 +116,11 @@ def _print_events(events: Sequence[Event | JobEvent]) -> None:
             goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
     if repeats:
-        print(f"{repeats:,} more durations that cannot be came right behind such a one")
+        print(f"{repeats:,} more impossible durations followed such a duration directly")
 
 
 def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Table) -> str:
-    """Ranks that are slow at the end of the file, and what that has cost."""
+    """Ranks that are slow at the end of the file, and the lost time."""
     from paceline.detect.event import counted, duration
     from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
 
@@ -151,7 +151,7 @@ def _ranks_of(event: Event | JobEvent) -> tuple[int, ...]:
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
-    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    """Say whether the run is slower than its repeats, from its first steps on or as a whole."""
     from dataclasses import asdict
 
     from paceline.detect.limits import WARM_UP
@@ -188,7 +188,7 @@ def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
 
 
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
-    """Say whether the file has grown lately; of a hang, the absent ranks and the stacks."""
+    """Say whether the file has grown lately; for a hang, show the absent ranks and the stacks."""
     import time
     from dataclasses import replace
 
@@ -217,7 +217,7 @@ def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> N
 
 
 def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
-    """Of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
+    """Stacks of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
     from paceline.detect import stacks
     from paceline.errors import DetectError
     from paceline.sources import recording
@@ -237,7 +237,7 @@ def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
 
 
 def _table(args: argparse.Namespace) -> Table:
-    """Step times of a file, or of a recorded run, which is also the trace that says who."""
+    """Step times of a file or a recorded run; the recording is also the trace that names ranks."""
     from paceline.sources import recording
     from paceline.sources.step_logs.files import load_step_log
 
@@ -285,7 +285,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
 
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
-    """The call log and its steps, which are told."""
+    """The call log and its steps; prints them."""
     from paceline.detect.steps_of_calls import step_times
     from paceline.sources.call_logs.files import load_call_log
 
@@ -306,7 +306,7 @@ def _locate(
     log: CallLog | None,
     step_times: StepTimes | None,
 ) -> list[JobEvent]:
-    """Events with who is slow, where a trace or a call log says it."""
+    """Events with the slow ranks, if a trace or a call log shows them."""
     from paceline.detect import locate
     from paceline.detect.who_calls import is_comparable, who_from_calls
     from paceline.errors import TraceError
@@ -320,13 +320,13 @@ def _locate(
         except TraceError as error:
             if str(args.trace) != args.input:
                 raise
-            print(f"note: who is slow is unknown: {error}", file=sys.stderr)
+            print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
             return events
         events = locate.locate_in_trace(events, trace, advise=advice)
         if all(event.suspects is None for event in events):
             print(
                 f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
-                "fail-slow; who is slow is unknown",
+                "fail-slow; the slow rank is unknown",
                 file=sys.stderr,
             )
     elif log is not None and step_times is not None and onsets:
@@ -338,13 +338,13 @@ def _locate(
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """The slow ranks in a log that is too short to say since when."""
+    """The slow ranks in a log that is too short to show the onset."""
     from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:
         return 0
     if not is_comparable(log):
-        why = "the log has one rank only; logs of the ranks that it meets would tell"
+        why = "the log has one rank only; add logs of the ranks that it meets"
         print(
             json.dumps({"kind": "who", "who": None, "why": why})
             if args.json
@@ -357,5 +357,5 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
         print(json.dumps({"kind": "who", "who": mappings}))
     else:
         text = "\n".join(suspect.explain() for suspect in suspects)
-        print(text or "who: nobody stands out")
+        print(text or "no rank stands out")
     return 0

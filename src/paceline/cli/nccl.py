@@ -29,9 +29,9 @@ examples:
   paceline nccl pause runs/job-17 --validate
   paceline nccl waits runs/job-17
 
-NCCL 2.27 and later load the plugin; the shim is for older ones and RCCL. `path` says so where this
-environment's NCCL needs another setting. docs/nccl.md says what each version tells, docs/pause.md
-how a job is paused.
+NCCL 2.27 and later load the plugin; the shim is for older versions and RCCL. `path` says so where
+this environment's NCCL needs another setting. docs/nccl.md lists the events of each version.
+docs/pause.md describes the pause.
 """
 
 
@@ -42,8 +42,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "nccl",
         help=HELP["nccl"],
-        description="Where the profiler plugin is that NCCL loads into a job; pause that job; who "
-        "waits for whom in it.",
+        description="The profiler plugin that NCCL loads into a job: print its path, pause the "
+        "job, show which ranks wait for which.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,7 +52,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     path.add_argument(
         "--shim",
         action="store_true",
-        help="of the library for LD_PRELOAD: NCCL before 2.27, and RCCL",
+        help="path of the library for LD_PRELOAD: NCCL before 2.27, and RCCL",
     )
     path.set_defaults(run=run)
     nccl_pause.add(actions)

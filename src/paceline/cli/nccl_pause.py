@@ -1,4 +1,5 @@
-"""``paceline nccl pause``: all ranks of a running job stop, are examined, and go on."""
+"""``paceline nccl pause``: stops all ranks of a running job, examines them, and lets them
+continue."""
 
 from __future__ import annotations
 
@@ -26,15 +27,16 @@ examples:
   paceline nccl pause runs/job-17 --validate --ring --rounds 3
   paceline nccl pause runs/job-17 --for 60s --during 'srun --overlap paceline validate --ring'
 
-All ranks stop after the same collective of their largest communicator. If one does not, none waits
-longer than --arrive. The job goes on when the time is over, the command or validation has ended, or
-this command ends, however it ends. A line is added to events.jsonl in the folder.
+All ranks stop after the same collective of their largest communicator. If a rank does not stop, the
+others wait no longer than --arrive. The job goes on when the time is over, or when the validation
+or command has ended. It also goes on if this command ends in any way. A line is added to
+events.jsonl in the folder.
 """
 
-#: Above this a time is a slip of the pen; a job allows a third of its smallest timeout.
+#: Longer times are taken for a slip of the pen; a job allows a third of its smallest timeout.
 MAX_S = 86_400.0
 
-#: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
+#: Variables that a job's shell exports for the plugin; other processes must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
 
 
@@ -42,16 +44,18 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = actions.add_parser(
         "pause",
-        help="stop all ranks of a running job at one collective, then let them go on",
+        help="stop all ranks of a running job at one collective for a while",
         description="Stop all ranks of a running job for a while, without a checkpoint.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="what PACELINE_RECORD names in the job")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the folder that PACELINE_RECORD names in the job"
+    )
     for name, default, text in (
-        ("for", "20s", "how long all stand, at most"),
-        ("arrive", "10s", "how long the first to stop waits for the last"),
-        ("wait", "60s", "how long to wait for the job to reach a collective"),
+        ("for", "20s", "longest time for which all ranks stop"),
+        ("arrive", "10s", "longest wait of the first rank for the last"),
+        ("wait", "60s", "longest wait until the job reaches a collective"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -64,7 +68,7 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work.add_argument(
         "--validate",
         action="store_true",
-        help="meanwhile test GPUs and links by processes on this machine (paceline validate)",
+        help="meanwhile test GPUs and links with processes on this machine (paceline validate)",
     )
     work.add_argument(
         "--during", metavar="COMMAND", help="meanwhile run this, such as srun on all hosts"
@@ -126,10 +130,10 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _measure(args: argparse.Namespace) -> Measure:
-    """Measures by processes on this machine.
+    """Validates with processes on this machine.
 
     Raises:
-        PauseError: they need PyTorch, which is not here.
+        PauseError: PyTorch is not installed.
     """
     from paceline.detect.launch import validate_local
     from paceline.detect.validate import Effort
@@ -157,7 +161,7 @@ def _work(args: argparse.Namespace, more: dict[str, Any]) -> Work | None:
 
 
 def _command(command: str, standing: Callable[[], bool], more: dict[str, Any]) -> None:
-    """Run it in a group of its own, which ends when the ranks go on."""
+    """Run it in its own process group, which is ended when the ranks go on."""
     import signal
 
     process = subprocess.Popen(command, shell=True, start_new_session=True)

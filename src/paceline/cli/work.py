@@ -1,4 +1,4 @@
-"""``paceline work``: analyses of sessions for the instances of a monitor."""
+"""``paceline work``: analyses sessions for the instances of a monitor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ examples:
   paceline work --config monitor.yaml
   paceline work --config monitor.yaml --engine ray --address auto --workers 16
 
-Any number of these, on any machines, take sessions from the store's queue. What one was working on
-when it died is taken again. Ctrl-C and SIGTERM put back what is being worked on. With --engine ray
-the workers are actors of a Ray cluster, which begins those that die again.
+Any number of these, on any machines, take sessions from the store's queue. If a worker dies,
+another takes its session. Ctrl-C and SIGTERM return the current session to the queue. With
+--engine ray the workers are actors of a Ray cluster, which restarts actors that die.
 """
 
 
@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     monitor_config.add_arguments(parser)
-    parser.add_argument("--blobs", metavar="URL", help="where traces and results lie")
+    parser.add_argument("--blobs", metavar="URL", help="place of traces and results")
     parser.add_argument("--instance", metavar="NAME", help="name of this worker (default work)")
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="where to work (default local)"
