@@ -92,7 +92,7 @@ def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["plan"], "say what to train"),
+        (["plan"], "name the model to train"),
         (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--gpus", "8"], "--global-batch"),
         (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--global-batch", "8"], "--gpus"),
         (["plan", "JOB", "--gpu", "h100"], "--gpu contradicts"),

@@ -1,5 +1,4 @@
-"""``paceline nccl pause``: stops all ranks of a running job, examines them, and lets them
-continue."""
+"""``paceline nccl pause``: stop all ranks of a running job, examine them, let them go on."""
 
 from __future__ import annotations
 

@@ -81,8 +81,7 @@ def _add_common(group: argparse._ArgumentGroup) -> None:
 
 
 def is_network(path: Path | None) -> bool:
-    """Whether the positional argument names a network: a JSON file, a preset, or a network's
-    job."""
+    """Whether the positional argument names a network: a JSON file, a preset, or a job of one."""
     if path is None:
         return False
     if path.suffix == ".json":
@@ -299,8 +298,7 @@ def _machines(args: argparse.Namespace) -> tuple[Cluster, dict[str, Any]]:
 
 
 def _precision(args: argparse.Namespace, fields: Mapping[str, Any], cluster: Cluster) -> str | None:
-    """The option's value, otherwise the job's; fp16 and bf16 are amp on a GPU that supports
-    them."""
+    """The option's value, otherwise the job's; fp16 and bf16 are amp on GPUs that have them."""
     from paceline.networks.compute import autocast
 
     precision = args.precision or fields.get("precision")

@@ -20,8 +20,7 @@ _LISTED = 10
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Fit a cluster's factors to runs, write the cluster file, print the errors of left-out
-    runs."""
+    """Fit a cluster's factors to runs, write its file, print the errors of left-out runs."""
     from paceline.files import check_not_input, check_targets
     from paceline.networks.calibrate import calibrate_networks, left_out_in_turn
     from paceline.networks.calibration_file import save_calibration

@@ -330,7 +330,7 @@ def _choices(args: argparse.Namespace, tables: Tables | None) -> tuple[dict[str,
     notes = [
         f"A change of its GPUs costs a job {rescale:g} s (--rescale-s); decisions are made "
         + (f"every {slot:g} s." if slot else "at every event.")
-        + " The policies know the durations of jobs in advance, which is possible only in a replay.",
+        + " The policies know how long jobs take in advance, which is possible only in a replay.",
     ]
     if args.slow is not None:
         notes.append(f"Slow: {_named(args.slow)}, drawn for each job; no policy knows of it.")
