@@ -203,7 +203,7 @@ def _content(path: Path) -> tuple[Mapping[str, Any], list[Communicator]]:
         return document, [reader.of(value) for value in values]
     stream = JsonStream(path, "communicators")
     events = iter(stream)
-    communicators = []
+    communicators: list[Communicator] = []
     while True:
         try:
             value = next(events, None)
