@@ -195,7 +195,7 @@ def read(path: Path) -> RasStatus:
 
 
 def _content(path: Path) -> tuple[Mapping[str, Any], list[Communicator]]:
-    """What a status says of itself, and its communicators, parsed one by one where they can be."""
+    """The header of a status, and its communicators, which are parsed one by one if possible."""
     start, reader = head(path, 1 << 12), _Communicators(str(path))
     if start.lstrip()[:1] != "{" or _LACKS_COMMA.match(start):
         document = _document(path)
