@@ -75,6 +75,12 @@ def test_real_runs_that_validate_every_so_often_show_it():
     assert all("result_" not in name for name in told)  # MLPerf: the clock stops in evaluations
 
 
+def test_a_log_without_an_episode_has_lost_no_gpu_hours(capsys, tmp_path):
+    rows = list(zip(STEP.tolist(), log(STEP < 0, 1.0).tolist(), strict=True))
+    path = written(tmp_path / "healthy.csv", "step,duration_s", rows)
+    assert said(capsys, path, "--gpus", 8)[1].endswith("at the end, 0 GPU-hours lost\n")
+
+
 def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     rows = list(zip(STEP.tolist(), log(STEP % 20 < 4, 1.4).tolist(), strict=True))
     path = written(tmp_path / "log.csv", "step,duration_s", rows)
@@ -84,6 +90,13 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     code, out, _ = said(capsys, path, "--json")
     last = json.loads(out.splitlines()[-1])
     assert (last["kind"], last["every"], last["in_a_row"]) == ("long-steps", 20, 4)
+    code, out, _ = said(capsys, path, "--gpus", 64)
+    *_, end, _ = out.splitlines()
+    bursts = out.count("in the end: a burst, the median of its")
+    assert end.startswith(f"2,000 steps of 1 rank: 0 fail-slows and {bursts} bursts, healthy")
+    assert bursts > 1
+    lost_s = sum(float(line.split()[-3]) for line in out.splitlines() if "healthy again" in line)
+    assert float(end.split()[-3]) == pytest.approx(lost_s * 64 / 3600, rel=0.02)
     rows = [(step, seconds, 1000 + 400 * (step % 20 < 4)) for step, seconds in rows]
     path = written(tmp_path / "work.csv", "step,duration_s,tokens", rows)
     assert "long steps" not in said(capsys, path)[1]  # by plan

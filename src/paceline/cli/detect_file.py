@@ -12,7 +12,7 @@ from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -73,20 +73,23 @@ def run(
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
     job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
+    bursts = _bursts(events)
     if args.json:
         print("".join(json.dumps(event.to_mapping()) + "\n" for event in events), end="")
     else:
-        _print_events(events)
+        _print_events(events, bursts)
     if not args.json:
         stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
         if stake is not None:
             print(f"  {stake}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
-        onsets = sum(event.kind == "onset" for event in events)
+        onsets = sum(event.kind == "onset" for event in events) - len(bursts)
+        short = f" and {counted(len(bursts), 'burst')}" if bursts else ""
+        end_text = _at_the_end(detector, job_wide, times, args.gpus)
         print(
             f"{counted(n_steps, 'step')} of {counted(n_ranks, 'rank')}: "
-            f"{counted(onsets, 'fail-slow')}, {_at_the_end(detector, job_wide, times)}"
+            f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
         )
     _tell_long_steps(args, times)
     if args.running:
@@ -97,14 +100,32 @@ def run(
     return 0
 
 
-def _print_events(events: Sequence[Event | JobEvent]) -> None:
-    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
+def _last_changes(events: Sequence[Event | JobEvent]) -> dict[int, int]:
+    """Rank -> the place of its last change of level among the events."""
     from paceline.detect.event import LEVEL_KINDS
 
-    changes = [event for event in events if event.kind in LEVEL_KINDS]
-    last_change = {rank: event for event in changes for rank in _ranks_of(event)}
+    changes = [(place, event) for place, event in enumerate(events) if event.kind in LEVEL_KINDS]
+    return {rank: place for place, event in changes for rank in _ranks_of(event)}
+
+
+def _bursts(events: Sequence[Event | JobEvent]) -> set[int]:
+    """Places of onsets that were over before most samples of their level: its median is healthy."""
+    from paceline.detect.levels import HEALTHY
+
+    last = set(_last_changes(events).values())
+    return {
+        place
+        for place, event in enumerate(events)
+        if event.kind == "onset" and event.refined is not None and place not in last
+        if event.refined.factor < 1 + HEALTHY
+    }
+
+
+def _print_events(events: Sequence[Event | JobEvent], bursts: Container[int]) -> None:
+    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
+    last_change = _last_changes(events)
     last_jump, repeats = None, 0
-    for event in events:
+    for place, event in enumerate(events):
         if event.kind == "clock-jump":
             is_repeat = last_jump is not None and event.step <= last_jump + 1
             last_jump = event.step
@@ -112,14 +133,19 @@ def _print_events(events: Sequence[Event | JobEvent]) -> None:
                 repeats += 1
                 continue
         print(event.explain())
-        if event.refined is not None:
-            goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
+        if place in bursts and event.refined is not None:
+            median = f"the median of its {event.refined.samples:,} samples is healthy"
+            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
+        elif event.refined is not None:
+            goes_on = any(last_change[rank] == place for rank in _ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
     if repeats:
         print(f"{repeats:,} more impossible durations followed such a duration directly")
 
 
-def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Table) -> str:
+def _at_the_end(
+    detector: Detector | Bocd, job_wide: list[JobEvent], times: Table, gpus: int | None
+) -> str:
     """Ranks that are slow at the end of the file, and the lost time."""
     from paceline.detect.event import counted, duration
     from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
@@ -137,7 +163,10 @@ def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Tabl
     if is_short.any():
         text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {WARM_UP} samples)"
     if not slow.any() or not job_wide:
-        return text
+        if gpus is None:
+            return text
+        lost_s = sum(event.lost_s for event in job_wide if event.kind == "relief")
+        return f"{text}, {lost_s * gpus / 3600:,.3g} GPU-hours lost"
     lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
     hours = job_wide[-1].gpu_hours(lost_s)
     of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
