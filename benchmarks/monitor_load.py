@@ -165,6 +165,9 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--only", choices=("alone", "together"))
     parser.add_argument("--ranks", type=int, default=RANKS)
+    parser.add_argument(
+        "--running", action="store_true", help="each instance has judged a long job before"
+    )
     args = parser.parse_args()
     globals()["RANKS"] = args.ranks
     print(f"load of the machine before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
@@ -196,6 +199,8 @@ def run(
     instances: Instances | None,
 ) -> None:
     """All kinds of load, one after the other."""
+    if args.running:
+        _run_long_jobs(servers[0], args.instances)
     for together in kinds:
         others = database_pids(instances.database.folder) if instances else []
         kill = servers[-1] if args.kill and together and len(servers) > 1 else None
@@ -211,6 +216,20 @@ def run(
         )
         if instances is not None:
             wait_seen(instances)
+
+
+def _run_long_jobs(server: Server, instances: int) -> None:
+    """Jobs of 400 steps, until each instance has one: a service has machine code from then on."""
+    client = server.client(patience_s=120)
+    names = [f"long-{n}" for n in range(8 * max(1, instances))]
+    for name in names:
+        steps = np.repeat(np.arange(400), 8).tolist()
+        times = np.random.default_rng(1).normal(1.0, 0.01, len(steps)).tolist()
+        client.push_steps(name, steps, list(range(8)) * 400, times, source="s/0", world=8)
+    until = time.monotonic() + 300
+    while any(client.job(name)["last_step"] != 399 for name in names):
+        assert time.monotonic() < until, "the long jobs are not judged"
+        time.sleep(0.5)
 
 
 def wait_seen(instances: Instances) -> None:

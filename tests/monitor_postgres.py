@@ -14,7 +14,7 @@ from monitor_lab import free_port
 def programs() -> Path | None:
     """The folder of initdb and pg_ctl; None where PostgreSQL is not installed."""
     found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else []
+    folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "pg_ctl").is_file()), None)
 
@@ -49,6 +49,40 @@ class Postgres:
     def stop(self, how: str = "fast") -> None:
         """``how``: fast, or immediate, which is as good as a crash."""
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", how, "-w", "-t", "120", "stop")
+
+    def archive(self) -> None:
+        """Keep all WAL from now on, beside the data; starts it again."""
+        (self.folder / "wal").mkdir()
+        self._give("wal")
+        copy = f"test ! -f {self.folder}/wal/%f && cp %p {self.folder}/wal/%f"
+        self.stop()
+        self._configure(f"archive_mode = on\narchive_command = '{copy}'\n")
+        self.start()
+
+    def base_backup(self) -> None:
+        """A copy of the data while it is used."""
+        where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "paceline")
+        self._run("pg_basebackup", *where, "-D", str(self.folder / "base"), "-X", "none")
+
+    def recover(self, until: str) -> None:
+        """Start from the base backup and the WAL up to a time; what came later is lost."""
+        (self.folder / "data").rename(self.folder / "lost")
+        (self.folder / "base").rename(self.folder / "data")
+        (self.folder / "data" / "recovery.signal").touch()
+        self._configure(
+            f"restore_command = 'cp {self.folder}/wal/%f %p'\n"
+            f"recovery_target_time = '{until}'\nrecovery_target_action = promote\n"
+        )
+        self._give("data/recovery.signal")
+        self.start()
+
+    def _configure(self, lines: str) -> None:
+        with (self.folder / "data" / "postgresql.conf").open("a") as file:
+            file.write(lines)
+
+    def _give(self, name: str) -> None:
+        if self._as:
+            shutil.chown(self.folder / name, "postgres")
 
     def __exit__(self, *_: object) -> None:
         try:

@@ -229,7 +229,7 @@ def test_a_job_that_contradicts_the_trace(trace: Path, tmp_path: Path, capsys: C
     [
         (["analyze"], "the following arguments are required: TRACE"),
         (["analyze", "t", "--steps", "5-1"], "argument --steps: the range 5-1 runs backwards"),
-        (["analyze", "t", "--steps", "x"], "argument --steps: 'x' is no number or range"),
+        (["analyze", "t", "--steps", "x"], "argument --steps: 'x' is neither a number nor a range"),
         (["analyze", "t", "--ignore-kinds", "a,,b"], "argument --ignore-kinds: a kind is missing"),
         (["analyze", "t", "--fast"], "unrecognized arguments: --fast"),
         (["timeline", "t"], "the following arguments are required: --scenario, -o/--output"),

@@ -61,7 +61,7 @@ def test_ranks_that_fall_silent_are_not_called_healthy(capsys, tmp_path):
     assert out.splitlines() == [
         "step 60: a duration that cannot be: clock jumped",
         "step 69: no sample since step 60",
-        "29 more durations that cannot be came right behind such a one",
+        "29 more impossible durations followed such a duration directly",
         "90 steps of 1 rank: 0 fail-slows, no sample in the last 10 steps",
     ]
     late = [(step, 1, 1.0 + step % 7 / 100) for step in range(50, 90)]

@@ -65,12 +65,17 @@ def test_diagnose_and_remedy_say_what_to_know_before_trusting_them(traces, tmp_p
     path = tmp_path / "left-out.parquet"
     noted = replace(trace, warnings=("rank 3 was recorded late",), left_out={9: "cut off"})
     paceline.write(noted, path)
-    for command in (["diagnose", str(path)], ["remedy", str(path), "replace-worker"]):
+    remedy = ["remedy", str(path)]
+    for command in (["diagnose", str(path)], [*remedy, "replace-worker"], [*remedy, "--list"]):
         assert run(command) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "! rank 3 was recorded late" in out
         assert "1 of 5 steps left out" in out or "left out steps: 9 (9: cut off)" in out
         assert "[one-peer]" not in out
+        assert run([*command, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        place = document["warnings"].index("rank 3 was recorded late")
+        assert len(document["warning_details"]) == len(document["warnings"]) > place
 
 
 def test_hosts_are_named(traces, tmp_path, capsys):
@@ -229,7 +234,9 @@ def test_analyze_adds_findings_and_report(traces, tmp_path, capsys):
     assert run(["analyze", str(traces / "slow.parquet"), "--out", str(out)]) == 0
     screen = capsys.readouterr().out
     assert "why" in screen
-    assert "what to do" in screen
+    to_do = screen[screen.index("what to do") :]
+    assert "replace worker dp 3, stage 1: a step then takes" in " ".join(to_do.split())
+    assert "(saves" not in screen  # the columns in front say how much
     document = json.loads((out / "result.json").read_text())
     assert document["findings"][0]["cause"] == "worker"
     page = (out / "report.html").read_text()
@@ -281,7 +288,7 @@ def test_sequence_lengths_are_fitted_and_balanced(tmp_path, capsys):
 def test_the_name_of_a_remedy_may_stand_after_options(traces, capsys):
     slow = str(traces / "slow.parquet")
     assert run(["remedy", slow, "--layers", "9,9,9,9", "replace-worker"]) == 0
-    assert "replace worker dp 3 stage 1" in capsys.readouterr().out
+    assert "replace worker dp 3, stage 1" in capsys.readouterr().out
     assert run(["remedy", slow]) == 0  # none: all of them
     assert "replace-worker" in capsys.readouterr().out
 

@@ -40,7 +40,7 @@ def test_the_issues_example(trace, capsys):
     overheads = "s2=5,s3=60,s4=1800"
     code, out, _ = run(capsys, trace, "--slow-worker", "3,1,1.4", "--overheads", overheads)
     assert code == 0
-    assert "computes of dp 3 stage 1: 1.40x" in out
+    assert "computes of dp 3, stage 1: 1.40x" in out
     for strategy in ("S1 ignore", "S2 microbatches", "S3 placement", "S4 restart"):
         assert strategy in out
     assert "off replica 3 (16 to" in out
@@ -223,7 +223,7 @@ def test_slow_workers_of_the_command_line_stay_replaced(trace, tmp_path, capsys,
         lines = (json.dumps({"step": begin + i, "duration_s": 5.0}) + "\n" for i in range(10))
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
         found.append(run(capsys, *args, "--overheads", "s4=5")[1])
-    assert "without dp 3 stage 1" in found[0]
+    assert "without dp 3, stage 1" in found[0]
     assert found[1] == ""
 
 

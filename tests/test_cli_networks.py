@@ -27,7 +27,7 @@ def abci(tmp_path_factory):
 def test_runs_are_checked_against_a_calibration(abci, tmp_path, capsys):
     output = tmp_path / "checked.csv"
     assert run(["predict", "--runs", str(RUNS), "--cluster", str(abci), "-o", str(output)]) == 0
-    assert "40 of 76 runs are not as they should be" in capsys.readouterr().out
+    assert "40 of 76 runs are abnormal" in capsys.readouterr().out
     rows = list(csv.DictReader(output.read_text().splitlines()))
     with RUNS.open() as file:
         header = file.readline().strip()
@@ -197,7 +197,7 @@ def test_a_network_is_planned(layers, capsys):
         ([*PREDICT, "--strategy", "tensor"], "no strategy 'tensor'"),
         ([*PREDICT, "--global-batch", "0"], "global batch must be a whole number >= 1"),
         (PREDICT[:-2], "give --global-batch"),
-        ([*PREDICT, "--cluster", "x.yaml"], "say on what"),
+        ([*PREDICT, "--cluster", "x.yaml"], "name the hardware"),
         ([*PREDICT, "--method", "exact"], "no method 'exact'"),
         (["predict", "no.layers.json", *PREDICT[2:]], "no.layers.json cannot be read"),
         (["plan", "resnet50", "--gpu", "h100", "--gpus", "8"], "either a batch per GPU"),

@@ -40,7 +40,7 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     assert run(["plan", str(job), "--top", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "small on 8 GPUs (a100-80g) · global batch 64 · 10 billion tokens" in out
+    assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
     best = next(line for line in out.splitlines() if line.startswith("* "))
     assert "fp16" in best
     assert "Ruled out" in out
@@ -92,7 +92,7 @@ def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["plan"], "say what to train"),
+        (["plan"], "name the model to train"),
         (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--gpus", "8"], "--global-batch"),
         (["plan", "--model", "gpt2-355m", "--gpu", "a100", "--global-batch", "8"], "--gpus"),
         (["plan", "JOB", "--gpu", "h100"], "--gpu contradicts"),

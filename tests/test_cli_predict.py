@@ -184,7 +184,7 @@ def test_expecting_a_synthesised_job(capsys, job, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["predict"], "say what to train"),
+        (["predict"], "name the model to train"),
         (["predict", "--model", "gpt3-175c", "--gpu", "h100", "--tp", "1"], "gpt3-175b"),
         (["predict", "--model", "gpt3-13b", "--gpu", "h1000", "--tp", "1"], "h100"),
         (["predict", "--model", "gpt3-13b", "--gpu", "h100"], "there is no plan"),

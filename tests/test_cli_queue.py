@@ -163,11 +163,11 @@ def test_wrong_options(rigid: Path, capsys: Captured, options: list[str], words:
 
 def test_wrong_input(tmp_path: Path, capsys: Captured) -> None:
     assert run(["queue", "--gpus", "8"]) == 2
-    assert "say which jobs" in capsys.readouterr().err
+    assert "the jobs are missing" in capsys.readouterr().err
     jobs = tmp_path / "jobs.csv"
     jobs.write_text(ELASTIC)
     assert run(["queue", str(jobs), "--gpus", "64", "--policy", "elasticflow"]) == 2
-    assert "say on what they run: --gpu" in capsys.readouterr().err
+    assert "name their hardware: --gpu" in capsys.readouterr().err
     windows = tmp_path / "windows.csv"
     windows.write_text("window,submission_time\nw1,0\n")
     assert run(["queue", "--study", "vtrain", "--windows", str(windows)]) == 2

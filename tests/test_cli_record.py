@@ -93,7 +93,7 @@ def test_the_switch(capsys, tmp_path):
         (["status", "FOLDER"], "holds no recording"),
         (
             ["status", "FOLDER/none"],
-            "does not exist: no process records into it; where PACELINE_RECORD",
+            "does not exist: no process records into it. If PACELINE_RECORD",
         ),
         (["on", "FOLDER/none"], "is no folder"),
         (["on", "FOLDER", "--every", "0"], "counts from 1"),

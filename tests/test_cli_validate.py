@@ -80,13 +80,13 @@ def test_without_torch(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "say how many ranks"),
+        ([], "the ranks are missing"),
         (["--world-size", 0], "must be 1 to 1,000,000, not 0"),
         (["--world-size", 10**9], "must be 1 to 1,000,000"),
         (["--world-size", 4, "--ranks", "0-4"], "names rank 4 of a world of 4"),
         (["--ranks", "1,2,1"], "rank 1 is named twice"),
         (["--ranks", "3-1"], "runs backwards"),
-        (["--ranks", "a"], "no number or range"),
+        (["--ranks", "a"], "neither a number nor a range"),
         (["--ring", "--tree", "--world-size", 4], "not allowed with"),
     ],
 )

@@ -231,9 +231,9 @@ def test_a_rank_that_computes_longer():
         ([(0, 1), (1, 1), (2, 1), (3, 1)], "all replicas of stage 1"),
         ([(2, 1)], "stage 1 of replica 2"),
         ([(2, 1), (2, 3)], "stages 1, 3 of replica 2"),
-        ([(0, 1), (1, 1)], "dp 0 stage 1, dp 1 stage 1"),
+        ([(0, 1), (1, 1)], "dp 0, stage 1; dp 1, stage 1"),
         ([(0, i) for i in range(3)] + [(1, 0), (2, 0)],
-         "dp 0 stage 0, dp 0 stage 1, dp 0 stage 2, dp 1 stage 0 and 1 more"),
+         "dp 0, stage 0; dp 0, stage 1; dp 0, stage 2; dp 1, stage 0 and 1 more"),
     ],
 )  # fmt: skip
 def test_workers_in_words(workers, words):
@@ -249,7 +249,7 @@ def test_workers_with_peers_in_words():
     measured = SimpleNamespace(job=Job(2, 4, tp_size=2, peers=2))
     assert _place_text([(r, 1) for r in range(4)], measured) == "all replicas of stage 1"
     words = _place_text([(1, 1), (2, 1)], measured)
-    assert words == "dp 0 stage 1 peer 1, dp 1 stage 1 peer 0"
+    assert words == "dp 0, stage 1, peer 1; dp 1, stage 1, peer 0"
 
 
 # Samples as they come.

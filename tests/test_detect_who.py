@@ -50,6 +50,15 @@ def test_a_group_is_slow_beside_its_like_by_hand():
     assert found.name == "ranks 4-5 (group c); communication"
 
 
+def test_a_step_without_length_has_no_suspect():
+    """NCCL 2.30.7 on a machine that was overloaded, beside a pause (docs/pause.md, mounts)."""
+    transfers = Transfers(
+        ints(0, 1, 2), ints(0, 0, 0), ints(8, 8, 8), np.array([1.0, 1.0, 9.0]),
+        ("a", "b", "c"), ((0, 1), (2, 3), (4, 5)),
+    )  # fmt: skip
+    assert find_suspects(transfers, no_work(), 0.0, 1) == ()
+
+
 def test_a_group_up_to_1_1_times_its_like_is_not_suspicious():
     transfers = Transfers(
         ints(0, 1, 2), ints(0, 0, 0), ints(8, 8, 8), np.array([1.0, 1.0, 1.09]),

@@ -99,3 +99,14 @@ def test_files_that_the_code_names_exist():
             named |= set(re.findall(r"\bdocs/[a-z/-]+\.(?:md|json)", path.read_text("utf-8")))
     assert len(named) > 20
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_changelog_begins_with_what_users_must_change():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    release = re.split(r"^## ", text, flags=re.M)[1]
+    parts = re.split(r"^### (.+)$", release, flags=re.M)
+    assert parts[1:6:2] == ["What you must change", "Highlights", "Added"]
+    must, highlights = parts[2], parts[4]
+    assert 5 <= len(re.findall(r"^- ", must, re.M)) <= 15
+    assert len(re.findall(r"^\d+\. ", highlights, re.M)) == 10
+    assert set(parts[5::2]) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 import paceline
 import requires
-from doc_pages import lessons
+from doc_pages import DOCS, lessons
 
 LESSONS = lessons()
 
@@ -37,6 +38,18 @@ def free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def test_the_text_before_a_file_says_its_name():
+    """The comment that names it does not show on a page."""
+    silent = []
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"^<!-- file: (\S+) -->$", text, re.M):
+            paragraph = text[: match.start()].rstrip().rpartition("\n\n")[2]
+            if f"`{match[1]}`" not in paragraph:
+                silent.append(f"{path.relative_to(DOCS)}: {match[1]}")
+    assert silent == []
 
 
 @pytest.mark.parametrize("name", LESSONS)

@@ -36,6 +36,11 @@ def parsers(reference, parser):
         yield from parsers(reference, child)
 
 
+def test_choices_are_the_words_that_a_reader_types(pages):
+    assert "`--format {text,json}`" in pages["predict"]
+    assert [name for name, page in pages.items() if re.search("`(True|False)`", page)] == []
+
+
 def test_each_command_has_a_page_with_all_its_options(reference, pages):
     commands = {name: child for name, _, child in reference.subcommands(build_parser())}
     assert set(pages) == set(commands)

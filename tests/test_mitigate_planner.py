@@ -310,7 +310,7 @@ def test_an_action_says_who_what_and_how_much(strategies):
     planner.onset(SLOW, 5098, lost_s=2.0)
     text = run(planner, 50, [SLOW], begin=5120)[0].explain()
     assert text.startswith("step 5,12")
-    assert "dp 2 stage 1: 1.50x" in text
+    assert "dp 2, stage 1: 1.50x" in text
     assert "lost since step 5,098" in text
     assert "off replica 2 (8 to" in text
     assert "recovers" in text

@@ -52,9 +52,9 @@ def test_the_command_finds_the_slow_worker_and_says_why_microbatches_stay(tmp_pa
     paceline.write(synthesize(spec), tmp_path / "trace.parquet")
     assert run(["mitigate", str(tmp_path / "trace.parquet")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "computes of dp 2 stage 0: 1.5" in said
+    assert "computes of dp 2, stage 0: 1.5" in said
     assert "S2 microbatches does not apply: launches and waits were recorded" in said
-    assert "checkpoint, and restart without dp 2 stage 0" in said
+    assert "checkpoint, and restart without dp 2, stage 0" in said
 
 
 def test_what_is_not_known_of_groups_and_peers_is_refused():
@@ -82,7 +82,7 @@ def test_a_slow_gpu_among_peers(name):
     assert model.step_s(model.plain, faults) == pytest.approx(sum(steps) / len(steps), rel=0.02)
     assert model.healthy_s == pytest.approx(sum(healthy) / len(healthy), rel=0.02)
     options = {o.strategy: o for o in strategies.options(model.plain, faults)}
-    assert options["s4"].text.endswith(f"without dp 1 stage {place[1]} peer 1")
+    assert options["s4"].text.endswith(f"without dp 1, stage {place[1]}, peer 1")
     # Peers stay beside each other: every move is of all of them, and to the same peer.
     moves = options["s3"].change.get("moves", [])
     assert len(moves) % 2 == 0
@@ -111,7 +111,7 @@ def test_the_command_names_the_peer(tmp_path, capsys):
     paceline.write(synthesize(spec), trace)
     assert run(["mitigate", trace]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "computes of dp 2 stage 1 peer 1: 1.6" in said
+    assert "computes of dp 2, stage 1, peer 1: 1.6" in said
     assert run(["mitigate", trace, "--slow-worker", "0,0,1,1.5", "--json"]) == 0
     assert '"worker": [0, 0, 1]' in capsys.readouterr().out
     for place, words in (

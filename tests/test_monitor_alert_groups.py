@@ -10,8 +10,10 @@ from paceline.monitor.store import jobs
 from paceline.monitor.web.alert_groups import group_of, grouped
 
 
-def alert(number, *, rule="slow-job", cause="worker", place="host n1", status="firing"):
-    return {"id": number, "rule": rule, "cause": cause, "place": place, "status": status}
+def alert(number, *, rule="slow-job", cause="worker", hosts="n1", place="", status="firing"):
+    place = f"host {hosts}" if hosts else place or None
+    row = {"id": number, "rule": rule, "cause": cause, "hosts": hosts, "place": place}
+    return {**row, "status": status}
 
 
 def ids(groups):
@@ -20,8 +22,8 @@ def ids(groups):
 
 def test_alerts_of_one_cause_and_place_are_together_from_three_on():
     rows = [
-        alert(1), alert(2, place="host n2"), alert(3), alert(4, status="resolved"), alert(5),
-        alert(6, place="host n2"), *(alert(n, cause=None, place=None) for n in (7, 8, 9)),
+        alert(1), alert(2, hosts="n2"), alert(3), alert(4, status="resolved"), alert(5),
+        alert(6, hosts="n2"), *(alert(n, cause=None, hosts=None) for n in (7, 8, 9)),
         alert(10, rule="fail-slow"),
     ]  # fmt: skip
     assert ids(grouped(rows)) == [[1, 3, 5], [2], [6], [4], [7], [8], [9], [10]]
@@ -29,9 +31,9 @@ def test_alerts_of_one_cause_and_place_are_together_from_three_on():
 
 
 def test_a_host_is_one_whatever_the_rank_and_a_rank_is_another_in_each_job():
-    rows = [alert(n, place=f"rank {n}; host n1", cause="fail-slow") for n in (1, 2, 3)]
-    rows += [alert(n, place="rank 5", cause="fail-slow") for n in (4, 5, 6)]
-    rows += [alert(n, place=None, cause="silent") for n in (7, 8, 9)]
+    rows = [alert(n, hosts="n1", cause="fail-slow") for n in (1, 2, 3)]
+    rows += [alert(n, hosts=None, place="rank 5", cause="fail-slow") for n in (4, 5, 6)]
+    rows += [alert(n, hosts=None, cause="silent") for n in (7, 8, 9)]
     assert ids(grouped(rows)) == [[1, 2, 3], [4], [5], [6], [7, 8, 9]]
     assert ids([group_of(rows[1], rows), group_of(rows[4], rows)]) == [[1, 2, 3], [5]]
 
@@ -42,7 +44,13 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
         for number in range(100):
             job = jobs.register(engine, "llm", f"job-{number}", now)
             fields = {"rule": "slow-job", "importance": "warning", "cause": "worker"}
-            fields |= {"place": "host n1", "project": "llm", "status": "firing", "labels": {}}
+            fields |= {
+                "place": "host n1",
+                "hosts": "n1",
+                "project": "llm",
+                "status": "firing",
+                "labels": {},
+            }
             fields |= {"headline": f"slow {number}", "started_at": now, "updated_at": now}
             store.fire(engine, {"fingerprint": f"f{number}", "job_id": job.id, **fields}, [], now)
         page = site.ask("GET", "/alerts", token=site.token(), headers={"Accept": "text/html"}).text
@@ -58,12 +66,20 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
         )
         refused = site.ask("POST", f"/silences/{theirs}/end", token=operator, form={})
         left = store.list_silences(engine, "llm", site.service.clock())
+        form = {"hours": "3", "why": "I drain it", "group": "1"}
+        card = site.ask("POST", "/alerts/5/acknowledge", token=operator, form=form)
+        theirs_too = site.ask("POST", "/alerts/101/acknowledge", token=operator, form=form)
+        over = site.ask("POST", "/alerts/7/acknowledge/end", token=operator, form={})
         silenced = site.ask("GET", "/alerts", token=operator, headers={"Accept": "text/html"}).text
     assert {(row["project"], row["job"], row["comment"]) for row in silences} == {
         ("llm", f"job-{number}", "host is out") for number in range(100)
     }
     assert (ended.status, refused.status, len(left)) == (303, 404, 99)
+    assert (card.status, theirs_too.status, over.status) == (303, 404, 303)
+    assert "99 of 100 are acknowledged" in silenced
+    assert silenced.count("I drain it") == 99
     assert "Silence all 100" in page
+    assert "Acknowledge all 100" in page
     assert silenced.count('aria-label="End silence') == 99
     assert page.count('<li class="card') == 1
     assert "100 jobs: Worker" in page

@@ -57,7 +57,7 @@ def test_where_and_what_it_gains_are_read_from_the_result(world):
     fault = Finding("worker", "worker", "slow", 0.9, 0.3, (0.8, 1.0), 0.9, where, {})
     remedies = (
         remedy("move microbatches (gain 3%)", 0.03),
-        remedy("replace worker dp 3 stage 1 (gain 26%)", 0.26),
+        remedy("replace worker dp 3, stage 1 (gain 26%)", 0.26),
     )
     diagnosis = replace(known.advice.diagnosis, findings=(gc, fault))
     advice = replace(known.advice, diagnosis=diagnosis, remedies=remedies)
@@ -65,8 +65,8 @@ def test_where_and_what_it_gains_are_read_from_the_result(world):
     world.results[f"results/{number:03d}/{number}/result.json"] = document
     world.session(1.3)
     (row,) = world.rows()
-    assert row["place"] == "worker dp 3 stage 1; host gpu-7"
-    assert row["gain"] == "replace worker dp 3 stage 1 (gain 26%)"
+    assert row["place"] == "worker dp 3, stage 1; host gpu-7"
+    assert row["gain"] == "replace worker dp 3, stage 1 (gain 26%)"
 
 
 def test_a_result_that_cannot_be_read_costs_only_its_words(world):

@@ -103,3 +103,24 @@ def test_a_notice_has_its_runbook():
     notice = Notice(status="firing", started_at=0.0, runbook="https://wiki/gpu", **usual)
     assert notice.lines() == ["slow", "Cause: worker", "Runbook: https://wiki/gpu", "u"]
     assert notice.to_mapping()["runbook"] == "https://wiki/gpu"
+
+
+def test_a_channel_says_which_alerts_it_is_told(tmp_path):
+    path = tmp_path / "alerts.yaml"
+    hook = "type: webhook, url: 'http://127.0.0.1:1/'"
+    path.write_text(
+        f"""
+channels:
+  all: {{{hook}}}
+  night: {{{hook}, importance: critical}}
+  core: {{{hook}, rules: [slow-job, fail-slow], projects: core}}
+  labs: {{{hook}, projects: "lab-*", importance: warning}}
+"""
+    )
+    settings = load_settings(str(path), 900)
+    assert [route.explain() for route in settings.routes] == [
+        "all alerts",
+        "all alerts; critical or more",
+        "slow-job, fail-slow of the project core",
+        "all alerts of the projects lab-*; warning or more",
+    ]

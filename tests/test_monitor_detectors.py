@@ -93,6 +93,55 @@ class TestDetectors:
         assert row["seen_at"] == 1199.0
         assert row["step_s"] == pytest.approx(1, abs=0.02)
 
+    def test_ticks_that_take_long_leave_most_turns_to_batches(self, site, monkeypatch):
+        """Where each tick took longer than TICK_S, one job had a turn between two of them."""
+        monkeypatch.setattr(module, "TICK_S", 0.0)
+        tick, ticks = site.detectors._tick, []
+
+        def slow_tick(*args, **options):
+            ticks.append(bool(site.detectors._turns))
+            time.sleep(0.1)
+            tick(*args, **options)
+
+        monkeypatch.setattr(site.detectors, "_tick", slow_tick)
+        others = [jobs.register(site.engine, "default", f"job-{n}", 1.0) for n in range(60)]
+        for job in others:
+            batch = of_step(0, [1.0, 1.0])
+            site.files.append(job.id, batch)
+            site.detectors.feed(job, batch)
+        while site.detectors.n_waiting:
+            time.sleep(0.01)
+        assert sum(ticks) < len(others) / 2
+        site.stop()
+
+    @pytest.mark.parametrize("is_compiled", [False, True])
+    def test_machine_code_made_for_one_job_judges_the_next_from_its_first_steps(
+        self, site, monkeypatch, is_compiled
+    ):
+        monkeypatch.setattr(module.levels, "is_compiled", lambda: is_compiled)
+        for one in story(steps=3):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        detector = site.detectors._live[site.job.id].stream.detector
+        assert (detector.expected_steps > module.levels.INTERPRETED_SAMPLES) == is_compiled
+        site.stop()
+
+    def test_a_job_let_go_while_the_clock_was_ahead_lacks_no_step(self, site):
+        """The batch that took it up again was in a file "older" than what the detector had seen."""
+        day, now = 86_400.0, time.time()
+        ahead = [(step, now + day + step) for step in range(5)]
+        for step, at in [*ahead, *((step, now + step) for step in range(5, 10))]:
+            if step == 5:  # idle for long enough: saved, and let go
+                site.now = now + day + 1000.0
+                eventually(lambda: site.job.id not in site.detectors._live)
+            site.now = at
+            batch = replace(of_step(step, [1.0, 1.0]), at=at)
+            assert site.files.append(site.job.id, batch)
+            site.detectors.feed(site.job, batch)
+            eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        assert site.files.series(site.job.id).step.tolist() == list(range(10))
+
     def test_an_accepted_level_is_healthy_after_a_restart_too(self, site):
         steps = story(steps=300, slow=slice(80, 300))
         for one in steps[:150]:

@@ -438,7 +438,8 @@ def test_an_alert_that_two_instances_judge_at_once_fires_once(engine):
     job = jobs.register(engine, "p", "a", 1.0)
     alert = {"fingerprint": "rule/1", "rule": "rule", "project": "p", "job_id": job.id}
     alert |= {"session_id": None, "importance": "high", "labels": {}, "headline": "x"}
-    alert |= {"cause": None, "place": None, "gain": None, "status": "firing", "started_at": 1.0}
+    alert |= {"cause": None, "place": None, "hosts": None, "gain": None}
+    alert |= {"status": "firing", "started_at": 1.0}
     alert["updated_at"] = 1.0
     start, told = threading.Barrier(6), []
 

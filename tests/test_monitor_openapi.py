@@ -121,6 +121,8 @@ def test_the_service_gives_it_to_everybody(site, document):
         ("GET", "/api/v1/sessions/1/perfetto", "read"),
         ("GET", "/api/v1/events", "read"),
         ("GET", "/api/v1/alerts", "read"),
+        ("POST", "/api/v1/alerts/x/acknowledgement", "operate"),
+        ("DELETE", "/api/v1/alerts/x/acknowledgement", "operate"),
         ("GET", "/api/v1/silences", "read"),
         ("POST", "/api/v1/silences", "operate"),
         ("DELETE", "/api/v1/silences/1", "operate"),

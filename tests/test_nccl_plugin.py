@@ -420,3 +420,32 @@ def test_path_prints_the_plugin_or_how_to_build_it(
     (tmp_path / nccl.PLUGIN).touch()
     assert main(["nccl", "path"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / nccl.PLUGIN}\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("2.26.2.post1", "cannot take this plugin; use the shim"),
+        ("2.27.3", f"opens no plugin by its path; set NCCL_PROFILER_PLUGIN={nccl.PLUGIN} LD_LIB"),
+        ("2.27.5", ""),
+        ("2.32.3", ""),
+    ],
+)
+def test_path_says_what_the_nccl_beside_it_needs(
+    version: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tests/real/test_nccl_library.py starts 2.27.3 with the setting that is named here."""
+    (tmp_path / nccl.PLUGIN).touch()
+    site = tmp_path / "site" / f"nvidia_nccl_cu12-{version}.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text(f"Name: nvidia-nccl-cu12\nVersion: {version}\n")
+    monkeypatch.setattr(nccl, "NATIVE", tmp_path)
+    monkeypatch.syspath_prepend(site.parent)
+    assert main(["nccl", "path"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / nccl.PLUGIN}\n"
+    assert (words in err) if words else (err == "")

@@ -51,6 +51,18 @@ def test_two_jobs_at_once_are_refused(tmp_path, apart_ns, capsys):
         assert "both ran as rank 0 at the same time" in capsys.readouterr().err
 
 
+def test_ranks_of_two_jobs_that_overlap_a_little_do_not_mix(tmp_path):
+    """The jobs' processes begin in turns, as on a machine that is overloaded."""
+    late_ns = 1_500_000_000  # of 2.24 seconds that a job lasts
+    for rank in range(4):
+        rank_file(tmp_path, rank, begun_ns=BEGUN_NS + late_ns * (rank == 3))
+        later_ns = BEGUN_NS + (late_ns + 10**8) * (rank != 3)
+        rank_file(tmp_path, rank, communicator=0xDEF, pid=2000 + rank, begun_ns=later_ns)
+    processes, notes = ranks_in(tmp_path)
+    assert [one.meta["pid"] for one in processes.values()] == [2000, 2001, 2002, 2003]
+    assert notes == ["several processes here had ranks 0, 1, 2, 3; the one that began last counts"]
+
+
 def test_ranks_that_have_one_number_are_refused(tmp_path):
     for rank in range(4):
         rank_file(tmp_path, rank, given=min(rank, 2))

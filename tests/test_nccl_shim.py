@@ -122,6 +122,31 @@ def test_it_is_a_call_log_that_says_where_its_times_are_from(recorded: tuple[Pat
     assert ("Reduce", 32) in sizes, "float64"
 
 
+def test_the_calls_of_newer_nccl_and_of_rccl_are_recorded_once(built: Path, tmp_path: Path) -> None:
+    process = start(built, "opened", tmp_path, RANKS, 3, NEWER="1")
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    newer = (
+        *(("AlltoAll", 8), ("AlltoAll", 8), ("Gather", 4), ("Scatter", 4)),
+        *(("AllReduce", 2), ("AllReduce", 2), ("AlltoAllv", 0)),
+    )
+    processes = read_processes(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    assert len(processes) == RANKS
+    for process in processes:
+        starts = process.records[process.records["what"] == 0]
+        calls = starts[np.isin(starts["type"], (1, 2)) & (starts["b"] != 3)]
+        rows = [(row["func"].decode(), int(row["b"])) for row in calls]
+        assert rows == [*STEP, *newer] * 3
+    shrunk = [
+        (name, rank)
+        for process in processes
+        for name, rank, ranks in process.communicators.values()
+        if ranks == RANKS - 1
+    ]
+    assert len({name for name, _ in shrunk}) == 1, "one identity"
+    assert sorted(rank for _, rank in shrunk) == list(range(RANKS - 1))
+
+
 def test_the_job_is_paused_behind_the_end_of_a_group(built: Path, tmp_path: Path) -> None:
     process = start(built, "opened", tmp_path, RANKS, 100_000)
     try:
@@ -157,7 +182,13 @@ def test_only_ncclss_names_are_taken(built: Path) -> None:
     lines = subprocess.check_output([nm, "-D", "--defined-only", built / nccl.SHIM], text=True)
     names = {line.split()[-1] for line in lines.splitlines()}
     collectives = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Bcast", "Reduce"}
+    collectives |= {"AlltoAll", "AllToAll", "Gather", "Scatter", "AlltoAllv", "AllToAllv"}
+    collectives |= {
+        f"{name}Config" for name in collectives - {"Bcast", "AllToAll"} if name[-1] != "v"
+    }
+    collectives.add("AllReduceWithBias")
     made = {"CommInitRank", "CommInitRankConfig", "CommInitRankScalable", "CommInitAll"}
+    made.add("CommShrink")
     rest = {"Send", "Recv", "GroupStart", "GroupEnd", "CommSplit", "CommDestroy", "CommAbort"}
     assert names == {f"nccl{name}" for name in collectives | made | rest}
     assert (built / nccl.SHIM).stat().st_size < 200_000

@@ -37,6 +37,7 @@ from paceline.pause.rules import Place, State
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, read_processes
 from paceline.sources.recording.status import switch
+from pause_fuzz import fuzz
 from pause_stress import RANKS, Built, Job, ask, build, interleaving
 
 CC = shutil.which(os.environ.get("CC", "cc"))
@@ -270,6 +271,26 @@ def test_interleavings_with_deaths_and_slow_files(built: Built) -> None:
     assert {outcome.slow_ms for outcome in outcomes} == {0, 30, 150}
 
 
+def test_whatever_befalls_the_files_the_job_goes_on(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_NCCL_TIMEOUT_S", "6")
+    ended = fuzz(built, tmp_path, seed=1, mishaps=40)
+    assert ended["undisturbed"] > 0
+    assert ended["refused"] > 0
+
+
+@pytest.mark.parametrize("name", ["control", "control.json"])
+def test_a_pipe_in_the_place_of_a_file_holds_no_communicator(
+    built: Built, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "pause").mkdir()
+    os.mkfifo(tmp_path / ("pause" if name == "control" else "") / name)
+    Job(built, tmp_path).end()
+    with pytest.raises(PauseError, match="is no file" if name == "control" else "no process"):
+        pause(tmp_path, Times(answer_s=0.5))
+
+
 def test_the_command_says_what_happened_to_each_rank(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +317,14 @@ def test_the_command_says_what_happened_to_each_rank(
 def test_the_command_refuses(folder: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nccl", "pause", folder]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["abc", "0s", "-5s", "999h", "nan"])
+def test_a_time_that_is_none_is_refused_by_its_option(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["nccl", "pause", str(tmp_path), f"--for={text}"]) == 2
+    assert f"--for {text}: give a time" in capsys.readouterr().err
 
 
 def test_a_job_that_has_ended_is_named(built: Built, tmp_path: Path) -> None:

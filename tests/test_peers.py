@@ -82,9 +82,9 @@ def test_places_in_words():
     assert workers([[1, 0, 0], [1, 0, 1]], 4) == "dp 1, stage 0, peer 0; dp 1, stage 0, peer 1"
     assert link([[1, 0], [1, 1]]) == "dp 1, stages 0 and 1"
     assert link([[1, 0, 3], [1, 1, 3]]) == "dp 1, peer 3, stages 0 and 1"
-    assert place({"workers": [[1, 0, 3]]}) == "worker dp 1 stage 0 peer 3"
+    assert place({"workers": [[1, 0, 3]]}) == "worker dp 1, stage 0, peer 3"
     between = {"link": [[1, 0, 3], [1, 1, 3]]}
-    assert place(between) == "link dp 1 stage 0 peer 3 to dp 1 stage 1 peer 3"
+    assert place(between) == "link dp 1, stage 0, peer 3 to dp 1, stage 1, peer 3"
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [process["pid"] for process in answered["who"]] == [107, 101]
     assert not nccl_ras.matches(path)
     assert run(["detect", "--collectives", str(path), str(other)]) == 2
-    assert "which of them is later is not told" in capsys.readouterr().err
+    assert "so their order is unknown" in capsys.readouterr().err
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FIXTURES)

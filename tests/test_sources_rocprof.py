@@ -43,6 +43,13 @@ def test_csv_of_kernels_and_those_beside_it(tmp_path: Path) -> None:
     assert (rank.launches.count, rank.launches.missing) == (1, 3)
 
 
+def test_a_csv_that_is_cut_off(tmp_path: Path) -> None:
+    path = write_csv(tmp_path)
+    path.write_text(path.read_text()[:-2])
+    with pytest.raises(TraceError, match="ends within a line"):
+        rank_report(path)
+
+
 def test_without_kernels(tmp_path: Path) -> None:
     path = write_json(tmp_path / "a.json", document(kernel_dispatch=[]))
     with pytest.raises(TraceError, match="has no kernels; profile with rocprofv3 --kernel-trace"):

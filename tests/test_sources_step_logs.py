@@ -198,7 +198,9 @@ def test_mlperf_by_its_own_logger(tmp_path, launcher):
 
 def test_mlperf_without_step_times(tmp_path):
     path = tmp_path / "result_0.txt"
-    path.write_text(':::MLLOG {"key": "tracked_stats", "value": {"throughput": 3}, "metadata": {}}')
+    path.write_text(
+        ':::MLLOG {"key": "tracked_stats", "value": {"throughput": 3}, "metadata": {}}\n'
+    )
     with pytest.raises(TraceError, match="without a train_step_time"):
         load_step_log(path)
 
@@ -214,6 +216,25 @@ def test_a_pattern_for_any_other_log(tmp_path):
     assert times.duration_s[:, 0] == pytest.approx(SECONDS)
     counted = load_step_log(path, r"took (?P<duration_ms>[\d.]+) ms")
     assert counted.steps.tolist() == list(range(60))
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5])
+def test_a_log_that_ends_within_a_number_is_told(tmp_path, kept):
+    path = tmp_path / "train.log"
+    text = "".join(f"iter {n}: loss 2.5, time 901.25ms, mfu 30%\n" for n in range(60))
+    path.write_text(text[: text.rindex("901.25") + kept])
+    times = load_step_log(path)
+    assert times.duration_s[:, 0].tolist() == [0.90125] * 59
+    (warning,) = times.warnings
+    assert "ends within a line" in warning
+
+
+def test_a_progress_bar_has_no_end_of_line(tmp_path):
+    path = tmp_path / "bar.log"
+    path.write_text("\r".join(f"step {n} took 901.25 ms" for n in range(60)))
+    times = load_step_log(path, r"step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms")
+    assert times.steps.tolist() == list(range(59))  # the last state may be cut off
+    assert "ends within a line" in times.warnings[0]
 
 
 def test_a_clock_of_whole_seconds(tmp_path):

@@ -121,6 +121,13 @@ def test_damage_is_refused(tmp_path: Path, text: str, problem: str) -> None:
         load_call_log([written(tmp_path / "a.log", text)])
 
 
+def test_a_log_that_ends_within_a_number_is_told(tmp_path: Path) -> None:
+    path = job(tmp_path)[0]
+    path.write_text(path.read_text()[:-2])
+    _, notes = load_call_log([path])
+    assert any("ends within a line" in note for note in notes)
+
+
 def test_no_trace_is_made_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job(tmp_path)[0]
     assert run(["import", str(path), "-o", str(tmp_path / "a.parquet")]) == 2

@@ -119,6 +119,19 @@ def test_logs_without_a_step_are_refused(tmp_path, text):
         report(tmp_path, text)
 
 
+@pytest.mark.parametrize("last", ["900.0", "130.25"])
+def test_a_log_that_ends_within_a_number_is_told(tmp_path, last):
+    text = "".join(iteration(n, 900.0) + min_max(100.5, 130.25) for n in range(1, 5))
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    assert not any("ends within a line" in note for note in load_host_times([path]).notes)
+    path.write_text(text[: text.rindex(last) + 1])
+    cut = load_host_times([path])
+    assert "ends within a line" in cut.notes[0]
+    for table in (*cut.seconds.values(), *cut.ranges.values()):
+        assert not (table < 0.1).any()  # nothing of a number's first digit
+
+
 def test_no_damaged_line_breaks_the_reader(tmp_path):
     whole = (ARGUMENTS + iteration(1, 1000) + all_ranks(optimizer=(1, 2, 3, 4))) * 2
     random = np.random.default_rng(1)

@@ -149,7 +149,7 @@ def _about(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     """The help of an argument, with its choices and its default where the help names none."""
     words = parser._get_formatter()._expand_help(action) if action.help else ""
     parts = [markdown(words)] if words else []
-    if action.choices and action.metavar:
+    if action.choices and action.metavar and "{" not in str(action.metavar):
         parts.append("one of " + ", ".join(f"`{choice}`" for choice in action.choices))
     default = action.default
     shown = default not in (None, False, True, argparse.SUPPRESS, [], ())

@@ -55,11 +55,12 @@ def main() -> None:
         page = Path(folder) / "report.html"
         write_files({page: report_writer(report, Drawings.of(measured, result))})
         for theme in THEMES:
-            shoot(browser, theme, "report", page.as_uri(), (1400, 1160))
+            shoot(browser, theme, "report", page.as_uri(), 1400, "What to change")
         with service(Path(folder) / "data") as (url, token):
             push_job(Client(url, token), Path(folder), result)
             for theme in THEMES:
-                shoot(browser, theme, "monitor", f"{url}/jobs/llm-pretrain-17", (1240, 2020), token)
+                address = f"{url}/jobs/llm-pretrain-17"
+                shoot(browser, theme, "monitor", address, 1240, "Where the wall time went", token)
         browser.close()
 
 
@@ -80,18 +81,22 @@ def draw_screen(report: JobReport, theme: str) -> None:
 
 
 def shoot(
-    browser: Browser, theme: str, name: str, url: str, size: tuple[int, int], token: str = ""
+    browser: Browser, theme: str, name: str, url: str, width: int, end: str, token: str = ""
 ) -> None:
-    """NAME-light.png or NAME-dark.png, the first screen of a page."""
-    viewport = {"width": size[0], "height": size[1]}
+    """NAME-light.png or NAME-dark.png, a page from its top to the heading ``end``."""
+    viewport = {"width": width, "height": 2400}
     context = browser.new_context(viewport=viewport, color_scheme=theme)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.goto(url)
     if token:
         page.fill("input[name=token]", token)
         page.click("form.login button")
     page.wait_for_selector("html[data-ready]", state="attached")
-    page.screenshot(path=HERE / f"{name}-{theme}.png")
+    box = page.get_by_role("heading", name=end).first.bounding_box()
+    height = int(box["y"]) - 16
+    clip = {"x": 0, "y": 0, "width": width, "height": height}
+    page.screenshot(path=HERE / f"{name}-{theme}.png", clip=clip)
     context.close()
 
 
@@ -99,23 +104,18 @@ def shoot(
 def service(data: Path) -> Iterator[tuple[str, str]]:
     """A monitor of its own: its address and the token that it shows."""
     command = [sys.executable, "-m", "paceline", "serve", "--data", str(data)]
-    serving = subprocess.Popen(
-        [*command, "--bind", "127.0.0.1:0"],
-        stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    log = data.with_suffix(".log")  # a pipe that nobody reads would fill up and stop the service
+    with log.open("w") as out:
+        serving = subprocess.Popen([*command, "--bind", "127.0.0.1:0"], stderr=out, stdout=out)
     try:
-        said = ""
-        while not (found := re.search(r"(http://[\w.:]+).*(pcl_[\w-]+)", said, re.DOTALL)):
-            line = serving.stdout.readline()
-            if not line:
-                raise SystemExit(f"the service did not start: {said}")
-            said += line
+        while not (found := re.search(r"(http://[\w.:]+).*(pcl_[\w-]+)", log.read_text(), re.S)):
+            if serving.poll() is not None:
+                raise SystemExit(f"the service did not start: {log.read_text()}")
+            time.sleep(0.1)
         yield found[1], found[2]
     finally:
         serving.terminate()
-        serving.communicate()
+        serving.wait()
 
 
 def push_job(client: Client, folder: Path, slow: WhatIf) -> None:

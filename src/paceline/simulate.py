@@ -44,8 +44,8 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 #: Interpreted, an op costs about 8 us, plus 1.5 us for each rule in the block and 4 ns for each
-#: lane. The compiled walk takes 0.4 s to load (once loaded, far less). Above this estimate it
-#: repays that. Measured by benchmarks/kernel.py.
+#: lane. The compiled walk takes 0.4 s to load (once loaded, far less). Above this estimate,
+#: compiling is faster. Measured by benchmarks/kernel.py.
 COLD_ABOVE_S = 0.5
 WARM_ABOVE_S = 0.02
 _OP_S, _RULE_OP_S, _LANE_OP_S = 8e-6, 1.5e-6, 4e-9

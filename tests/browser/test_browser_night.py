@@ -100,6 +100,19 @@ def test_a_night_on_call(browser, tmp_path, pager):
             r"scontrol update nodename=gpu-18 state=drain reason='paceline: job-7 slow .*'", command
         )
 
+        # One tap says who looks at it, and others see that on the list of jobs.
+        button = page.get_by_role("button", name="Acknowledge for 4 hours")
+        assert button.bounding_box()["height"] >= THUMB_PX
+        button.tap()
+        page.wait_for_selector("text=Acknowledged by operate of llm until")
+        assert "/jobs/job-7" in page.url
+        assert page.get_by_role("button", name="Acknowledge for 4 hours").count() == 0
+        page.goto(f"{url}/")
+        assert "acknowledged by operate of llm" in page.locator("#list").inner_text()
+        assert "user alice" in page.locator("#list").inner_text().replace("\u00a0", " ")
+        assert fits(page)
+        page.goto(alert["url"])
+
         # One tap silences it, in reach of a thumb.
         button = page.get_by_role("button", name="Silence for 4 hours")
         assert button.bounding_box()["height"] >= THUMB_PX
@@ -126,7 +139,7 @@ def test_a_night_on_call(browser, tmp_path, pager):
         assert fits(page)
         told = site.ask("GET", "/api/v1/audit", token=site.token("admin", "llm")).json["entries"]
         acts = [entry["action"] for entry in told if entry["kind"] == "token"]
-        assert acts == ["silence-begun", "login"]
+        assert acts == ["silence-begun", "alert-acknowledged", "login"]
         page.get_by_role("button", name="Log out").tap()
         page.get_by_label("Access token").fill(site.token("admin", "llm"))
         page.get_by_role("button", name="Log in").tap()

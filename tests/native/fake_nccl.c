@@ -31,6 +31,19 @@ int ncclBcast(void *b, size_t n, int t, int root, comm_t comm, stream_t stream) 
   return ncclBroadcast(b, b, n, t, root, comm, stream);
 }
 
+/* NCCL 2.28 and 2.31, and RCCL. */
+#define ARGUMENTS const void *s, void *r, size_t n, int t
+#define END comm_t comm, stream_t stream
+CALL(AlltoAll, "", (ARGUMENTS, END), , , , )
+CALL(Gather, "", (ARGUMENTS, int root, END), , , , )
+CALL(Scatter, "", (ARGUMENTS, int root, END), , , , )
+CALL(AllReduceConfig, "", (ARGUMENTS, int op, END, const void *config), , , , )
+CALL(AllReduceWithBias, "", (ARGUMENTS, int op, END, const void *bias), , , , )
+CALL(AlltoAllv, "", (const void *s, const size_t *n, const size_t *at, void *r, const size_t *m,
+                     const size_t *to, int t, END), , , , )
+/* RCCL's old name calls the new one. */
+int ncclAllToAll(ARGUMENTS, END) { return ncclAlltoAll(s, r, n, t, comm, stream); }
+
 int ncclGroupStart(void) { return depth++, 0; }
 int ncclGroupEnd(void) {
   if (!--depth) groups++;
@@ -59,6 +72,13 @@ int ncclCommSplit(comm_t comm, int color, int key, comm_t *made, void *config) {
   struct fake *one = comm;
   (void)color, (void)key, (void)config;
   return *made = make(one->rank / 2, one->ranks / 2), 7;
+}
+int ncclCommShrink(comm_t comm, int *excluded, int n, comm_t *made, void *config, int flags) {
+  struct fake *one = comm;
+  int rank = one->rank;
+  (void)config, (void)flags;
+  for (int i = 0; i < n; i++) rank -= excluded[i] < one->rank;
+  return *made = make(rank, one->ranks - n), 0;
 }
 int ncclCommUserRank(comm_t comm, int *rank) { return *rank = ((struct fake *)comm)->rank, 0; }
 int ncclCommCount(comm_t comm, int *ranks) { return *ranks = ((struct fake *)comm)->ranks, 0; }

@@ -31,8 +31,8 @@ examples:
   paceline admin job remove job-17 --to http://host:8765
 
 session and job ask the running service (PACELINE_MONITOR stands for --to, the token is
-PACELINE_TOKEN: scope push to analyse, admin to remove). The others work on the store itself, so
-give the --config, --store or --data of paceline serve; beside a running service or without one.
+PACELINE_TOKEN: scope push to analyse, admin to remove). The others work on the store itself: give
+the --config, --store or --data of paceline serve. The service may run or not.
 Only restore and gc need it stopped (it clears up by itself).
 """
 
@@ -54,13 +54,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_files(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    backup = actions.add_parser("backup", help="write all into one file, beside a running service")
+    backup = actions.add_parser("backup", help="write all data into one file; the service may run")
     backup.add_argument("file", type=file_name, help="tar file to write")
     backup.add_argument("--force", action="store_true", help="replace the file if it exists")
-    restore = actions.add_parser("restore", help="make a monitor of a backup, in an empty place")
+    restore = actions.add_parser("restore", help="restore a backup into an empty place")
     restore.add_argument("file", type=file_name, help="tar file that backup wrote")
-    gc = actions.add_parser("gc", help="remove now what is too old, too much, or nobody's")
-    check = actions.add_parser("check", help="read all that is on disk; exit code 1 if damaged")
+    gc = actions.add_parser(
+        "gc", help="remove data that is too old, over the limits, or without an owner"
+    )
+    check = actions.add_parser(
+        "check", help="read everything on disk; exit code 1 if anything is damaged"
+    )
     for action, act in ((backup, _backup), (restore, _restore), (gc, _gc), (check, _check)):
         monitor_config.add_arguments(action)
         action.set_defaults(act=act)
@@ -74,10 +78,10 @@ def _add_service(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
     session = actions.add_parser("session", help="analyse a session again, or remove it")
     session.add_argument("verb", choices=("analyse", "remove"))
     session.add_argument("id", type=int, help="its number")
-    job = actions.add_parser("job", help="remove a job with all that is its")
+    job = actions.add_parser("job", help="remove a job with all its data")
     job.add_argument("verb", choices=("remove",))
     job.add_argument("name")
-    job.add_argument("--project", default="", help="where a token has several")
+    job.add_argument("--project", default="", help="the project, if the token has several")
     for action, act in ((session, _session), (job, _job)):
         action.add_argument("--to", metavar="URL", help="the service (default: $PACELINE_MONITOR)")
         action.set_defaults(act=act)
@@ -118,10 +122,11 @@ def _restore(args: argparse.Namespace) -> int:
 
 def _gc(args: argparse.Namespace) -> int:
     config = monitor_config.config_of(args)
-    monitor_config.engine_of(config).dispose()  # there is one to clear up
+    monitor_config.engine_of(config).dispose()  # a running service clears up by itself
     from paceline.monitor.service import Service
 
-    service = Service(config)  # not started; it holds the data folder, so that no other does
+    # never started; it only holds the data folder, so that no other process does
+    service = Service(config)
     try:
         done = service.retention.collect(time.time())
     finally:

@@ -1,4 +1,4 @@
-"""``paceline admin token``, ``account`` and ``audit``: who may do what, and who did."""
+"""``paceline admin token``, ``account`` and ``audit``: permissions, and the log of acts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     token = actions.add_parser("token", help="create, list or revoke tokens")
     verbs = token.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser("create", help="make a token and print it, once")
-    create.add_argument("name", help="whose it is: a person, a job, a service")
+    create.add_argument("name", help="the owner: a person, a job, a service")
     _add_grant(create)
     create.add_argument("--days", type=float, metavar="N", help="expires after N days")
-    listed = verbs.add_parser("list", help="all tokens, without their secrets")
-    revoke = verbs.add_parser("revoke", help="make a token good for nothing")
+    listed = verbs.add_parser("list", help="list all tokens, without their secrets")
+    revoke = verbs.add_parser("revoke", help="make a token invalid")
     revoke.add_argument("id", type=int, help="its number in the list")
     for verb, action in ((create, _create), (listed, _list), (revoke, _revoke)):
         monitor_config.add_arguments(verb)
@@ -39,22 +39,24 @@ def _add_token(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_grant(parser: argparse.ArgumentParser) -> None:
     scopes = ("push", "read", "operate", "admin")
-    parser.add_argument("--scope", choices=scopes, required=True, help="what it may")
-    parser.add_argument("--project", default="*", help="the only project it is for (default all)")
+    parser.add_argument("--scope", choices=scopes, required=True, help="what the token allows")
+    parser.add_argument("--project", default="*", help="restrict it to this project (default all)")
 
 
 def _add_accounts(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    account = actions.add_parser("account", help="service accounts, whose tokens end together")
+    account = actions.add_parser(
+        "account", help="service accounts; all tokens of an account end together"
+    )
     verbs = account.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser("create", help="make a service account")
-    create.add_argument("name", help="of the program")
+    create.add_argument("name", help="name of the program")
     _add_grant(create)
     token = verbs.add_parser("token", help="make one more token of it and print it, once")
     disable = verbs.add_parser("disable", help="end it with all its tokens")
     for verb in (token, disable):
         verb.add_argument("id", type=int, help="its number in the list")
     token.add_argument("--days", type=float, metavar="N", help="expires after N days")
-    listed = verbs.add_parser("list", help="all service accounts")
+    listed = verbs.add_parser("list", help="list all service accounts")
     for verb, action in (
         (create, _create_account),
         (token, _account_token),
@@ -66,10 +68,10 @@ def _add_accounts(actions: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_audit(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    audit = actions.add_parser("audit", help="who did what: logins, tokens, silences, removals")
-    audit.add_argument("--project", default="*", help="only of this project")
+    audit = actions.add_parser("audit", help="the log of acts: logins, tokens, silences, removals")
+    audit.add_argument("--project", default="*", help="only acts in this project")
     audit.add_argument("--limit", type=int, default=100, metavar="N", help="rows (default 100)")
-    audit.add_argument("--json", action="store_true", help="a JSON object a line")
+    audit.add_argument("--json", action="store_true", help="print a JSON object per line")
     monitor_config.add_arguments(audit)
     audit.set_defaults(act=_audit)
 

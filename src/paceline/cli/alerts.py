@@ -1,4 +1,4 @@
-"""``paceline alerts``: try the channels, see what fires, silence it."""
+"""``paceline alerts``: test the channels; list, acknowledge and silence the alerts that fire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import fnmatch
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import monitor_config
 from paceline.cli.commands import HELP
@@ -21,6 +22,7 @@ examples:
   paceline alerts rules --config monitor.yaml
   paceline alerts test --rule slow-job --config monitor.yaml
   paceline alerts list --firing
+  paceline alerts acknowledge 17 --hours 2 --comment "the host is being drained"
   paceline alerts silence --rule job-silent --job job-17 --hours 8 --comment "moves to other hosts"
 
 docs/alerts.md describes the file of rules and channels.
@@ -32,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "alerts",
         help=HELP["alerts"],
-        description="The alerts of a monitor: rules, channels, what fires, silences.",
+        description="The alerts of a monitor: rules, channels, firing alerts, silences.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,8 +45,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     test.add_argument("--channel", help="only this channel (default all that take the rule)")
     test.add_argument("--dry-run", action="store_true", help="print it, send nothing")
     listed = actions.add_parser("list", help="alerts and silences")
-    listed.add_argument("--firing", action="store_true", help="only those that fire")
+    listed.add_argument("--firing", action="store_true", help="only firing alerts")
     listed.add_argument("--json", action="store_true", help="print a JSON object per alert")
+    _add_acknowledge(actions)
     _add_silence(actions)
     for action, act in ((rules, _rules), (test, _test), (listed, _list)):
         monitor_config.add_arguments(action)
@@ -52,14 +55,30 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.set_defaults(run=run)
 
 
+def _add_acknowledge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    acknowledge = actions.add_parser(
+        "acknowledge", help="say that you look at alerts; they are told as before"
+    )
+    acknowledge.add_argument("ids", type=int, nargs="+", metavar="ID", help="numbers of alerts")
+    acknowledge.add_argument("--hours", type=float, default=4.0, help="how long (default 4)")
+    acknowledge.add_argument("--comment", default="", help="why")
+    acknowledge.add_argument("--end", action="store_true", help="you no longer look at them")
+    monitor_config.add_arguments(acknowledge)
+    acknowledge.set_defaults(act=_acknowledge)
+
+
 def _add_silence(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    silence = actions.add_parser("silence", help="tell nobody of some alerts for a while")
-    silence.add_argument("--rule", help="only this rule, or those like this pattern (default any)")
-    silence.add_argument("--job", help="only this job, or those like this pattern (default any)")
+    silence = actions.add_parser("silence", help="send no messages about some alerts for a while")
+    silence.add_argument(
+        "--rule", help="only this rule, or rules that match this pattern (default any)"
+    )
+    silence.add_argument(
+        "--job", help="only this job, or jobs that match this pattern (default any)"
+    )
     silence.add_argument("--project", default="*", help="only this project (default all)")
     silence.add_argument("--hours", type=float, default=4.0, help="how long, in hours (default 4)")
     silence.add_argument("--comment", default="", help="why")
-    silence.add_argument("--end", type=int, metavar="ID", help="end the silence of this number")
+    silence.add_argument("--end", type=int, metavar="ID", help="end the silence with this number")
     monitor_config.add_arguments(silence)
     silence.set_defaults(act=_silence)
 
@@ -77,10 +96,7 @@ def _rules(args: argparse.Namespace) -> int:
     for rule in settings.rules:
         print(f"{rule.name:16} {rule.importance:8} {rule.explain()}")
     for route in settings.routes:
-        scope = (
-            f"{', '.join(route.rules)} of {', '.join(route.projects)}, {route.importance} and up"
-        )
-        print(f"channel {route.channel.name}: {type(route.channel).__name__}; takes {scope}")
+        print(f"channel {route.channel.name}: {type(route.channel).__name__}; {route.explain()}")
     if not settings.routes:
         print("no channel: alerts are shown on the page only (docs/alerts.md)")
     return 0
@@ -128,8 +144,8 @@ def _made_up(rule: Rule, base: str, now: float) -> Notice:
         job="test",
         headline=f"This is a test of the rule {rule.name} ({rule.explain()}); nothing is wrong.",
         cause="worker",
-        place="worker dp 3 stage 1",
-        gain="replace worker dp 3 stage 1 (saves 12.0% of the step)",
+        place="worker dp 3, stage 1",
+        gain="replace worker dp 3, stage 1 (saves 12.0% of the step)",
         url=f"{base}/alerts",
         started_at=now,
         labels=rule.labels,
@@ -149,6 +165,8 @@ def _list(args: argparse.Namespace) -> int:
             start_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
             head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {start_text}"
             print(f"{head}  {row['project']}/{row['job']}  {row['rule']}: {row['headline']}")
+            if row["status"] == "firing" and (row["acknowledged_until"] or 0.0) > now:
+                print(f"{'':7}acknowledged by {_who_and_why(row)}")
     if args.json:
         return 0
     for row in alerts.list_silences(engine, "*", now):
@@ -158,6 +176,32 @@ def _list(args: argparse.Namespace) -> int:
         print(f"silence {row['id']} until {end_text}: {scope}{comment}")
     if not rows:
         print("nothing fires" if args.firing else "no alerts")
+    return 0
+
+
+def _who_and_why(row: Mapping[str, Any]) -> str:
+    end_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["acknowledged_until"]))
+    comment = f": {row['acknowledged_why']}" if row["acknowledged_why"] else ""
+    return f"{row['acknowledged_by']} until {end_text}{comment}"
+
+
+def _acknowledge(args: argparse.Namespace) -> int:
+    config = monitor_config.config_of(args)
+    from paceline.monitor.store.acknowledgements import acknowledge, end_acknowledgement
+
+    engine, now, by = monitor_config.engine_of(config), time.time(), monitor_config.actor()
+    if args.end:
+        done = [each for each in args.ids if end_acknowledgement(engine, each, "*", now, by)]
+    else:
+        until, comment = now + args.hours * 3600, args.comment
+        done = acknowledge(engine, args.ids, "*", until=until, comment=comment, now=now, by=by)
+    missing = ", ".join(str(each) for each in args.ids if each not in done)
+    for each in done:
+        state = "no longer acknowledged" if args.end else f"acknowledged for {args.hours:g} hours"
+        print(f"alert {each} is {state}")
+    if missing:
+        state = "is acknowledged" if args.end else "fires"
+        raise MonitorError(f"no alert {missing} {state}; paceline alerts list shows them")
     return 0
 
 

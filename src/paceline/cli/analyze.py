@@ -1,4 +1,4 @@
-"""``paceline analyze``: what stragglers cost a job, and which parts of it cost it."""
+"""``paceline analyze``: the cost of stragglers, and the parts of the job that cause it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from paceline.model.plan import Plan
 
 DESCRIPTION = """\
-Simulate the traced job with its stragglers and without; say how much they cost, and
-which kinds of operation, stages, replicas, workers and steps cost it.
+Simulate the traced job with its stragglers and without; say how much time they cost, by kind of
+operation, stage, replica, worker and step.
 """
 
 EXAMPLES = """\
@@ -65,14 +65,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--no-diagnose",
         action="store_true",
-        help="leave out causes, remedies and the report; the numbers only",
+        help="print the numbers only, without causes, remedies and report",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
         type=trace_input.file_name,
-        help="write result.json, by_worker.csv, report.html, ideal.json.gz (for Perfetto) and, of "
-        "a folder of recordings, trace.parquet into this folder",
+        help="write result.json, by_worker.csv, report.html and ideal.json.gz (for Perfetto) into "
+        "this folder; for a folder of recordings also trace.parquet",
     )
     case_input.add_json(parser, "result.json")
     parser.add_argument(
@@ -84,8 +84,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--expect",
         metavar="YAML",
         type=trace_input.file_name,
-        help="the job as `paceline predict` reads it (below): how far is the trace from what the "
-        "hardware can do?",
+        help="the job's file for `paceline predict` (below): compare the trace with the model of "
+        "its hardware",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files in --out")
     parser.set_defaults(run=run)

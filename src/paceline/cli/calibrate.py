@@ -38,7 +38,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "calibrate",
         help=HELP["calibrate"],
-        description="Fit the shares of the datasheet that your jobs reach, for predict and plan.",
+        description="Fit the share of the datasheet's speed that your jobs reach, for predict and "
+        "plan.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,17 +47,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--cluster",
         metavar="NAME|FILE",
-        help="the cluster to begin from: a preset or a file (default: that of the runs' gpu)",
+        help="the cluster to begin from: a preset or a file (default: the preset of the runs' gpu)",
     )
     parser.add_argument(
         "--folds",
         type=int,
         default=5,
         metavar="K",
-        help="also report the error on runs left out, K parts in turn; 0: do not (default 5)",
+        help="cross-validate: leave out each of K parts of the runs in turn and report the error "
+        "there; 0: do not (default 5)",
     )
     trace_input.add_output(
-        parser, "the cluster file (.yaml), or a folder for one of each GPU that the runs name"
+        parser, "the cluster file (.yaml), or a folder for one file per GPU type of the runs"
     )
     parser.add_argument("--json", action="store_true", help="print the fit as JSON")
     parser.set_defaults(run=run)
@@ -87,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(json.dumps(about, indent=1) + "\n")
         return 0
     if args.cluster is not None:
-        raise ModelError("--cluster is one cluster; a folder (-o) is for those of the runs' GPUs")
+        raise ModelError(
+            "--cluster names one cluster; a folder (-o) gets one file per GPU type of the runs"
+        )
     runs = read_runs(args.runs, need_times=True).runs
     try:
         enough, few = enough_runs(runs)
@@ -110,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _calibrated(
     args: argparse.Namespace, runs: Sequence[Run], cluster: Cluster, output: Path
 ) -> dict[str, Any]:
-    """Fit one cluster, write its file, print it; what ``--json`` tells of it."""
+    """Fit one cluster, write its file, print it; returns the fields for ``--json``."""
     from paceline.model.cluster_yaml import save_cluster
     from paceline.plan.fit_quality import fit_quality
 

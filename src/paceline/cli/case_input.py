@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CaseInput(NamedTuple):
-    """The parts of a diagnosis: a trace, and the facts beside it.
+    """The parts of a diagnosis: a trace, and facts from other files.
 
     Attributes:
         trace: the trace.
@@ -40,7 +40,7 @@ class CaseInput(NamedTuple):
         return cls(TraceInput.of(args, steps), args.layers, args.seqlens, args.hosts)
 
     def places(self, measured: Measured) -> dict[tuple[int, int], tuple[str, str]]:
-        """(dp, pp) -> (host, gpu), where the file of hosts says, or else the trace."""
+        """(dp, pp) -> (host, gpu), from the file of hosts or, without one, from the trace."""
         from paceline.sources.hosts import hosts_of_workers, read_hosts
 
         places = measured.places if self.hosts is None else read_hosts(self.hosts)
@@ -51,7 +51,7 @@ class CaseInput(NamedTuple):
         return self.analyzed(self.trace.measured(), options)
 
     def analyzed(self, measured: Measured, options: Mapping[str, Any] | None = None) -> Case:
-        """Analyse and diagnose what was read before."""
+        """Analyse and diagnose a trace that was read before."""
         from paceline.whatif import analyze
 
         with ProgressBar("simulating") as progress:
@@ -61,7 +61,7 @@ class CaseInput(NamedTuple):
     def diagnosed(
         self, measured: Measured, result: WhatIf, options: Mapping[str, Any] | None = None
     ) -> Case:
-        """Diagnose what was analysed before."""
+        """Diagnose a trace that was analysed before."""
         from paceline.diagnose import diagnose
         from paceline.remedies import Case
 
@@ -115,8 +115,8 @@ def add_steps(parser: argparse._ActionsContainer) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Input of a diagnosis beside the trace."""
-    group = parser.add_argument_group("what is known beside the trace")
+    """Declare the input of a diagnosis other than the trace."""
+    group = parser.add_argument_group("facts that the trace does not hold")
     group.add_argument(
         "--layers",
         metavar="N,N,...",
@@ -134,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help="where ranks run (CSV: rank, host, gpu), so that findings name machines; a recording "
-        "says it by itself",
+        "holds this already",
     )
     group.add_argument(
         "--gpu-hour-cost",

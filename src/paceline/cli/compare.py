@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from paceline.comparison import Comparison
 
 DESCRIPTION = """\
-Analyse and diagnose two traces, and say what changed from one to the other: the step
-time, and what each cause, kind of operation, stage, worker and host accounts for, with
-90% intervals. Unlike jobs are refused, unless --anyway asks for time per microbatch.
+Analyse and diagnose two traces. Say how the step time changed and how much each cause, kind of
+operation, stage, worker and host contributed, with 90% intervals. Unlike jobs are refused, unless
+--anyway asks for time per microbatch.
 """
 
 EXAMPLES = """\
@@ -52,12 +52,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--job-after",
         metavar="YAML",
         type=trace_input.file_name,
-        help="the job of AFTER, if another than --job",
+        help="the job of AFTER, if it is not --job",
     )
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="compare unlike jobs: per microbatch, or per token where both sides' are given",
+        help="compare unlike jobs: per microbatch, or per token if the tokens of both are given",
     )
     _add_known(parser)
     case_input.add_json(parser)
@@ -74,9 +74,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_known(parser: argparse.ArgumentParser) -> None:
-    """Options that describe the jobs beside the traces, both or one of them."""
+    """Options that describe both jobs, or one of them, in addition to the traces."""
     case_input.add_steps(parser)
-    group = parser.add_argument_group("what is known beside the traces")
+    group = parser.add_argument_group("facts that the traces do not hold")
     group.add_argument(
         "--hosts",
         metavar="FILE",
@@ -101,7 +101,8 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
             f"--seqlens-{side}",
             metavar="FILE",
             type=trace_input.file_name,
-            help=f"sequence lengths of {name}: its tokens have to agree, or are what is counted",
+            help=f"sequence lengths of {name}: both jobs must have the same tokens, or times are "
+            "per token",
         )
         group.add_argument(
             f"--tokens-{side}",
@@ -113,7 +114,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
             f"--layers-{side}",
             metavar="N,N,...",
             type=case_input.parse_layers,
-            help=f"layers of each stage of {name}: their sums have to agree",
+            help=f"layers of each stage of {name}: the sums of both jobs must agree",
         )
 
 
@@ -196,7 +197,7 @@ def _compare(args: argparse.Namespace) -> Comparison:
 
 
 class Bars:
-    """A progress bar for each piece of work, one after the other."""
+    """A progress bar for each piece of work in turn."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -214,7 +215,7 @@ class Bars:
 
 
 def _side(args: argparse.Namespace, side: str) -> CaseInput:
-    """One trace and the facts beside it: its own options, else those for both."""
+    """One trace and its facts: its own options, otherwise the options for both."""
     trace = TraceInput(
         path=getattr(args, side),
         job=(args.job_after if side == "after" else None) or args.job,

@@ -1,4 +1,4 @@
-"""``paceline completion``: what a shell needs to complete commands and options."""
+"""``paceline completion``: a script with which a shell completes commands and options."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "demo",
         help=HELP["demo"],
-        description="Train a small GPT for real (four processes, 2 replicas x 2 stages), record "
-        "it, slow one rank down on purpose, and show that analysis, detector, validation and "
-        "planner find and heal it.",
+        description="Train a small GPT on this machine (four processes, 2 replicas x 2 stages) "
+        "and record it. Slow one rank down on purpose, and show that analysis, detector, "
+        "validation and planner find and repair it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         nargs="?",
         const="",
         metavar="URL",
-        help="push to a monitor: a running one, or without URL one that runs as long as the demo",
+        help="push to the monitor at URL; without URL, to one that runs during the demo",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON at the end")
     parser.set_defaults(run=run)

@@ -31,16 +31,16 @@ DeepSpeed, MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorB
 Prometheus' range JSON.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. The columns tokens, samples, batch, sequence_length, window and
-flops say what a step has to do: changes that they explain are planned.
-From standard input an event is printed the moment it is sure; events are merged over ranks.
+flops give the work of a step: changes of step time that they explain are planned.
+From standard input an event is printed as soon as it is certain. Events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder, of NCCL Inspector and of the plugin
 of paceline nccl are read too, and NCCL Inspector's files for Prometheus.
-Who is slow takes a trace or a call log with durations.
+To name the slow rank, give a trace or a call log with durations.
 """
 
 
-#: Of which a detector keeps the state: 7 KB each.
+#: Most ranks of a job: a detector keeps 7 KB of state for each.
 MAX_RANKS = 1_000_000
 
 
@@ -63,21 +63,22 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--pattern",
         metavar="REGEX",
-        help="for logs of no known format: a line of a step, with groups such as (?P<step>\\d+), "
+        help="for other log formats: a regular expression for a step's line, with groups such as "
+        "(?P<step>\\d+), "
         "(?P<duration_s>...) or duration_ms or elapsed_s, rank, tokens, batch",
     )
     parser.add_argument(
         "--collectives",
         metavar="LOG",
         nargs="+",
-        help="logs of collective calls: finds their period, the step times (without FILE), and, "
-        "where they say how long calls took, who is slow",
+        help="logs of collective calls: finds their period, the step times (without FILE) and, if "
+        "the log has durations, the slow rank",
     )
     parser.add_argument(
         "--trace",
         metavar="TRACE",
         type=trace_input.file_name,
-        help="a trace of slow steps, numbered as in FILE: says who is slow",
+        help="a trace of slow steps, numbered as in FILE: names the slow rank",
     )
     parser.add_argument(
         "--job", metavar="YAML", type=trace_input.file_name, help="the job of --trace"
@@ -87,7 +88,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="FILE",
         nargs="+",
         type=trace_input.file_name,
-        help="what GPUs say of themselves (paceline telemetry), shown beside who is slow",
+        help="telemetry of the GPUs (paceline telemetry), shown next to the slow ranks",
     )
     parser.add_argument(
         "--hosts",
@@ -108,21 +109,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--threshold",
         type=float,
         metavar="X",
-        help="share above the healthy level that counts as slow, noise allowed for (default 0.09)",
+        help="share above the healthy level, beyond noise, that counts as slow (default 0.09)",
     )
     parser.add_argument(
         "--method",
         choices=("medians", "bocd"),
         default="medians",
         help="medians of several windows (default), or Bayesian change points with verification, "
-        "as the falcon paper has them",
+        "as in the falcon paper",
     )
     parser.add_argument(
         "--like",
         metavar="RUNS",
         nargs="+",
-        help="step times of earlier runs of the same job, files or folders of them: changes that "
-        "most of them show at the same step are planned",
+        help="files or folders with step times of earlier runs of the same job: a change that "
+        "most of them show at the same step is planned",
     )
     parser.add_argument(
         "--accept",
@@ -130,22 +131,23 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         action="append",
         default=[],
-        help="the change that began at this step (10 steps around it) was planned: its level is "
-        "healthy; repeat for several",
+        help="accept the change that began within 10 steps of this one as planned: its level is "
+        "healthy; may be repeated",
     )
     parser.add_argument(
         "--running",
         action="store_true",
-        help="the job runs still: tell whether its last step hangs, by when FILE was last written; "
-        "of a hang, who did not arrive (--collectives), and stacks of the ranks on this host",
+        help="the job still runs: say from FILE's age whether its last step hangs. For a hang, "
+        "name the ranks that did not arrive (--collectives), and show the stacks of the ranks on "
+        "this host",
     )
     parser.add_argument(
         "--pid",
         metavar="N",
         type=int,
         nargs="+",
-        help="with --running: the job's processes on this host, whose stacks py-spy shows at a "
-        "hang (default: those that recorded FILE, or that have a rank in their environment)",
+        help="with --running: the job's processes on this host; py-spy shows their stacks at a "
+        "hang (default: processes that recorded FILE or have a rank in their environment)",
     )
     parser.add_argument(
         "--no-stacks", action="store_true", help="with --running: do not look at processes"
@@ -203,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _earlier_runs(args: argparse.Namespace) -> list[Any]:
-    """Of each file of ``--like`` its first step, and [step] the median of the ranks."""
+    """For each file of ``--like``: its first step, and [step] the median of the ranks."""
     from paceline.sources.step_logs.files import earlier_runs
 
     if not args.like:
@@ -211,6 +213,9 @@ def _earlier_runs(args: argparse.Namespace) -> list[Any]:
     itself = None if args.input in (None, "-") else trace_input.file_name(args.input)
     runs = earlier_runs(map(trace_input.file_name, args.like), but=itself)
     if len(runs) < 3:
-        few = f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them counts as plan"
+        few = (
+            f"{len(runs)} earlier runs; with fewer than 3, a fault in one of them may count as "
+            "planned"
+        )
         print(f"note: {few}", file=sys.stderr)
     return runs

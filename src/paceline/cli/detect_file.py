@@ -1,4 +1,4 @@
-"""``paceline detect FILE`` or ``--collectives``: step times that are all there."""
+"""``paceline detect FILE`` or ``--collectives``: step times of a finished file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(
     args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
 ) -> int:
-    """Step times from a file or a call log; events merged over ranks, with who is slow."""
+    """Detect in a file or a call log; merge events over ranks and name slow ranks."""
     from dataclasses import replace
 
     from paceline.detect.event import counted
@@ -65,7 +65,7 @@ def run(
     if args.input is not None and not (usable(times.duration_s).sum(axis=0) > WARM_UP).any():
         raise DetectError(
             f"{args.input}: no rank has more than {WARM_UP} durations that can be used, of "
-            f"{n_steps:,} steps; durations of 0 or less, endless and missing ones cannot"
+            f"{n_steps:,} steps; durations of 0 or less, infinite or missing durations cannot"
         )
     _tell_slow_start(args, times, like)
     detector = detector_of(n_ranks)
@@ -73,21 +73,25 @@ def run(
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
     job_wide = _locate(args, merged, log, step_times)
     events = rank_events if args.by_rank else job_wide
+    bursts = _bursts(events)
     if args.json:
         print("".join(json.dumps(event.to_mapping()) + "\n" for event in events), end="")
     else:
-        _print_events(events)
+        _print_events(events, bursts)
     if not args.json:
         stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
         if stake is not None:
             print(f"  {stake}")
         for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
             print(f"  {suspect.explain()}")
-        onsets = sum(event.kind == "onset" for event in events)
+        onsets = sum(event.kind == "onset" for event in events) - len(bursts)
+        short = f" and {counted(len(bursts), 'burst')}" if bursts else ""
+        end_text = _at_the_end(detector, job_wide, times, args.gpus)
         print(
             f"{counted(n_steps, 'step')} of {counted(n_ranks, 'rank')}: "
-            f"{counted(onsets, 'fail-slow')}, {_at_the_end(detector, job_wide, times)}"
+            f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
         )
+    _tell_long_steps(args, times)
     if args.running:
         _tell_hang(args, times, log)
     if args.telemetry and any(event.kind == "onset" for event in job_wide):
@@ -96,14 +100,32 @@ def run(
     return 0
 
 
-def _print_events(events: Sequence[Event | JobEvent]) -> None:
-    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
+def _last_changes(events: Sequence[Event | JobEvent]) -> dict[int, int]:
+    """Rank -> the place of its last change of level among the events."""
     from paceline.detect.event import LEVEL_KINDS
 
-    changes = [event for event in events if event.kind in LEVEL_KINDS]
-    last_change = {rank: event for event in changes for rank in _ranks_of(event)}
+    changes = [(place, event) for place, event in enumerate(events) if event.kind in LEVEL_KINDS]
+    return {rank: place for place, event in changes for rank in _ranks_of(event)}
+
+
+def _bursts(events: Sequence[Event | JobEvent]) -> set[int]:
+    """Places of onsets that were over before most samples of their level: its median is healthy."""
+    from paceline.detect.levels import HEALTHY
+
+    last = set(_last_changes(events).values())
+    return {
+        place
+        for place, event in enumerate(events)
+        if event.kind == "onset" and event.refined is not None and place not in last
+        if event.refined.factor < 1 + HEALTHY
+    }
+
+
+def _print_events(events: Sequence[Event | JobEvent], bursts: Container[int]) -> None:
+    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
+    last_change = _last_changes(events)
     last_jump, repeats = None, 0
-    for event in events:
+    for place, event in enumerate(events):
         if event.kind == "clock-jump":
             is_repeat = last_jump is not None and event.step <= last_jump + 1
             last_jump = event.step
@@ -111,15 +133,20 @@ def _print_events(events: Sequence[Event | JobEvent]) -> None:
                 repeats += 1
                 continue
         print(event.explain())
-        if event.refined is not None:
-            goes_on = any(last_change[rank] is event for rank in _ranks_of(event))
+        if place in bursts and event.refined is not None:
+            median = f"the median of its {event.refined.samples:,} samples is healthy"
+            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
+        elif event.refined is not None:
+            goes_on = any(last_change[rank] == place for rank in _ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
     if repeats:
-        print(f"{repeats:,} more durations that cannot be came right behind such a one")
+        print(f"{repeats:,} more impossible durations followed such a duration directly")
 
 
-def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Table) -> str:
-    """Ranks that are slow at the end of the file, and what that has cost."""
+def _at_the_end(
+    detector: Detector | Bocd, job_wide: list[JobEvent], times: Table, gpus: int | None
+) -> str:
+    """Ranks that are slow at the end of the file, and the lost time."""
     from paceline.detect.event import counted, duration
     from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
 
@@ -136,7 +163,10 @@ def _at_the_end(detector: Detector | Bocd, job_wide: list[JobEvent], times: Tabl
     if is_short.any():
         text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {WARM_UP} samples)"
     if not slow.any() or not job_wide:
-        return text
+        if gpus is None:
+            return text
+        lost_s = sum(event.lost_s for event in job_wide if event.kind == "relief")
+        return f"{text}, {lost_s * gpus / 3600:,.3g} GPU-hours lost"
     lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
     hours = job_wide[-1].gpu_hours(lost_s)
     of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
@@ -150,7 +180,7 @@ def _ranks_of(event: Event | JobEvent) -> tuple[int, ...]:
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
-    """Say where the run is slower than its repeats from its first steps on, or as a whole."""
+    """Say whether the run is slower than its repeats, from its first steps on or as a whole."""
     from dataclasses import asdict
 
     from paceline.detect.limits import WARM_UP
@@ -168,8 +198,26 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
     print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
 
 
+def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
+    """Say what single steps cost that are long again and again, unless their work may differ."""
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from paceline.detect.long_steps import long_steps
+    from paceline.sources.step_logs.files import median_of_ranks
+
+    if any(len(np.unique(work[np.isfinite(work)])) > 1 for work in times.workload.values()):
+        return
+    found = long_steps(median_of_ranks(times.duration_s), times.steps_per_sample)
+    if found is None:
+        return
+    mapping = {"kind": "long-steps", **asdict(found), "text": found.explain()}
+    print(json.dumps(mapping) if args.json else f"long steps: {found.explain()}")
+
+
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
-    """Say whether the file has grown lately; of a hang, the absent ranks and the stacks."""
+    """Say whether the file has grown lately; for a hang, show the absent ranks and the stacks."""
     import time
     from dataclasses import replace
 
@@ -198,7 +246,7 @@ def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> N
 
 
 def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
-    """Of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
+    """Stacks of the processes that ``--pid`` names, that wrote a recording, or that have a rank."""
     from paceline.detect import stacks
     from paceline.errors import DetectError
     from paceline.sources import recording
@@ -218,7 +266,7 @@ def _stacks(args: argparse.Namespace, path: Path, ranks: int) -> Stacks:
 
 
 def _table(args: argparse.Namespace) -> Table:
-    """Step times of a file, or of a recorded run, which is also the trace that says who."""
+    """Step times of a file or a recorded run; the recording is also the trace that names ranks."""
     from paceline.sources import recording
     from paceline.sources.step_logs.files import load_step_log
 
@@ -266,7 +314,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
 
 def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
-    """The call log and its steps, which are told."""
+    """The call log and its steps; prints them."""
     from paceline.detect.steps_of_calls import step_times
     from paceline.sources.call_logs.files import load_call_log
 
@@ -287,7 +335,7 @@ def _locate(
     log: CallLog | None,
     step_times: StepTimes | None,
 ) -> list[JobEvent]:
-    """Events with who is slow, where a trace or a call log says it."""
+    """Events with the slow ranks, if a trace or a call log shows them."""
     from paceline.detect import locate
     from paceline.detect.who_calls import is_comparable, who_from_calls
     from paceline.errors import TraceError
@@ -301,13 +349,13 @@ def _locate(
         except TraceError as error:
             if str(args.trace) != args.input:
                 raise
-            print(f"note: who is slow is unknown: {error}", file=sys.stderr)
+            print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
             return events
         events = locate.locate_in_trace(events, trace, advise=advice)
         if all(event.suspects is None for event in events):
             print(
                 f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
-                "fail-slow; who is slow is unknown",
+                "fail-slow; the slow rank is unknown",
                 file=sys.stderr,
             )
     elif log is not None and step_times is not None and onsets:
@@ -319,13 +367,13 @@ def _locate(
 
 
 def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTimes | None) -> int:
-    """The slow ranks in a log that is too short to say since when."""
+    """The slow ranks in a log that is too short to show the onset."""
     from paceline.detect.who_calls import is_comparable, who_from_calls
 
     if log is None or step_times is None:
         return 0
     if not is_comparable(log):
-        why = "the log has one rank only; logs of the ranks that it meets would tell"
+        why = "the log has one rank only; add logs of the ranks that it meets"
         print(
             json.dumps({"kind": "who", "who": None, "why": why})
             if args.json
@@ -338,5 +386,5 @@ def _whole_log(args: argparse.Namespace, log: CallLog | None, step_times: StepTi
         print(json.dumps({"kind": "who", "who": mappings}))
     else:
         text = "\n".join(suspect.explain() for suspect in suspects)
-        print(text or "who: nobody stands out")
+        print(text or "no rank stands out")
     return 0

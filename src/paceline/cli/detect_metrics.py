@@ -1,4 +1,4 @@
-"""``paceline detect --collectives`` of NCCL Inspector's files for Prometheus: who is waited for."""
+"""``paceline detect --collectives`` with NCCL Inspector's files for Prometheus: the late ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def files_of(names: Sequence[str]) -> list[Path] | None:
-    """The files, also those of folders; None unless all are the Inspector's for Prometheus."""
+    """The files, also from folders; None unless all are the Inspector's files for Prometheus."""
     from paceline.sources import nccl_metrics
 
     paths: list[Path] = []
@@ -20,7 +20,7 @@ def files_of(names: Sequence[str]) -> list[Path] | None:
 
 
 def run(paths: Sequence[Path], step_times: str | None, *, as_json: bool) -> int:
-    """Print who is waited for, and which communicators are slow."""
+    """Print the ranks that others wait for, and the slow communicators."""
     from dataclasses import replace
 
     from paceline.detect.mean_waits import mean_waits
@@ -29,7 +29,8 @@ def run(paths: Sequence[Path], step_times: str | None, *, as_json: bool) -> int:
 
     if step_times is not None:
         raise DetectError(
-            f"NCCL Inspector's means have no times to compare with {step_times}; give them alone"
+            f"NCCL Inspector's means have no time stamps to compare with {step_times}; give them "
+            "alone"
         )
     means, notes = nccl_metrics.read(paths)
     result = mean_waits(means)

@@ -1,4 +1,4 @@
-"""``paceline detect --collectives`` of NCCL RAS' statuses: who has not arrived."""
+"""``paceline detect --collectives`` of NCCL RAS' statuses: ranks that have not arrived."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def run(files: Sequence[str], step_times: str | None, *, as_json: bool) -> int:
 
     if step_times is not None:
         raise DetectError(
-            f"statuses of NCCL RAS have no times to compare with {step_times}; give them alone"
+            f"statuses of NCCL RAS have no time stamps to compare with {step_times}; give them "
+            "alone"
         )
     result = _result([Path(name) for name in files])
     if as_json:
@@ -51,7 +52,7 @@ def _result(paths: Sequence[Path]) -> NotArrived | NotArrivedText:
         return not_arrived([nccl_ras.read(path) for path in paths])
     if len(paths) > 1:
         raise DetectError(
-            "statuses of NCCL RAS as text have no time, so which of them is later is not told; "
-            "give one, or JSON: ncclras -f json (NCCL 2.28.7 or later)"
+            "statuses of NCCL RAS as text have no time, so their order is unknown; give one, or "
+            "use JSON: ncclras -f json (NCCL 2.28.7 or later)"
         )
     return not_arrived_text(nccl_ras_text.read(paths[0]))

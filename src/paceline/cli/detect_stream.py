@@ -1,4 +1,4 @@
-"""``paceline detect -``: step times line by line, and what is sure printed at once."""
+"""``paceline detect -``: reads step times line by line and prints events at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, detector: Detector | Bocd) -> int:
-    """JSON lines from standard input; sure events are printed at once."""
+    """Read JSON lines from standard input; print certain events at once."""
     from dataclasses import replace
 
     from paceline.detect.accept import Accepted
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, detector: Detector | Bocd) -> int:
             print(f"note: {n:,} samples {problem}", file=sys.stderr)
     if detector.steps <= WARM_UP:
         few = f"{detector.steps} steps came; the first {WARM_UP} are the warm-up"
-        print(f"note: {few}, so nothing could be said", file=sys.stderr)
+        print(f"note: {few}, so no event could be found", file=sys.stderr)
     return 0
 
 
@@ -68,7 +68,7 @@ def update(
     workload: dict[str, float] | None,
     accepted: Accepted,
 ) -> list[Event]:
-    """The events of a step that nobody has accepted."""
+    """The events of a step that were not accepted as planned."""
     from paceline.detect.detector import Detector
 
     events = detector.update(step, row, workload)

@@ -1,4 +1,4 @@
-"""``paceline diagnose``: why a job is slow, and what each fix would gain."""
+"""``paceline diagnose``: the causes of a job's slowness, and the gain of each fix."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "diagnose",
         help=HELP["diagnose"],
-        description="Find the causes of a job's slowness, the share of the loss that each explains,"
-        " where the time goes, and what each remedy would gain.",
+        description="Find the causes of a job's slowness and the share of the loss that each "
+        "explains, where the time goes, and the gain of each remedy.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     case_input.add_steps(parser)
     case_input.add_arguments(parser)
     parser.add_argument(
-        "--all", action="store_true", help="say of every remedy that does not apply why"
+        "--all", action="store_true", help="say why a remedy does not apply, for each of them"
     )
     case_input.add_json(parser)
     parser.set_defaults(run=run)
@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     report = JobReport.of(case.result, advise(case, REMEDIES))
     if args.json:
         from paceline.report.result_json import lines_of_json
-        from paceline.results.keys import DIAGNOSIS_KEYS
+        from paceline.results.keys import DIAGNOSIS_KEYS, WARNING_KEYS
         from paceline.results.record import write_record
 
-        sys.stdout.write(lines_of_json(write_record(report, DIAGNOSIS_KEYS)))
+        sys.stdout.write(lines_of_json(write_record(report, (*DIAGNOSIS_KEYS, *WARNING_KEYS))))
         return 0
     from paceline.report.terminal import print_lines, standard_output
     from paceline.report.why import diagnosis_lines

@@ -1,4 +1,4 @@
-"""``paceline doctor``: versions, extras, GPU, compiler, and what works here."""
+"""``paceline doctor``: versions, extras, GPU, compiler, and whether each feature works here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ examples:
   paceline doctor --torch       # asks PyTorch for GPUs, which takes seconds
   paceline doctor --json        # to send along with a report of an error
 
-The exit code is 0 where the base install is whole, else 1. What an extra brings may be missing.
+The exit code is 0 if the base install is complete, otherwise 1. Packages of extras may be missing.
 """
 
 
@@ -29,7 +29,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "doctor",
         help=HELP["doctor"],
-        description="Say what works on this machine, and what to install for what does not.",
+        description="Say which features work on this machine, and what to install for the others.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +61,7 @@ def lines(checkup: Checkup) -> Iterator[str]:
     versions, machine = checkup.versions, checkup.machine
     yield f"paceline {versions['paceline']}, Python {versions['python']}, {versions['system']}"
     if not python_fits():
-        yield "this Python is none that Paceline is tested on: take 3.11 to 3.13"
+        yield "Paceline is not tested on this Python: use 3.11 to 3.13"
     yield f"{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.1f} GiB of memory"
     for gpu in checkup.gpus:
         yield f"GPU: {gpu.name} ({gpu.driver})"

@@ -1,4 +1,4 @@
-"""The arguments that say who does the work: this process, or a Ray cluster."""
+"""The arguments that choose where the work runs: in this process, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def add_engine(container: argparse._ActionsContainer, local: str = "this process
         "--address",
         metavar="ADDRESS",
         default="",
-        help="of the Ray cluster, auto: that of this machine (default: Ray is started here)",
+        help="address of the Ray cluster; auto: the cluster of this machine (default: Ray is "
+        "started here)",
     )
 
 
@@ -35,11 +36,11 @@ def mapper_of(args: argparse.Namespace) -> Iterator[Mapper]:
 
     if args.engine == "local":
         if args.address:
-            raise FleetError("--address is that of a Ray cluster: add --engine ray")
+            raise FleetError("--address is the address of a Ray cluster: add --engine ray")
         yield map
         return
     from paceline.fleet.ray_cluster import RayCluster
 
-    # Ray prints what happens to its nodes on standard output, where a result is to stand.
+    # Ray prints messages about its nodes on standard output, which is kept for the result.
     with redirect_stdout(sys.stderr), RayCluster(args.address) as cluster:
         yield cluster.map

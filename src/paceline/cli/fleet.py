@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from paceline.fleet.run import RunOptions
 
 DESCRIPTION = """\
-Analyse every trace of a folder or bucket into one dataset: study/jobs (a row per
-trace), study/steps, summary.json and report.html, which has the what-if paper's
-figures for these jobs. Interrupted, the same command goes on.
+Analyse every trace of a folder or bucket into one dataset: study/jobs (a row per trace),
+study/steps, summary.json and report.html. The report has the what-if paper's figures for these
+jobs. After an interruption, the same command continues.
 """
 
 EXAMPLES = """\
@@ -69,7 +69,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="group the jobs by these columns of the manifest, too",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit with 1 where a trace could not be analysed"
+        "--strict", action="store_true", help="exit with 1 if a trace could not be analysed"
     )
     _add_rules(parser)
     _add_analysis(parser)
@@ -78,12 +78,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which jobs count (the others keep their rows)")
+    group = parser.add_argument_group("rules for the jobs that count (the others keep their rows)")
     for name, kind, default, about in (
-        ("--max-restarts", _whole, 15, "restarts of a job that does not repeatedly fail"),
-        ("--max-discrepancy", _share, 0.05, "difference of the simulation from the trace"),
-        ("--min-steps", _whole, 2, "whole steps of a trace"),
-        ("--min-gpus", _whole, 0, "GPUs of a job; the paper takes 128"),
+        ("--max-restarts", _whole, 15, "most restarts of a job that counts"),
+        ("--max-discrepancy", _share, 0.05, "largest difference between simulation and trace"),
+        ("--min-steps", _whole, 2, "fewest whole steps of a trace"),
+        ("--min-gpus", _whole, 0, "fewest GPUs of a job; the paper takes 128"),
     ):
         group.add_argument(
             name, metavar="N", type=kind, default=default, help=f"{about} (default: {default})"
@@ -106,32 +106,32 @@ def _add_analysis(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("who does it, and within which limits")
+    group = parser.add_argument_group("engine, and its limits")
     engine_input.add_engine(group, "processes here")
     group.add_argument(
         "--processes",
         metavar="N",
         type=_whole,
-        help="of the local engine; 0: this process alone (default: one per processor)",
+        help="processes of the local engine; 0: this process alone (default: one per processor)",
     )
     group.add_argument(
-        "--timeout", metavar="TIME", type=_seconds, help="for one trace (90 s, 5 min)"
+        "--timeout", metavar="TIME", type=_seconds, help="time limit for one trace (90 s, 5 min)"
     )
     group.add_argument(
         "--memory",
         metavar="SIZE",
         type=_bytes,
-        help="that analyses on one machine may take (default: 80%% of what is free)",
+        help="memory that analyses on one machine may take (default: 80%% of the free memory)",
     )
     group.add_argument(
         "--again",
         action="store_true",
-        help="analyse traces anew that exceeded a limit or whose process was killed",
+        help="repeat the analysis of traces that exceeded a limit or whose process was killed",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse, and say what came of it."""
+    """Analyse, and print a summary."""
     if args.report:
         return _report_again(args)
     if args.output is None:
@@ -161,12 +161,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report_again(args: argparse.Namespace) -> int:
-    """Summary and page of a study that is there."""
+    """Write summary and page of an existing study."""
     from paceline.fleet.study import Study
     from paceline.report import fleet as fleet_page
 
     if args.traces is None or args.output is not None or args.manifest is not None:
-        raise FleetError("--report takes a study alone: paceline fleet study/ --report")
+        raise FleetError("--report takes only the study: paceline fleet study/ --report")
     study = Study(args.traces, by=args.by)
     study.write_summary()
     page = fleet_page.write(study)
@@ -209,7 +209,7 @@ def _run_options(args: argparse.Namespace) -> RunOptions:
 
 
 def _sentence(counts: Mapping[str, int]) -> str:
-    """How many jobs count, and by which rules the others do not."""
+    """The number of jobs that count, and the rules that exclude the others."""
     from paceline.fleet.columns import RULES
     from paceline.units import count
 
@@ -225,7 +225,7 @@ def _report_failures(counts: Mapping[str, int], n_ignored: int, *, strict: bool)
 
     n_failed = sum(counts.get(rule.name, 0) for rule in RULES if rule.status == FAILED)
     if n_ignored:
-        print(f"{count(n_ignored, 'file')} beside the traces left unread", file=sys.stderr)
+        print(f"{count(n_ignored, 'file')} that are not traces left unread", file=sys.stderr)
     if n_failed:
         text = "could not be analysed; the column error says why"
         print(f"{count(n_failed, 'trace')} {text}", file=sys.stderr)

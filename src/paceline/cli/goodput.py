@@ -21,8 +21,8 @@ examples:
 Logs of one job, one or several, each with one start or several: Megatron-LM, MLPerf, records of
 Google's ml-goodput-measurement and NVIDIA's one logger, trainer_state.json, the folder of a
 recorded run; of other logs, as
-paceline detect reads them, only steps, restarts and lost steps are known. A row that the logs
-cannot tell is a question mark, not 0. --slowdown is S of paceline analyze.
+paceline detect reads them, only steps, restarts and lost steps are known. A row that the logs do
+not show is a question mark, not 0. --slowdown is S of paceline analyze.
 """
 
 
@@ -31,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "goodput",
         help=HELP["goodput"],
-        description="Share out a job's wall time: productive steps, stragglers, fail-slows, "
+        description="Divide a job's wall time into productive steps, stragglers, fail-slows, "
         "restarts, lost steps, checkpoints, evaluation, data, start-up, compilation, idle time.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,29 +41,34 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--events",
         metavar="FILE",
         type=file_name,
-        help="of paceline detect --json; default: the detector runs on the logs' steps",
+        help="output of paceline detect --json; default: the detector runs on the logs' steps",
     )
     parser.add_argument(
-        "--slowdown", metavar="S", type=float, help="S of a typical step's analysis, for stragglers"
+        "--slowdown",
+        metavar="S",
+        type=float,
+        help="S from an analysis of typical steps, for the stragglers",
     )
-    parser.add_argument("--pattern", metavar="REGEX", help="a line of a step, as in detect")
+    parser.add_argument(
+        "--pattern", metavar="REGEX", help="a regular expression for a step's line, as in detect"
+    )
     parser.add_argument("--gpus", metavar="N", type=int, help="GPUs of the job, for GPU-hours")
     inputs = parser.add_mutually_exclusive_group()
     inputs.add_argument(
-        "--fleet", action="store_true", help="each LOG is a job of its own; prints their sum, too"
+        "--fleet", action="store_true", help="each LOG is a separate job; also prints their sum"
     )
     inputs.add_argument(
         "--totals",
         action="store_true",
-        help="LOG is what another tool has summed up already: badput by type, or metrics of one "
-        "logger, as a JSON object",
+        help="LOG is a JSON object of totals from another tool: badput by type, or metrics of one "
+        "logger",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, share out, print."""
+    """Read, divide the time, print."""
     from paceline.errors import DetectError
     from paceline.ledger import goodput
     from paceline.ledger.fleet import fleet_ledger
@@ -71,11 +76,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.totals:
         if len(args.logs) > 1 or args.events or args.slowdown is not None or args.pattern:
-            raise DetectError("--totals takes one file, and no --events, --slowdown or --pattern")
+            raise DetectError(
+                "--totals takes one file and cannot be combined with --events, --slowdown or "
+                "--pattern"
+            )
         ledgers = {str(args.logs[0]): read_totals(args.logs[0], gpus=args.gpus)}
     else:
         if args.fleet and args.events:
-            raise DetectError("--events are of one job; without them the detector runs on each")
+            raise DetectError(
+                "--events belong to one job; without them the detector runs on each job"
+            )
         jobs = [[log] for log in args.logs] if args.fleet else [args.logs]
         ledgers = {
             str(logs[0]): goodput(

@@ -1,4 +1,4 @@
-"""``paceline hosts``: what validations measured on each host, and which to take out of service."""
+"""``paceline hosts``: results of validations per host, and the hosts to take out of service."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "action", choices=("list", "history", "cordon", "forget"), help="what to do"
     )
-    parser.add_argument("host", metavar="HOST", nargs="?", help="of history and forget")
+    parser.add_argument("host", metavar="HOST", nargs="?", help="host, for history and forget")
     parser.add_argument("--store", metavar="FILE", type=file_name, help="file of the results")
     parser.add_argument(
         "--format",
         choices=("names", "slurm", "kubernetes"),
-        help="of cordon (default names)",
+        help="form of cordon's output (default names)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
 
 def store_path(path: Path | None) -> Path:
-    """The file of results that is meant."""
+    """The file of results that the options name."""
     return path or Path(os.environ.get("PACELINE_HOSTS") or "hosts.sqlite")
 
 
@@ -108,7 +108,7 @@ def _history(store: HostStore, host: str, *, as_json: bool) -> int:
 
     results = store.results(host)
     if not results:
-        raise DetectError(f"{store.path} has nothing of {host}; paceline hosts list names them")
+        raise DetectError(f"{store.path} has no results of {host}; paceline hosts list names them")
     for r in results:
         if as_json:
             print(json.dumps({"at_s": r.at_s, "run": r.run, "gpu": r.gpu, "device": r.device,

@@ -14,7 +14,8 @@ from paceline.cli.trace_input import file_name
 if TYPE_CHECKING:
     from paceline.sources.imported import Imported
 
-#: The names of ``paceline.sources.importers.IMPORTERS``, which would be slow to import for --help.
+#: The names of ``paceline.sources.importers.IMPORTERS``, copied, because importing that module
+#: would slow --help down.
 FORMATS = ("recording", "otlp", "ndtimeline", "kineto")
 
 EPILOG = """\
@@ -23,8 +24,8 @@ examples:
   paceline import timelines/ --format ndtimeline --job meta.yaml -o trace.parquet
 
 Give the files of all ranks of one run, or their folder. The trace file holds the job's degrees,
-so that `paceline analyze trace.parquet` needs nothing else. docs/import.md says what each format
-can tell.
+so that `paceline analyze trace.parquet` needs no --job. docs/import.md lists what each format
+contains.
 """
 
 
@@ -33,8 +34,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "import",
         help=HELP["import"],
-        description="Turn profiles and timelines of all ranks into one trace file, and say how "
-        "much of them could be used.",
+        description="Turn profiles and timelines of all ranks into one trace file, and say which "
+        "share of them was used.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,14 +43,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "paths", metavar="PATH", nargs="+", type=file_name, help="files, or folders of them"
     )
     parser.add_argument(
-        "--format", choices=FORMATS, help="the files' format (default: told by their content)"
+        "--format", choices=FORMATS, help="the files' format (default: by their content)"
     )
     parser.add_argument(
         "--job",
         metavar="YAML",
         type=file_name,
-        help="the job's degrees of parallelism (dp_size, pp_size, ...); default: what the files "
-        "say",
+        help="the job's degrees of parallelism (dp_size, pp_size, ...); default: from the files",
     )
     parser.add_argument(
         "--steps", metavar="N-M,...", type=parse_numbers, help="only these steps, by number"

@@ -36,13 +36,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("network", metavar="NETWORK", help="what to read; see above")
+    parser.add_argument("network", metavar="NETWORK", help="the network to read; see above")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="SHAPE",
-        help="of one sample, channels first: 3x224x224; once for each argument of the module",
+        help="shape of one sample, channels first: 3x224x224; once for each argument of the module",
     )
     parser.add_argument("--out", "-o", metavar="FILE", help="write the layers as JSON")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
@@ -51,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=float,
         default=300.0,
         metavar="S",
-        help="seconds that a user's file may take (default: 300)",
+        help="time limit in seconds for FILE.py (default: 300)",
     )
     parser.set_defaults(run=run)
 

@@ -39,7 +39,7 @@ examples:
   paceline queue jobs.csv --gpus 1024 --compare fifo,backfill,srtf
   paceline synth --dp 8 --pp 4 --slow-worker 3,1,1.5 -o trace.parquet
 
-`paceline COMMAND --help` says more of a command.
+`paceline COMMAND --help` describes a command.
 """
 
 
@@ -47,7 +47,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser of all commands.
 
     Args:
-        words: what will be parsed: only the command that they name is loaded; None: all are.
+        words: the arguments to parse; only the command that they name is loaded. None: all are
+            loaded.
     """
     parser = argparse.ArgumentParser(
         prog="paceline",
@@ -64,7 +65,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(command, help=line)
     for command_parser in (parser, *subparsers.choices.values()):
-        # Before and after the command alike; a missing option must not undo the other place.
+        # Allowed before and after the command. The default is SUPPRESS, so that one place does not
+        # reset the other.
         command_parser.add_argument(
             "--version",
             action="version",
@@ -82,7 +84,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: that of the process); returns the exit code."""
-    for name in ("stdout", "stderr"):  # closed by a daemon or cron: write to nowhere
+    for name in ("stdout", "stderr"):  # closed by a daemon or cron: write to the null device
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 (for good)
     # Slurm and Kubernetes end jobs this way: leave through the handlers that clean up.
@@ -101,7 +103,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where "×" cannot be shown, "?" will do
+        sys.stdout.reconfigure(errors="replace")  # if "×" cannot be shown, "?" replaces it
     try:
         code = int(args.run(args))
         sys.stdout.flush()
@@ -113,7 +115,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _fail(error: BaseException, *, debug: bool) -> int:
     """Say what went wrong, in one line; returns the exit code."""
     if isinstance(error, OSError) and error.filename is None:
-        # Likely standard output, which Python flushes once more at its end: let that go nowhere.
+        # Likely standard output, which Python flushes once more at its end: discard that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 141
@@ -140,6 +142,6 @@ def _fail(error: BaseException, *, debug: bool) -> int:
 
 
 def _say(message: str) -> None:
-    # A name from a file may hold escape codes: they are not for the terminal.
+    # A name from a file may hold escape codes; keep them from the terminal.
     words = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))
     print(f"paceline: {words}", file=sys.stderr)

@@ -34,8 +34,8 @@ Without --slow-*, the fail-slows are those that the diagnosis of the trace finds
 trace says only how long operations usually take.
 --follow reads JSON lines: {"step": 7, "duration_s": 1.31} for a step, {"step": 7, "event": "onset",
 "kind": "compute", "worker": [3, 1], "factor": 1.4} and "event": "relief" for fail-slows,
-and the lines of paceline detect --json. Without a trace these say from which step on a restart
-pays (S1, S4). Of steps with "rank" the slowest rank's time counts.
+and the lines of paceline detect --json. Without a trace, they show from which step on a restart
+pays (S1, S4). If steps have "rank", the slowest rank's time counts.
 """
 
 #: Options that a scenario has no use for.
@@ -44,7 +44,7 @@ _NOT_SIMULATED = (
     *("ignore_kinds", "keep_clocks", "layers", "seqlens", "hosts", "gpu_hour_cost"),
 )
 
-#: Option, kind of fail-slow, and from one end of a link to the other in (dp, pp).
+#: Option, kind of fail-slow, and the step in (dp, pp) from one end of a link to the other.
 _SLOW = (
     ("slow_worker", "compute", (0, 0)),
     ("slow_nic", "nic", (0, 0)),
@@ -60,7 +60,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "mitigate",
         help=HELP["mitigate"],
-        description="Predict by simulation what each strategy against fail-slows would give (S1 "
+        description="Predict by simulation the gain of each strategy against fail-slows (S1 "
         "ignore, S2 microbatches, S3 placement, S4 restart), and plan when to use it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,7 +72,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--simulate",
         metavar="YAML",
         type=trace_input.file_name,
-        help="live a job's life of fail-slows, with and without mitigation (docs/mitigate.md)",
+        help="simulate a job's fail-slows over its life, with and without mitigation "
+        "(docs/mitigate.md)",
     )
     group = parser.add_argument_group("fail-slows (repeat for several)")
     for flag, metavar, text in (
@@ -91,15 +92,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     plan.add_argument(
         "--rule",
         choices=("loss", "savings"),
-        help="act when the loss since the onset equals the cost (default, the falcon paper's), or "
-        "when what the strategy would have saved does",
+        help="apply a strategy when the loss since the onset equals its cost (default, as in the "
+        "falcon paper), or when the saving that it would have brought does",
     )
     plan.add_argument(
         "--steps-left",
         type=int,
         metavar="N",
-        help="steps until the job ends: costs must be saved "
-        "by then; with --follow from the first step that is read",
+        help="steps until the job ends: a strategy must save its cost by then; with --follow, "
+        "counted from the first step that is read",
     )
     plan.add_argument(
         "--follow", action="store_true", help="plan online: JSON lines from standard input"
@@ -108,7 +109,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--state",
         metavar="FILE",
         type=trace_input.file_name,
-        help="with --follow: go on from this file, and keep it up to date",
+        help="with --follow: continue from the planner's state in this file, and keep it up to "
+        "date",
     )
     case_input.add_arguments(parser)
     case_input.add_json(parser)
@@ -143,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 def parse_overheads(
     text: str | None, unless_named: Mapping[str, float | None] | None = None
 ) -> dict[str, float | None]:
-    """The overheads that the text names, and for the others the usual, or those given."""
+    """The overheads that the text names; the others are the defaults, or as given."""
     from paceline.errors import MitigateError
     from paceline.mitigate.strategies import OVERHEAD_S, check_overhead
 
@@ -163,7 +165,7 @@ def parse_overheads(
 
 
 def _faults(args: argparse.Namespace, n_dp: int) -> tuple[Fault, ...]:
-    """As named; the last replica's next one is the first, as in a ring."""
+    """The named fail-slow; after the last replica comes the first, as in a ring."""
     from paceline.mitigate.fault import Fault
 
     faults = []
@@ -235,7 +237,9 @@ def _simulate(args: argparse.Namespace) -> int:
         if not (value is None or value is False or value in ([], ()))
     ]
     if flags:
-        raise MitigateError(f"--simulate takes all from its scenario; leave out {', '.join(flags)}")
+        raise MitigateError(
+            f"--simulate takes everything from its scenario; leave out {', '.join(flags)}"
+        )
     scenario = load_scenario(args.simulate)
     if args.overheads:
         overhead_s = parse_overheads(args.overheads, scenario.overhead_s)
@@ -267,7 +271,7 @@ def _follow(
     strategies: Strategies,
     faults: tuple[Fault, ...],
 ) -> int:
-    """Feed a planner from standard input; print its actions the moment they are due."""
+    """Feed a planner from standard input; print its actions as soon as they are due."""
     from paceline.errors import MitigateError
     from paceline.mitigate.follow import Follower
     from paceline.mitigate.planner import Planner, load_state, save_state
@@ -299,7 +303,7 @@ def _follow(
 
 
 def _follow_times(args: argparse.Namespace) -> int:
-    """Without a trace: events of detect, and step times, tell when a restart pays."""
+    """Without a trace: decide from detect's events and step times when a restart pays."""
     from paceline.errors import MitigateError
     from paceline.mitigate.strategies import RESTART
     from paceline.mitigate.times_only import TimesOnly

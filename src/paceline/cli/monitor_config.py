@@ -1,4 +1,4 @@
-"""The options that say which monitor a command is about, shared by serve, alerts and admin."""
+"""The options that choose a monitor, shared by serve, alerts and admin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--config, --store and --data."""
     parser.add_argument(
-        "--config", metavar="YAML", type=file_name, help="settings (docs/monitor.md); options win"
+        "--config",
+        metavar="YAML",
+        type=file_name,
+        help="settings (docs/monitor.md); options override them",
     )
     parser.add_argument(
         "--store",
@@ -39,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(args: argparse.Namespace, **changes: Any) -> Config:
-    """The settings of the file and of the options, which win.
+    """The settings of the file, overridden by the options.
 
     Raises:
-        MonitorError: one is wrong, or the monitor's libraries are missing.
+        MonitorError: a setting is wrong, or the monitor's libraries are missing.
     """
     check_installed()
     from paceline.monitor.config import Config, load_config
@@ -83,7 +86,7 @@ def engine_of(config: Config) -> Engine:
 
 
 def check_installed() -> None:
-    """Make sure that the libraries of the extra are there.
+    """Make sure that the libraries of the extra are installed.
 
     Raises:
         MonitorError: one is missing.
@@ -109,7 +112,7 @@ def check_installed() -> None:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """Users' data is not for everybody on this machine."""
+    """Keep users' data from other users of this machine."""
     before = os.umask(0o077)
     try:
         yield

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from importlib import metadata
 from pathlib import Path
 
 from paceline.cli.commands import HELP
@@ -12,6 +15,9 @@ NATIVE = Path(__file__).parents[1] / "native"
 PLUGIN = "libpaceline-nccl.so"
 SHIM = "libpaceline-nccl-shim.so"
 FLAGS = "-std=c11 -O2 -fvisibility=hidden -shared -fPIC -pthread -Wl,-z,nodelete"
+
+#: Packages that bring NCCL's library, as PyTorch's wheels need them.
+_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 EPILOG = """\
 examples:
@@ -23,8 +29,9 @@ examples:
   paceline nccl pause runs/job-17 --validate
   paceline nccl waits runs/job-17
 
-NCCL 2.27 and later load the plugin; the shim is for older ones and RCCL. docs/nccl.md says what
-each version tells, docs/pause.md how a job is paused.
+NCCL 2.27 and later load the plugin; the shim is for older versions and RCCL. `path` says so where
+this environment's NCCL needs another setting. docs/nccl.md lists the events of each version.
+docs/pause.md describes the pause.
 """
 
 
@@ -35,8 +42,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "nccl",
         help=HELP["nccl"],
-        description="Where the profiler plugin is that NCCL loads into a job; pause that job; who "
-        "waits for whom in it.",
+        description="The profiler plugin that NCCL loads into a job: print its path, pause the "
+        "job, show which ranks wait for which.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +52,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     path.add_argument(
         "--shim",
         action="store_true",
-        help="of the library for LD_PRELOAD: NCCL before 2.27, and RCCL",
+        help="path of the library for LD_PRELOAD: NCCL before 2.27, and RCCL",
     )
     path.set_defaults(run=run)
     nccl_pause.add(actions)
@@ -79,4 +86,30 @@ def run(args: argparse.Namespace) -> int:
             f"cc {FLAGS} -o {NATIVE / name} {files} -ldl (or, in a checkout, make native)"
         )
     print(path)
+    if not args.shim:
+        for note in notes_of(path):
+            print(f"paceline: note: {note}", file=sys.stderr)
     return 0
+
+
+def notes_of(plugin: Path) -> list[str]:
+    """Settings that the NCCL beside Paceline needs other than the plugin's path."""
+    notes = []
+    for package in _PACKAGES:
+        try:
+            text = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        version = tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+        if version < (2, 27):
+            notes.append(
+                f"NCCL {text} ({package}) cannot take this plugin; use the shim: "
+                "LD_PRELOAD=$(paceline nccl path --shim)"
+            )
+        elif version < (2, 27, 5):
+            # openPluginLib of v2.27.3-1, src/plugin/plugin_open.cc; mended in v2.27.5-1.
+            notes.append(
+                f"NCCL {text} ({package}) opens no plugin by its path; set "
+                f"NCCL_PROFILER_PLUGIN={PLUGIN} LD_LIBRARY_PATH={plugin.parent}:$LD_LIBRARY_PATH"
+            )
+    return notes

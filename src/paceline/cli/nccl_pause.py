@@ -1,4 +1,4 @@
-"""``paceline nccl pause``: all ranks of a running job stop, are examined, and go on."""
+"""``paceline nccl pause``: stop all ranks of a running job, examine them, let them go on."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ examples:
   paceline nccl pause runs/job-17 --validate --ring --rounds 3
   paceline nccl pause runs/job-17 --for 60s --during 'srun --overlap paceline validate --ring'
 
-All ranks stop after the same collective of their largest communicator. If one does not, none waits
-longer than --arrive. The job goes on when the time is over, the command or validation has ended, or
-this command ends, however it ends. A line is added to events.jsonl in the folder.
+All ranks stop after the same collective of their largest communicator. If a rank does not stop, the
+others wait no longer than --arrive. The job goes on when the time is over, or when the validation
+or command has ended. It also goes on if this command ends in any way. A line is added to
+events.jsonl in the folder.
 """
 
-#: Variables that a job's shell exports for the plugin; processes beside the job must not load it.
+#: Longer times are taken for a slip of the pen; a job allows a third of its smallest timeout.
+MAX_S = 86_400.0
+
+#: Variables that a job's shell exports for the plugin; other processes must not load it.
 _OF_THE_JOB = ("NCCL_PROFILER_PLUGIN", "PACELINE_RECORD", "LD_PRELOAD")
 
 
@@ -39,16 +43,18 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = actions.add_parser(
         "pause",
-        help="stop all ranks of a running job at one collective, then let them go on",
+        help="stop all ranks of a running job at one collective for a while",
         description="Stop all ranks of a running job for a while, without a checkpoint.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="what PACELINE_RECORD names in the job")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the folder that PACELINE_RECORD names in the job"
+    )
     for name, default, text in (
-        ("for", "20s", "how long all stand, at most"),
-        ("arrive", "10s", "how long the first to stop waits for the last"),
-        ("wait", "60s", "how long to wait for the job to reach a collective"),
+        ("for", "20s", "longest time for which all ranks stop"),
+        ("arrive", "10s", "longest wait of the first rank for the last"),
+        ("wait", "60s", "longest wait until the job reaches a collective"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -61,7 +67,7 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work.add_argument(
         "--validate",
         action="store_true",
-        help="meanwhile test GPUs and links by processes on this machine (paceline validate)",
+        help="meanwhile test GPUs and links with processes on this machine (paceline validate)",
     )
     work.add_argument(
         "--during", metavar="COMMAND", help="meanwhile run this, such as srun on all hosts"
@@ -78,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
     from paceline.pause.asker import Times, pause
     from paceline.pause.events import append_event, event_of
     from paceline.pause.validation import pause_and_validate
-    from paceline.quantities import parse_quantity
 
     if "://" in args.folder:
         raise PauseError(
@@ -87,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = Path(args.folder)
     times = Times(
-        hold_s=parse_quantity(args.for_s, "seconds"),
-        arrive_s=parse_quantity(args.arrive_s, "seconds"),
-        wait_s=parse_quantity(args.wait_s, "seconds"),
+        hold_s=_seconds("--for", args.for_s),
+        arrive_s=_seconds("--arrive", args.arrive_s),
+        wait_s=_seconds("--wait", args.wait_s),
     )
     for name in _OF_THE_JOB:
         os.environ.pop(name, None)
@@ -105,11 +110,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace) -> Measure:
-    """Measures by processes on this machine.
+def _seconds(option: str, text: str) -> float:
+    """The time that an option gives.
 
     Raises:
-        PauseError: they need PyTorch, which is not here.
+        PauseError: none, or one that no job allows.
+    """
+    from paceline.errors import PacelineError, PauseError
+    from paceline.quantities import parse_quantity
+
+    try:
+        seconds = parse_quantity(text, "seconds")
+    except PacelineError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_S:
+        raise PauseError(f"{option} {text}: give a time from 0.001s to a day, such as 20s or 2min")
+    return seconds
+
+
+def _measure(args: argparse.Namespace) -> Measure:
+    """Validates with processes on this machine.
+
+    Raises:
+        PauseError: PyTorch is not installed.
     """
     from paceline.detect.launch import validate_local
     from paceline.detect.validate import Effort
@@ -137,7 +160,7 @@ def _work(args: argparse.Namespace, more: dict[str, Any]) -> Work | None:
 
 
 def _command(command: str, standing: Callable[[], bool], more: dict[str, Any]) -> None:
-    """Run it in a group of its own, which ends when the ranks go on."""
+    """Run it in its own process group, which is ended when the ranks go on."""
     import signal
 
     process = subprocess.Popen(command, shell=True, start_new_session=True)

@@ -1,4 +1,4 @@
-"""``paceline nccl waits``: who waits for whom, and how fast the transfers go."""
+"""``paceline nccl waits``: which ranks wait for which, and how fast transfers are."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ examples:
   paceline nccl waits runs/job-17 --profiles traces/rank-*.json.gz --json
   paceline nccl waits runs/job-17 --nccl-log logs/nccl.*
 
-Alone, the plugin's times are each device's own: the member whose call takes least came last. A
+The plugin's times alone come from each device: the member whose call takes least came last. A
 recording of the hooks or profiles of PyTorch's profiler, made at the same time by the same ranks,
 have begins and ends on one clock: the wait ends when the last member begins.
 """
 
 _BASES = {
     "exact": "begins and ends on one clock: a wait ends when the last member begins",
-    "device": "times of each rank's device: who waits least came last",
+    "device": "times of each rank's device: the rank that waits least came last",
     "host": "times of the hosts only: waits are bounds, and transfers are not known",
 }
 #: Rows of a table.
@@ -44,8 +44,9 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = actions.add_parser(
         "waits",
-        help="who waits for whom in the collectives, and how fast the transfers go",
-        description="A graph of who waits for whom, from the calls that the plugin recorded.",
+        help="which ranks wait for which in collectives, and how fast transfers are",
+        description="A graph of the ranks that wait for each other, from the calls that the "
+        "plugin recorded.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,7 +58,7 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--recording",
         metavar="FOLDER",
         type=file_name,
-        help="what the hooks recorded of the same run (docs/record.md)",
+        help="recording of the hooks in the same run (docs/record.md)",
     )
     more.add_argument(
         "--profiles",
@@ -72,13 +73,13 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="+",
         default=[],
         type=file_name,
-        help="what NCCL wrote with NCCL_DEBUG=INFO: it names the NIC of each channel",
+        help="NCCL's log with NCCL_DEBUG=INFO: it names the NIC of each channel",
     )
     parser.add_argument(
         "--plot",
         metavar="FILE",
         type=file_name,
-        help="also draw who waits for whom (.svg, .png or .pdf); by host beyond 64 ranks",
+        help="also draw the graph of waits (.svg, .png or .pdf); by host beyond 64 ranks",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE of --plot")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -177,12 +178,12 @@ def _print(graph: WaitGraph, of_proxies: tuple[Link, ...]) -> None:
 
 
 def _print_nics(nics: Network, has_proxies: bool) -> None:
-    """NICs by direction; what the steps of the proxies waited for, in seconds."""
+    """NICs by direction, and the seconds for which the proxies' steps waited."""
     if not nics.rows:
         if has_proxies:
             print(
-                "\nwhich NIC, rail or direction is slow cannot be told: the proxies' times include "
-                "waits for the GPU and the peer; PACELINE_NCCL_EVENTS=0x105f records these apart"
+                "\nthe slow NIC, rail or direction is unknown: the proxies' times include waits "
+                "for the GPU and the peer; PACELINE_NCCL_EVENTS=0x105f records them separately"
             )
         return
     print(

@@ -39,15 +39,15 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gradients",
         metavar="HOW",
-        help="packed, 'per tensor', or buckets beside the backward pass (default)",
+        help="packed, 'per tensor', or buckets during the backward pass (default)",
     )
     _add_common(group)
     group.add_argument("--microbatches", metavar="N", type=int, help="segments of a pipeline")
     group.add_argument(
         "--measured",
         metavar="GPUS:RATE",
-        help="samples/s that you measured on fewer GPUs with the same batch each (data): the rate "
-        "on --gpus follows from it",
+        help="samples/s that you measured on fewer GPUs with the same batch per GPU (data); "
+        "scales it to --gpus",
     )
     group.add_argument("--largest-batch", action="store_true", help="samples per GPU that fit")
     group.add_argument("--method", metavar="NAME", help="paradl: the formulas of its paper")
@@ -66,7 +66,7 @@ def _add_common(group: argparse._ArgumentGroup) -> None:
     """Options that a prediction and a search have."""
     group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum (default) or adam")
     for option, text in (
-        ("--channels-last", "layout of images in memory; else channels first"),
+        ("--channels-last", "images are stored channels last; default: channels first"),
         ("--sync-batchnorm", "batches are normalized over all GPUs that share them"),
     ):
         group.add_argument(option, action="store_const", const=True, help=text)
@@ -81,7 +81,7 @@ def _add_common(group: argparse._ArgumentGroup) -> None:
 
 
 def is_network(path: Path | None) -> bool:
-    """Whether the positional argument is a network's: a JSON file, a preset, or its job."""
+    """Whether the positional argument names a network: a JSON file, a preset, or a job of one."""
     if path is None:
         return False
     if path.suffix == ".json":
@@ -107,7 +107,7 @@ def is_network(path: Path | None) -> bool:
 
 
 def refuse_options(args: argparse.Namespace) -> None:
-    """A language model takes none of a network's options.
+    """Refuse a network's options for a language model.
 
     Raises:
         ModelError: one was given.
@@ -284,13 +284,13 @@ def load(path: Path) -> LayerNetwork:
 
 
 def _machines(args: argparse.Namespace) -> tuple[Cluster, dict[str, Any]]:
-    """The cluster, and what its file says of networks: constants, factors."""
+    """The cluster, with the constants and factors for networks in its file."""
     from paceline.errors import ModelError
     from paceline.networks.calibration_file import load_machine, says_networks
     from paceline.plan.runs import named_cluster
 
     if (args.gpu is None) == (args.cluster is None):
-        raise ModelError("say on what: --gpu NAME, or --cluster FILE")
+        raise ModelError("name the hardware: --gpu NAME, or --cluster FILE")
     if args.cluster is None or not says_networks(Path(args.cluster)):
         return named_cluster(args.gpu or args.cluster), {}
     cluster, software, factors = load_machine(Path(args.cluster))
@@ -298,7 +298,7 @@ def _machines(args: argparse.Namespace) -> tuple[Cluster, dict[str, Any]]:
 
 
 def _precision(args: argparse.Namespace, fields: Mapping[str, Any], cluster: Cluster) -> str | None:
-    """The option's, or else the job's; fp16 and bf16 are amp on a GPU that has them."""
+    """The option's value, otherwise the job's; fp16 and bf16 are amp on GPUs that have them."""
     from paceline.networks.compute import autocast
 
     precision = args.precision or fields.get("precision")
@@ -344,7 +344,7 @@ def _strategy(
 
 
 def _gpus(args: argparse.Namespace) -> int:
-    """One where nothing is said; a wrong number is for ``Strategy`` to refuse."""
+    """The default is 1; ``Strategy`` refuses a wrong number."""
     return 1 if args.gpus is None else int(args.gpus)
 
 

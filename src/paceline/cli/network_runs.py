@@ -20,7 +20,7 @@ _LISTED = 10
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Fit a cluster's factors to runs, write the cluster file, print how runs left out do."""
+    """Fit a cluster's factors to runs, write its file, print the errors of left-out runs."""
     from paceline.files import check_not_input, check_targets
     from paceline.networks.calibrate import calibrate_networks, left_out_in_turn
     from paceline.networks.calibration_file import save_calibration
@@ -65,7 +65,7 @@ def _show_calibration(about: dict[str, Any], assumed: bool) -> None:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Predict each run, mark those that are not as they should be."""
+    """Predict each run, and mark the abnormal runs."""
     from paceline.errors import ModelError
     from paceline.files import check_not_input, check_targets, text_writer, write_files
     from paceline.networks.abnormal import check_runs
@@ -100,7 +100,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def row(item: Check) -> dict[str, str]:
-    """The columns that a checked file has beside its input's."""
+    """The columns that a checked file adds to its input's."""
     return {
         "predicted_step_time_s": f"{item.predicted_s:.6g}",
         "abnormal": "" if item.abnormal is None else str(int(item.abnormal)),
@@ -124,7 +124,7 @@ def _document(run: NetworkRun, item: Check) -> dict[str, Any]:
 def _show_checks(runs: Sequence[NetworkRun], checks: Sequence[Check]) -> None:
     abnormal = [(run, item) for run, item in zip(runs, checks, strict=True) if item.abnormal]
     abnormal.sort(key=lambda pair: -(pair[1].ratio or 0))
-    print(f"{len(abnormal)} of {len(checks)} runs are not as they should be")
+    print(f"{len(abnormal)} of {len(checks)} runs are abnormal")
     for run, item in abnormal[:_LISTED]:
         print(f"  line {run.line}: {run.network.name}, {run.strategy.describe()}: {item.reason}")
     if len(abnormal) > _LISTED:

@@ -8,10 +8,10 @@ from collections.abc import Collection
 
 from paceline.errors import SynthError
 
-#: A range is written out in full; more numbers than this are a slip of the pen.
+#: Ranges are expanded; more numbers than this are a typing error.
 MAX_NUMBERS = 1_000_000
 
-#: No file numbers anything higher: columns hold 64 bits at most.
+#: The highest number in any file: columns hold 64 bits at most.
 LARGEST = 2**63 - 1
 
 
@@ -26,7 +26,7 @@ def parse_numbers(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", entry, flags=re.ASCII)
         if match is None:
             problem = (
-                f"{entry.strip()!r} is no number or range"
+                f"{entry.strip()!r} is neither a number nor a range"
                 if entry.strip()
                 else "a number is missing"
             )
@@ -50,8 +50,8 @@ def parse_floats(text: str, n: Collection[int], expected: str) -> tuple[float, .
 
     Args:
         text: for example ``3,1,1.5``.
-        n: how many numbers are right.
-        expected: what they mean, for the message.
+        n: the expected number of numbers.
+        expected: the meaning of the numbers, for the message.
 
     Raises:
         SynthError: another number of numbers, or none.
@@ -66,11 +66,11 @@ def parse_floats(text: str, n: Collection[int], expected: str) -> tuple[float, .
 
 
 def whole_number(value: float, label: str) -> int:
-    """A whole number that came with others that are none, such as the ranks in ``3,1,1.5``.
+    """A whole number in a list that also has fractions, such as the ranks in ``3,1,1.5``.
 
     Raises:
         SynthError: it is none.
     """
-    if not value.is_integer():  # nor are NaN and infinity
+    if not value.is_integer():  # NaN and infinity are not either
         raise SynthError(f"{label}: {value:g} is no whole number")
     return int(value)

@@ -25,19 +25,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "optimal",
         help=HELP["optimal"],
-        description="The compute-optimal size (Chinchilla) for some GPUs and days: at the GPUs' "
-        "peak, as is often computed, and with the best plan that each size can run.",
+        description="The compute-optimal size (Chinchilla) for some GPUs and days. It is computed "
+        "at the GPUs' peak, as usual, and with the best plan of each size.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--gpus", metavar="N", type=int, required=True, help="how many")
-    parser.add_argument("--days", metavar="D", type=float, required=True, help="for how long")
+    parser.add_argument(
+        "--days", metavar="D", type=float, required=True, help="length of the training in days"
+    )
     parser.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
     parser.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     parser.add_argument(
         "--law",
         choices=("vtrain", "hoffmann", "ratio"),
-        help="print only this law's point: the constants of vTrain, of Hoffmann et al., or 20 "
+        help="use only this scaling law: the constants of vTrain, of Hoffmann et al., or 20 "
         "tokens per parameter (default: all)",
     )
     parser.add_argument(
@@ -45,14 +47,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="N",
         type=float,
         default=20.0,
-        help="what candidates are trained on (default 20)",
+        help="tokens per parameter of candidates (default 20)",
     )
     parser.add_argument(
         "--grid",
         metavar="HxL,...",
         type=_grid,
         help="candidates: hidden sizes and layers, 12288x80,... (default: vTrain's Table III where "
-        "it covers the size, else some of usual shape)",
+        "it covers the size, otherwise models of usual shape)",
     )
     parser.add_argument("--seq-len", metavar="N", type=int, default=2048, help="(default 2048)")
     parser.add_argument("--vocab", metavar="N", type=int, default=50257, help="(default 50257)")

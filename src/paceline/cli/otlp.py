@@ -20,11 +20,12 @@ examples:
   paceline otlp -o runs/job-18
   paceline otlp --listen 10.0.0.7:4318 -o runs/job-18
 
-It prints the environment variables that the job, Megatron-LM unmodified, has to be run with: by
-default one rank sends, no steps and no microbatches, and over gRPC, which is not taken here.
+It prints the environment variables with which to run the job (Megatron-LM, unmodified). Without
+them only one rank sends spans, without steps and microbatches, over gRPC, which this command does
+not receive.
 
-Ctrl-C or SIGTERM ends it. An existing otlp.jsonl in the folder is continued. Anyone who reaches the
-address can send spans: keep it on the loopback or a private network.
+Ctrl-C or SIGTERM ends it. Spans are appended to an existing otlp.jsonl in the folder. Anyone who
+reaches the address can send spans: use the loopback or a private network.
 """
 
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     ended = threading.Event()
     receiver = Receiver(args.out, *args.listen)
     before = {s: signal.signal(s, lambda *_: ended.set()) for s in (signal.SIGINT, signal.SIGTERM)}
-    # A daemon: whatever fails below, the process ends.
+    # A daemon, so that the process ends if anything below fails.
     thread = threading.Thread(target=receiver.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:

@@ -60,8 +60,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "plan",
         help=HELP["plan"],
-        description="Evaluate every legal plan for a number of GPUs (or a range): step time, "
-        "memory, cost; rank those that fit, and say what was ruled out and why.",
+        description="Evaluate step time, memory and cost of every legal plan for a number of GPUs "
+        "(or a range). Rank the plans that fit, and say why the others were ruled out.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -89,28 +89,30 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_space(parser, more_precisions=("tf32", "amp"))
     add_memory(parser)
     add_engine(parser.add_argument_group("who searches"))
-    wish = parser.add_argument_group("what is wanted")
+    wish = parser.add_argument_group("objective and limits")
     wish.add_argument(
         "--objective",
         choices=("time", "cost", "gpus"),
         default="time",
         help="rank by step time (default), GPU-time, or number of GPUs",
     )
-    wish.add_argument("--max-days", metavar="D", type=float, help="the training's days at most")
-    wish.add_argument("--budget", metavar="$", type=float, help="the training's dollars at most")
+    wish.add_argument("--max-days", metavar="D", type=float, help="longest training, in days")
+    wish.add_argument(
+        "--budget", metavar="$", type=float, help="largest price of the training, in dollars"
+    )
     wish.add_argument("--top", metavar="N", type=int, default=10, help="plans to show (default 10)")
     wish.add_argument(
         "--launch",
         choices=("megatron", "nemo", "torchtitan", "deepspeed", "accelerate"),
-        help="write the launch command or configuration of the best plan (into --out, else to "
-        "the screen); only plans that it can express are tried",
+        help="write the launch command or configuration of the best plan (into --out, otherwise "
+        "to the screen); only plans that this framework can run are tried",
     )
     wish.add_argument(
         "--explain",
         nargs=2,
         metavar=("A", "B"),
         type=int,
-        help="why the plan of rank A beats that of rank B, term by term",
+        help="compare the plans of ranks A and B, term by term",
     )
     parser.add_argument(
         "-o",
@@ -135,7 +137,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = ()) -> None:
     """The plans to try, for all commands that search."""
-    space = parser.add_argument_group("what is tried")
+    space = parser.add_argument_group("plans to try")
     for option, text in LIMITS:
         space.add_argument(option, metavar="N", type=int, help=text)
     space.add_argument(
@@ -154,7 +156,9 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
     )
     space.add_argument("--sequence-parallel", choices=("yes", "no", "both"), help="(default: both)")
     space.add_argument(
-        "--even", action="store_true", help="only plans with as many layers on every stage"
+        "--even",
+        action="store_true",
+        help="only plans with the same number of layers on every stage",
     )
     space.add_argument("--precision", choices=(*_PRECISIONS, *more_precisions), help="of all plans")
     space.add_argument("--no-flash", action="store_true", help="attention is not fused")
@@ -184,8 +188,8 @@ def add_overlap_factor(group: argparse._ActionsContainer) -> None:
         "--overlap-factor",
         metavar="F",
         type=float,
-        help="dualpipev and dualpipe: share, 0 to 1, of the shorter of a pair's compute and its "
-        "exchange of tokens that hides behind the longer (default 1)",
+        help="dualpipev and dualpipe: overlap of a pair's compute and its exchange of tokens, "
+        "from 0 to 1 (all of the shorter one hides; default 1)",
     )
 
 
@@ -238,7 +242,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | None) -> str | None:
-    """Print and write what was found; a note on the files."""
+    """Print and write the result; a note on the files."""
     from paceline.report import search as report
 
     explained = None
@@ -326,7 +330,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
-    """The job, its global batch, and what its plan says of all plans."""
+    """The job, its global batch, and the fields of its plan that hold for all plans."""
     from dataclasses import replace
 
     from paceline.errors import ModelError, PlanError
@@ -344,7 +348,9 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
             cluster = replace(job.cluster, price_per_gpu_hour=args.price, price_source="given")
             job = replace(job, cluster=cluster)
     elif args.model is None:
-        raise ModelError("say what to train: a job file, or --model with --gpu and --global-batch")
+        raise ModelError(
+            "name the model to train: a job file, or --model with --gpu and --global-batch"
+        )
     else:
         job = job_from_options(
             model=args.model,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.model.cluster import Cluster
     from paceline.model.llm import LLM
 
-#: Slider -> its name; each doubles or halves what the command said, this many times.
+#: Slider -> its name; each doubles or halves the command's value, up to this number of times.
 DOUBLINGS = {"gpus": "GPUs", "seq_len": "tokens of a sample", "global_batch": "samples of a step"}
 SPAN = 4
 #: Dollars per GPU and hour, at most.
@@ -49,7 +49,7 @@ class PlanPage:
 
     @property
     def start(self) -> dict[str, int]:
-        """Slider -> what the command said."""
+        """Slider -> the value in the command."""
         return {"gpus": self.gpus, "seq_len": self.llm.seq_len, "global_batch": self.global_batch}
 
     def values(self, query: Mapping[str, str]) -> tuple[dict[str, int], float | None]:
@@ -64,7 +64,7 @@ class PlanPage:
         return values, price or None
 
     def html(self, query: Mapping[str, str]) -> bytes:
-        """The page of a search with these sliders; where nothing fits, the reason."""
+        """The page of a search with these sliders; if no plan fits, the reason."""
         from paceline.plan.search import search
         from paceline.report import search_page as report
 
@@ -81,7 +81,7 @@ class PlanPage:
 
 
 def _number(text: str | None, default: float, low: float, high: float) -> float:
-    """A number of a query within its bounds; ``default`` where it is none."""
+    """A number of a query within its bounds; ``default`` if it is not a number."""
     try:
         value = float(text or default)
     except ValueError:
@@ -90,7 +90,7 @@ def _number(text: str | None, default: float, low: float, high: float) -> float:
 
 
 def create_app(page: PlanPage) -> Starlette:
-    """The page as a web application; it answers to this machine's names alone."""
+    """The page as a web application; it answers only to this machine's names."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.middleware import Middleware
@@ -99,7 +99,7 @@ def create_app(page: PlanPage) -> Starlette:
     from starlette.responses import HTMLResponse
     from starlette.routing import Route
 
-    lock = Lock()  # one search at a time: each has the cores to itself
+    lock = Lock()  # one search at a time, so that each has all cores
 
     def made(query: Mapping[str, str]) -> bytes:
         with lock:

@@ -36,7 +36,7 @@ for `paceline calibrate`; with step_time_s in it, the errors are shown.
 DEGREES = (
     ("--tp", "tensor-parallel ranks"),
     ("--pp", "pipeline stages"),
-    ("--dp", "replicas (default: what the GPUs leave)"),
+    ("--dp", "replicas (default: the GPUs over the other degrees)"),
     ("--cp", "context-parallel ranks"),
     ("--ep", "expert-parallel ranks"),
     ("--vpp", "model chunks per stage"),
@@ -47,7 +47,12 @@ DEGREES = (
 SWITCHES = (
     ("--sequence-parallel", "sequence_parallel", True, "split norms and residuals over tp"),
     ("--no-flash", "flash", False, "attention is not fused"),
-    ("--fused-experts", "fused_experts", True, "one kernel a product for all experts, CUDA graphs"),
+    (
+        "--fused-experts",
+        "fused_experts",
+        True,
+        "one kernel per product for all experts, CUDA graphs",
+    ),
     ("--no-overlap-dp", "overlap_dp", False, "gradients are reduced after the backward pass"),
     ("--overlap-tp", "overlap_tp", True, "tensor-parallel collectives hide behind products"),
     ("--overlap-pp", "overlap_pp", True, "hand-overs between stages hide behind computes"),
@@ -64,7 +69,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "predict",
         help=HELP["predict"],
-        description="Predict a training step: how long, made of what, does it fit, what it costs.",
+        description="Predict a training step: its time and the parts of it, memory, cost.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -79,9 +84,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--profile",
         metavar="FILE",
         type=file_name,
-        help="operator times of `paceline profile`; without --gpu, of that very machine",
+        help="operator times of `paceline profile`; without --gpu, the prediction is for the "
+        "profiled machine",
     )
-    job.add_argument("--gpus", metavar="N", type=int, help="GPUs in all")
+    job.add_argument("--gpus", metavar="N", type=int, help="total number of GPUs")
     job.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample")
     job.add_argument(
         "--images",
@@ -124,7 +130,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--adapter-rank",
         metavar="R",
         type=int,
-        help="LoRA adapters of this rank on the attention's products; all else is frozen",
+        help="LoRA adapters of this rank on the attention's products; all other weights are frozen",
     )
     plan.add_argument(
         "--shards",
@@ -136,12 +142,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--offload-layers",
         metavar="N",
         type=int,
-        help="layers whose activations wait in the host's memory for the backward",
+        help="layers whose activations are kept in the host's memory until the backward",
     )
     plan.add_argument(
         "--software",
         metavar="NAME",
-        help="the release that runs it, where it matters: nemo-26.04 (default: the newest)",
+        help="release of the software, if results depend on it: nemo-26.04 (default: the newest)",
     )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
     add_engine(parser.add_argument_group("who predicts --runs"))
@@ -258,7 +264,9 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
     fields = plan_fields(args)
     if args.job_yaml is None:
         if args.model is None:
-            raise ModelError("say what to train: a job file, or --model with --gpu and a plan")
+            raise ModelError(
+                "name the model to train: a job file, or --model with --gpu and a plan"
+            )
         cluster = args.cluster
         if args.profile is not None and args.gpu is None and cluster is None:
             from paceline.model.profile import load_profile
@@ -388,7 +396,7 @@ def _run_all(args: argparse.Namespace) -> int:
 
 
 def _rejected(errors: Mapping[int, str]) -> list[str]:
-    """How many rows were not predicted, and why; a line per reason."""
+    """The number of rows that were not predicted, a line per reason."""
     reasons: dict[str, list[int]] = {}
     for line, problem in sorted(errors.items()):
         reasons.setdefault(problem, []).append(line)

@@ -29,7 +29,7 @@ examples:
 """
 
 #: Device -> the default profile unless the user says otherwise: (hidden, tp, micro batch, sequence,
-#: precision). A CPU's are those of models that it can train in the first place.
+#: precision). The shapes for a CPU are small, since a CPU trains only small models.
 DEFAULTS: dict[str, _Shapes] = {
     "cuda": ([1024, 2048, 4096, 8192, 12288], [1, 2, 4, 8], [1, 2, 4], [2048], "bf16"),
     "cpu": ([256, 512, 768], [1], [1, 2, 4], [128, 256], "fp32"),
@@ -45,8 +45,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "profile",
         help=HELP["profile"],
-        description="Time the operators that predictions need, each once per shape, on the GPU (or "
-        "CPU) of this machine, and write their seconds to a file for `paceline predict --profile`. "
+        description="Time the operators that predictions need on the GPU (or CPU) of this "
+        "machine, once per shape. Write their seconds to a file for `paceline predict --profile`. "
         "Needs PyTorch: pip install 'paceline[profile]'.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,7 +56,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--device",
         choices=("auto", "cuda", "cpu"),
         default="auto",
-        help="where to run (default auto: a GPU if there is one)",
+        help="device to time (default auto: a GPU if there is one)",
     )
     parser.add_argument(
         "--precision",
@@ -112,7 +112,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, write and say what was measured."""
+    """Measure, write and print a summary."""
     from paceline.cli.progress import ProgressBar
     from paceline.errors import ModelError
     from paceline.files import check_targets
@@ -235,7 +235,7 @@ def _with_lengths(name: str, lengths: list[int] | None) -> list[LLM]:
 
 
 def effort_of(args: argparse.Namespace) -> Effort:
-    """How long to measure."""
+    """The time limit and number of repeats."""
     from dataclasses import replace
 
     from paceline.model.profiler import QUICK, Effort

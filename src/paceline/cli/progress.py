@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for people who wait and only for them."""
+"""A progress bar on standard error, shown only to people at a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-#: Work done sooner needs no bar, nor the time to import one.
+#: Shorter work needs no bar, and does not import one.
 SHOW_AFTER_S = 1.0
 
 

@@ -21,9 +21,9 @@ examples:
   paceline push trace.parquet --job meta.yaml --to http://host:8765 --wait
 
 The token is taken from the environment: PACELINE_TOKEN (scope push; --wait needs admin, or reads
-that are public). PACELINE_MONITOR stands for --to. What was cut off goes on where it stopped, and
-the same trace or batch pushed twice counts once. (A recording that
-its job pushed by itself, pushed by hand makes one more session, of all its profiled steps.)
+that are public). PACELINE_MONITOR stands for --to. An interrupted push continues where it stopped,
+and a trace or batch that is pushed twice counts once. (If a job has pushed its own recording, a
+push by hand adds one session of all its profiled steps.)
 """
 
 
@@ -46,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--to", metavar="URL", help="the service (default: $PACELINE_MONITOR)")
     parser.add_argument("--name", metavar="JOB", help="the job's name (default: as in the data)")
     parser.add_argument(
-        "--project", metavar="PROJECT", default="", help="where a token has several"
+        "--project", metavar="PROJECT", default="", help="the project, if the token has several"
     )
     parser.add_argument(
         "--job", metavar="YAML", type=trace_input.file_name, help="the trace's degrees"
@@ -66,7 +66,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="a label of the job, such as team=vision; may be given again",
     )
     parser.add_argument(
-        "--follow", action="store_true", help="go on with what a recording grows by"
+        "--follow", action="store_true", help="keep pushing while the recording grows"
     )
     parser.add_argument(
         "--session-steps",
@@ -82,14 +82,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Push, and say what has arrived."""
+    """Push, and print a summary."""
     from paceline.client import Client
     from paceline.errors import MonitorError
     from paceline.monitor.pusher import Target
 
     url = args.to or os.environ.get("PACELINE_MONITOR", "")
     if not url:
-        raise MonitorError("where to? give --to http://host:8765, or set PACELINE_MONITOR")
+        raise MonitorError(
+            "the service is missing; give --to http://host:8765, or set PACELINE_MONITOR"
+        )
     if not args.follow and not args.target.exists():
         raise MonitorError(f"{args.target} does not exist")
     if args.session_steps < 1:

@@ -42,8 +42,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "queue",
         help=HELP["queue"],
-        description="Replay the jobs of a cluster under scheduling policies: deadlines met, "
-        "completion and waiting times, makespan, GPU-hours, and who loses by the change.",
+        description="Replay the jobs of a cluster under scheduling policies. Compare deadlines "
+        "met, completion and waiting times, makespan and GPU-hours, and list the jobs that lose.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +61,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=_slow,
         help="slow nodes: 0.02,1.3 = 2%% of them at 1.3 x; or a CSV with slowdowns of jobs",
     )
-    policy = parser.add_argument_group("what is compared")
+    policy = parser.add_argument_group("policies and plans")
     policy.add_argument(
         "--policy", metavar="NAME", help="fifo, backfill, srtf, edf, tiresias or elasticflow"
     )
@@ -78,21 +78,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     policy.add_argument(
         "--by",
         metavar="COLUMN",
-        help="replay the jobs of each value by themselves, such as of each window, and give "
+        help="replay the jobs of each value separately, such as of each window, and give "
         "intervals over them",
     )
     policy.add_argument(
         "--throughputs",
         metavar="FILE",
         type=file_name,
-        help="measured ones: class or model, gpus, iterations_per_s",
+        help="measured throughputs: class or model, gpus, iterations_per_s",
     )
     rules = parser.add_argument_group("rules")
     rules.add_argument(
         "--rescale-s",
         metavar="S",
         type=float,
-        help="seconds that a change of its GPUs costs a job (default: 0)",
+        help="seconds that a job loses when its GPUs change (default: 0)",
     )
     rules.add_argument(
         "--slot-s", metavar="S", type=float, help="decide every S seconds (default: at every event)"
@@ -100,8 +100,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     rules.add_argument(
         "--marginal",
         choices=("saved", "added"),
-        help="elasticflow: free GPUs go where they save most GPU-time (default), or where they "
-        "add most, as in its artifact",
+        help="elasticflow: free GPUs go to the job where they save most GPU-time (default), or "
+        "where they add most throughput, as in its artifact",
     )
     rules.add_argument(
         "--order",
@@ -114,7 +114,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="powers",
         help="elasticflow: numbers of GPUs, powers of two (default) or all of --throughputs",
     )
-    rules.add_argument("--seed", metavar="N", type=int, help="of what is drawn")
+    rules.add_argument("--seed", metavar="N", type=int, help="seed of random draws")
     parser.add_argument(
         "--from", dest="form", choices=("csv", "sacct"), help="the log's form (default: by content)"
     )
@@ -144,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
     if args.study is not None:
         return _study(args)
     if args.jobs is None:
-        raise QueueError("say which jobs: a file, - for standard input, or --study vtrain")
+        raise QueueError(
+            "the jobs are missing: give a file, - for standard input, or --study vtrain"
+        )
     for name in ("windows", "software", "span_h"):
         if getattr(args, name) is not None:
             raise QueueError(f"--{name.replace('_', '-')} belongs to --study")
@@ -191,7 +193,7 @@ def _groups(
     choices: dict[str, Any],
     notes: list[str],
 ) -> int:
-    """Each group's jobs by themselves."""
+    """The jobs of each group, replayed separately."""
     from paceline.errors import QueueError
     from paceline.report import queue_groups as report
 
@@ -232,7 +234,9 @@ def _tables(args: argparse.Namespace, log: QueueFile) -> Tables:
     )
 
     if not args.gpu and not args.cluster:
-        raise QueueError("jobs name models; say on what they run: --gpu a100-80g, or --throughputs")
+        raise QueueError(
+            "jobs name models; name their hardware: --gpu a100-80g, or give --throughputs"
+        )
     jobs = {
         name: (job_from_options(model=model, gpu=args.gpu, cluster=args.cluster), batch)
         for name, (model, batch) in log.models.items()
@@ -253,7 +257,7 @@ def _tables(args: argparse.Namespace, log: QueueFile) -> Tables:
 def _entries(
     args: argparse.Namespace, jobs: JobList, table: Mapping[str, Throughputs]
 ) -> list[Labelled]:
-    """A replay for each policy and sort of plans."""
+    """A replay for each policy and kind of plans."""
     from paceline.errors import QueueError
     from paceline.scheduling.jobs import NO_THROUGHPUTS
     from paceline.scheduling.replay import replay_queue
@@ -326,7 +330,7 @@ def _choices(args: argparse.Namespace, tables: Tables | None) -> tuple[dict[str,
     notes = [
         f"A change of its GPUs costs a job {rescale:g} s (--rescale-s); decisions are made "
         + (f"every {slot:g} s." if slot else "at every event.")
-        + " Durations are known to the policies, as only a replay can know them.",
+        + " The policies know how long jobs take in advance, which is possible only in a replay.",
     ]
     if args.slow is not None:
         notes.append(f"Slow: {_named(args.slow)}, drawn for each job; no policy knows of it.")
@@ -364,7 +368,7 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _windows() -> Any:
-    """The file of arrivals beside a checkout, where there is one."""
+    """The file of arrivals next to a checkout, if it exists."""
     import os
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``paceline ranks``: what single ranks' profiles say, without the rest of the job."""
+"""``paceline ranks``: a report on profiles of single ranks, without the rest of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ examples:
   paceline ranks report.sqlite
 
 For profiles of torch.profiler and exports of Nsight Systems, of any ranks of a job. PyTorch
-profiles of all ranks can say more: who slows whom, and what each fix gains; see paceline import.
+profiles of all ranks show more: slow ranks, and the gain of each fix; see paceline import.
 """
 
 

@@ -1,4 +1,4 @@
-"""``paceline record``: what a running recorder has written, and its switch."""
+"""``paceline record``: the files of a running recorder, and its switch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ examples:
   paceline record on runs/job-17 --every 50
   paceline record on runs/job-17 --now 5
 
-The job records where its loop calls paceline.record (docs/record.md), by a callback of its trainer,
-or where PACELINE_RECORD names the folder (docs/integrations.md). It looks for the switch once a
+The job records if its loop calls paceline.record (docs/record.md), or its trainer has our callback,
+or PACELINE_RECORD names the folder (docs/integrations.md). The recorder looks for the switch once a
 second; step times are kept while it is off.
 """
 
 
 _NOTHING = (
-    "no process records into it; where PACELINE_RECORD names it, the job's Python needs the "
-    "start-up file paceline_record.pth, which an editable install lacks (docs/integrations.md)"
+    "no process records into it. If PACELINE_RECORD names it, the job's Python needs the start-up "
+    "file paceline_record.pth. An editable install lacks that file (docs/integrations.md)"
 )
 
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _now(folder: Path, steps: int) -> int:
-    """Ask for the next steps, counted from the newest that the folder has."""
+    """Ask for the next steps, counted from the newest step in the folder."""
     import numpy as np
 
     from paceline.sources.recording import load_recorded_step_times
@@ -133,7 +133,7 @@ def _notes(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _ranks(note: dict[str, Any], status: dict[str, Any]) -> str:
-    """Which ranks say so, where it is not all."""
+    """The ranks in this state, unless all are."""
     ranks = note["ranks"]
     if len(ranks) == status["ranks_seen"]:
         return ""
@@ -153,7 +153,7 @@ def _line(file: RankFile) -> str:
 
 
 def _printable(name: object) -> str:
-    """A name out of a file, without what a terminal would obey."""
+    """A name from a file, without the control characters of a terminal."""
     return "".join(c for c in str(name) if c.isprintable())
 
 

@@ -1,4 +1,4 @@
-"""``paceline remedy``: what one change to the job would gain."""
+"""``paceline remedy``: the gain of one change to the job."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
     ("--chunks", int, "N", "interleave: chunks per stage"),
     ("--buckets", int, "N", "overlap-dp: parts in which a chunk's gradients are reduced"),
     ("--every-steps", int, "N", "planned-gc: steps between collections"),
-    ("--distance", int, "N", "prefetch: units ahead of which parameters are gathered"),
-    ("--bucket-size", float, "X", "bucket-size: times as large as now (0.5, 2, 4, ...)"),
+    ("--distance", int, "N", "prefetch: number of units by which gathers run ahead"),
+    ("--bucket-size", float, "X", "bucket-size: factor on the present size (0.5, 2, 4, ...)"),
     ("--latency-us", float, "US", "bucket-size, shard-groups: time of a very small all-reduce"),
     ("--shard", int, "N", "shard-groups: ranks that share one copy of the parameters"),
     ("--ranks-per-node", int, "N", "shard-groups: ranks (GPUs) of a node"),
-    ("--node-speedup", float, "X", "shard-groups: links within a node over a network adapter"),
+    (
+        "--node-speedup",
+        float,
+        "X",
+        "shard-groups: speed of links within a node over that of a network adapter",
+    ),
     ("--backend", str, "NAME", "shard-groups: nccl or gloo"),
     ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
 )
@@ -45,13 +50,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "remedy",
         help=HELP["remedy"],
-        description="Predict by simulation what a change to the job would gain.",
+        description="Predict by simulation the gain of a change to the job.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     trace_input.add_arguments(parser)
-    # Not nargs="?": argparse would take the name as missing where options stand before it.
-    name = parser.add_argument("remedy", metavar="[REMEDY]", help="its name, see --list")
+    # Not nargs="?": if options stand before the name, argparse would take it as missing.
+    name = parser.add_argument("remedy", metavar="[REMEDY]", help="name of the remedy, see --list")
     name.required = False
     parser.add_argument(
         "--list", action="store_true", help="all remedies, and which of them apply to this trace"
@@ -73,7 +78,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict and print; that a remedy does not apply is an answer, too."""
+    """Predict and print; a remedy that does not apply is no error."""
     from paceline.errors import NotApplicableError, RemedyError
     from paceline.files import check_not_input, check_targets
     from paceline.remedies import REMEDIES
@@ -97,15 +102,14 @@ def run(args: argparse.Namespace) -> int:
 
         balance_of(case).write(args.assignment_out, force=args.force)
     if args.json:
-        _print_json({"applies": True, **remedy.to_mapping()})
+        _print_json({"applies": True, **remedy.to_mapping(), **_warnings(case)})
         return 0
     from paceline.report.terminal import print_lines, standard_output
-    from paceline.report.warnings import doubt_lines
     from paceline.report.why import remedy_lines
 
     console = standard_output()
-    width = min(console.width, 120)
-    print_lines([*remedy_lines(remedy, width), *doubt_lines(case.result, width)], console)
+    print_lines(remedy_lines(remedy, min(console.width, 120)), console)
+    _print_warnings(case)
     return 0
 
 
@@ -114,6 +118,22 @@ def _print_reason(args: argparse.Namespace, reason: str) -> None:
         _print_json({"remedy": args.remedy, "applies": False, "reason": reason})
     else:
         print(f"{args.remedy} does not apply: {reason}")
+
+
+def _warnings(case: Case) -> dict[str, Any]:
+    from paceline.results.document import JobReport
+    from paceline.results.keys import WARNING_KEYS
+    from paceline.results.record import write_record
+
+    return write_record(JobReport.of(case.result), WARNING_KEYS)
+
+
+def _print_warnings(case: Case) -> None:
+    from paceline.report.terminal import print_lines, standard_output
+    from paceline.report.warnings import doubt_lines
+
+    console = standard_output()
+    print_lines(doubt_lines(case.result, min(console.width, 120)), console)
 
 
 def _print_json(mapping: dict[str, Any]) -> None:
@@ -131,7 +151,8 @@ def _case(args: argparse.Namespace) -> Case:
 def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
     from paceline.remedies import propose_all
 
-    proposed, refused = propose_all(_case(args), kinds)
+    case = _case(args)
+    proposed, refused = propose_all(case, kinds)
     by_list = {
         architecture: [r for r in proposed if r.architecture == architecture]
         for architecture in (False, True)
@@ -142,6 +163,7 @@ def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
                 "remedies": [r.to_mapping() for r in by_list[False]],
                 "architecture": [r.to_mapping() for r in by_list[True]],
                 "refused": refused,
+                **_warnings(case),
             }
         )
         return 0
@@ -154,4 +176,5 @@ def _list(args: argparse.Namespace, kinds: tuple[RemedyKind, ...]) -> int:
             print(f"{gain}  {kind.name:20} {kind.summary}")
             if kind.name in refused:
                 print(f"        {'':20} {refused[kind.name]}")
+    _print_warnings(case)
     return 0

@@ -23,7 +23,7 @@ examples:
   paceline serve --config monitor.yaml
 
 The first start prints a token, once; `paceline admin token create` makes others. Log lines (JSON)
-go to standard error. Ctrl-C and SIGTERM finish what is being worked on.
+go to standard error. Ctrl-C and SIGTERM end the service once its current work is finished.
 """
 
 
@@ -32,7 +32,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "serve",
         help=HELP["serve"],
-        description="Run the monitor: it takes in traces and step times, analyses and shows them.",
+        description="Run the monitor: it receives traces and step times, analyses them, and shows "
+        "the results.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,12 +46,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--blobs",
         metavar="URL",
-        help="where traces and results lie: s3://BUCKET/PREFIX (default: in --data)",
+        help="place for traces and results: s3://BUCKET/PREFIX (default: in --data)",
     )
     parser.add_argument(
         "--instance",
         metavar="NAME",
-        help="name of this one among several that share a PostgreSQL (--store) and a bucket",
+        help="name of this instance, if several share a PostgreSQL (--store) and a bucket",
     )
     parser.add_argument(
         "--public-read", action="store_true", default=None, help="reading needs no token"
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     configure(config.log_level)
     _allow_files()
-    socket = listen(config)  # before anything is made: a second one on this port stops here
+    socket = listen(config)  # before any file is written: a second service on this port stops here
     config = _reachable(config, *socket.getsockname()[:2])
     with socket, monitor_config.private():
         service = Instance(config) if config.instance else Service(config)
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             ready=lambda: _greet(service, config),
             stopping=service.bus.close,
         )
-        # uvicorn stops at the first signal, then raises it again for whoever listened before.
+        # uvicorn stops at the first signal, then raises it again for the earlier handlers.
         before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             server.run(sockets=[socket])
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _allow_files() -> None:
-    """As many open files as the system lets us have: a connection each, and the usual is 1,024."""
+    """Raise the limit of open files: each connection needs one, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(hard, _FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _FILES), hard))
@@ -121,7 +122,7 @@ def _reachable(config: Config, host: str, port: int) -> Config:
 
 
 def _greet(service: Any, config: Config) -> None:
-    """Say where the service is and, at the first start, who may do everything."""
+    """Print the service's address and, at the first start, the admin token."""
     import logging
 
     from paceline import __version__

@@ -1,4 +1,4 @@
-"""Where the process begins: Ctrl-C is quiet while the commands are still being loaded."""
+"""The start of the process: Ctrl-C is quiet while the commands are still being loaded."""
 
 from __future__ import annotations
 

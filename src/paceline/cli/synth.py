@@ -39,8 +39,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--from-plan",
         metavar="YAML",
         type=file_name,
-        help="durations and shape of a job that `paceline predict` reads; --dp, --pp, --tp, --vpp, "
-        "--microbatches, --schedule and --overlap then do not count, --layers cannot be given",
+        help="a job file of `paceline predict`: take durations and shape from its plan. The "
+        "options --dp, --pp, --tp, --vpp, --microbatches, --schedule and --overlap are then "
+        "ignored; --layers cannot be given",
     )
     job.add_argument(
         "--scale", type=float, help="with --from-plan: factor on all of its durations (default 1)"
@@ -61,8 +62,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     job.add_argument(
         "--schedule",
         choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev", "dualpipe"),
-        help="pipeline schedule (default: interleaved if --vpp is above 1, else 1f1b); the last "
-        "four split the backward",
+        help="pipeline schedule (default: interleaved if --vpp is above 1, otherwise 1f1b); the "
+        "last four split the backward",
     )
     job.add_argument(
         "--overlap", action="store_true", help="reduce gradients during the backward pass"
@@ -108,8 +109,8 @@ def _add_causes(parser: argparse.ArgumentParser) -> None:
         "--seqlens-out",
         type=file_name,
         metavar="FILE",
-        help="draw long-tailed sequence lengths, let them set the cost of microbatches, and write "
-        "them to this parquet file",
+        help="draw long-tailed sequence lengths, which determine the cost of microbatches, and "
+        "write them to this parquet file",
     )
     causes.add_argument(
         "--max-tokens",
@@ -185,7 +186,9 @@ def _spec_of_plan(args: argparse.Namespace) -> tuple[Trace, SynthSpec]:
 
     check_not_input([args.output], [args.from_plan])
     if synth_layers.layers_of(args) is not None:
-        raise PlanError("--from-plan makes whole passes; --layers and its like are for other jobs")
+        raise PlanError(
+            "--from-plan makes whole passes; --layers and related options are for other jobs"
+        )
     job = load_job(args.from_plan)
     if job.plan is None:
         raise PlanError(
@@ -254,7 +257,7 @@ def spec_of(args: argparse.Namespace) -> SynthSpec:
         launch_delay=(launch[0], launch[1] if len(launch) == 2 else 1.0) if launch else None,
         clock_skew_s=args.clock_skew,
     )
-    # Drawn last: only for a job that is known to be of a sensible size.
+    # Drawn last, once the job's size is known to be reasonable.
     return replace(spec, seqlens=_seqlens(args, microbatches))
 
 

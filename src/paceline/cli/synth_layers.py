@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.synth import Layers
 
-#: Options whose value is a number, and what they mean.
+#: Options whose value is a number, with their meaning.
 _NUMBERS = (
     ("layers", int, "N", "layers of each chunk (default 4, if any of these options is given)"),
-    ("prefetch", int, "N", "units ahead of which parameters are gathered (default 1)"),
+    ("prefetch", int, "N", "number of units by which gathers run ahead (default 1)"),
     ("shard", int, "N", "HSDP: ranks that share one copy of the parameters (default: all)"),
     ("buckets", int, "N", "DDP: gradient buckets, reduced while the backward runs (default 1)"),
     ("cp", int, "N", "context-parallel ranks (default 1)"),
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     group = parser.add_argument_group(
         "programs: launches and waits, layer by layer (docs/trace-format.md)",
-        "With any of these, tensor- and context-parallel ranks are workers of their own.",
+        "With any of these options, each tensor- or context-parallel rank is a worker.",
     )
     for name, kind, metavar, text in _NUMBERS:
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)

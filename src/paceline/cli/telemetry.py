@@ -1,4 +1,4 @@
-"""``paceline telemetry``: which GPUs say that something is the matter with them?"""
+"""``paceline telemetry``: which GPUs report a problem?"""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ examples:
   paceline telemetry dcgm.json --begin 2026-11-23T06:10 --end 2026-11-23T06:40
   paceline telemetry dcgm.json --gpu node17:3
 
-Files are told by their content:
+Formats are recognised by their content:
   nvidia-smi --query-gpu=timestamp,index,clocks.sm,clocks_event_reasons.active,... --format=csv -l 5
     (one file a host, which is its name)
   Prometheus' answer to a range query of DCGM's fields, or a list of answers
   the page of dcgm-exporter, once
   xpu_timer's metrics (DLRover), as Prometheus' answer or its page
-GPUs are compared with the others in the files. What they say is shown beside what step times and
-traces say, and never takes their place.
+GPUs are compared with the others in the files. Telemetry is shown next to the results from step
+times and traces, and never replaces them.
 """
 
 
@@ -51,9 +51,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="HOST:N",
         action="append",
         default=[],
-        help="show this GPU, whatever it says; repeat for several",
+        help="show this GPU even if it is healthy; may be repeated",
     )
-    parser.add_argument("--begin", metavar="TIME", help="of the window: ISO time (UTC) or seconds")
+    parser.add_argument(
+        "--begin", metavar="TIME", help="begin of the window: ISO time (UTC) or seconds"
+    )
     parser.add_argument("--end", metavar="TIME", help="of the window")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
@@ -76,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell_beside(files: list[Path], hosts: Path | None, ranks: list[int], *, as_json: bool) -> None:
-    """Print what telemetry says of the GPUs of suspected ranks, or of all where none is known.
+    """Print telemetry of the suspected ranks' GPUs, or of all GPUs if no place is known.
 
     Args:
         files: telemetry.
-        hosts: file of where ranks run; None where nothing says it.
-        ranks: those that are suspected.
+        hosts: file of where ranks run; None if their places are unknown.
+        ranks: the suspected ranks.
         as_json: print a JSON object for each GPU.
     """
     from paceline.detect.gpu_health import gpu_health
@@ -93,7 +95,7 @@ def tell_beside(files: list[Path], hosts: Path | None, ranks: list[int], *, as_j
         print(f"note: {note}", file=sys.stderr)
     gpus = [] if hosts is None else _gpus_of(ranks, read_hosts(hosts), telemetry)
     if ranks and not gpus:
-        reason = "--hosts would say which GPU a rank has" if hosts is None else "not in the files"
+        reason = "give --hosts to map ranks to GPUs" if hosts is None else "not in the files"
         print(f"note: telemetry of the suspected ranks: {reason}", file=sys.stderr)
     for health in gpu_health(telemetry, gpus=gpus):
         if as_json:
@@ -105,7 +107,7 @@ def tell_beside(files: list[Path], hosts: Path | None, ranks: list[int], *, as_j
 def _gpus_of(
     ranks: list[int], hosts: dict[int, tuple[str, str]], telemetry: Telemetry
 ) -> list[Gpu]:
-    """The GPUs that ranks run on; all of a host where its file names none."""
+    """The GPUs that ranks run on; all GPUs of a host if its file names none."""
     places = [hosts[rank] for rank in ranks if rank in hosts]
     return [
         gpu

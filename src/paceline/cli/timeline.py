@@ -1,4 +1,4 @@
-"""``paceline timeline``: draw a job, as it was or as it could be, for Perfetto."""
+"""``paceline timeline``: draw a job, as measured or as simulated, for Perfetto."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "timeline",
         help=HELP["timeline"],
-        description="Write when every operation ran, or would run, as a Chrome trace.",
+        description="Write the begin and end of every operation, measured or simulated, as a "
+        "Chrome trace.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--scenario",
         metavar="S[,S...]",
         required=True,
-        help="what to draw; see scenarios below",
+        help="the scenarios to draw; see below",
     )
     trace_input.add_output(parser, "the file to write; gzipped if its name ends in .gz")
     parser.add_argument(

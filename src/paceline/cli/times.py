@@ -1,4 +1,4 @@
-"""``paceline times``: what hosts measured, where files are too poor for a trace."""
+"""``paceline times``: times that hosts measured, from files that do not make a trace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ examples:
   paceline times runs/job-18                # Megatron-LM's spans, of one rank or of all
   paceline times train.log --json
 
-Step times, computes per rank and who is late, from the hosts' own clocks. Where all ranks sent
-all spans, paceline import makes a trace, which says more.
+Step times, computes per rank and late ranks, from the hosts' own clocks. If all ranks sent all
+spans, paceline import makes a trace, which shows more.
 """
 
 
@@ -23,7 +23,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "times",
         help=HELP["times"],
-        description="Say what hosts measured: step times, computes per rank, who is late.",
+        description="Report times that hosts measured: step times, computes per rank, late ranks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""The arguments that name files, above all a trace, shared by the commands."""
+"""The arguments that name files, such as the trace, shared by the commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TraceInput(NamedTuple):
     def measured(self) -> Measured:
         """Its graph and durations.
 
-        The trace itself is let go, before any analysis: it is as large as the result.
+        The trace is freed before the analysis, since it is as large as the result.
         """
         from paceline.graph import from_trace, measure
 
@@ -66,7 +66,7 @@ class TraceInput(NamedTuple):
 
 
 def file_name(text: str) -> Path:
-    """The path that an argument names; as ``Path`` the empty text would be the current folder.
+    """The path that an argument names; ``Path("")`` would be the current folder.
 
     Raises:
         argparse.ArgumentTypeError: it is empty (an unset shell variable?), or ``-``.
@@ -74,12 +74,14 @@ def file_name(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty")
     if text == "-":
-        raise argparse.ArgumentTypeError("standard input and output will not do; give a name")
+        raise argparse.ArgumentTypeError(
+            "standard input and output cannot be used here; give a name"
+        )
     return Path(text)
 
 
 def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """-o FILE, which has to be given, and --force."""
+    """Declare -o FILE, which is required, and --force."""
     parser.add_argument(
         "-o", "--output", required=True, type=file_name, metavar="FILE", help=help_text
     )
@@ -101,8 +103,8 @@ def add_arguments(
         "--job",
         metavar="YAML",
         type=file_name,
-        help="the job's degrees of parallelism (dp_size, pp_size, ...); default: those stored in "
-        "the trace, else what its rows show",
+        help="the job's degrees of parallelism (dp_size, pp_size, ...); default: the degrees "
+        "stored in the trace, otherwise those that its rows show",
     )
     parser.add_argument(
         "--ignore-kinds",

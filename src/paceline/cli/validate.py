@@ -24,12 +24,12 @@ examples:
   paceline validate --world-size 4 --run
   torchrun --nproc-per-node 8 --no-python paceline validate --ring --both-ways
 
-Without --run the passes are printed; with it, that many processes start on this machine. Started by
-torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set) it joins the others and rank 0 prints.
-Slow ranks and links are printed, not an error: the exit code is 0.
+Without --run the passes are only printed. With it, a process for each rank starts on this machine.
+Started by torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set) it joins the others and
+rank 0 prints. A slow rank or link is no error: the exit code is 0.
 """
 
-#: More ranks than any job has: a slip of the pen.
+#: More ranks than any job has: a typing error.
 MAX_RANKS = 1_000_000
 
 
@@ -44,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "validate",
         help=HELP["validate"],
         description="Test each rank by matrix products, and each link of a ring or tree by "
-        "messages, in a few passes whatever the number of ranks.",
+        "messages. The number of passes does not grow with the ranks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,12 +55,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--ranks",
         type=_order,
         metavar="LIST",
-        help="only these, in the order of the ring or tree, such as 0-7,12 (default: all)",
+        help="only these ranks, in the order of the ring or tree, such as 0-7,12 (default: all)",
     )
     add_shape(parser)
     parser.add_argument(
         "--run",
-        dest="start",  # ``run`` is what the command does
+        dest="start",  # ``run`` is the command's function
         action="store_true",
         help="start the processes on this machine and measure",
     )
@@ -86,7 +86,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def add_measurement(parser: argparse.ArgumentParser, *, timeout: bool) -> None:
-    """Declare how much is measured, and where it is kept."""
+    """Declare sizes and repeats of the measurement, and the file for its results."""
     measure = parser.add_argument_group("measurement")
     measure.add_argument(
         "--gemm", type=int, metavar="N", help="N x N matrices (default 384 on CPUs, 4096 on GPUs)"
@@ -101,7 +101,7 @@ def add_measurement(parser: argparse.ArgumentParser, *, timeout: bool) -> None:
         "--backend",
         choices=("auto", "gloo", "nccl"),
         default="auto",
-        help="default: nccl where each rank has a GPU, else gloo",
+        help="default: nccl if each rank has a GPU, otherwise gloo",
     )
     if timeout:
         measure.add_argument(
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     passes = plan_passes(args, ranks)
     measured = _measure(args, joined is not None, world_size, ranks, passes)
     if joined and joined[0] > 0:
-        return 0  # rank 0 says it for all
+        return 0  # rank 0 prints it for all
     if args.store and measured is not None:
         keep(args.store, measured)
     if args.json:
@@ -157,7 +157,7 @@ def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[in
         world_size = joined[1]
     if world_size is None:
         if ranks is None:
-            raise DetectError("say how many ranks there are: --world-size N, or which: --ranks")
+            raise DetectError("the ranks are missing: give --world-size N, or --ranks")
         world_size = max(ranks) + 1
     if not 1 <= world_size <= MAX_RANKS:
         raise DetectError(f"--world-size must be 1 to {MAX_RANKS:,}, not {world_size:,}")
@@ -187,10 +187,10 @@ def _measure(
     ranks: list[int],
     passes: tuple[Pass, ...],
 ) -> Measurements | None:
-    """The measurements; None where none are wanted, or none are possible and none were asked for.
+    """The measurements; None if no measurement is asked for, or none is possible.
 
     Raises:
-        DetectError: --run without PyTorch, or what the validation raises.
+        DetectError: --run without PyTorch, or an error of the validation.
     """
     from paceline.errors import DetectError
 
@@ -211,7 +211,7 @@ def _measure(
 
 
 def keep(path: str, measured: Measurements) -> None:
-    """Add what was measured to the results of its hosts."""
+    """Add the measurements to the results of their hosts."""
     from paceline.hosts.result import results_of
     from paceline.hosts.store import HostStore
 
@@ -219,12 +219,12 @@ def keep(path: str, measured: Measurements) -> None:
 
 
 def has_torch() -> bool:
-    """Whether PyTorch is here; it is not imported."""
+    """Whether PyTorch is installed; it is not imported."""
     return importlib.util.find_spec("torch") is not None
 
 
 def print_verdict(measured: Measurements) -> None:
-    """Print what was measured and who stands out."""
+    """Print the measurements, and the ranks and links that stand out."""
     from paceline.detect.verdict import judge
 
     gemm, size = measured.gemm, measured.message_bytes

@@ -1,4 +1,4 @@
-"""``paceline watch``: from an onset to a plan, while the job runs."""
+"""``paceline watch``: follows a fail-slow from its onset to a plan, while the job runs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ examples:
   paceline watch runs/job-17 --once
   paceline watch runs/job-17 --pause       # a job with the NCCL plugin, on this machine
 
-The folder is one that the job's recorder writes (docs/record.md), or Paceline's NCCL plugin
-(docs/nccl.md): its calls tell period, step times, onset and who. An onset in its step times asks
-all ranks for the operations of the next steps, these name who is slow, the validator in the job, if
-it has one (docs/watch.md), confirms that between two steps, and the planner says what to do.
-With --pause all ranks stop instead, at one collective, while processes beside them are validated
-(docs/pause.md).
+The folder is written by the job's recorder (docs/record.md), or by Paceline's NCCL plugin
+(docs/nccl.md): its calls show period, step times, onset and slow rank. At an onset in the step
+times, all ranks record the operations of the next steps, which show the slow rank. The validator in
+the job, if it has one (docs/watch.md), confirms it between two steps. Then the planner says what to
+do. With --pause all ranks stop at one collective instead, while other processes on the same GPUs
+are validated (docs/pause.md).
 """
 #: The recorder writes once a second.
 _LOOK_S = 0.5
-#: News that the monitor does not have from step times, and how long it is waited for.
+#: Events that the monitor cannot see in step times, and the time limit to send one.
 _FOR_MONITORS = ("paused", "not-paused", "validated", "not-validated")
 _PATIENCE_S = 10.0
 
@@ -59,7 +59,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         nargs="+",
         type=file_name,
         default=[],
-        help="call logs of the job, read at an onset: they may name who is slow before a trace",
+        help="call logs of the job, read at an onset: they may show the slow rank before a trace",
     )
     parser.add_argument(
         "--steps",
@@ -74,17 +74,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--no-stacks",
         action="store_true",
-        help="of a hang, do not look where the job's processes on this host stand (py-spy)",
+        help="at a hang, do not read the stacks of the job's processes on this host (py-spy)",
     )
     parser.add_argument(
         "--pause",
         action="store_true",
-        help="after an onset stop all ranks at one collective, by the NCCL plugin, and validate "
-        "them meanwhile; once in 10 minutes at most",
+        help="after an onset, stop all ranks at one collective with the NCCL plugin, and validate "
+        "meanwhile; at most once in 10 minutes",
     )
     for name, default, text in (
-        ("for", "20s", "how long all stand, at most"),
-        ("arrive", "10s", "how long the first to stop waits for the last"),
+        ("for", "20s", "longest time for which all ranks stop"),
+        ("arrive", "10s", "longest wait of the first rank for the last"),
     ):
         parser.add_argument(
             f"--pause-{name}",
@@ -97,7 +97,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="URL",
         nargs="?",
         const="",
-        help="tell a monitor of pauses and validations (default: $PACELINE_MONITOR; "
+        help="report pauses and validations to a monitor (default: $PACELINE_MONITOR; "
         "$PACELINE_TOKEN)",
     )
     parser.add_argument(
@@ -106,12 +106,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--overheads",
         metavar="LIST",
-        help="seconds that strategies cost once, as of paceline mitigate, such as s2=5,s4=never",
+        help="one-off costs of strategies in seconds, as in paceline mitigate, such as "
+        "s2=5,s4=never",
     )
     parser.add_argument(
         "--events", metavar="FILE", type=file_name, help="append each event as a line of JSON"
     )
-    parser.add_argument("--once", action="store_true", help="read what is there, then end")
+    parser.add_argument("--once", action="store_true", help="read the present files, then end")
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
     parser.set_defaults(run=run)
 
@@ -161,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _teller(args: argparse.Namespace) -> Callable[[News], None]:
-    """Tells the monitor, if there is one; where it does not answer the watch goes on.
+    """Reports to the monitor, if there is one; if it does not answer, the watch goes on.
 
     Raises:
         MonitorError: no address.
@@ -186,10 +187,10 @@ def _teller(args: argparse.Namespace) -> Callable[[News], None]:
 
 
 def _examine(args: argparse.Namespace) -> Examine:
-    """Pauses the job and validates its ranks by processes on this machine.
+    """Pauses the job and validates its ranks with processes on this machine.
 
     Raises:
-        PauseError: the plugin does not write there, or PyTorch is not here.
+        PauseError: the plugin does not write there, or PyTorch is not installed.
     """
     from paceline.errors import PauseError
     from paceline.pause.asker import Times, check_folder

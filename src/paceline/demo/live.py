@@ -239,7 +239,7 @@ class _Story:
         workers = sorted({worker for run in runs for worker in run[3]})
         level = Level(factor, measured, estimated, slowdown, tuple(workers))
         self.result.levels.append(level)
-        blamed = ", ".join(f"dp {dp} stage {pp}" for dp, pp in workers) or "nobody"
+        blamed = "; ".join(f"dp {dp}, stage {pp}" for dp, pp in workers) or "nobody"
         self.say(
             f"  rank 0 computes {factor:.2f}x as long: the step takes {measured:.2f}x as long, the "
             f"analysis says {estimated:.2f}x ({level.error:+.1%}) and blames {blamed}"

@@ -100,6 +100,6 @@ def _place_text(workers: Sequence[Worker], measured: Measured) -> str:
     if len(replicas) == 1:
         plural = "s" * (len(stages) > 1)
         return f"stage{plural} {', '.join(map(str, stages))} of replica {replicas[0]}"
-    names = [measured.job.worker_name(*w).replace(",", "") for w in workers[:4]]
+    names = [measured.job.worker_name(*w) for w in workers[:4]]
     n_others = len(workers) - len(names)
-    return ", ".join(names) + (f" and {n_others} more" if n_others else "")
+    return "; ".join(names) + (f" and {n_others} more" if n_others else "")

@@ -98,6 +98,22 @@ class RayCluster:
             self._remote[function] = remote
         return remote.options(memory=memory).remote(*arguments)
 
+    def actor(self, kind: type) -> Any:
+        """An actor of a class of a module that all nodes have; Ray begins it again if it dies.
+
+        Two of its methods may run at a time. A call that was under way when it died is repeated.
+        """
+        remote = self._ray.remote(num_cpus=1)(kind)
+        return remote.options(max_restarts=-1, max_task_retries=-1, max_concurrency=2).remote()
+
+    def done(
+        self, calls: Sequence[Any], wait_s: float = 0.0, *, all_of_them: bool = False
+    ) -> list[Any]:
+        """Those of some calls that are done, after ``wait_s`` at most: one, or as many as are."""
+        n = len(calls) if all_of_them else 1
+        done, _ = self._ray.wait(list(calls), num_returns=n, timeout=wait_s)
+        return list(done)
+
     def put(self, value: Any) -> Any:
         """Keep a value on the cluster for several calls."""
         return self._ray.put(value)

@@ -119,7 +119,7 @@ def _namesakes(kind: npt.NDArray[Any], index: Ints, sets: Ints) -> Ints:
 
 
 def _check_partitions(ops: ReplicaOps, group: npt.NDArray[np.int32]) -> None:
-    """Check that of the ranks of a collective all name a group, or none does.
+    """Check that either all ranks of a collective name a group, or none does.
 
     Args:
         ops: the ops of a replica.

@@ -1,7 +1,7 @@
 """A plan -> step graph and modelled durations: the second source of the simulator's input.
 
-The ops have the kinds of a trace. So any reader of a measured step reads a predicted one, too. All
-replicas of a plan are equal: one stands for them.
+The ops have the kinds of a trace. So code that reads a measured step also reads a predicted one.
+All replicas of a plan are equal: one stands for them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def op_seconds(graph: StepGraph, plan: Plan, costs: PlanCosts) -> Array:
             of_order = split_seconds(order, place, *passes, costs.exchange_s, plan.overlap_factor)
             for kind in (K.FORWARD_COMPUTE, K.BACKWARD_COMPUTE, K.WEIGHT_COMPUTE):
                 seconds[(graph.kind == kind) & (graph.pp == stage)] = of_order[order.kind == kind]
-    # All hand-overs cost equally much, whichever chunks they join; no-ops move nothing.
+    # A hand-over costs the same between any two chunks; no-ops move nothing.
     transfer = np.isin(
         graph.kind, [K.FORWARD_SEND, K.FORWARD_RECV, K.BACKWARD_SEND, K.BACKWARD_RECV]
     )
@@ -135,8 +135,8 @@ def split_seconds(
 ) -> Array:
     """[..., compute] seconds of one stage's computes, in their order.
 
-    Where a forward overlaps with a backward, the exchanges of both (experts' tokens) run beside
-    their other work. Each compute keeps its share of the time. DualPipe's authors claim "full
+    If a forward overlaps with a backward, their exchanges of experts' tokens run while other work
+    goes on. Each compute keeps its share of the time. DualPipe's authors claim "full
     overlap" of the two (deepseek-ai/DualPipe 89f5de1, README.md).
 
     Args:

@@ -41,7 +41,7 @@ KEPT = "kept as they are"
 
 @dataclass(frozen=True)
 class Measured:
-    """The graph of a trace's steps, with what was measured.
+    """The graph of a trace's steps, with the measured durations and delays.
 
     Attributes:
         job: degrees of parallelism.
@@ -55,7 +55,7 @@ class Measured:
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
-        doubts: what the user should know; that of the trace's reader has no code.
+        doubts: warnings for the user; the warning of the trace's reader has no code.
         programs: of each variant its ops with launches and waits; empty where none are recorded.
         places: rank -> (host, GPU), of the ranks whose place the trace knows.
     """
@@ -202,9 +202,9 @@ def _group_notes(graph: StepGraph) -> list[Warning]:
     if not labels:
         return []
     text = (
-        f"each rank is alone in its groups of {', '.join(labels)}, so nobody waits for anybody "
-        "there; ranks that meet must write the same number into the column group, such as the "
-        "lowest of their ranks"
+        f"each rank is alone in its groups of {', '.join(labels)}, so no rank waits there. Ranks "
+        "that meet must write the same number into the column group, such as the lowest of their "
+        "ranks"
     )
     return [Warning(GROUPS_OF_ONE, text, {"kinds": len(labels)})]
 
@@ -214,8 +214,8 @@ def _late_notes(estimated: int, end: Durations) -> list[Warning]:
         return []
     share = estimated / len(end.values)
     text = (
-        f"{estimated} operations ({share:.0%}) were over before they were waited for, their ends "
-        "are estimated: such transfers are taken as usual, none is a straggler"
+        f"{estimated} operations ({share:.0%}) ended before anyone waited for them. Their ends "
+        "are estimated from the usual transfer time, so none of them counts as a straggler"
     )
     return [Warning(LATE_ENDS, text, {"estimated": estimated, "operations": len(end.values)})]
 
@@ -225,8 +225,8 @@ def _overlap_notes(overlaps: Overlaps | None) -> list[Warning]:
         return []
     n_pairs = len(overlaps.pairs)
     text = (
-        f"{n_pairs} pairs of computes of a worker run at once, as in DualPipe: each is one node, "
-        "whose time is shared out by what the two take when they run alone"
+        f"{n_pairs} pairs of computes of a worker run at once, as in DualPipe. Each pair is one "
+        "node; its time is divided in proportion to the computes' times when they run alone"
     )
     return [Warning(COMPUTES_OVERLAP, text, {"pairs": n_pairs})]
 

@@ -1,9 +1,9 @@
 """Ends that are only upper bounds: communication that was over before anyone waited for it.
 
-A wait that returns at once shows that its transfer is over, not since when. Such an end is known
-if another member of the transfer saw it. The other ends are estimated. A collective that is queued
-in a stream is estimated from the next known end of its queue. All other transfers take the usual
-time of their kind. No other time is measured from a bound.
+A wait that returns at once shows that its transfer is over, but not when it ended. Such an end is
+known if another member of the transfer saw it. The other ends are estimated. A collective that is
+queued in a stream is estimated from the next known end of its queue. All other transfers take the
+usual time of their kind. No other time is measured from a bound.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from paceline.errors import GraphError
 from paceline.jit import compiled
 
-#: Above this many ops a compiled loop pays for the import of numba; after the import (WARM), above
-#: fewer.
+#: Above this number of ops a compiled loop is worth the import of numba. WARM holds once numba is
+#: imported.
 COMPILE_ABOVE_OPS, COMPILE_ABOVE_OPS_WARM = 50_000, 4_000
 
 

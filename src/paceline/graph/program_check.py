@@ -18,7 +18,7 @@ _PASSES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
 def check_passes(ops: ReplicaOps, n_pp: int) -> None:
-    """Check that stages and chunks have equally many forward and backward passes.
+    """Check that all stages and chunks have the same numbers of forward and backward passes.
 
     If a backward is split, its weight gradients come once, behind the gradients of the inputs.
 
@@ -75,7 +75,7 @@ def _n_passes(ops: ReplicaOps, n_pp: int) -> Ops:
 
 
 def check_same_programs(variants: Sequence[ReplicaOps], dps: Sequence[int], job: Job) -> None:
-    """Check that replicas with equally many microbatches run one program.
+    """Check that replicas with the same number of microbatches run the same program.
 
     Args:
         variants: the distinct structures.

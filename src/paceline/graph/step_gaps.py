@@ -13,7 +13,8 @@ from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
-#: Time beside the steps matters from this share on: from the same S on, a job is straggling.
+#: From this share on, time between the steps matters. A job counts as straggling from the same
+#: share on.
 MATTERS = 0.03
 
 
@@ -42,7 +43,7 @@ class StepGaps:
         return np.where(known, overlap, np.median(overlap[known]))
 
     def notes(self) -> list[Warning]:
-        """Notes on the time beside the steps."""
+        """Notes on the time between the steps."""
         known = np.isfinite(self.gap_s)
         if not known.any():
             return []

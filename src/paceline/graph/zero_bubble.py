@@ -1,4 +1,4 @@
-"""Schedules that split the backward: the gradient of the weights fills what would be bubbles.
+"""Schedules that split the backward: the gradient of the weights fills the bubbles.
 
 A backward pass is two computes. B, the gradient of the inputs, holds up the stage before. W, the
 gradient of the weights, holds up no stage. Orders are those of PyTorch 2.13
@@ -13,7 +13,7 @@ gradient of the weights, holds up no stage. Orders are those of PyTorch 2.13
   stages, for half of the microbatches in each direction (``dualpipe.py`` beside ``dualpipev.py``).
 
 DualPipe overlaps the forward of one microbatch with the backward of another: the communication of
-one runs beside the compute of the other. Such computes share a *block*. Before its first compute, a
+one runs during the compute of the other. Such computes share a *block*. Before its first compute, a
 block waits for the inputs of all; behind the last it sends all results. So the block takes its time
 as one node. Within it the computes follow each other, and each has its share of the time. Every
 compute keeps its kind, chunk and microbatch.
@@ -95,7 +95,7 @@ class _Program:
             self.run((B, chunk), (W, chunk))
 
     def overlap(self, forward: int, backward: int) -> None:
-        """Add a forward of one chunk beside a whole backward of the other."""
+        """Add a block of a forward of one chunk and a whole backward of the other."""
         self.run((F, forward), (B, backward), (W, backward))
 
     def weight(self) -> None:

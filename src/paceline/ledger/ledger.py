@@ -49,6 +49,8 @@ _TOLD_BY = {
 }
 #: Starts whose logs overlap by more are of different jobs, or of ranks of one start.
 _MAX_OVERLAP_S = 5.0
+#: Differences of clock readings leave this share of the whole time as rounding.
+ROUNDING = 1e-9
 _FEW_STEPS = "more steps are needed"
 _FOUND = (
     "fail-slow is of step times alone: a planned change of batch or length looks alike; "
@@ -205,7 +207,11 @@ def ledger_of(
     notes = timeline.notes
     if events is None and any(change.factor > 1 for change in changes or ()):
         notes += (_FOUND,)
-    rows = {name: None if name in reasons else value for name, value in seconds.items()}
+    least = ROUNDING * total
+    rows = {
+        name: None if name in reasons else value if abs(value) > least else 0.0
+        for name, value in seconds.items()
+    }
     return Ledger(
         timeline.tool,
         total,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import MitigateError
+from paceline.trace.job import place_name
 
 #: A machine by its place: (dp, pp), or (dp, pp, peer) where peers are shown apart.
 Worker = tuple[int, ...]
@@ -44,12 +45,6 @@ def place_from(values: Any) -> Worker:
     if len(values) not in (2, 3):
         raise ValueError("no place")
     return tuple(whole_number(value) for value in values)
-
-
-def machine_name(place: Worker) -> str:
-    """``dp 3 stage 1``, or ``dp 3 stage 1 peer 0``."""
-    dp, pp, *peer = place
-    return f"dp {dp} stage {pp}" + "".join(f" peer {number}" for number in peer)
 
 
 @dataclass(frozen=True, order=True)
@@ -102,7 +97,7 @@ class Fault:
 
     def describe(self) -> str:
         """The fault in words."""
-        ends = " to ".join(machine_name(place) for place in self.machines)
+        ends = " to ".join(place_name(place) for place in self.machines)
         part_name = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
         return f"{part_name} {ends}: {self.factor:.2f}x"
 

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import MitigateError
-from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault, Worker, machine_name
+from paceline.mitigate.fault import COMPUTE, LINK, NIC, Fault, Worker
 from paceline.mitigate.job_model import JobModel, Setting
 from paceline.mitigate.topology import Placement, best_placement
 from paceline.remedies.microbatches import best_counts
+from paceline.trace.job import place_name
 
 IGNORE, MICROBATCHES, TOPOLOGY, RESTART = "s1", "s2", "s3", "s4"
 ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
@@ -355,12 +356,12 @@ def _moves_text(before: Setting, after: Setting) -> tuple[str, dict[str, Any]]:
     words = []
     for a, b in moves.items():
         if moves.get(b) == a:
-            pair = f"{all_peers}{machine_name(a)} with {machine_name(b)}"
+            pair = f"{all_peers}{place_name(a)} with {place_name(b)}"
             words += [f"swap {pair}"] if a < b else []
         else:
-            words.append(f"move {all_peers}{machine_name(a)} to {machine_name(b)}")
+            words.append(f"move {all_peers}{place_name(a)} to {place_name(b)}")
     others = f" and {len(words) - _MAX_NAMED} more" if len(words) > _MAX_NAMED else ""
-    return ", ".join(words[:_MAX_NAMED]) + others, change
+    return "; ".join(words[:_MAX_NAMED]) + others, change
 
 
 def _how_sure(best: Placement) -> str:
@@ -370,5 +371,5 @@ def _how_sure(best: Placement) -> str:
 
 
 def _machine_names(machines: list[Worker]) -> str:
-    names = ", ".join(machine_name(machine) for machine in machines[:_MAX_NAMED])
+    names = "; ".join(place_name(machine) for machine in machines[:_MAX_NAMED])
     return names + (f" and {len(machines) - _MAX_NAMED} more" if len(machines) > _MAX_NAMED else "")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Engine
 
+from paceline.detect import levels
 from paceline.detect.event import LEVEL_KINDS
 from paceline.detect.limits import WARM_UP
 from paceline.errors import StateError
@@ -44,6 +45,8 @@ MAX_WAITING = 5_000_000
 STOP_S = 10.0
 #: How often rows of the store follow, and due steps are closed.
 TICK_S = 1.0
+#: After a tick batches have their turns for this multiple of the time that it took.
+_REST = 4.0
 #: Samples after which a stream is saved, and how long it is idle before it is saved anyway.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
 #: Jobs taken up at a time: each has a segment of its file in memory, and the file open.
@@ -175,13 +178,16 @@ class Detectors:
             self._queue.put((job, None))
 
     def _run(self) -> None:
-        ticked, goes_on = 0.0, True
+        ticked, rests_until, goes_on = 0.0, 0.0, True
         while time.monotonic() < self._stop_at and (goes_on or self._turns):
             goes_on = goes_on and self._sort(wait=not self._turns)
             now = self._clock()
-            if not 0 <= now - ticked < TICK_S:
+            began = time.monotonic()
+            if began >= rests_until and not 0 <= now - ticked < TICK_S:
                 ticked = now
                 self._tick(now)
+                # On a machine that is too busy a tick takes long: most of the time is for batches.
+                rests_until = time.monotonic() + _REST * (time.monotonic() - began)
             if self._turns:
                 self._turns.take()
         self._forget_waiting()
@@ -314,7 +320,7 @@ class Detectors:
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
         """Samples since the stream was saved; if they do not fit, all those behind a new one."""
         if not is_unfit:
-            return file.read_behind(live.stream.seen_at)
+            return file.read_behind(min(live.stream.seen_at, self._clock()))
         return replay(file, live.stream, lambda: self._look_for_ongoing(live))
 
     def _look_for_ongoing(self, live: LiveJob) -> None:
@@ -348,6 +354,9 @@ class Detectors:
     def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
+        if live.stream.detector is not None and levels.is_compiled():
+            # Machine code was made for another job: it costs no more, and a tenth of the time.
+            live.stream.detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
         yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
 

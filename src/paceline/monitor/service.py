@@ -37,6 +37,7 @@ from paceline.monitor.store.audit import SERVICE, Actor, note
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.lock import StoreLock, lock_file
+from paceline.monitor.under_way import UnderWay
 from paceline.monitor.uploads import SPARE_BYTES, SPARE_SHARE, Uploads
 
 #: How often the service looks at silent jobs and alerts, and how often at old data.
@@ -98,6 +99,7 @@ class Service:
             os.close(self._lock)
             raise
         self.bus = Bus()
+        self._under_way = UnderWay()
         try:
             self._open()
         except BaseException:
@@ -205,9 +207,12 @@ class Service:
         Raises:
             OutputError: they cannot be written; send them again.
         """
-        new = self.steps.append(job.id, batch)
-        if new:
-            self.detectors.feed(job, batch)
+        # A client that sends a batch again, and hears that it is there, sends the next one. By then
+        # the detector must have the first: it takes steps in their order.
+        with self._under_way.alone((job.id, batch.key())):
+            new = self.steps.append(job.id, batch)
+            if new:
+                self.detectors.feed(job, batch)
         return new
 
     def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:

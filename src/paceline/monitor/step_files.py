@@ -130,11 +130,14 @@ class StepFile:
     def read(self, since: float = 0.0) -> Iterator[Batch]:
         """The batches that are kept, in the order in which they came.
 
-        Segments that were last written to before ``since`` (seconds since 1970) are left out.
+        Segments that were last written to before ``since`` (seconds since 1970) are left out, but
+        never the newest one: ``since`` may come from a clock that was ahead.
         """
-        for number in self.segments():
+        numbers = self.segments()
+        for number in numbers:
             with contextlib.suppress(FileNotFoundError):
-                if self._path(number).stat().st_mtime < since:
+                is_newest = number == numbers[-1]
+                if not is_newest and self._path(number).stat().st_mtime < since:
                     continue
                 data = self._path(number).read_bytes()
                 for begin, end in blocks_of(data):

@@ -170,17 +170,22 @@ void pause_point(void) {
   grouped.n = 0;
 }
 
-/* On the helper's thread. */
+/* On the helper's thread. What is no file, such as a pipe, must not hold it: hence O_NONBLOCK. */
+
+static ssize_t read_start(const char *path, char *text, size_t room) {
+  int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (file < 0) return -1;
+  ssize_t n = pread(file, text, room, 0);
+  close(file);
+  return n;
+}
 
 static int read_order(const char *path, struct order *order) {
   char text[CONTROL_BYTES + 1], magic[16] = "";
   unsigned crc;
-  int version, length = 0, file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  ssize_t n = pread(file, text, CONTROL_BYTES, 0);
-  close(file);
-  if (n != CONTROL_BYTES) return 0;
-  text[n] = 0;
+  int version, length = 0;
+  if (read_start(path, text, CONTROL_BYTES) != CONTROL_BYTES) return 0;
+  text[CONTROL_BYTES] = 0;
   memset(order, 0, sizeof *order);
   if (sscanf(text, "%15s %d %16llx %7s %u %u %u %u %16llx %llu%n %8x", magic, &version, &order->id,
              order->phase, &order->beat, &order->hold_ms, &order->arrive_ms, &order->silent_ms,
@@ -305,7 +310,7 @@ static void print_slot(char *slot, unsigned beat) {
 }
 
 static void write_slot(const char *path, const char *slot) {
-  int file = open(path, O_WRONLY | O_CLOEXEC);
+  int file = open(path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return;
   ssize_t done = pwrite(file, slot, SLOT_BYTES, 0);
   (void)done; /* the checksum tells the asker of half a write */
@@ -315,10 +320,7 @@ static void write_slot(const char *path, const char *slot) {
 /* `paceline record off`, as record/recorder.py reads it; what cannot be read changes nothing. */
 static void obey(const char *path) {
   char text[1024], *value;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return;
-  ssize_t n = pread(file, text, sizeof text - 1, 0);
-  close(file);
+  ssize_t n = read_start(path, text, sizeof text - 1);
   if (n <= 0) return;
   text[n] = 0;
   if (!(value = strstr(text, "\"on\":"))) return;
@@ -405,7 +407,7 @@ static int make_files(const char *folder, struct helper *helper) {
   snprintf(helper->control, sizeof helper->control, "%s/pause", folder);
   mkdir(helper->control, 0777);
   snprintf(helper->control, sizeof helper->control, "%s/pause/control", folder);
-  file = open(helper->control, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
+  file = open(helper->control, O_RDONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
   if (file < 0) return -1;
   close(file);
   do {

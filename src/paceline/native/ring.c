@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L
 #include "ring.h"
 
 #include <pthread.h>
@@ -121,7 +122,7 @@ void ring_commit(struct ring *ring) {
 
 uint64_t ring_handle(struct ring *ring, int type) {
   uint64_t index = (uint64_t)(ring - rings) + 1;
-  return index << 48 | (++ring->handles & 0xfffffffffffULL) << 4 | (uint64_t)type;
+  return index << 48 | (++ring->handles & UINT64_C(0xfffffffffff)) << 4 | (uint64_t)type;
 }
 
 /* Whether there is a unit to read; a segment that is read to its end goes back. */

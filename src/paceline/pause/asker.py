@@ -22,7 +22,7 @@ from paceline.pause.records import (
     SLOTS,
     Control,
     Slot,
-    read_control,
+    load_control,
     read_slot,
     write_in_place,
 )
@@ -155,6 +155,10 @@ def check_folder(folder: Path) -> None:
             f"{folder} has no {FOLDER}/{CONTROL}: no job with Paceline's NCCL plugin writes there; "
             "give the folder that PACELINE_RECORD names"
         )
+    if not (folder / FOLDER / CONTROL).is_file():
+        raise PauseError(
+            f"{folder}/{FOLDER}/{CONTROL} is no file; remove it and start the job again"
+        )
 
 
 @contextmanager
@@ -171,10 +175,10 @@ def _alone(control: Path) -> Iterator[None]:
             raise PauseError(f"another pause of {control.parent.parent} is under way") from None
         except OSError:
             pass  # a file system without locks: the heartbeat is left
-        before = read_control(control.read_bytes())
+        before = load_control(control)
         if before and before.phase in ("ask", "stop", "held"):
             time.sleep(1.0)
-            now = read_control(control.read_bytes())
+            now = load_control(control)
             if now != before:
                 raise PauseError(f"another pause of {control.parent.parent} is under way")
         yield
@@ -234,7 +238,7 @@ class _Asker:
         path = self.place / CONTROL
         with self._writing:
             try:
-                found = read_control(path.read_bytes())
+                found = load_control(path)
                 if self.control.beat and found and found.pause != self.control.pause:
                     raise PauseError(
                         "another pause was asked at the same time; this one is given up"

@@ -110,13 +110,35 @@ class Slot:
     world: int = 0
 
 
+def read_start(path: Path, room: int) -> bytes:
+    """The first bytes of a file, one more than ``room`` at most; the file may be anything.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        return os.pread(number, room + 1, 0)
+    finally:
+        os.close(number)
+
+
+def load_control(path: Path) -> Control | None:
+    """The control file; None where it is empty, damaged or half written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return read_control(read_start(path, _CONTROL_BYTES))
+
+
 def read_slot(path: Path) -> Slot | None:
     """A process's file; None where it is empty, damaged or half written.
 
     Raises:
         OSError: it cannot be read.
     """
-    data = path.read_bytes()
+    data = read_start(path, _SLOT_BYTES)
     if len(data) != _SLOT_BYTES:
         return None
     try:
@@ -126,7 +148,7 @@ def read_slot(path: Path) -> Slot | None:
         if (content["what"], content["version"]) != ("paceline-pause", 1):
             return None
         return _slot(path, content)
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
         return None
 
 
@@ -137,15 +159,17 @@ def _slot(path: Path, content: Mapping[str, Any]) -> Slot:
     return Slot(
         path=path,
         pause=int(content["id"], 16),
-        place=Place(state, int(content["number"]), content["signature"], content["reason"]),
-        host=content["host"],
+        place=Place(
+            state, int(content["number"]), str(content["signature"]), str(content["reason"])
+        ),
+        host=str(content["host"]),
         pid=int(content["pid"]),
         rank=int(content["rank"]),
-        allowed_s=content["allowed_ms"] * 1e-3,
-        timeout_from=content["timeout_from"],
-        stopped_s=content["stopped_ms"] * 1e-3,
+        allowed_s=int(content["allowed_ms"]) * 1e-3,
+        timeout_from=str(content["timeout_from"]),
+        stopped_s=int(content["stopped_ms"]) * 1e-3,
         communicators={
-            int(name, 16): Member(rank, ranks, count)
+            int(name, 16): Member(int(rank), int(ranks), int(count))
             for name, rank, ranks, count in content["communicators"]
         },
         beat=int(content["beat"]),
@@ -159,7 +183,7 @@ def write_in_place(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     try:
         os.pwrite(number, data, 0)
     finally:

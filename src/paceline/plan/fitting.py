@@ -44,8 +44,8 @@ def what_fits(
 ) -> tuple[str, ...]:
     """Changes that would make a plan fit into the GPUs' memory, mildest first.
 
-    Single ones; where none does, the first pair of them. A changed plan fits whatever
-    the allocator, unless expandable segments are among the changes.
+    Single ones; where none does, the first pair of them. A changed plan fits with any allocator,
+    unless expandable segments are among the changes.
     """
 
     def fits(change: _Change) -> bool:

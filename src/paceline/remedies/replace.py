@@ -62,7 +62,7 @@ def _workers_at(job: Job, place: Sequence[int]) -> list[Worker]:
 def name_workers(job: Job, workers: Sequence[Worker]) -> str:
     """Workers in words."""
     chosen = workers[:MAX_NAMED]
-    names = ", ".join(job.worker_name(*worker).replace(",", "") for worker in chosen)
+    names = "; ".join(job.worker_name(*worker) for worker in chosen)
     return names + (f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else "")
 
 

@@ -72,7 +72,7 @@ def _path_events(
     chunks = bool((path.chunk > 0).any())
     for i in np.flatnonzero(stop > start).tolist():
         kind, sort = OpKind(int(path.kind[i])), Sort(int(path.sort[i]))
-        where = f"dp {path.dp[i]} stage {path.pp[i]}"
+        where = f"dp {path.dp[i]}, stage {path.pp[i]}"
         name = label(kind, int(path.microbatch[i]), int(path.chunk[i]) if chunks else -1, 0)
         name = f"before {name}" if sort == Sort.DELAY else name
         args = {

@@ -117,7 +117,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
     about = (
         f"{plan.describe()} · {plan.microbatches:,} microbatches · "
-        f"{prediction.tokens_per_step:,} tokens per step"
+        f"global batch {plan.global_batch:,} x {llm.seq_len:,} tokens"
     )
     first = Text("step ", style="bold")
     first.append(seconds(prediction.step_time_s), style="bold cyan")

@@ -32,7 +32,8 @@ def describe(result: SearchResult) -> str:
     batch = result.legal.base.global_batch
     tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
     count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
-    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {batch:,}{tokens}"
+    samples = f"{batch:,} x {result.llm.seq_len:,} tokens"
+    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {samples}{tokens}"
 
 
 def columns(result: SearchResult) -> Row:

@@ -48,12 +48,19 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         lines += [Text("")] if remedies and lines else []
         lines += [_title(name, about), _heads(None if lines else report)] if remedies else []
         for remedy in remedies[:most]:
-            lines += _entry(remedy.gain, share_of_loss(report, remedy), remedy.text, width)
+            lines += _entry(remedy.gain, share_of_loss(report, remedy), _outcome(remedy), width)
     return lines + _hint_lines(report, width)
 
 
 def _small(finding: Finding) -> str:
     return "small: " if is_small(finding) else ""
+
+
+def _outcome(remedy: Remedy) -> str:
+    """Advice and new step time; the gain stands beside it."""
+    if not remedy.action:
+        return remedy.text
+    return f"{remedy.action}: a step then takes {seconds(remedy.step_time_s)}"
 
 
 def _hint_lines(report: JobReport, width: int) -> list[Text]:
@@ -159,17 +166,17 @@ def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
     lines.append(Text(f"{'':{wide}}{'time':>10}{'share':>8}{unit:>12}{money}", style="dim"))
     for name, left_s in rows:
         share = left_s / fall.actual_s
-        cost = "" if gpu_hour_cost is None else f"{_cents(left_s * hours * gpu_hour_cost):12,.2f}"
-        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(left_s * units):12,.2f}{cost} "
+        cost = "" if gpu_hour_cost is None else f"{_cents(left_s * hours * gpu_hour_cost):>12}"
+        times = f"{seconds(left_s):>10}{percent(share):>8}{_cents(left_s * units):>12}{cost} "
         line = Text(f"{name:{wide}}{times}")
         line.append("█" * round(min(abs(share), 1.0) * _BAR), style="dim")
         lines.append(line)
     return lines
 
 
-def _cents(value: float) -> float:
+def _cents(value: float) -> str:
     """Two digits; no minus before 0."""
-    return round(value, 2) + 0.0
+    return f"{round(value, 2) + 0.0:,.2f}".replace("-", "−")
 
 
 def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
@@ -204,7 +211,7 @@ def remedy_lines(remedy: Remedy, width: int, of_loss: float | None = None) -> li
         f"step); new mean step {seconds(remedy.step_time_s)}"
     )
     lines = wrap(text, width, style="bold")
-    lines += wrap(f"  {remedy.text}", width, indent="  ")
+    lines += wrap(f"  {remedy.action or remedy.text}", width, indent="  ")
     lines += _phrase_lines(change_phrases(remedy), width)
     for note in remedy.notes:
         lines += wrap(f"  note: {note}", width, indent="    ", style="dim")

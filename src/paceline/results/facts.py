@@ -7,10 +7,12 @@ from typing import Any
 
 from paceline.diagnose import Finding
 from paceline.results.document import JobReport
-from paceline.results.words.names import place
+from paceline.results.words.names import hosts, place
 
 #: Steps of one job in the figure of all steps: more would show nothing new.
 _MAX_STEPS = 25
+#: Hosts of a place that are named; more are counted.
+_MAX_HOSTS = 4
 
 #: A remedy that gains less is not named.
 _MIN_GAIN = 0.01
@@ -18,10 +20,20 @@ _MIN_GAIN = 0.01
 
 def cause_place(report: JobReport, cause: str | None) -> str | None:
     """Place of the finding of that cause (without a cause, of the first finding), in words."""
+    finding = _of_cause(report, cause)
+    return place(finding.where) or None if finding is not None else None
+
+
+def cause_hosts(report: JobReport, cause: str | None) -> str | None:
+    """The hosts of the same finding."""
+    finding = _of_cause(report, cause)
+    return hosts(finding.where, _MAX_HOSTS) or None if finding is not None else None
+
+
+def _of_cause(report: JobReport, cause: str | None) -> Finding | None:
     findings = report.diagnosis.findings
     finding: Finding | None = next((f for f in findings if f.cause == cause), None)
-    finding = finding or next(iter(findings), None)
-    return place(finding.where) or None if finding is not None else None
+    return finding or next(iter(findings), None)
 
 
 def main_cause(report: JobReport) -> str:

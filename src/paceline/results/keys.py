@@ -124,6 +124,16 @@ DIAGNOSIS_KEYS = tuple(
     Key(key.name, key.form, key.about, key.field, _is_diagnosed) for key in _DIAGNOSIS
 )
 
+#: Warnings: their texts, then their codes and numbers.
+WARNING_KEYS = (
+    Key("warnings", list_of(TEXT), "what to know before trusting the numbers", "warning_texts"),
+    Key(
+        "warning_details",
+        list_of(record(WarningDetail, (Key("code", TEXT), Key("numbers", object_of(str, NUMBER))))),
+        "code and numbers of each warning, in the same order",
+    ),
+)
+
 #: All keys but ``schema``.
 KEYS: tuple[Key, ...] = (
     Key("job", _JOB, "degrees of parallelism"),
@@ -174,12 +184,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("not_judged", list_of(TEXT), "kinds whose lasting slowness cannot show"),
     Key("left_out_steps", object_of(int, TEXT), "step -> reason"),
-    Key("warnings", list_of(TEXT), "what to know before trusting the numbers", "warning_texts"),
-    Key(
-        "warning_details",
-        list_of(record(WarningDetail, (Key("code", TEXT), Key("numbers", object_of(str, NUMBER))))),
-        "code and numbers of each warning, in the same order",
-    ),
+    *WARNING_KEYS,
     Key("microbatches", list_of(WHOLE), "of each DP rank"),
     *(
         Key(name, form, about, written=lambda report: report.slowdown_lasting is not None)

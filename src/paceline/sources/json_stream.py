@@ -292,20 +292,40 @@ def lines(path: Path) -> Iterator[str]:
     Raises:
         TraceError: it is unreadable or cut off, or a line is too long for a log.
     """
-    for n, line in enumerate(_byte_lines(path)):
+    for n, (line, _) in enumerate(_byte_lines(path)):
         yield line.decode("utf-8" if n else "utf-8-sig", errors="replace")
 
 
-def _byte_lines(path: Path) -> Iterator[bytes]:
+def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
+    """The lines of a log, as :func:`lines`, without a last one that has no end.
+
+    A copy that was cut off ends within a line, perhaps within a number: "9" of "901.0". Of a
+    progress bar, whose states end with a carriage return, the last state is left out.
+
+    Args:
+        path: the log.
+        notes: at the end of the log takes a note if a line was left out.
+    """
+    for n, (line, has_end) in enumerate(_byte_lines(path)):
+        kept = line if has_end else line[: line.rfind(b"\r") + 1]
+        if kept or has_end:
+            yield kept.decode("utf-8" if n else "utf-8-sig", errors="replace")
+        if len(kept) < len(line):
+            notes.append(f"{path} ends within a line: it may be cut off, so that line is left out")
+
+
+def _byte_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """Each line, and whether it has an end."""
     partial = b""
     with open_bytes(path) as file:
         while data := read_chunk(file, path):
             *complete, partial = (partial + data).split(b"\n")
             if len(partial) > MAX_LINE_BYTES:
                 raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
-            yield from complete
+            for line in complete:
+                yield line, True
     if partial:
-        yield partial
+        yield partial, False
 
 
 def head(path: Path, n_bytes: int = 1 << 16) -> str:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole, whole
-from paceline.sources.json_stream import head, open_bytes, read_chunk
+from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
 
-#: 10,000 ranks in 20 communicators each have about 130 MB.
+#: Of a status that is read whole: 10,000 ranks in 20 communicators each have about 130 MB.
 MAX_BYTES = 1 << 30
 
 #: ``rasDumpCommsToJSON`` writes local time, without a zone.
@@ -29,6 +29,9 @@ _TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 #: NCCL 2.28.7 and 2.28.9 left out a comma (``jsonWriteMissingRank``, line 1963 of v2.28.9-1).
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status")')
+
+#: A status of a version that leaves it out.
+_LACKS_COMMA = re.compile(r'\s*\{\s*"nccl_version": "2\.28\.')
 
 #: ``ncclResult_t`` that are no errors: success, and in progress.
 _SUCCESS, _IN_PROGRESS = 0, 7
@@ -45,7 +48,7 @@ State = Literal["init", "running", "finalize", "abort"]
 Absence = Literal["dead", "unresponsive", "not a member"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Process:
     """Process of a rank: the same in every communicator.
 
@@ -64,7 +67,7 @@ class Process:
         return f"GPU {self.gpu} of process {self.pid} on {self.host}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RankStatus:
     """Answer of one rank of a communicator.
 
@@ -83,7 +86,7 @@ class RankStatus:
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MissingRank:
     """A rank without an answer.
 
@@ -163,7 +166,7 @@ def read(path: Path) -> RasStatus:
     Raises:
         TraceError: it is unreadable, damaged, or too large.
     """
-    document = _document(path)
+    document, communicators = _content(path)
     at = document.get("timestamp")
     try:
         moment = datetime.strptime(str(at), _TIME_FORMAT)
@@ -171,13 +174,11 @@ def read(path: Path) -> RasStatus:
         raise TraceError(
             f"{path}: timestamp should be like 2026-06-11 13:06:53, not {str(at)[:40]!r}"
         ) from None
-    values = _objects(document, "communicators", str(path))
-    n_announced = whole(document, "communicators_count", str(path))
-    if n_announced != len(values):
+    n_announced, n = whole(document, "communicators_count", str(path)), len(communicators)
+    if n_announced != n:
         raise TraceError(
-            f"{path} announces {n_announced} communicators and has {len(values)}; is it cut off?"
+            f"{path} announces {n_announced} communicators and has {n}; is it cut off?"
         )
-    communicators = [_communicator(value, str(path)) for value in values]
     present = tuple(comm for comm in communicators if comm.ranks or comm.missing)
     keys = [comm.key for comm in present]
     if len(set(keys)) < len(keys):
@@ -191,6 +192,28 @@ def read(path: Path) -> RasStatus:
         n_empty=len(communicators) - len(present),
         n_timeouts=optional_whole(mapping(document, "ras").get("timeouts_count")) or 0,
     )
+
+
+def _content(path: Path) -> tuple[Mapping[str, Any], list[Communicator]]:
+    """The header of a status, and its communicators, which are parsed one by one if possible."""
+    start, reader = head(path, 1 << 12), _Communicators(str(path))
+    if start.lstrip()[:1] != "{" or _LACKS_COMMA.match(start):
+        document = _document(path)
+        values = _objects(document, "communicators", str(path))
+        return document, [reader.of(value) for value in values]
+    stream = JsonStream(path, "communicators")
+    events = iter(stream)
+    communicators: list[Communicator] = []
+    while True:
+        try:
+            value = next(events, None)
+        except TraceError as error:
+            raise TraceError(
+                f"{path} is no whole status of NCCL RAS ({error}); ask again: ncclras -f json"
+            ) from None
+        if value is None:
+            return stream.header, communicators
+        communicators.append(reader.of(value))
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -214,33 +237,68 @@ def _document(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _communicator(value: Mapping[str, Any], where: str) -> Communicator:
-    name = str(value.get("hash"))[:40]
-    place = f"{where}: communicator {name}"
-    size = whole(value, "size", place)
-    ranks = tuple(_rank(entry, place, size) for entry in _objects(value, "ranks", place))
-    missing = tuple(
-        _missing(entry, place, size) for entry in _objects(value, "missing_ranks", place)
-    )
-    numbers = [*(entry.rank for entry in ranks), *(entry.rank for entry in missing)]
-    if len(set(numbers)) < len(numbers):
-        twice = next(rank for rank in sorted(numbers) if numbers.count(rank) > 1)
-        raise TraceError(f"{place} has rank {twice} twice; is the file damaged?")
-    secondary = str(value.get("secondary_hash"))[:80]
-    return Communicator(name, secondary, size, ranks, missing)
+class _Communicators:
+    """Makes communicators; ranks share equal processes and counts.
 
+    Args:
+        where: the file, for errors.
+    """
 
-def _rank(value: Mapping[str, Any], place: str, size: int) -> RankStatus:
-    rank = _number_of(value, place, size)
-    counts = {
-        str(op)[:40]: whole(mapping(value, "collective_counts"), op, f"{place}, rank {rank}")
-        for op in mapping(value, "collective_counts")
-    }
-    status = mapping(value, "status")
-    codes = [whole(status, name, f"{place}, rank {rank}") for name in ("init_state", "async_error")]
-    failed = [code for code in codes if code not in (_SUCCESS, _IN_PROGRESS)]
-    error = _ERRORS.get(failed[0], f"error {failed[0]}") if failed else ""
-    return RankStatus(rank, _process(value, place), _state(status, codes[0]), error, counts)
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._processes: dict[Process, Process] = {}
+        self._counts: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+
+    def of(self, value: Mapping[str, Any]) -> Communicator:
+        """One communicator.
+
+        Raises:
+            TraceError: it is damaged.
+        """
+        name = str(value.get("hash"))[:40]
+        place = f"{self._where}: communicator {name}"
+        size = whole(value, "size", place)
+        ranks = tuple(self._rank(entry, place, size) for entry in _objects(value, "ranks", place))
+        missing = tuple(
+            self._missing(entry, place, size) for entry in _objects(value, "missing_ranks", place)
+        )
+        numbers = [*(entry.rank for entry in ranks), *(entry.rank for entry in missing)]
+        if len(set(numbers)) < len(numbers):
+            twice = next(rank for rank in sorted(numbers) if numbers.count(rank) > 1)
+            raise TraceError(f"{place} has rank {twice} twice; is the file damaged?")
+        secondary = str(value.get("secondary_hash"))[:80]
+        return Communicator(name, secondary, size, ranks, missing)
+
+    def _rank(self, value: Mapping[str, Any], place: str, size: int) -> RankStatus:
+        rank = _number_of(value, place, size)
+        where = f"{place}, rank {rank}"
+        counted = mapping(value, "collective_counts")
+        counts = {str(op)[:40]: whole(counted, op, where) for op in counted}
+        status = mapping(value, "status")
+        codes = [whole(status, name, where) for name in ("init_state", "async_error")]
+        failed = [code for code in codes if code not in (_SUCCESS, _IN_PROGRESS)]
+        error = _ERRORS.get(failed[0], f"error {failed[0]}") if failed else ""
+        shared = self._counts.setdefault(tuple(counts.items()), counts)
+        return RankStatus(
+            rank, self._process(value, place), _state(status, codes[0]), error, shared
+        )
+
+    def _missing(self, value: Mapping[str, Any], place: str, size: int) -> MissingRank:
+        status = mapping(value, "status")
+        why: Absence = "not a member"
+        if status.get("considered_dead") is True:
+            why = "dead"
+        elif status.get("unresponsive") is True:
+            why = "unresponsive"
+        return MissingRank(_number_of(value, place, size), self._process(value, place), why)
+
+    def _process(self, value: Mapping[str, Any], place: str) -> Process:
+        pid, gpu = (
+            -1 if value.get(name) == -1 else whole(value, name, place)
+            for name in ("pid", "nvml_dev")
+        )
+        process = Process(str(value.get("host"))[:80], pid, gpu)
+        return self._processes.setdefault(process, process)
 
 
 def _state(status: Mapping[str, Any], init_state: int) -> State:
@@ -252,28 +310,11 @@ def _state(status: Mapping[str, Any], init_state: int) -> State:
     return "running" if init_state == _SUCCESS else "init"
 
 
-def _missing(value: Mapping[str, Any], place: str, size: int) -> MissingRank:
-    status = mapping(value, "status")
-    why: Absence = "not a member"
-    if status.get("considered_dead") is True:
-        why = "dead"
-    elif status.get("unresponsive") is True:
-        why = "unresponsive"
-    return MissingRank(_number_of(value, place, size), _process(value, place), why)
-
-
 def _number_of(value: Mapping[str, Any], place: str, size: int) -> int:
     rank = whole(value, "rank", place)
     if rank >= size:
         raise TraceError(f"{place} of {size} ranks has rank {rank}; is the file damaged?")
     return rank
-
-
-def _process(value: Mapping[str, Any], place: str) -> Process:
-    pid, gpu = (
-        -1 if value.get(name) == -1 else whole(value, name, place) for name in ("pid", "nvml_dev")
-    )
-    return Process(str(value.get("host"))[:80], pid, gpu)
 
 
 def _objects(values: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:

@@ -192,7 +192,8 @@ def _keyed(keys: Iterable[K], values: Array) -> dict[K, float]:
 def _slowest(workers: Sequence[tuple[int, int]], slowdown: Array) -> list[tuple[int, int]]:
     """The slowest 3% (rounded up) of the workers (dp, pp), worst first, ties by (pp, dp)."""
     n_slowest = -(-SLOWEST_PERCENT * len(workers) // 100)
-    # The list is in (pp, dp) order; rounding makes ties of what differs by arithmetic noise only.
+    # The list is in (pp, dp) order; rounding makes ties of values that differ only by arithmetic
+    # noise.
     order = np.argsort(-np.round(slowdown, 12), kind="stable")
     return [workers[i] for i in order[:n_slowest]]
 

@@ -51,7 +51,7 @@ class Lead(Generic[Name]):
 class CriticalPath:
     """The critical path of every step; an analysis has that of the steps as they were (replayed).
 
-    Where several paths are equally long (within floating point), this is one of them. A segment of
+    If several paths are equally long (within floating point), this is one of them. A segment of
     negative transfer time (clock error) runs backwards: its end is before its start. Such segments,
     too, follow one another and sum to the step.
 

@@ -1,6 +1,6 @@
 """The slowdown that lasts, apart from variation that passes.
 
-Where passes are recorded in parts, every part waits for the slowest of its peers. Variation that
+If passes are recorded in parts, every part waits for the slowest of its peers. Variation that
 hits changing workers then adds up to a slowdown, and no single worker is to blame. Slowness lasts
 if it is in the typical step, with each operation of each worker at its median over the steps. It is
 compared with the ideal of such steps. A mean over steps would hold the variation that passes, and

@@ -1,4 +1,4 @@
-"""How much longer an operation could take without moving the end of its step.
+"""Slack: the time by which an operation could take longer without moving the end of its step.
 
 A walk from the step's end backwards gives, for each operation, the longest time that must still
 pass after it. The simulator itself walks, over the reversed graph, with durations and launch delays
@@ -52,7 +52,7 @@ class Slack:
 
 
 def slack_of(measured: Measured, index: Ints | None = None) -> Durations:
-    """How much longer each op could take in its step as it was, all else equal.
+    """The time by which each op could take longer in its step, all others unchanged.
 
     It is 0 on the critical path. If an op lasts longer by at most its slack, the step stays; by
     more, the step moves by the excess. The result is as large as the trace.

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,7 +35,7 @@ from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.queries import latest_meta
-from paceline.results.facts import cause_place, gain
+from paceline.results.facts import cause_hosts, cause_place, gain
 from paceline.units import several
 
 #: How often all that fires is judged again.
@@ -53,6 +54,21 @@ _RECENT_S = 14 * DAY_S
 _MAX_RESULT_BYTES = 64 << 20
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where an alert is, and what helps; None where that is not known.
+
+    Attributes:
+        place: in words, with the hosts.
+        hosts: only those, in words.
+        gain: of the best remedy.
+    """
+
+    place: str | None = None
+    hosts: str | None = None
+    gain: str | None = None
 
 
 class Alerts:
@@ -177,7 +193,7 @@ class Alerts:
         job, now = facts.job, facts.now
         importance = job["labels"].get(IMPORTANCE_LABEL)
         importance = importance if importance in IMPORTANCES else rule.importance
-        place, gain = self._findings(alarm)
+        where = self._where(alarm, facts)
         channels = [
             route.channel.name
             for route in self.settings.routes
@@ -193,8 +209,9 @@ class Alerts:
             "labels": {**{k: str(v) for k, v in job["labels"].items()}, **rule.labels},
             "headline": alarm.headline,
             "cause": alarm.cause,
-            "place": self._with_hosts(alarm, facts) or place,
-            "gain": alarm.gain or gain,
+            "place": where.place,
+            "hosts": where.hosts,
+            "gain": alarm.gain or where.gain,
             "status": "firing",
             "started_at": now,
             "updated_at": now,
@@ -218,28 +235,31 @@ class Alerts:
         for courier in self._couriers:
             courier.wake()
 
-    def _findings(self, alarm: Alarm) -> tuple[str | None, str | None]:
-        """Where it is and what the best remedy gains, out of the session's result."""
-        if alarm.session_id is None:
-            return None, None
-        try:
-            report = read_report(self._service.blobs, alarm.session_id, _MAX_RESULT_BYTES)
-        except (OSError, BlobsAway) as error:
-            log(logging.WARNING, "no result", session=alarm.session_id, error=str(error))
-            return None, None
-        return (None, None) if report is None else (cause_place(report, alarm.cause), gain(report))
+    def _where(self, alarm: Alarm, facts: Facts) -> Where:
+        """Out of the session's result, else by the ranks that are slow.
 
-    def _with_hosts(self, alarm: Alarm, facts: Facts) -> str | None:
-        """Its place, with the hosts of its ranks where the latest session was pushed with them.
-
-        That one need not be analysed yet: who is woken wants the host now.
+        The session that names their hosts need not be analysed yet: who is woken wants the host
+        now.
         """
+        if alarm.session_id is not None:
+            return self._in_result(alarm, alarm.session_id)
         if not alarm.ranks:
-            return alarm.place
+            return Where(alarm.place)
         with self._service.engine.connect() as connection:
             meta = latest_meta(connection, facts.job["id"])
         hosts = _hosts_of(meta or {}, alarm.ranks)
-        return f"{alarm.place}; host {hosts}" if hosts else alarm.place
+        return Where(f"{alarm.place}; host {hosts}" if hosts else alarm.place, hosts)
+
+    def _in_result(self, alarm: Alarm, session_id: int) -> Where:
+        try:
+            report = read_report(self._service.blobs, session_id, _MAX_RESULT_BYTES)
+        except (OSError, BlobsAway) as error:
+            log(logging.WARNING, "no result", session=session_id, error=str(error))
+            return Where()
+        if report is None:
+            return Where()
+        cause = alarm.cause
+        return Where(cause_place(report, cause), cause_hosts(report, cause), gain(report))
 
     def _catch_up(self) -> None:
         while not self._ended.is_set():

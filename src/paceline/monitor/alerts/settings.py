@@ -51,6 +51,14 @@ class Route:
             and IMPORTANCES.index(importance) >= IMPORTANCES.index(self.importance)
         )
 
+    def explain(self) -> str:
+        """Its alerts in words: ``fail-slow of the projects core, vision; warning or more``."""
+        words = "all alerts" if "*" in self.rules else ", ".join(self.rules)
+        if "*" not in self.projects:
+            plural = "s" * (len(self.projects) > 1 or "*" in self.projects[0])
+            words += f" of the project{plural} {', '.join(self.projects)}"
+        return words if self.importance == IMPORTANCES[0] else f"{words}; {self.importance} or more"
+
 
 @dataclass(frozen=True)
 class Settings:

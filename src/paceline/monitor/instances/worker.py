@@ -52,9 +52,10 @@ class Worker:
 
     def run_until_signal(self) -> None:
         """Work until SIGINT or SIGTERM; what is being worked on is put back."""
-        over = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: over.set())
+        self.run_until(until_signal())
+
+    def run_until(self, over: threading.Event) -> None:
+        """Work until ``over`` is set; what is being worked on is put back."""
         self._members.start()
         self._analyses.start()
         while not over.wait(5.0):
@@ -67,3 +68,11 @@ class Worker:
         self._members.leave()
         self._engine.dispose()
         self._lock.close()
+
+
+def until_signal() -> threading.Event:
+    """An event that SIGINT and SIGTERM set."""
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    return over

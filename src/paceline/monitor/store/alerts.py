@@ -22,6 +22,8 @@ Row = dict[str, Any]
 #: Sessions and events of a job that the rules look at.
 _SESSIONS, _EVENTS = 200, 200
 _OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
+#: Columns of an alert that change as more is known.
+_SAID = ("session_id", "headline", "cause", "place", "hosts", "gain")
 #: Messages of a channel that are looked at together; the oldest come first.
 _BATCH = 500
 
@@ -44,8 +46,10 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
     with engine.begin() as connection:
         row = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
         if row is not None:
-            values = {k: alert[k] for k in ("session_id", "headline", "cause", "place", "gain")}
+            values = {k: alert[k] for k in _SAID}
             changed = {k: v for k, v in values.items() if v is not None}
+            if alert["place"] is not None:  # another place may have no host
+                changed["hosts"] = alert["hosts"]
             connection.execute(
                 update(alerts)
                 .where(alerts.c.id == row.id)

@@ -21,6 +21,8 @@ ACTIONS = {
     "token-revoked": "revoked the token",
     "account-made": "made the service account",
     "account-disabled": "disabled the service account",
+    "alert-acknowledged": "acknowledged the alert",
+    "acknowledgement-ended": "ended the acknowledgement of the alert",
     "silence-begun": "silenced",
     "silence-ended": "ended the silence",
     "session-queued": "had analysed again",

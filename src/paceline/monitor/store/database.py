@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, SQLAlchemyError
 
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
@@ -27,6 +28,8 @@ from paceline.monitor.store.tables import revisions
 
 #: Seconds that a writer waits for another one.
 _BUSY_S = 30.0
+#: A connection that was used this long ago, or sooner, is believed to live.
+_FRESH_S = 1.0
 #: Of libpq: a server, or a network, that is gone without a word is noticed within half a minute.
 _PATIENCE = {
     "connect_timeout": 10,
@@ -61,7 +64,9 @@ def open_database(url: str) -> Engine:
         raise MonitorError(f"{parsed.drivername} is no known store; use sqlite or postgresql")
     try:
         options = _PATIENCE if parsed.get_backend_name() == "postgresql" else {}
-        engine = create_engine(parsed, pool_pre_ping=True, connect_args=options)
+        engine = create_engine(parsed, connect_args=options)
+        if engine.dialect.name == "postgresql":
+            _ping_after_rest(engine)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _careful)
         try:
@@ -76,6 +81,27 @@ def open_database(url: str) -> Engine:
             reason += "; its file is damaged: restore a backup (paceline admin restore)"
         raise MonitorError(f"the store {public_url} cannot be used: {reason}") from None
     return engine
+
+
+def _ping_after_rest(engine: Engine) -> None:
+    """Ask a pooled connection whether it lives, unless it was used within :data:`_FRESH_S`.
+
+    SQLAlchemy's ``pool_pre_ping`` asks each time, a round trip for every transaction.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def note(_: Any, record: Any) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: Any, record: Any, _: Any) -> None:
+        used_at = record.info.pop("used_at", None)
+        if used_at is None or time.monotonic() - used_at < _FRESH_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error
 
 
 def _careful(connection: Any, _: Any) -> None:

@@ -127,12 +127,18 @@ def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
     ]
 
 
+#: Of an alert, what the list of jobs says.
+_OF_ALERT = (
+    *("id", "job_id", "rule", "importance", "place", "gain", "started_at"),
+    *("acknowledged_by", "acknowledged_until"),
+)
+
+
 def _worst_alerts(connection: Connection, job_ids: list[int]) -> dict[int, Row]:
     """Job -> the most important of its alerts that fire, the oldest of these."""
     firing = alerts.c.job_id.in_(job_ids) & (alerts.c.status == "firing")
     rank = case({"critical": 0, "warning": 1}, value=alerts.c.importance, else_=2)
-    columns = ("id", "job_id", "rule", "importance", "place", "gain", "started_at")
-    query = select(*(alerts.c[name] for name in columns)).where(firing)
+    query = select(*(alerts.c[name] for name in _OF_ALERT)).where(firing)
     worst: dict[int, Row] = {}
     for row in _rows(connection, query.order_by(rank, alerts.c.started_at, alerts.c.id)):
         worst.setdefault(row["job_id"], row)

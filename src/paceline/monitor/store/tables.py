@@ -223,11 +223,16 @@ alerts = Table(
     Column("headline", Text, nullable=False),
     Column("cause", Text),
     Column("place", Text),
+    Column("hosts", Text),  # of the place, as shown; None: it has none
     Column("gain", Text),
     Column("status", Text, nullable=False),  # firing, resolved
     Column("started_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("acknowledged_by", Text),  # who looks at it; None: nobody does
+    Column("acknowledged_at", Float),
+    Column("acknowledged_until", Float),
+    Column("acknowledged_why", Text),
     Index(None, "fingerprint", "status"),
     Index(
         "uq_alerts_firing",

@@ -34,13 +34,7 @@ def group_of(alert: Row, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if _key(row) == _key(alert)]
 
 
-def host_in(place: str | None) -> str:
-    """``host n1`` out of ``rank 5; host n1``: the last phrase of a place; "" where it has none."""
-    last = (place or "").rpartition("; ")[2]
-    return last if last.startswith("host ") else ""
-
-
 def _key(row: Row) -> object:
-    host = host_in(row["place"])
-    shares = host or (row["cause"] and not row["place"])
-    return (row["rule"], row["cause"], host) if shares and row["status"] == "firing" else row["id"]
+    hosts = row["hosts"]
+    shares = hosts or (row["cause"] and not row["place"])
+    return (row["rule"], row["cause"], hosts) if shares and row["status"] == "firing" else row["id"]

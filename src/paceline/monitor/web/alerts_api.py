@@ -1,4 +1,4 @@
-"""Alerts and silences over HTTP."""
+"""Alerts, acknowledgements and silences over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,7 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from paceline.monitor.config import MIB
+from paceline.monitor.store import acknowledgements, queries
 from paceline.monitor.store import alerts as store
+from paceline.monitor.web.alert_groups import group_of
 from paceline.monitor.web.api import reads
 from paceline.monitor.web.bodies import Body, bad, checked_name, read_body, whole_parameter
 from paceline.monitor.web.security import actor_of, require
@@ -32,6 +35,14 @@ class NewSilence(msgspec.Struct, frozen=True):
     rule: str | None = None
     job: str | None = None
     comment: Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*\Z")] = ""
+
+
+class NewAcknowledgement(msgspec.Struct, frozen=True):
+    """Body of ``POST /api/v1/alerts/{id}/acknowledgement``."""
+
+    hours: Annotated[float, Meta(gt=0, le=_MAX_HOURS)]
+    comment: Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*\Z")] = ""
+    together: bool = False
 
 
 def routes(service: Any) -> list[Route]:
@@ -81,9 +92,8 @@ def routes(service: Any) -> list[Route]:
 
     async def end_silence(request: Request) -> Response:
         principal = require(request, "operate")
-        text = request.path_params["id"]
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
-        ended = number <= _MAX_ID and await run_in_threadpool(
+        number = _number(request)
+        ended = await run_in_threadpool(
             store.end_silence,
             service.engine,
             number,
@@ -95,13 +105,76 @@ def routes(service: Any) -> list[Route]:
             raise HTTPException(404, "there is no such silence")
         return JSONResponse({"id": number, "status": "ended"})
 
+    async def acknowledge(request: Request) -> Response:
+        principal = require(request, "operate")
+        body = await read_body(request, MIB, _acknowledgement_of)
+        now = service.clock()
+        until = now + body.hours * 3600
+        numbers = await run_in_threadpool(
+            acknowledge_alert,
+            service.engine,
+            _number(request),
+            principal.project,
+            together=body.together,
+            until=until,
+            comment=body.comment,
+            now=now,
+            by=actor_of(request),
+        )
+        if not numbers:
+            raise HTTPException(404, "there is no such alert that fires")
+        return JSONResponse({"alerts": numbers, "until": until})
+
+    async def end_acknowledgement(request: Request) -> Response:
+        principal = require(request, "operate")
+        number = _number(request)
+        ended = await run_in_threadpool(
+            acknowledgements.end_acknowledgement,
+            service.engine,
+            number,
+            principal.project,
+            service.clock(),
+            actor_of(request),
+        )
+        if not ended:
+            raise HTTPException(404, "there is no such alert that is acknowledged")
+        return JSONResponse({"id": number, "status": "ended"})
+
     v1 = "/api/v1"
+    of_alert = f"{v1}/alerts/{{id}}/acknowledgement"
     return [
         Route(f"{v1}/alerts", list_alerts, methods=["GET"]),
+        Route(of_alert, acknowledge, methods=["POST"]),
+        Route(of_alert, end_acknowledgement, methods=["DELETE"]),
         Route(f"{v1}/silences", list_silences, methods=["GET"]),
         Route(f"{v1}/silences", add_silence, methods=["POST"]),
         Route(f"{v1}/silences/{{id}}", end_silence, methods=["DELETE"]),
     ]
+
+
+def acknowledge_alert(
+    engine: Engine, number: int, project: str, *, together: bool, **values: Any
+) -> list[int]:
+    """Acknowledge an alert, or all that stand on one card with it; returns which."""
+    with engine.connect() as connection:
+        alert = queries.find_alert(connection, project, number)
+        if alert is None:
+            return []
+        rows = group_of(alert, queries.list_alerts(connection, project, "firing"))
+    numbers = [row["id"] for row in rows] if together else [number]
+    return acknowledgements.acknowledge(engine, numbers, project, **values)
+
+
+def _number(request: Request) -> int:
+    """The number in a path; 0, which nothing has, for any other text."""
+    text = request.path_params["id"]
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else 0
+    return number if number <= _MAX_ID else 0
+
+
+def _acknowledgement_of(body: Body) -> NewAcknowledgement:
+    acknowledgement: NewAcknowledgement = body.decode(NewAcknowledgement)
+    return acknowledgement
 
 
 def _silence_of(body: Body) -> NewSilence:

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -24,6 +25,7 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.store import events, jobs, retained, sessions, uploads
+from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.bodies import (
     bad,
@@ -32,7 +34,7 @@ from paceline.monitor.web.bodies import (
     read_body,
     whole_parameter,
 )
-from paceline.monitor.web.event_cost import with_cost
+from paceline.monitor.web.event_cost import step_loss, with_cost
 from paceline.monitor.web.limits import take_samples
 from paceline.monitor.web.pushed import (
     Ended,
@@ -241,7 +243,7 @@ class Api:
         rows = await run_in_threadpool(
             jobs.list_jobs, self.service.engine, project, -1 if after is None else after, limit
         )
-        return _rows("jobs", rows, limit)
+        return _rows("jobs", await run_in_threadpool(self._with_step_loss, rows), limit)
 
     async def show_job(self, request: Request) -> Response:
         """GET /api/v1/jobs/{name}."""
@@ -249,7 +251,21 @@ class Api:
         row = await run_in_threadpool(jobs.by_id, self.service.engine, job.id)
         if row is None:
             raise HTTPException(404, "there is no such job")
-        return JSONResponse(finite(row))
+        rows = await run_in_threadpool(self._with_step_loss, [row])
+        return JSONResponse(finite(rows[0]))
+
+    def _with_step_loss(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows of jobs with ``by_step_times``, the loss of a fail-slow that goes on, or None."""
+        slow = [row["id"] for row in rows if row["slow_since_step"] is not None]
+        of_job: dict[int, list[dict[str, Any]]] = {}
+        if slow:
+            with self.service.engine.connect() as connection:
+                of_job = events_of_slow(connection, slow)
+        losses = [step_loss(row, of_job.get(row["id"], ())) for row in rows]
+        return [
+            {**row, "by_step_times": None if loss is None else asdict(loss)}
+            for row, loss in zip(rows, losses, strict=True)
+        ]
 
     async def list_sessions(self, request: Request) -> Response:
         """GET /api/v1/jobs/{name}/sessions."""

@@ -25,6 +25,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 MOST_VALUES = 2_000_000
 #: Bodies that are unpacked and decoded at a time.
 AT_A_TIME = 2
+#: A plain body up to this size is decoded at once, in the event loop's thread.
+_SMALL_BYTES = 16 << 10
 #: Bytes of a form of the pages.
 _MAX_FORM_BYTES = 8192
 
@@ -102,7 +104,11 @@ async def read_body(request: Request, most_bytes: int, parse: Callable[[Body], T
     Raises:
         HTTPException: 400, 413 or 415.
     """
-    return await in_turn(request, _parsed, await request.body(), request, most_bytes, parse)
+    body = await request.body()
+    packing = request.headers.get("content-encoding", "identity")
+    if len(body) <= _SMALL_BYTES and packing == "identity":  # a thread would take longer
+        return _parsed(body, request, most_bytes, parse)
+    return await in_turn(request, _parsed, body, request, most_bytes, parse)
 
 
 async def in_turn(request: Request, work: Callable[..., T], *args: Any) -> T:

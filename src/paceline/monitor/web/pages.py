@@ -21,14 +21,20 @@ from paceline.monitor.job_ledger import stored_ledger
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
-from paceline.monitor.store.alerts import add_silence, end_silence
 from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
-from paceline.monitor.web import assets, charts, comparison, fleet, job_page, server_events
-from paceline.monitor.web.alert_groups import group_of, grouped, host_in
-from paceline.monitor.web.answers import local_path
+from paceline.monitor.web import (
+    alert_buttons,
+    assets,
+    charts,
+    comparison,
+    fleet,
+    job_page,
+    server_events,
+)
+from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import checked_name, form_of
+from paceline.monitor.web.bodies import checked_name
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
@@ -65,13 +71,13 @@ def routes(service: Any) -> list[Route]:
         ("/jobs/{name}/sessions/{id}/analyse", pages.analyse_again, "push"),
         ("/jobs/{name}/sessions/{id}/remove", pages.remove_session, "admin"),
         ("/jobs/{name}/remove", pages.remove_job, "admin"),
-        ("/silences/{id}/end", pages.end_silence, "operate"),
     )
     button_routes = [
         Route(path, _in_thread(act, scope), methods=["POST"]) for path, act, scope in buttons
     ]
-    silence = Route("/alerts/{id}/silence", pages.silence, methods=["POST"])
-    return [*page_routes, *button_routes, silence, *assets.routes(), *server_events.routes(service)]
+    of_alerts = alert_buttons.routes(service)
+    files_and_news = (*assets.routes(), *server_events.routes(service))
+    return [*page_routes, *button_routes, *of_alerts, *files_and_news]
 
 
 def _in_thread(page: Callable[[Request], Response], scope: str = "read") -> Any:
@@ -210,47 +216,6 @@ class Pages:
         request.app.state.forget_job(job["project"], job["name"])
         return RedirectResponse(f"/{nav_query(request.state.principal)}", 303)
 
-    async def silence(self, request: Request) -> Response:
-        """The button of an alert: tell nobody of it for some hours."""
-        require(request, "operate")
-        form = await form_of(request)
-        hours, why = _number(form.get("hours", "")), form.get("why", "").strip()[:1000]
-        if not 1 <= hours <= _MAX_SILENCE_H or "\0" in why:
-            raise HTTPException(400, f"hours must be from 1 to {_MAX_SILENCE_H}")
-        together = form.get("group") == "1"
-        await run_in_threadpool(self._silence, request, hours, why, together)
-        usual = f"/alerts{nav_query(request.state.principal)}"
-        return RedirectResponse(local_path(form.get("to", usual)), 303)
-
-    def _silence(self, request: Request, hours: int, why: str, together: bool) -> None:
-        engine, now, project = self.service.engine, self.service.clock(), _project(request)
-        with engine.connect() as connection:
-            number = _number(request.path_params["id"])
-            alert = _or_404(queries.find_alert(connection, project, number))
-            rows = [alert]
-            if together:
-                firing = queries.list_alerts(connection, project, "firing")
-                rows = group_of(alert, firing) or rows
-        for row in rows:
-            add_silence(
-                engine,
-                row["project"],
-                rule=row["rule"],
-                job=row["job"],
-                until=now + 3600.0 * hours,
-                comment=why,
-                now=now,
-                by=actor_of(request),
-            )
-
-    def end_silence(self, request: Request) -> Response:
-        """The button of a silence: its alerts are told again."""
-        number, project = _number(request.path_params["id"]), _project(request)
-        now, by = self.service.clock(), actor_of(request)
-        if not end_silence(self.service.engine, number, project, now, by):
-            raise HTTPException(404, "there is no such silence")
-        return RedirectResponse(f"/alerts{nav_query(request.state.principal)}", 303)
-
     def _job_and_session(self, request: Request) -> tuple[Any, Any]:
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
@@ -359,7 +324,6 @@ class Pages:
             active="Alerts",
             firing=firing,
             groups=grouped(rows),
-            host_in=host_in,
             runbook=self.service.alerts.settings.runbook,
             silences=silences,
             status=status,
@@ -386,8 +350,6 @@ class Pages:
 
 #: Kinds of news that change a page about jobs.
 _ALL = "job session event alert steps"
-#: Longest silence by a click.
-_MAX_SILENCE_H = 168
 #: Defaults that the address of the list leaves out.
 _USUAL = (("sort", "stake"), ("page", 1))
 

@@ -1,5 +1,5 @@
 /* NCCL's functions as the shim takes their places, declared from the facts of their ABI: nccl.h of
- * NCCL 2.18.3 to 2.30.7 and of RCCL 2.21.5, which agree. docs/nccl.md says what was compared. */
+ * NCCL 2.18.3 to 2.32.3 and of RCCL, which agree. docs/nccl.md says what was compared. */
 #ifndef PACELINE_NCCL_API_H
 #define PACELINE_NCCL_API_H
 
@@ -33,7 +33,61 @@ enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_IN_PROGRESS = 7, SPLIT_NO
   X(Reduce, "Reduce", \
     (const void *send, void *recv, size_t count, int type, int op, int root, comm_t comm, \
      stream_t stream), \
-    (send, recv, count, type, op, root, comm, stream), count, type, root)
+    (send, recv, count, type, op, root, comm, stream), count, type, root) \
+  ROOTLESS(X, AlltoAll, "AlltoAll") /* NCCL 2.28 and later, RCCL */ \
+  ROOTLESS(X, AllToAll, "AlltoAll") /* RCCL */ \
+  ROOTED(X, Gather, "Gather") \
+  ROOTED(X, Scatter, "Scatter") \
+  X(AllReduceWithBias, "AllReduce", /* RCCL */ \
+    (const void *send, void *recv, size_t count, int type, int op, comm_t comm, stream_t stream, \
+     const void *bias), \
+    (send, recv, count, type, op, comm, stream, bias), count, type, -1) \
+  VECTOR(X, AlltoAllv) \
+  VECTOR(X, AllToAllv) \
+  CONFIGURED(X)
+
+#define ROOTLESS(X, name, func) \
+  X(name, func, (const void *send, void *recv, size_t count, int type, comm_t comm, stream_t stream), \
+    (send, recv, count, type, comm, stream), count, type, -1)
+#define ROOTED(X, name, func) \
+  X(name, func, \
+    (const void *send, void *recv, size_t count, int type, int root, comm_t comm, stream_t stream), \
+    (send, recv, count, type, root, comm, stream), count, type, root)
+/* RCCL: each rank has sizes of its own, so that none is recorded: a pause compares them. */
+#define VECTOR(X, name) \
+  X(name, "AlltoAllv", \
+    (const void *send, const size_t *sends, const size_t *from, void *recv, const size_t *recvs, \
+     const size_t *to, int type, comm_t comm, stream_t stream), \
+    (send, sends, from, recv, recvs, to, type, comm, stream), 0, type, -1)
+
+/* NCCL 2.31 and later: the same with settings of the one call behind it. */
+#define CONFIGURED(X) \
+  REDUCED(X, AllReduce) \
+  REDUCED(X, ReduceScatter) \
+  CONFIGURED_ROOTLESS(X, AllGather) \
+  CONFIGURED_ROOTLESS(X, AlltoAll) \
+  CONFIGURED_ROOTED(X, Broadcast) \
+  CONFIGURED_ROOTED(X, Gather) \
+  CONFIGURED_ROOTED(X, Scatter) \
+  X(ReduceConfig, "Reduce", \
+    (const void *send, void *recv, size_t count, int type, int op, int root, comm_t comm, \
+     stream_t stream, const void *config), \
+    (send, recv, count, type, op, root, comm, stream, config), count, type, root)
+#define REDUCED(X, name) \
+  X(name##Config, #name, \
+    (const void *send, void *recv, size_t count, int type, int op, comm_t comm, stream_t stream, \
+     const void *config), \
+    (send, recv, count, type, op, comm, stream, config), count, type, -1)
+#define CONFIGURED_ROOTLESS(X, name) \
+  X(name##Config, #name, \
+    (const void *send, void *recv, size_t count, int type, comm_t comm, stream_t stream, \
+     const void *config), \
+    (send, recv, count, type, comm, stream, config), count, type, -1)
+#define CONFIGURED_ROOTED(X, name) \
+  X(name##Config, #name, \
+    (const void *send, void *recv, size_t count, int type, int root, comm_t comm, stream_t stream, \
+     const void *config), \
+    (send, recv, count, type, root, comm, stream, config), count, type, root)
 
 #define TRANSFERS(X) \
   X(Send, "Send", \

@@ -64,7 +64,7 @@ static void *resolve(const char *name) {
 #define REAL(name, parameters) \
   static _Atomic(void *) found_##name; \
   if (!found_##name) found_##name = resolve("nccl" #name); \
-  int(*real) parameters = (int(*) parameters)found_##name; \
+  int(*real) parameters = __extension__(int(*) parameters) found_##name; \
   if (!real) return NCCL_INTERNAL_ERROR
 
 /* Communicators. */
@@ -130,7 +130,7 @@ static void drop(comm_t comm) {
 }
 
 static int ask_comm(const char *name, comm_t comm) {
-  int (*real)(comm_t, int *) = (int (*)(comm_t, int *))resolve(name), value = -1;
+  int (*real)(comm_t, int *) = __extension__(int (*)(comm_t, int *)) resolve(name), value = -1;
   me.inside++;
   if (!real || real(comm, &value)) value = -1;
   me.inside--;
@@ -267,14 +267,25 @@ static void add_all(comm_t *made, int n) {
 }
 MAKE(CommInitAll, (comm_t * made, int n, const int *devices), (made, n, devices), add_all(made, n))
 
-static void add_split(comm_t parent, int color, comm_t *made) {
+/* `which` is the same on all members of the new one: all made as many of the parent before. */
+static void add_child(comm_t parent, uint64_t which, comm_t *made) {
   struct known *one = place_of(parent);
   if (!one) return;
-  uint64_t key[3] = {one->id, (uint64_t)(int64_t)color, atomic_fetch_add(&one->splits, 1)};
+  uint64_t key[3] = {one->id, which, atomic_fetch_add(&one->splits, 1)};
   if (made && *made) remember(*made, one->id ? id_of(key, sizeof key) : 0);
+}
+
+static void add_split(comm_t parent, int color, comm_t *made) {
+  add_child(parent, (uint64_t)(int64_t)color, made);
+}
+
+static void add_shrunk(comm_t parent, const int *excluded, int n, comm_t *made) {
+  if (n > 0 && excluded) add_child(parent, id_of(excluded, sizeof *excluded * (size_t)n), made);
 }
 MAKE(CommSplit, (comm_t comm, int color, int key, comm_t *made, void *config),
      (comm, color, key, made, config), add_split(comm, color, made))
+MAKE(CommShrink, (comm_t comm, int *excluded, int n, comm_t *made, void *config, int flags),
+     (comm, excluded, n, made, config, flags), add_shrunk(comm, excluded, n, made))
 
 #define UNMAKE(name) \
   SEEN int nccl##name(comm_t comm) { \

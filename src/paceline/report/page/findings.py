@@ -164,7 +164,7 @@ def _remedy(rank: int, remedy: Remedy, report: JobReport, top: float) -> str:
         f"the step{loss} (90%: {percent(low)} to {percent(high)} of the step); "
         f"new mean step {seconds(remedy.step_time_s)}</p>",
         _gain_bar(remedy, top),
-        f"<p>{_capital(remedy.text)}</p>",
+        f"<p>{_capital(remedy.action or remedy.text)}</p>",
         _phrases(change_phrases(remedy)),
         _notes(remedy.notes),
         f'<p class="links">Answers {answered}</p>' if answered else "",

@@ -20,7 +20,7 @@ CAUSES = {
     "context-imbalance": "Uneven context ranks",
     "unexplained": "Unexplained",
     "launch-delay": "Launch delay",
-    "drift": "Drift over the job",
+    "drift": "Change over time",
     "first-gather-exposed": "First gather exposed",
     "prefetch-late": "Prefetch too late",
     "bucket-too-large": "Last bucket exposed",
@@ -119,21 +119,15 @@ def hosts(where: Mapping[str, Any], most: int) -> str:
     return several([str(host) for host in where.get("hosts") or ()], most)
 
 
-def _short(place: Sequence[int]) -> str:
-    """``dp 3 stage 1``."""
-    return place_name(place).replace(",", "")
-
-
 def place(where: Mapping[str, Any], most: int = 4) -> str:
-    """``worker dp 3 stage 1; host node-7``: where a finding is; empty where it is nowhere."""
+    """``worker dp 3, stage 1; host node-7``: where a finding is; empty where it is nowhere."""
     phrases = []
     if where.get("workers"):
-        names = [_short(place) for place in where["workers"]]
-        phrases.append(f"worker {several(names, most)}")
+        phrases.append(f"worker {workers(where['workers'], most)}")
     if "stage" in where:
         phrases.append(f"stage {where['stage']}")
     if where.get("link"):
-        phrases.append(f"link {' to '.join(map(_short, where['link']))}")
+        phrases.append(f"link {' to '.join(map(worker, where['link']))}")
     if where.get("hosts"):
         phrases.append(f"host {', '.join(map(str, where['hosts'][:most]))}")
     return "; ".join(phrases)

@@ -84,23 +84,36 @@ def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str
     """
     of_rank: dict[int, Process] = {}
     again: dict[int, None] = {}
-    for process in sorted(processes, key=_begun_ns):
-        given = process.meta.get("rank")
-        _, rank, _ = max(process.communicators.values(), key=lambda entry: entry[2])
-        if isinstance(given, int) and given >= 0:
-            rank = given
-        if rank in of_rank:
-            _refuse_two_at_once(rank, of_rank[rank], process)
-            again[rank] = None
-        of_rank[rank] = process
+    for job in sorted(_jobs(processes), key=lambda job: max(map(_begun_ns, job))):
+        of_job: dict[int, Process] = {}
+        for process in sorted(job, key=_begun_ns):
+            rank = _rank(process)
+            earlier = of_job.get(rank, of_rank.get(rank))
+            if earlier is not None:
+                _refuse_two_at_once(rank, earlier, process)
+                again[rank] = None
+            of_job[rank] = process
+        # A job that another one replaces loses all its ranks: no rank of it goes with the other's.
+        for other in _jobs([*of_rank.values()]):
+            replaced = {_rank(process) for process in other}
+            if replaced & of_job.keys():
+                of_rank = {rank: one for rank, one in of_rank.items() if rank not in replaced}
+        of_rank |= of_job
     notes = []
     if again:
-        ranks = f"rank{'s' * (len(again) != 1)} {several([*map(str, sorted(again))], _NAMED)}"
-        notes.append(f"several processes here had {ranks}; the one that began last counts")
+        named = f"rank{'s' * (len(again) != 1)} {several([*map(str, sorted(again))], _NAMED)}"
+        notes.append(f"several processes here had {named}; the one that began last counts")
     largest = max(ranks for one in processes for _, _, ranks in one.communicators.values())
     if len(of_rank) < largest:
         notes.append(f"{largest - len(of_rank)} of {largest} ranks have no files here")
-    return of_rank, notes
+    return dict(sorted(of_rank.items())), notes
+
+
+def _rank(process: Process) -> int:
+    given = process.meta.get("rank")
+    if isinstance(given, int) and given >= 0:
+        return given
+    return max(process.communicators.values(), key=lambda entry: entry[2])[1]
 
 
 def _refuse_two_at_once(rank: int, earlier: Process, later: Process) -> None:

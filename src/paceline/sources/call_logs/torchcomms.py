@@ -28,7 +28,7 @@ import numpy as np
 
 from paceline.errors import TraceError
 from paceline.sources.fields import whole
-from paceline.sources.json_stream import head, lines
+from paceline.sources.json_stream import head, whole_lines
 from paceline.trace.calls import CallLog
 
 _HEADER = re.compile(r"V\|(\d{1,9})\|base_timestamp=(\d{1,15}(?:\.\d+)?)\s*$")
@@ -66,6 +66,7 @@ class _Log:
     calls: list[_Call] = field(default_factory=list)
     n_in_graphs: int = 0
     n_warnings: int = 0
+    cuts: list[str] = field(default_factory=list)
 
 
 def matches(path: Path) -> bool:
@@ -93,7 +94,8 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
 def _read_lines(path: Path) -> _Log:
     log: _Log | None = None
     pending: dict[str, dict[str, deque[_Call]]] = defaultdict(lambda: defaultdict(deque))
-    for n, text in enumerate(lines(path), 1):
+    cuts: list[str] = []
+    for n, text in enumerate(whole_lines(path, cuts), 1):
         line, place = text.rstrip("\r\n"), f"{path}, line {n}"
         if log is None:
             log = _Log(path, _base_s(line, place))
@@ -111,6 +113,7 @@ def _read_lines(path: Path) -> _Log:
             raise TraceError(f"{place} is no line of clog: {line[:80]!r}; is the file cut off?")
     if log is None:
         raise TraceError(f"{path} is empty")
+    log.cuts = cuts
     return log
 
 
@@ -220,7 +223,7 @@ def _table(calls: list[_Call], rank: int, base_s: float, timed: bool) -> CallLog
 
 
 def _notes(log: _Log, rank: int, n_timed: int) -> list[str]:
-    notes = []
+    notes = list(log.cuts)
     if n_timed:
         notes.append(f"rank {rank}: clog's times are whole milliseconds")
         if n_timed < len(log.calls):

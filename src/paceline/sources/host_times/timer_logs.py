@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.host_times.table import COMPUTE, STEP, HostTimes, tables
-from paceline.sources.json_stream import head, lines
+from paceline.sources.json_stream import head, whole_lines
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 _ITERATION = re.compile(
@@ -82,7 +82,7 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
     """
     log = _Log()
     for path in paths:
-        for text in lines(path):
+        for text in whole_lines(path, log.cuts):
             log.add(text)
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs"
     return log.times(where)
@@ -98,6 +98,7 @@ class _Log:
         self.sizes: dict[str, int] = {}
         self.deepspeed = 0
         self.repeated = 0
+        self.cuts: list[str] = []  # notes on logs that end within a line
         self._step: int | None = None
         self._timer: str | None = None
         self._inside = 0  # lines for which timers may still come
@@ -193,7 +194,7 @@ class _Log:
         return ranks // per_stage, {stage: f"stage {stage}" for stage in range(stages)}
 
     def _notes(self, n_ranks: int) -> tuple[str, ...]:
-        notes = []
+        notes = list(self.cuts)
         if self.deepspeed:
             notes.append(_ONE_RANK)
             notes.append("steps are counted by their lines: DeepSpeed does not number them")

@@ -77,14 +77,17 @@ def _load(path: Path, pattern: str | None) -> Timeline:
 
 def _read_text(path: Path) -> Timeline | None:
     """A log whose tool has a reader of its own; None for others."""
-    lines = texts_of(path)
+    notes: list[str] = []
+    lines = texts_of(path, notes)
     before: list[str] = []
     for line in lines:
         before.append(line)
         if mlperf.CUE in line:
-            return mlperf_events.read_mlperf_events(chain(before, lines), str(path))
+            timeline = mlperf_events.read_mlperf_events(chain(before, lines), str(path))
+            return replace(timeline, notes=(*notes, *timeline.notes))
         if megatron.CUE in line:
-            return megatron.read_megatron(chain(before, lines), str(path))
+            timeline = megatron.read_megatron(chain(before, lines), str(path))
+            return replace(timeline, notes=(*notes, *timeline.notes))
         if len(before) > _MAX_PREAMBLE:
             break
     return None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.errors import DetectError, TraceError
 from paceline.sources.json_stream import head as head_of
-from paceline.sources.json_stream import lines as lines_of
+from paceline.sources.json_stream import whole_lines
 from paceline.sources.step_logs import event_files, json_files, mlperf, wandb_csv
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import QUOTED_LINES, Columns, pattern_of, quoted, read_lines
@@ -50,7 +50,9 @@ def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None
     Args, Raises: as of :func:`load_step_log`.
     """
     if pattern is not None:
-        return read_lines(texts_of(path), pattern_of(pattern), str(path)), ()
+        notes: list[str] = []
+        columns = read_lines(texts_of(path, notes), pattern_of(pattern), str(path))
+        return columns, tuple(notes)
     if path.is_dir():
         return event_files.read_event_files(_event_files(path))
     if event_files.is_event_file(path):
@@ -64,7 +66,7 @@ def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None
         return None, ()
     if wandb_csv.is_header(first):
         return wandb_csv.read_wandb(path)
-    return _read_text(path), ()
+    return _read_text(path)
 
 
 def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tuple[int, Array]]:
@@ -125,25 +127,31 @@ def _of_columns(path: Path, columns: Columns, notes: tuple[str, ...]) -> StepTim
     return replace(table, warnings=told, workload=changing, steps_per_sample=spacing)
 
 
-def texts_of(path: Path) -> Iterator[str]:
-    """The lines of a log without colours; a progress bar's states are lines, too."""
-    for line in lines_of(path):
+def texts_of(path: Path, notes: list[str]) -> Iterator[str]:
+    """The lines of a log without colours; a progress bar's states are lines, too.
+
+    Args:
+        path: the log.
+        notes: as of :func:`paceline.sources.json_stream.whole_lines`.
+    """
+    for line in whole_lines(path, notes):
         if "\r" in line or "\x1b" in line:
             yield from COLOURS.sub("", line).split("\r")
         else:
             yield line
 
 
-def _read_text(path: Path) -> Columns:
-    """The step times of a log of a known tool."""
+def _read_text(path: Path) -> tuple[Columns, tuple[str, ...]]:
+    """The step times of a log of a known tool, and notes."""
     first: list[str] = []
-    texts = texts_of(path)
+    notes: list[str] = []
+    texts = texts_of(path, notes)
     for number, line in enumerate(texts):
         if mlperf.CUE in line:
-            return mlperf.read_mlperf(chain([line], texts), str(path))
+            return mlperf.read_mlperf(chain([line], texts), str(path)), tuple(notes)
         pattern = _pattern_for(line)
         if pattern is not None:
-            return read_lines(chain([line], texts), pattern, str(path))
+            return read_lines(chain([line], texts), pattern, str(path)), tuple(notes)
         if len(first) < QUOTED_LINES and line.strip():
             first.append(line)
         if number > _MAX_PREAMBLE:
