@@ -283,4 +283,4 @@ def test_words_of_the_command(small, tmp_path, capsys):
     assert run(["fleet", small.address]) == 2
     assert "give the study's folder" in capsys.readouterr().err
     assert run(["fleet", small.address, "--report", "-o", "x"]) == 2
-    assert "takes a study alone" in capsys.readouterr().err
+    assert "takes only the study" in capsys.readouterr().err

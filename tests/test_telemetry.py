@@ -189,7 +189,7 @@ def test_detect_shows_it_beside_the_suspects(tmp_path, capsys):
     tell_beside([tmp_path / "node1.csv"], None, [0], as_json=False)
     shown = capsys.readouterr()
     assert "GPU 3" in shown.out
-    assert "--hosts would say which GPU a rank has" in shown.err
+    assert "give --hosts to map ranks to GPUs" in shown.err
 
 
 def test_detect_takes_it_with_a_fail_slow_only(tmp_path, capsys):

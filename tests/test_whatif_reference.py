@@ -42,7 +42,7 @@ def test_both_references_are_given_and_explained_once():
     assert set(result.slow_mode_shares) == {"params-all-gather", "grads-reduce-scatter"}
     assert result.slowdown > 2
     assert result.slowdown_paper < 1
-    (note,) = [w for w in result.warnings if "paper's reference" in w]
+    (note,) = [w for w in result.warnings if "by the paper's" in w]
     assert f"{result.slowdown_paper:.3f}" in note
     assert "grads-reduce-scatter" in note
 

@@ -52,7 +52,7 @@ def test_which_kinds_are_judged(dp, pp, alone, halved):
     result = analyze(trace_of(make_rows(Spec(pp=pp, microbatches=(2,) * dp))))
     assert set(result.not_judged) == set(alone)
     assert kinds_in(result, "not judged") == set(alone)
-    assert kinds_in(result, "compared with one peer only") == set(halved)
+    assert kinds_in(result, "judged against one peer only") == set(halved)
 
 
 def test_one_worker_is_not_judged():

@@ -225,7 +225,7 @@ def _report_failures(counts: Mapping[str, int], n_ignored: int, *, strict: bool)
 
     n_failed = sum(counts.get(rule.name, 0) for rule in RULES if rule.status == FAILED)
     if n_ignored:
-        print(f"{count(n_ignored, 'file')} that are not traces left unread", file=sys.stderr)
+        print(f"{count(n_ignored, 'file')} beside the traces left unread", file=sys.stderr)
     if n_failed:
         text = "could not be analysed; the column error says why"
         print(f"{count(n_failed, 'trace')} {text}", file=sys.stderr)

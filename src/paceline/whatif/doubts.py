@@ -25,7 +25,7 @@ from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
 
-#: With fewer steps the median still contains variation that passes.
+#: Fewer steps do not show how much steps differ: their median still holds what passes.
 ENOUGH_STEPS = 10
 
 #: Above this the replay of a trace says that its times contradict each other.
@@ -42,14 +42,14 @@ GRIDS_S, GRID_SAMPLES, ON_GRID = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), 2048, 1e-3
 
 
 def step_doubts(durations: Durations) -> list[Warning]:
-    """A warning if there are too few steps to separate lasting slowness from passing variation."""
+    """How sure findings of few steps can be, where medians over steps tell what lasts."""
     n_steps = durations.n_steps
     if n_steps >= ENOUGH_STEPS or not durations.graph.programmed:
         return []
     steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
     text = (
-        f"only {steps} analysed, too few to show how much steps vary. Passing variation "
-        f"may look lasting, and findings are less sure. Record {ENOUGH_STEPS} steps or more "
+        f"only {steps} analysed: they do not show how much steps differ. Variation that passes "
+        f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more "
         "(a longer run; or every=2, PACELINE_RECORD_EVERY=2, which profile every second step)"
     )
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]
@@ -78,7 +78,7 @@ def clock_doubts(replay_error: float, clamped: int) -> list[Warning]:
     text = (
         f"replaying the trace misses it by {replay_error:.1%}: {clamped} times are impossible (a "
         "transfer ends before its last member starts, or an operation starts before what it waits "
-        "for has ended) and became 0. Results about transfers are doubtful. If the workers' clocks "
+        "for has ended) and became 0. What rests on transfers is doubtful. If the workers' clocks "
         "drift, fewer steps help (--steps)"
     )
     return [Warning(IMPOSSIBLE_TIMES, text, {"replay_error": replay_error, "times": clamped})]
@@ -133,15 +133,15 @@ def reference_notes(
             for kind, modes in judged_by.modes.items()
         )
         text = (
-            f"slow everywhere at once in part of the steps: {named}. The reference is the kind's "
-            "fast steps. With the paper's reference, the median over all steps, S would be "
+            f"slow everywhere at once in part of the steps: {named}. The reference is the fast "
+            f"steps of the kind; by the paper's, its median over all steps, S would be "
             f"{slowdown_paper:.3f}"
         )
         notes.append(Warning(SLOW_MODES, text, {"slowdown_paper": slowdown_paper}))
     if slowdown < WhatIf.REFERENCE_FAILS_BELOW:
         text = (
             f"S is {slowdown:.3f}: the job is faster than its reference, so S says nothing here. "
-            "Most operations of a kind are slow, and too few are left to compare them with"
+            "Most of a kind of operation is slow, and there are too few others to compare with"
         )
         notes.append(Warning(REFERENCE_FAILS, text, {"slowdown": slowdown}))
     return notes
@@ -169,7 +169,7 @@ def peers_of(graph: StepGraph) -> dict[str, int]:
 
 
 def judged(peers: dict[str, int]) -> list[Warning]:
-    """Warnings about kinds with too few peers: lasting slowness is hidden or halved."""
+    """Warnings about kinds whose lasting slowness cannot show for want of peers, or only half."""
     alone = [label for label, n in peers.items() if n == 1]
     halved = [
         label for label, n in peers.items() if n == 2 and KIND_GROUPS[label][0] not in MEAN_KINDS
@@ -177,13 +177,13 @@ def judged(peers: dict[str, int]) -> list[Warning]:
     notes = []
     if halved:
         text = (
-            "compared with one peer only; the median of two is their mean, so S shows half of a "
-            f"lasting slowness: {', '.join(halved)}"
+            "judged against one peer only, so that S shows half of a lasting slowness (the median "
+            f"of two is their mean): {', '.join(halved)}"
         )
         notes.append(Warning(ONE_PEER, text, {"kinds": len(halved)}))
     if alone:
         text = (
-            "not judged, because they have no peers (slowness in all steps cannot show): "
+            "not judged, for want of peers to compare with (slowness in all steps cannot show): "
             + ", ".join(alone)
         )
         notes.append(Warning(NO_PEERS, text, {"kinds": len(alone)}))
