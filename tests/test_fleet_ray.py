@@ -135,7 +135,10 @@ def test_plans_and_runs_may_be_evaluated_elsewhere(tmp_path):
     ("command", "message"),
     [
         ("predict job.yaml --engine ray", "--engine is for --runs"),
-        ("predict --runs runs.csv --address auto", "is the address of a Ray cluster: add --engine ray"),
+        (
+            "predict --runs runs.csv --address auto",
+            "is the address of a Ray cluster: add --engine ray",
+        ),
         ("plan --model llama3-8b --gpu h100 --engine ray --serve", "search in this process"),
     ],
 )
