@@ -36,6 +36,8 @@ from monitor_wires import HANGS, REFUSES, WELL, S3rver, Wire, signal_tree, small
 OVER_S = 13.0
 #: A part that does nothing for this long after the fault is over is dead.
 DEAD_S = 600.0
+#: A fault lasts this much longer at most, until the parts that go on have shown it.
+MEANWHILE_S = 30.0
 #: A service that has not ended this long after SIGTERM never will.
 STOP_S = 300.0
 PARTS = ("ingest", "upload", "analysis", "alert", "page")
@@ -192,6 +194,8 @@ class Lab:
     bucket: S3rver | None = None
     fault: str = "none"
     out: list = field(default_factory=list)  # instances that are paused
+    #: Called before a part comes back without which ingest goes on.
+    meanwhile: Callable[[], None] = lambda: None
 
     @property
     def faults(self) -> dict[str, Callable[[], None]]:
@@ -234,6 +238,8 @@ class Lab:
         server = self._any()
         server.kill()
         time.sleep(self._over_s)
+        if not self.instances.alone:
+            self.meanwhile()
         server.start()
 
     def stop(self) -> None:
@@ -253,6 +259,8 @@ class Lab:
         self.out.append(server)
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(2.0 + self._over_s)
+        if not self.instances.alone:
+            self.meanwhile()
         server.process.send_signal(signal.SIGCONT)
         self.out.remove(server)
 
@@ -291,7 +299,7 @@ class Lab:
         self._cut("database", random.uniform(0.5, 3.0))
 
     def cut_bucket(self) -> None:
-        self._cut("bucket", random.uniform(2.0, 6.0))
+        self._cut("bucket", random.uniform(2.0, 6.0), self.meanwhile)
 
     def cut_hook(self) -> None:
         self._cut("hook", random.uniform(2.0, 6.0))
@@ -304,15 +312,17 @@ class Lab:
         for name in names:
             self.wires[name].mood = WELL
 
-    def _cut(self, name: str, for_s: float) -> None:
+    def _cut(self, name: str, for_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.wires[name].cut()
         self.wires[name].mood = REFUSES
         time.sleep(for_s)
+        meanwhile()
         self.wires[name].mood = WELL
 
     def hang_bucket(self) -> None:
         self.wires["bucket"].mood = HANGS
         time.sleep(random.uniform(2.0, 6.0))
+        self.meanwhile()
         self.wires["bucket"].mood = WELL
         self.wires["bucket"].cut()
 
@@ -533,6 +543,7 @@ class Run:
         began = time.monotonic()
         self.lab.fault = name
         alarm.start()
+        self.lab.meanwhile = lambda: self._ingests(began)
         work()
         self.lab.fault = "none"
         ended = time.monotonic()
@@ -558,6 +569,14 @@ class Run:
             after_s[part] = max(0.0, min(at()) - ended)
         alarm.join(DEAD_S)
         self.outcomes.append(Outcome(name, began, ended - began, during, after_s))
+
+    def _ingests(self, since: float) -> None:
+        """Wait a while until a batch is taken: on a busy machine a fault may be over before one."""
+        until = time.monotonic() + MEANWHILE_S
+        while time.monotonic() < until:
+            if any(at[-1] > since for at in (s.acknowledged.at for s in self.streams) if at):
+                return
+            time.sleep(0.1)
 
     def _check(self) -> None:
         """All that clients can see."""
