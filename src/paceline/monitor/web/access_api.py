@@ -17,13 +17,12 @@ from paceline.errors import MonitorError
 from paceline.monitor.config import DAY_S, MIB
 from paceline.monitor.store import accounts, audit, logins, tokens
 from paceline.monitor.web.api import Handler, reads, with_refusals
-from paceline.monitor.web.bodies import Body, bad, read_body, whole_parameter
+from paceline.monitor.web.bodies import MAX_ID, Body, bad, read_body, whole_number, whole_parameter
 from paceline.monitor.web.security import Principal, actor_of, require
 
 #: Longest life of a token that is made over HTTP.
 MAX_DAYS = 3660
 _PAGE, _MAX_ROWS = 100, 1000
-_MAX_ID = 2**53
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._ @-]{1,100}\Z")]
 _Project = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]{1,100})\Z")]
@@ -66,10 +65,8 @@ def granted_project(request: Request, principal: Principal, project: str | None)
 
 
 def number_of(request: Request) -> int:
-    """The number in the path; -1 for what is none."""
-    text: str = request.path_params["id"]
-    good = text.isascii() and text.isdigit() and len(text) < 17 and int(text) <= _MAX_ID
-    return int(text) if good else -1
+    """The number in the path; 0 for any other text."""
+    return whole_number(request.path_params["id"])
 
 
 def routes(service: Any) -> list[Route]:
@@ -164,7 +161,7 @@ def routes(service: Any) -> list[Route]:
 
     async def list_audit(request: Request) -> Response:
         project = reads(request, require(request, "admin"))
-        before = whole_parameter(request, "after", None, _MAX_ID)
+        before = whole_parameter(request, "after", None, MAX_ID)
         limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
         rows = await run_in_threadpool(audit.list_entries, engine, project, before, limit)
         following = rows[-1]["id"] if len(rows) == limit else None

@@ -17,7 +17,7 @@ from paceline.monitor.web.alert_groups import group_of
 from paceline.monitor.web.alerts_api import acknowledge_alert
 from paceline.monitor.web.answers import local_path
 from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import form_of
+from paceline.monitor.web.bodies import form_of, whole_number
 from paceline.monitor.web.security import actor_of, require
 from paceline.monitor.web.templating import nav_query
 
@@ -42,8 +42,8 @@ def _button(act: Callable[[Request, int, Mapping[str, str]], None]) -> Any:
     async def answer(request: Request) -> Response:
         require(request, "operate")
         form = await form_of(request)
-        text = request.path_params["id"]
-        await run_in_threadpool(act, request, _number(text), form)
+        number = whole_number(request.path_params["id"])
+        await run_in_threadpool(act, request, number, form)
         usual = f"/alerts{nav_query(request.state.principal)}"
         return RedirectResponse(local_path(form.get("to", usual)), 303)
 
@@ -119,7 +119,7 @@ def _project(request: Request) -> str:
 
 
 def _hours(form: Mapping[str, str]) -> int:
-    hours = _number(form.get("hours", ""))
+    hours = whole_number(form.get("hours"))
     if not 1 <= hours <= _MAX_HOURS:
         raise HTTPException(400, f"hours must be from 1 to {_MAX_HOURS}")
     return hours
@@ -130,8 +130,3 @@ def _why(form: Mapping[str, str]) -> str:
     if "\0" in why:
         raise HTTPException(400, "the reason must have no NUL")
     return why
-
-
-def _number(text: str) -> int:
-    """A whole number; 0 for any other text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 0

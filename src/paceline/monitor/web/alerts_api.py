@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -18,14 +19,20 @@ from paceline.monitor.config import MIB
 from paceline.monitor.store import acknowledgements, queries
 from paceline.monitor.store import alerts as store
 from paceline.monitor.web.alert_groups import group_of
-from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import Body, bad, checked_name, read_body, whole_parameter
+from paceline.monitor.web.api import Handler, reads
+from paceline.monitor.web.bodies import (
+    Body,
+    bad,
+    checked_name,
+    read_body,
+    whole_number,
+    whole_parameter,
+)
 from paceline.monitor.web.security import actor_of, require
 
 _STATUSES = ("", "firing", "resolved")
 _MAX_HOURS = 24.0 * 366
 _PAGE, _MAX_ROWS = 100, 1000
-_MAX_ID = 2**53
 
 
 class NewSilence(msgspec.Struct, frozen=True):
@@ -90,21 +97,6 @@ def routes(service: Any) -> list[Route]:
         )
         return JSONResponse({"id": number, "until": now + silence.hours * 3600})
 
-    async def end_silence(request: Request) -> Response:
-        principal = require(request, "operate")
-        number = _number(request)
-        ended = await run_in_threadpool(
-            store.end_silence,
-            service.engine,
-            number,
-            principal.project,
-            service.clock(),
-            actor_of(request),
-        )
-        if not ended:
-            raise HTTPException(404, "there is no such silence")
-        return JSONResponse({"id": number, "status": "ended"})
-
     async def acknowledge(request: Request) -> Response:
         principal = require(request, "operate")
         body = await read_body(request, MIB, _acknowledgement_of)
@@ -113,7 +105,7 @@ def routes(service: Any) -> list[Route]:
         numbers = await run_in_threadpool(
             acknowledge_alert,
             service.engine,
-            _number(request),
+            whole_number(request.path_params["id"]),
             principal.project,
             together=body.together,
             until=until,
@@ -125,21 +117,21 @@ def routes(service: Any) -> list[Route]:
             raise HTTPException(404, "there is no such alert that fires")
         return JSONResponse({"alerts": numbers, "until": until})
 
-    async def end_acknowledgement(request: Request) -> Response:
-        principal = require(request, "operate")
-        number = _number(request)
-        ended = await run_in_threadpool(
-            acknowledgements.end_acknowledgement,
-            service.engine,
-            number,
-            principal.project,
-            service.clock(),
-            actor_of(request),
-        )
-        if not ended:
-            raise HTTPException(404, "there is no such alert that is acknowledged")
-        return JSONResponse({"id": number, "status": "ended"})
+    def ending(end: Callable[..., bool], missing: str) -> Handler:
+        async def answer(request: Request) -> Response:
+            principal = require(request, "operate")
+            number = whole_number(request.path_params["id"])
+            now, by = service.clock(), actor_of(request)
+            if not await run_in_threadpool(end, service.engine, number, principal.project, now, by):
+                raise HTTPException(404, missing)
+            return JSONResponse({"id": number, "status": "ended"})
 
+        return answer
+
+    end_silence = ending(store.end_silence, "there is no such silence")
+    end_acknowledgement = ending(
+        acknowledgements.end_acknowledgement, "there is no such alert that is acknowledged"
+    )
     v1 = "/api/v1"
     of_alert = f"{v1}/alerts/{{id}}/acknowledgement"
     return [
@@ -163,13 +155,6 @@ def acknowledge_alert(
         rows = group_of(alert, queries.list_alerts(connection, project, "firing"))
     numbers = [row["id"] for row in rows] if together else [number]
     return acknowledgements.acknowledge(engine, numbers, project, **values)
-
-
-def _number(request: Request) -> int:
-    """The number in a path; 0, which nothing has, for any other text."""
-    text = request.path_params["id"]
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else 0
-    return number if number <= _MAX_ID else 0
 
 
 def _acknowledgement_of(body: Body) -> NewAcknowledgement:

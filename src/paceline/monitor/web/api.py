@@ -32,6 +32,7 @@ from paceline.monitor.web.bodies import (
     checked_name,
     finite,
     read_body,
+    whole_number,
     whole_parameter,
 )
 from paceline.monitor.web.event_cost import step_loss, with_cost
@@ -355,12 +356,8 @@ class Api:
 
     async def _session(self, request: Request) -> dict[str, Any]:
         principal = require(request, "read")
-        number = request.path_params["id"]
-        row = None
-        if number.isascii() and number.isdigit() and len(number) < 17:
-            row = await run_in_threadpool(
-                sessions.by_id, self.service.engine, int(number), principal.project
-            )
+        number, engine = whole_number(request.path_params["id"]), self.service.engine
+        row = await run_in_threadpool(sessions.by_id, engine, number, principal.project)
         if row is None:
             raise HTTPException(404, "there is no such session")
         return row

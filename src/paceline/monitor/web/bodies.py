@@ -19,6 +19,8 @@ from starlette.requests import Request
 
 T = TypeVar("T")
 
+#: Largest number of a row: what JSON can hold exactly.
+MAX_ID = 2**53
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 #: Values of one body; columns that are packed as bytes are one each.
@@ -164,6 +166,12 @@ def _too_many() -> HTTPException:
     return bad(
         f"more than {MOST_VALUES:,} values; send less, or msgpack with columns as bytes", 413
     )
+
+
+def whole_number(text: str | None) -> int:
+    """A number in a path, a query or a form; 0, which no row has, for any other text."""
+    number = int(text) if text and text.isascii() and text.isdecimal() and len(text) < 17 else 0
+    return number if number <= MAX_ID else 0
 
 
 def whole_parameter(request: Request, name: str, usual: int | None, most: int) -> int | None:

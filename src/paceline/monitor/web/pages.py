@@ -34,7 +34,7 @@ from paceline.monitor.web import (
 )
 from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.api import reads
-from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
@@ -112,7 +112,7 @@ class Pages:
                 search=search,
                 status=status,
                 order=order,
-                page=_number(query.get("page", "1")) or 1,
+                page=whole_number(query.get("page", "1")) or 1,
             )
             firing = queries.count_firing(connection, _project(request))
             slow = [row["id"] for row in page.rows if row["slow_since_step"] is not None]
@@ -150,7 +150,7 @@ class Pages:
             number = request.query_params.get("session")
             selected = job_page.choose(sessions, number)
             if selected is None and number is not None:
-                selected = queries.job_session(connection, job["id"], _number(number))
+                selected = queries.job_session(connection, job["id"], whole_number(number))
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
             alerts = queries.job_alerts(connection, job["id"])
@@ -219,7 +219,7 @@ class Pages:
     def _job_and_session(self, request: Request) -> tuple[Any, Any]:
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
-            number = _number(request.path_params["id"])
+            number = whole_number(request.path_params["id"])
             return job, _or_404(queries.job_session(connection, job["id"], number))
 
     def _view_of(self, session: Mapping[str, Any]) -> job_page.SessionView | None:
@@ -241,7 +241,7 @@ class Pages:
         )
 
     def _ranks_of(self, job: Mapping[str, Any], asked: str | None) -> RankView | None:
-        rank = _number(asked) if asked and asked.isascii() and asked.isdecimal() else None
+        rank = whole_number(asked) if asked and asked.isascii() and asked.isdecimal() else None
         minute = int(self.service.clock() / _MINUTE_S)
 
         def view() -> RankView | None:
@@ -283,7 +283,7 @@ class Pages:
     ) -> Any:
         """The session that is asked for, else the latest (place 0) or the one before it."""
         if number is not None:
-            session = queries.job_session(connection, job["id"], _number(number))
+            session = queries.job_session(connection, job["id"], whole_number(number))
             return _or_404(session)
         return done[place] if len(done) > place else None
 
@@ -368,11 +368,6 @@ def _asked_project(request: Request) -> str:
     """The project that who sees all asked for; "" = none."""
     several = request.state.principal.has_several
     return request.query_params.get("project", "") if several else ""
-
-
-def _number(text: str | None) -> int:
-    """A number of a query; 0 for none."""
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 
 def _key(job: Mapping[str, Any]) -> JobKey:

@@ -14,7 +14,7 @@ from paceline.monitor import upkeep
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.api import with_refusals, writes_to
-from paceline.monitor.web.bodies import checked_name
+from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.security import actor_of, require
 
 
@@ -23,12 +23,8 @@ def routes(service: Any) -> list[Route]:
 
     async def session_of(request: Request, scope: str) -> tuple[JobKey, dict[str, Any]]:
         principal = require(request, scope)
-        text = request.path_params["id"]
-        row = None
-        if text.isascii() and text.isdigit() and len(text) < 17:
-            row = await run_in_threadpool(
-                sessions.by_id, service.engine, int(text), principal.project
-            )
+        number = whole_number(request.path_params["id"])
+        row = await run_in_threadpool(sessions.by_id, service.engine, number, principal.project)
         if row is None:
             raise HTTPException(404, "there is no such session")
         return JobKey(row["job_id"], row["project"], row["job"]), row
