@@ -122,11 +122,10 @@ def _restore(args: argparse.Namespace) -> int:
 
 def _gc(args: argparse.Namespace) -> int:
     config = monitor_config.config_of(args)
-    monitor_config.engine_of(config).dispose()  # a running service clears up by itself
+    monitor_config.engine_of(config).dispose()  # an error if there is no store
     from paceline.monitor.service import Service
 
-    # never started; it only holds the data folder, so that no other process does
-    service = Service(config)
+    service = Service(config)  # not started; it holds the data folder, so that no other does
     try:
         done = service.retention.collect(time.time())
     finally:
