@@ -49,6 +49,7 @@ def test_what_does_not_recur_is_none():
     start = np.where(STEP == 0, 500.0, np.where(STEP % 200 == 50, 1.5, 1.0))
     assert long_steps(log(STEP >= 0, start)) is None  # the first step is nearly all of it
     assert long_steps(log(STEP >= N // 2, 1.3)) is None  # a level, which events tell
+    assert long_steps(log(STEP % 2 == 0, 1.3)) is None  # odd and even: neither is usual
     assert long_steps(np.full(20, 1.0)) is None
     assert long_steps(np.full(N, np.nan)) is None
 
@@ -78,7 +79,7 @@ def test_real_runs_that_validate_every_so_often_show_it():
 def test_a_log_without_an_episode_has_lost_no_gpu_hours(capsys, tmp_path):
     rows = list(zip(STEP.tolist(), log(STEP < 0, 1.0).tolist(), strict=True))
     path = written(tmp_path / "healthy.csv", "step,duration_s", rows)
-    assert said(capsys, path, "--gpus", 8)[1].endswith("at the end, 0 GPU-hours lost\n")
+    assert said(capsys, path, "--gpus", 8)[1].endswith("at the end, 0 GPU-hours lost in all\n")
 
 
 def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
@@ -88,7 +89,9 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     assert code == 0
     assert out.splitlines()[-1].startswith("long steps: 20% of the steps take 1.40x")
     code, out, _ = said(capsys, path, "--json")
-    last = json.loads(out.splitlines()[-1])
+    *told, last = map(json.loads, out.splitlines())
+    assert {each["burst"] for each in told if each["kind"] == "onset"} == {True}
+    assert not any(each["burst"] for each in told if each["kind"] != "onset")
     assert (last["kind"], last["every"], last["in_a_row"]) == ("long-steps", 20, 4)
     code, out, _ = said(capsys, path, "--gpus", 64)
     *_, end, _ = out.splitlines()
@@ -96,7 +99,7 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     assert end.startswith(f"2,000 steps of 1 rank: 0 fail-slows and {bursts} bursts, healthy")
     assert bursts > 1
     lost_s = sum(float(line.split()[-3]) for line in out.splitlines() if "healthy again" in line)
-    assert float(end.split()[-3]) == pytest.approx(lost_s * 64 / 3600, rel=0.02)
+    assert float(end.split()[-5]) == pytest.approx(lost_s * 64 / 3600, rel=0.02)
     rows = [(step, seconds, 1000 + 400 * (step % 20 < 4)) for step, seconds in rows]
     path = written(tmp_path / "work.csv", "step,duration_s,tokens", rows)
     assert "long steps" not in said(capsys, path)[1]  # by plan

@@ -32,6 +32,7 @@ def run(
     """Detect in a file or a call log; merge events over ranks and name slow ranks."""
     from dataclasses import replace
 
+    from paceline.detect.bursts import bursts_of
     from paceline.detect.event import counted
     from paceline.detect.job import job_events
     from paceline.detect.limits import WARM_UP, usable
@@ -72,10 +73,11 @@ def run(
     rank_events = _events(times, detector, args.accept)
     merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
     job_wide = _locate(args, merged, log, step_times)
-    events = rank_events if args.by_rank else job_wide
-    bursts = _bursts(events)
+    events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
+    bursts = bursts_of(events)
     if args.json:
-        print("".join(json.dumps(event.to_mapping()) + "\n" for event in events), end="")
+        for place, event in enumerate(events):
+            print(json.dumps({**event.to_mapping(), "burst": place in bursts}))
     else:
         _print_events(events, bursts)
     if not args.json:
@@ -100,30 +102,11 @@ def run(
     return 0
 
 
-def _last_changes(events: Sequence[Event | JobEvent]) -> dict[int, int]:
-    """Rank -> the place of its last change of level among the events."""
-    from paceline.detect.event import LEVEL_KINDS
-
-    changes = [(place, event) for place, event in enumerate(events) if event.kind in LEVEL_KINDS]
-    return {rank: place for place, event in changes for rank in _ranks_of(event)}
-
-
-def _bursts(events: Sequence[Event | JobEvent]) -> set[int]:
-    """Places of onsets that were over before most samples of their level: its median is healthy."""
-    from paceline.detect.levels import HEALTHY
-
-    last = set(_last_changes(events).values())
-    return {
-        place
-        for place, event in enumerate(events)
-        if event.kind == "onset" and event.refined is not None and place not in last
-        if event.refined.factor < 1 + HEALTHY
-    }
-
-
 def _print_events(events: Sequence[Event | JobEvent], bursts: Container[int]) -> None:
     """Events in words; of clock jumps in consecutive steps the first one, and a count."""
-    last_change = _last_changes(events)
+    from paceline.detect.bursts import changes_of, ranks_of
+
+    last_change = {rank: places[-1] for rank, places in changes_of(events).items()}
     last_jump, repeats = None, 0
     for place, event in enumerate(events):
         if event.kind == "clock-jump":
@@ -137,7 +120,7 @@ def _print_events(events: Sequence[Event | JobEvent], bursts: Container[int]) ->
             median = f"the median of its {event.refined.samples:,} samples is healthy"
             print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
         elif event.refined is not None:
-            goes_on = any(last_change[rank] == place for rank in _ranks_of(event))
+            goes_on = any(last_change[rank] == place for rank in ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
     if repeats:
         print(f"{repeats:,} more impossible durations followed such a duration directly")
@@ -165,18 +148,14 @@ def _at_the_end(
     if not slow.any() or not job_wide:
         if gpus is None:
             return text
-        lost_s = sum(event.lost_s for event in job_wide if event.kind == "relief")
-        return f"{text}, {lost_s * gpus / 3600:,.3g} GPU-hours lost"
+        lost = [
+            event.gpu_hours(event.lost_s) or 0.0 for event in job_wide if event.kind == "relief"
+        ]
+        return f"{text}, {sum(lost):,.3g} GPU-hours lost in all"
     lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
     hours = job_wide[-1].gpu_hours(lost_s)
     of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
     return f"{text}, {duration(lost_s)}{of_gpus} lost so far"
-
-
-def _ranks_of(event: Event | JobEvent) -> tuple[int, ...]:
-    from paceline.detect.event import Event
-
-    return (event.rank,) if isinstance(event, Event) else event.ranks
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:

@@ -23,6 +23,8 @@ NEIGHBOURS, APART = 101, 25
 LEAST, SIGMAS = 0.15, 6.0
 #: Long steps are told if they come in this many runs, and cost this share of the time.
 MIN_RUNS, MIN_LOST = 4, 0.01
+#: If more steps than this are long, the median of the neighbours is a long step's, or between both.
+MOST = 1 / 3
 #: They come regularly if this share of the gaps is the median one, within a share or one step.
 REGULAR, SAME_GAP = 0.8, 0.05
 
@@ -80,7 +82,7 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
     sigma = SIGMA_OF_MAD * float(np.median(-excess[excess <= 0]))
     is_long = excess > max(LEAST, SIGMAS * sigma)
     begins = np.flatnonzero(is_long & ~np.r_[False, is_long[:-1]])
-    if len(begins) < MIN_RUNS:
+    if len(begins) < MIN_RUNS or is_long.mean() > MOST:
         return None
     lost_s = np.add.reduceat(np.where(is_long, x - usual, 0.0), begins)  # of each run
     if lost_s.sum() - lost_s.max() < MIN_LOST * x.sum():  # one alone, as a start, does not recur
