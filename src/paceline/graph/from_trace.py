@@ -215,7 +215,7 @@ def _late_notes(estimated: int, end: Durations) -> list[Warning]:
     share = estimated / len(end.values)
     text = (
         f"{estimated} operations ({share:.0%}) ended before anyone waited for them. Their ends "
-        "are estimated from the usual transfer time, so none of them counts as a straggler"
+        "are estimated, so none of them counts as a straggler"
     )
     return [Warning(LATE_ENDS, text, {"estimated": estimated, "operations": len(end.values)})]
 
