@@ -18,7 +18,7 @@ from paceline.report.layout import wrap
 from paceline.report.prices import price_text
 from paceline.report.scene import scene_of
 from paceline.report.terms import TERMS
-from paceline.units import GIB, day_count, dollars, gib, gpu_memory, in_gib, seconds
+from paceline.units import GIB, count, day_count, dollars, gib, gpu_memory, in_gib, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
         size += f", {llm.active_parameters / 1e9:,.1f} active"
     title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
     about = (
-        f"{plan.describe()} · {plan.microbatches:,} microbatches · "
+        f"{plan.describe()} · {count(plan.microbatches, 'microbatch', 'microbatches')} · "
         f"global batch {plan.global_batch:,} x {llm.seq_len:,} tokens"
     )
     first = Text("step ", style="bold")
