@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -41,6 +42,9 @@ COLUMNS = {
     "mb_id": "microbatch",
     "gmc": "gmc",
 }
+
+#: Operations of a row group of a file that is written, at least one step.
+GROUP_ROWS = 1 << 20
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
 PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late", "transfer", "peer")
@@ -323,15 +327,41 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
 
 def writer(trace: Trace) -> Writer:
     """The table of :func:`write`, to be written with other files."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    parts = _parts(trace)
+    turns = turns_back(parts[0].kind, parts[0].pp, parts[0].chunk, trace.job.pp_size)
+    first = _table(parts[0], turns)
+    schema = first.schema.with_metadata(metadata_of(trace))
+    # Times hardly compress; all else repeats.
+    repeating = [name for name in schema.names if name not in ("start_ts", "duration")]
+
+    def write_parts(file: BinaryIO) -> None:
+        options = {"compression": "lz4", "use_dictionary": repeating}
+        with pq.ParquetWriter(file, schema, **options) as written:
+            for part in parts:
+                table = first if part is parts[0] else _table(part, turns)
+                written.write_table(table, row_group_size=max(1, table.num_rows))
+
+    return write_parts
+
+
+def _parts(trace: Trace) -> list[Trace]:
+    """The trace in ranges of steps with about ``GROUP_ROWS`` operations each."""
+    rows = np.cumsum(trace.counts.sum(axis=(1, 2, 3), dtype=np.int64))
+    edges = [0, *(np.flatnonzero(np.diff(rows // GROUP_ROWS)) + 1).tolist(), trace.n_steps]
+    return [trace.step_range(first, last) for first, last in pairwise(edges)]
+
+
+def _table(trace: Trace, turns: bool) -> Any:
+    """The columns of a trace; ``turns``: whether its chunks lie as a V."""
+    import pyarrow as pa
 
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
-    gmc[~compute] = -1
+    # The column knows rounds only.
+    gmc[~compute | turns] = -1
     replica, pp = trace.replica, trace.pp
-    if turns_back(trace.kind, pp, trace.chunk, trace.job.pp_size):
-        gmc[:] = -1  # chunks of a V lie otherwise, and the column knows rounds only
     arrays = {
         "dp_rank": replica // np.int32(trace.job.peers),
         "stage": pp,
@@ -356,12 +386,4 @@ def writer(trace: Trace) -> Writer:
         arrays["peer"] = replica % np.int32(trace.job.peers)
     if trace.late is not None:
         arrays["late"] = trace.late.astype(np.int8)
-    table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))
-
-    # Times hardly compress; all else repeats.
-    repeating = [name for name in arrays if name not in ("start_ts", "duration")]
-
-    def write_table(file: BinaryIO) -> None:
-        pq.write_table(table, file, compression="lz4", use_dictionary=repeating)
-
-    return write_table
+    return pa.table(arrays)
