@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -25,6 +24,7 @@ from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
 from paceline.trace.placing import Extremes
 from paceline.trace.program import check_waits, turns_back
+from paceline.trace.step_blocks import ranges_of_steps
 
 T = TypeVar("T", bound=Trace)
 
@@ -329,7 +329,8 @@ def writer(trace: Trace) -> Writer:
     """The table of :func:`write`, to be written with other files."""
     import pyarrow.parquet as pq
 
-    parts = _parts(trace)
+    n_ops = trace.counts.sum(axis=(1, 2, 3), dtype=np.int64)
+    parts = [trace.step_range(*steps) for steps in ranges_of_steps(n_ops, GROUP_ROWS)]
     turns = turns_back(parts[0].kind, parts[0].pp, parts[0].chunk, trace.job.pp_size)
     first = _table(parts[0], turns)
     schema = first.schema.with_metadata(metadata_of(trace))
@@ -344,13 +345,6 @@ def writer(trace: Trace) -> Writer:
                 written.write_table(table, row_group_size=max(1, table.num_rows))
 
     return write_parts
-
-
-def _parts(trace: Trace) -> list[Trace]:
-    """The trace in ranges of steps with about ``GROUP_ROWS`` operations each."""
-    rows = np.cumsum(trace.counts.sum(axis=(1, 2, 3), dtype=np.int64))
-    edges = [0, *(np.flatnonzero(np.diff(rows // GROUP_ROWS)) + 1).tolist(), trace.n_steps]
-    return [trace.step_range(first, last) for first, last in pairwise(edges)]
 
 
 def _table(trace: Trace, turns: bool) -> Any:

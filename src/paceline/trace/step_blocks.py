@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from paceline.trace.columns import Columns
 from paceline.trace.door import arrange, extremes_of
 from paceline.trace.job import Job
 from paceline.trace.trace import Program, Trace
+
+#: Operations whose columns are in memory at once.
+BLOCK_ROWS = 1 << 19
 
 #: Row columns of a trace and of its program -> their types, and their values where a block has
 #: none.
@@ -33,6 +37,21 @@ _PROGRAM = ("part", "issued", "awaited", "group")
 
 class JobsDifferError(Exception):
     """Blocks show different degrees of parallelism: they have to be arranged together."""
+
+
+def ranges_of_steps(n_ops: npt.NDArray[Any], n_rows: int) -> list[tuple[int, int]]:
+    """Ranges of steps with about ``n_rows`` operations each, at least one step.
+
+    Args:
+        n_ops: [step] operations.
+        n_rows: operations of a range.
+
+    Returns:
+        the position of each range's first step, and of the step behind its last one.
+    """
+    rows = np.cumsum(n_ops, dtype=np.int64)
+    edges = np.flatnonzero(np.diff(rows // n_rows)) + 1
+    return list(pairwise([0, *edges.tolist(), len(rows)]))
 
 
 def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str) -> Trace:

@@ -19,13 +19,15 @@ from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace
 from paceline.trace.program import turns_back
-from paceline.trace.step_blocks import JobsDifferError, arrange_blocks
+from paceline.trace.step_blocks import (
+    BLOCK_ROWS,
+    JobsDifferError,
+    arrange_blocks,
+    ranges_of_steps,
+)
 
 Ints = npt.NDArray[np.int64]
 
-
-#: Operations whose columns are in memory at once.
-BLOCK_ROWS = 1 << 19
 
 #: Fields of an operation that tell its place in its worker's program.
 PROGRAM = ("part", "issued", "awaited", "group")
@@ -248,10 +250,8 @@ def _blocks(
     step = np.concatenate([file.steps[index] for file, index in chosen])
     n_ops = np.concatenate([np.diff(file.first_op)[index] for file, index in chosen])
     numbers, of_step = np.unique(step, return_inverse=True)
-    rows = np.bincount(of_step, weights=n_ops)
-    block = (np.cumsum(rows) - rows) // n_rows
-    for n in np.unique(block).tolist():
-        low, high = numbers[block == n][[0, -1]]
+    for first, last in ranges_of_steps(np.bincount(of_step, weights=n_ops), n_rows):
+        low, high = numbers[first], numbers[last - 1]
         within = [
             (file, index[(file.steps[index] >= low) & (file.steps[index] <= high)])
             for file, index in chosen
