@@ -40,7 +40,7 @@ class JobsDifferError(Exception):
 
 
 def ranges_of_steps(n_ops: npt.NDArray[Any], n_rows: int) -> list[tuple[int, int]]:
-    """Ranges of steps with about ``n_rows`` operations each, at least one step.
+    """Ranges of steps with about ``n_rows`` operations each, and at least one step.
 
     Args:
         n_ops: [step] operations.
@@ -49,9 +49,9 @@ def ranges_of_steps(n_ops: npt.NDArray[Any], n_rows: int) -> list[tuple[int, int
     Returns:
         the position of each range's first step, and of the step behind its last one.
     """
-    rows = np.cumsum(n_ops, dtype=np.int64)
-    edges = np.flatnonzero(np.diff(rows // n_rows)) + 1
-    return list(pairwise([0, *edges.tolist(), len(rows)]))
+    before = np.cumsum(n_ops, dtype=np.int64) - n_ops
+    edges = np.flatnonzero(np.diff(before // n_rows)) + 1
+    return list(pairwise([0, *edges.tolist(), len(before)]))
 
 
 def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str) -> Trace:
