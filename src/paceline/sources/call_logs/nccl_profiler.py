@@ -263,9 +263,8 @@ def _device_spans(records: npt.NDArray[np.void]) -> dict[int, tuple[float, float
     stopped = records[(records["what"] == _STATE) & (records["state"] == _KERNEL_STOP)]
     if not len(begun) or not len(stopped):
         return {}
-    _, at_begin, at_stop = np.intersect1d(
-        begun["handle"], stopped["handle"], assume_unique=False, return_indices=True
-    )
+    stopped = stopped[::-1]  # the last stop of a channel counts
+    _, at_begin, at_stop = np.intersect1d(begun["handle"], stopped["handle"], return_indices=True)
     ahead_ns = int((begun["time_ns"] - begun["a"].astype(np.int64)).min())
     spans: dict[int, tuple[float, float]] = {}
     timers = zip(
