@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, number, optional_whole, whole
 from paceline.sources.fused import Halves
-from paceline.sources.imported import Imported, OpTable
+from paceline.sources.imported import MAX_NUMBER, Imported, OpTable
 from paceline.sources.json_stream import JsonStream, first_events, head, lines
 from paceline.sources.ndtimeline_raw import Flush, flush_of, is_raw
 from paceline.trace import Job, OpKind
@@ -94,18 +95,20 @@ def read(
         TraceError: a file is damaged or has no timeline, values are none, or ranks disagree.
     """
     ops, halves, unplaced = OpTable(), Halves(), Counter[str]()
+    wanted = _Wanted(steps)
     tp_size = 1
     for path in paths:
-        before = len(ops)
+        before = len(ops) + wanted.n_others
         for place, event in _events(path, unplaced):
             if isinstance(event, Flush):
-                tp = _add_flush(ops, halves, event, place, unplaced)
+                tp = _add_flush(ops, halves, event, place, unplaced, wanted)
             else:
-                tp = _add(ops, halves, event, place, unplaced)
+                tp = _add(ops, halves, event, place, unplaced, wanted)
             tp_size = max(tp_size, 1 + tp)
-        if len(ops) == before:
+        if len(ops) + wanted.n_others == before:
             raise TraceError(f"{path} has no NDTimeline metric that is known; is it a timeline?")
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} timelines"
+    wanted.check(ops, where)
     n_fused = halves.settle(ops)
     if job is None:
         dp_size, pp_size = ops.degrees()
@@ -129,12 +132,43 @@ def read(
     )
 
 
+class _Wanted:
+    """The steps asked for; of the others only the number of parts, and the range of steps."""
+
+    def __init__(self, steps: frozenset[int] | None) -> None:
+        self._steps = steps
+        self.n_others = 0
+        self._low, self._high = MAX_NUMBER, 0
+
+    def has(self, step: int, n_parts: int = 1) -> bool:
+        """Whether a step is asked for; counts its parts if not."""
+        if self._steps is None or step in self._steps:
+            return True
+        self.n_others += n_parts
+        self._low, self._high = min(self._low, step), max(self._high, step)
+        return False
+
+    def of(self, step: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[part] whether its step is asked for."""
+        numbers, parts = np.unique(step, return_counts=True)
+        has = [self.has(*pair) for pair in zip(numbers.tolist(), parts.tolist(), strict=True)]
+        return np.isin(step, numbers[np.array(has, dtype=bool)])
+
+    def check(self, ops: OpTable, where: str) -> None:
+        """Refuse timelines without a step that was asked for."""
+        if self.n_others and not len(ops):
+            raise TraceError(
+                f"{where} has none of the steps asked for; it has {self._low} to {self._high}"
+            )
+
+
 def _add(
     ops: OpTable,
     halves: Halves,
     event: Mapping[str, Any],
     place: str,
     unplaced: Counter[str],
+    wanted: _Wanted,
 ) -> int:
     """Add an event, if it is a known metric; returns its tensor-parallel rank."""
     args, kinds = mapping(event, "args"), _kinds(event.get("name"))
@@ -152,6 +186,8 @@ def _add(
         raise TraceError(f"{place}: dur {duration_us:g} is negative; is the file damaged?")
     rank, pp, step = (whole(args, name, place) for name in ("rank", "pp", "step"))
     dp, tp = whole(event, "pid", place), optional_whole(args.get("tp")) or 0
+    if not wanted.has(step):
+        return tp
     start_s, end_s = start_us * 1e-6, (start_us + duration_us) * 1e-6
     for kind in kinds:
         halves.note(tp, is_half=len(kinds) > 1)
@@ -160,7 +196,12 @@ def _add(
 
 
 def _add_flush(
-    ops: OpTable, halves: Halves, flush: Flush, place: str, unplaced: Counter[str]
+    ops: OpTable,
+    halves: Halves,
+    flush: Flush,
+    place: str,
+    unplaced: Counter[str],
+    wanted: _Wanted,
 ) -> int:
     """Add the parts of a line of the raw log, as :func:`_add` adds an event."""
     kinds = _kinds(flush.name)
@@ -173,16 +214,18 @@ def _add_flush(
     if (flush.duration_s < 0).any():
         shortest = flush.duration_s.min()
         raise TraceError(f"{place}: duration {shortest:g} is negative; is the file damaged?")
+    kept = wanted.of(flush.step)
+    start_s = flush.start_s[kept]
     for kind in kinds:
-        halves.note(flush.tp, is_half=len(kinds) > 1, n_ops=len(flush.step))
+        halves.note(flush.tp, is_half=len(kinds) > 1, n_ops=len(start_s))
         ops.add_all(
             rank=flush.rank,
             dp=flush.dp,
             pp=flush.pp,
-            step=flush.step,
+            step=flush.step[kept],
             kind=kind,
-            start_s=flush.start_s,
-            end_s=flush.start_s + flush.duration_s,
+            start_s=start_s,
+            end_s=start_s + flush.duration_s[kept],
         )
     return flush.tp if len(flush.step) else 0
 
