@@ -50,6 +50,7 @@ PACKAGES = {
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
     "mlperf_logging": "mlperf-logging",
+    "pydot": "pydot",
     "moto": "'moto[server]' s3fs",
     "s3fs": "s3fs",
     "megatron.bridge": "--no-deps megatron-bridge",
