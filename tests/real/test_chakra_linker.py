@@ -1,10 +1,11 @@
 """A linked trace that Chakra's own linker writes.
 
-``TraceLinker`` of ``chakra_trace_link`` runs out of a clone of mlcommons/chakra (MIT, commit 21585d8), with the
-``et_replay`` of facebookresearch/param that Chakra pins (MIT, commit 7b19f58), on HTA's pair of an
-execution trace and a profile. The profile's torch of 2023 wrote no ``Record function id``: here
-the nodes of the execution trace give it, by name and order. It has no ``ProfilerStep``, in which
-the linker looks for synchronisations: HTA 0.5.0 then returns nothing, which the linker cannot take.
+``TraceLinker`` of ``chakra_trace_link`` runs out of a clone of mlcommons/chakra (MIT, commit
+21585d8), with the ``et_replay`` of facebookresearch/param that Chakra pins (MIT, commit 7b19f58).
+It links HTA's pair of an execution trace and a profile. The profile's torch of 2023 wrote no
+``Record function id``: here the nodes of the execution trace give it, by name and order. It has no
+``ProfilerStep``, in which the linker looks for synchronisations: HTA 0.5.0 then returns nothing,
+which the linker cannot take.
 """
 
 import gzip
