@@ -59,9 +59,7 @@ _NO_RANKS = (
     "--timing-log-level 2"
 )
 _ONE_RANK = "DeepSpeed writes the timers of rank 0 only, which waits for the others in bwd and step"
-_FIRST_STAGE = (
-    "DeepSpeed writes the times of rank 0 only; a step includes its waits for other stages"
-)
+_FIRST_STAGE = "DeepSpeed writes times of rank 0 only; a step includes its waits for other stages"
 
 
 def matches(path: Path) -> bool:
