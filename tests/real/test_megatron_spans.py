@@ -15,7 +15,7 @@ timed = peace.timed
 
 @pytest.mark.alone
 def test_megatrons_own_schedule_sends_spans_that_are_read(tmp_path, timed):
-    requires.installed("nemo.lens", "megatron.core")
+    requires.installed("nemo.lens", "megatron.core", "triton")
     if not megatron_spans.are_sent():
         pytest.skip("this Megatron-LM has no telemetry: install core 0.20.0 or newer")
     folder = megatron_spans.of_a_job(tmp_path, pp=2, world=4, slow_rank=3)

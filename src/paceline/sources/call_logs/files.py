@@ -89,6 +89,7 @@ def _format(path: Path) -> str:
             "single calls; give such files to paceline detect --collectives alone; or let it "
             "write its log: NCCL_INSPECTOR_PROM_DUMP=0 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
+    nccl_metrics.refuse_otlp(path)
     if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(
             f"{path} is a status of NCCL RAS: how many calls ranks made, without a time; give it "
