@@ -20,6 +20,7 @@ from paceline.sources.call_logs import (
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names, refuse_merged
 from paceline.sources.devices.xpu_timer import matches as is_timeline
+from paceline.sources.json_stream import end_notes
 from paceline.trace.calls import CallLog
 
 #: If calls of ranks are further apart, the ranks were not one job, or had other clocks. Ranks that
@@ -118,7 +119,8 @@ def _joined(
 
 
 def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    return join_logs([read_calls(path) for path in paths], paths), ()
+    notes = (note for path in paths if path.suffix.lower() == ".csv" for note in end_notes(path))
+    return join_logs([read_calls(path) for path in paths], paths), tuple(notes)
 
 
 def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:

@@ -28,6 +28,10 @@ TOLERANCE_S: Final = 20e-6
 #: its wait. Inside an operator most ranks and steps must do so: an end may come while it computes.
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
+#: Gloo's thread may be held up between the end of a transfer and its record. So a few ranks and
+#: steps may seem to pass a wait at most so early, where most of all stood in it.
+EARLY_S, EARLY_SHARE = 1e-3, 0.25
+
 #: Outside of operators a thread may come back later, when others use its core.
 AWAKE_S, BLOCKED_SHARE = 1e-3, 0.1
 
@@ -66,8 +70,36 @@ def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
             places.append(None)
             continue
         place = _seen_place(seen)
+        if place is None:
+            place = _place_before_late_records(steps, number, stood)
         places.append(place if place is not None else _needed_at(steps, number, marks))
     return places
+
+
+def _place_before_late_records(
+    steps: Sequence[HostStep], launch: int, stood: Sequence[Stood | None]
+) -> Place | None:
+    """The place where most threads stood until the end, but for ends that were recorded late."""
+    seen = [(step, one) for step, one in zip(steps, stood, strict=True) if one is not None]
+    for place in sorted({one.place for _, one in seen}, reverse=True):
+        until = [one for _, one in seen if one.place <= place]
+        passed = [step for step, one in seen if one.place > place]
+        blocked = sum(one.place == place and one.waited_s > 0 for one in until)
+        if len(passed) > EARLY_SHARE * len(seen):
+            return None
+        if 2 * blocked >= len(seen) and all(
+            _early_s(step, launch, place) <= EARLY_S for step in passed
+        ):
+            return _seen_place(until)
+    return None
+
+
+def _early_s(step: HostStep, launch: int, place: Place) -> float:
+    """How long before a transfer's recorded end a step passed a place, seconds."""
+    rows = step.bounds_of(place[0])
+    if not 0 <= place[1] < len(rows):
+        return np.inf
+    return step.launches[launch].end_s - float(step.host.bound_s[rows[place[1]]])
 
 
 def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:
