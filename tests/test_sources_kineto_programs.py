@@ -1,6 +1,6 @@
 """PyTorch profiles of data-parallel ranks on the host: launches, waits, and what S they give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import paceline
 from host_profiles import (
     UNITS,
     Host,
+    backward,
     copy_out,
     ddp,
     forward,
@@ -68,6 +69,34 @@ def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: f
     result = paceline.analyze(measured)
     assert result.lasting.slowdown == pytest.approx(1.0, abs=0.005)
     assert diagnose(measured, result).findings == ()
+
+
+def tensor_parallel(host: Host) -> Iterator[int]:
+    """Sums within the forward, each awaited at once."""
+    for _ in range(UNITS):
+        forward(host)
+        yield host.launch("allreduce_")
+        host.now += 0.02
+    backward(host)
+
+
+@pytest.mark.parametrize("late_ms", [0.3, 3.0])
+def test_an_end_that_gloo_recorded_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_ms: float
+) -> None:
+    """A thread of gloo is held up on one rank, between the end of a sum and its record."""
+    hosts = run(stepped(tensor_parallel), SLOW, 5.0)
+
+    def waits() -> dict[int, int]:
+        return program_of(kineto.read(write(hosts, tmp_path)).trace)[1]
+
+    exact = waits()
+    assert exact == {1: 1, 3: 3, 5: 5}
+    runs = [event for event in hosts[2].events if event["name"] == "gloo:all_reduce"]
+    runs[1]["dur"] += late_ms * 1e3
+    assert (waits() == exact) == (late_ms < 1)
+    monkeypatch.setattr(kineto.waits, "EARLY_SHARE", 0.0)
+    assert waits() != exact
 
 
 def test_buckets_of_ddp(tmp_path: Path) -> None:
@@ -134,6 +163,18 @@ def test_hybrid_sharding_of_other_names_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(TraceError, match=named):
         kineto.read(sorted(tmp_path.glob("rank*.json")))
+
+
+def test_groups_of_some_ranks_beside_ddp_are_refused(tmp_path: Path) -> None:
+    """As of tensor parallelism: its sums cannot be told from those of gradients."""
+    hosts = run(stepped(ddp), HEALTHY, 2.0)
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]
+    groups.append({"pg_name": "1", "pg_desc": "mesh_tp", "ranks": [0, 1]})
+    paths = write(hosts, tmp_path, groups)
+    with pytest.raises(
+        TraceError, match=r"its collectives run in some of the groups mesh_tp \(2\)"
+    ):
+        kineto.read(paths)
 
 
 def test_a_sum_beside_hybrid_sharding_is_refused(tmp_path: Path) -> None:
