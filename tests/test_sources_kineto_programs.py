@@ -52,7 +52,9 @@ def seconds_of(hosts: Sequence[Host]) -> float:
     return max(host.now for host in hosts) * 1e-3
 
 
-@pytest.mark.parametrize("step", [ddp, fsdp, partial(fsdp, microbatches=2), hsdp])
+@pytest.mark.parametrize(
+    "step", [ddp, partial(ddp, barrier=True), fsdp, partial(fsdp, microbatches=2), hsdp]
+)
 @pytest.mark.parametrize("transfer_ms", [1.0, 15.0])
 def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: float) -> None:
     """Truth: the same program on ranks that share the same work evenly."""
@@ -80,7 +82,7 @@ def tensor_parallel(host: Host) -> Iterator[int]:
     backward(host)
 
 
-@pytest.mark.parametrize("late_ms", [0.3, 3.0])
+@pytest.mark.parametrize("late_ms", [0.3, 5.0])
 def test_an_end_that_gloo_recorded_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_ms: float
 ) -> None:
@@ -219,6 +221,22 @@ def test_operators_of_gloos_threads_are_none_of_a_pass(tmp_path: Path) -> None:
     trace = kineto.read(write(hosts, tmp_path)).trace
     np.testing.assert_array_equal(trace.start, plain.start)
     np.testing.assert_array_equal(trace.end, plain.end)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_an_update_between_two_backwards_is_part_of_neither(tmp_path: Path, factor: float) -> None:
+    """As of two models that train in turns, however slow a rank is."""
+
+    def in_turns(host: Host) -> Iterator[int]:
+        yield from ddp(host)
+        began = host.now
+        host.op("aten::add_", 0.5)
+        host.annotation("Optimizer.step#SGD.step", began)
+        yield from ddp(host)
+
+    paths = write(run(stepped(in_turns), (1.0, factor, 1.0, 1.0), 1.0), tmp_path)
+    letters, _ = program_of(kineto.read(paths).trace, dp=1)
+    assert letters == "FBsBsBsB" * 2 + "o"
 
 
 def test_a_rank_with_another_program_is_refused(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ TOLERANCE_S: Final = 20e-6
 #: its wait. Inside an operator most ranks and steps must do so: an end may come while it computes.
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
-#: Gloo's thread may be held up between the end of a transfer and its record. So a few ranks and
-#: steps may seem to pass a wait at most so early, where most of all stood in it.
+#: Gloo's thread may be held up between the end of a transfer and its record. Where most ranks and
+#: steps stood in a wait, EARLY_SHARE of them may seem to pass it, by at most EARLY_S plus
+#: PROMPT_SHARE of their idle time in front of it.
 EARLY_S, EARLY_SHARE = 1e-3, 0.25
 
 #: Outside of operators a thread may come back later, when others use its core.
@@ -88,18 +89,21 @@ def _place_before_late_records(
         if len(passed) > EARLY_SHARE * len(seen):
             return None
         if 2 * blocked >= len(seen) and all(
-            _early_s(step, launch, place) <= EARLY_S for step in passed
+            _was_recorded_late(step, launch, place) for step in passed
         ):
             return _seen_place(until)
     return None
 
 
-def _early_s(step: HostStep, launch: int, place: Place) -> float:
-    """How long before a transfer's recorded end a step passed a place, seconds."""
-    rows = step.bounds_of(place[0])
+def _was_recorded_late(step: HostStep, launch: int, place: Place) -> bool:
+    """Whether a step went on from a place little before a transfer's recorded end."""
+    rows, bound_s = step.bounds_of(place[0]), step.host.bound_s
     if not 0 <= place[1] < len(rows):
-        return np.inf
-    return step.launches[launch].end_s - float(step.host.bound_s[rows[place[1]]])
+        return False
+    row = rows[place[1]]
+    idle_s = float(bound_s[row] - bound_s[row - 1])
+    early_s = step.launches[launch].end_s - float(bound_s[row])
+    return early_s <= EARLY_S + PROMPT_SHARE * idle_s
 
 
 def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:
