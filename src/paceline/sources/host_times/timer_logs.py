@@ -16,7 +16,8 @@ DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engin
 
     [Rank 0] time (ms) | fwd: 10.00 | bwd: 20.00 | bwd_inner: ... | bwd_allreduce: ... | step: 3.00
 
-and of its pipeline engine ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
+and of its pipeline engine (run with 0.16.9 and 0.19.8), behind these timers, which are then sums
+since the line before, ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
 A launcher may put its own words in front of each line.
 """
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,7 @@ _NO_RANKS = (
     "--timing-log-level 2"
 )
 _ONE_RANK = "DeepSpeed writes the timers of rank 0 only, which waits for the others in bwd and step"
+_FIRST_STAGE = "DeepSpeed writes times of rank 0 only; a step includes its waits for other stages"
 
 
 def matches(path: Path) -> bool:
@@ -94,7 +97,8 @@ class _Log:
         self.of_ranks = Samples()
         self.of_all = Samples()  # columns: 0 = least, 1 = most
         self.sizes: dict[str, int] = {}
-        self.deepspeed = 0
+        self.wall_clock: list[dict[str, float]] = []  # DeepSpeed's timers, without a step's line
+        self.pipelined: dict[int, list[dict[str, float]]] = {}  # the last in front of a step's line
         self.cuts: list[str] = []  # notes on logs that end within a line
         self._step: int | None = None
         self._timer: str | None = None
@@ -102,10 +106,12 @@ class _Log:
 
     def add(self, text: str) -> None:
         """Take a line."""
-        iteration = _ITERATION.search(text) or _PIPELINE.search(text)
-        if iteration:
-            scale = 1e-3 if "elapsed time" in iteration[0] else 1.0
-            self._begin(int(iteration[1]), float(iteration[2]) * scale)
+        if iteration := _ITERATION.search(text):
+            self._begin(int(iteration[1]), float(iteration[2]) * 1e-3)
+        elif pipeline := _PIPELINE.search(text):
+            self._begin(int(pipeline[1]), float(pipeline[2]))
+            self.pipelined[int(pipeline[1])] = self.wall_clock[-1:]
+            self.wall_clock = []
         elif _ACROSS.search(text):
             self._inside = MAX_LINES_APART
         elif wall_clock := _WALL_CLOCK.search(text):
@@ -138,15 +144,27 @@ class _Log:
             for name, value in re.findall(r"(\w+): (\d+\.\d+)", text)
             if name in _GLOBAL
         }
-        if len(seconds) < len(_GLOBAL):
-            return  # of one microbatch, or of a part
-        for name, value in seconds.items():
-            self.of_ranks.add(_GLOBAL[name], self.deepspeed, 0, value)
-        self.of_ranks.add(STEP, self.deepspeed, 0, sum(seconds.values()))
-        self.deepspeed += 1
+        if len(seconds) == len(_GLOBAL):  # else of one microbatch, or of a part
+            self.wall_clock.append(seconds)
+
+    def _add_deepspeed(self) -> None:
+        """Give DeepSpeed's timers their steps."""
+        if not self.pipelined:
+            for step, seconds in enumerate(self.wall_clock):
+                for name, value in seconds.items():
+                    self.of_ranks.add(_GLOBAL[name], step, 0, value)
+                self.of_ranks.add(STEP, step, 0, sum(seconds.values()))
+            return
+        steps = sorted(self.pipelined)
+        apart = [after - before for before, after in pairwise(steps)]
+        for step, n_steps in zip(steps, [*apart[:1], *apart], strict=False):
+            for seconds in self.pipelined[step]:
+                for name, value in seconds.items():
+                    self.of_ranks.add(_GLOBAL[name], step, 0, value / n_steps)
 
     def times(self, where: str) -> HostTimes:
         """All times as tables."""
+        self._add_deepspeed()
         steps = np.union1d(self.of_all.steps(), self.of_ranks.steps())
         if not len(steps):
             raise TraceError(
@@ -156,7 +174,7 @@ class _Log:
         ranks = self.of_ranks.columns()
         groups, names = self._groups(ranks)
         return HostTimes(
-            format="deepspeed log" if self.deepspeed else "timer log",
+            format="deepspeed log" if self.wall_clock or self.pipelined else "timer log",
             steps=steps,
             ranks=ranks,
             groups=groups,
@@ -176,7 +194,10 @@ class _Log:
 
     def _notes(self, n_ranks: int) -> tuple[str, ...]:
         notes = list(self.cuts)
-        if self.deepspeed:
+        if self.pipelined:
+            notes.append(_FIRST_STAGE)
+            notes.append("a step's time is the mean since the line before it (steps_per_print)")
+        elif self.wall_clock:
             notes.append(_ONE_RANK)
             notes.append("steps are counted by their lines: DeepSpeed does not number them")
         else:
