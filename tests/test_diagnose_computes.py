@@ -213,13 +213,13 @@ def test_stages_with_few_computes_say_nothing_of_single_steps_but_others_do():
 def test_what_else_most_workers_of_a_stage_may_be():
     cause = cause_of(workers_fit(slow({(0, 1): 1.2, (1, 1): 1.2, (2, 1): 1.2}), mostly_slow={1}))
     assert cause.alternative == "stage-imbalance"
-    assert cause.ambiguous.startswith("most workers of stage 1 are slow: it may have too much work")
+    assert cause.ambiguous.startswith("most workers of stage 1 are slow: the stage may have too")
     assert cause.evidence["pattern"] == "one stage"
     other = cause_of(workers_fit(slow({(0, 1): 1.2}), mostly_slow={0}))
     assert (other.ambiguous, other.alternative) == ("", "")
     replicas = cause_of(workers_fit(slow({(0, 1): 1.2}), mostly_slow={REPLICAS}))
     assert replicas.alternative == "sequence-length"
-    assert replicas.ambiguous.startswith("most replicas are slow beside a few")
+    assert replicas.ambiguous.startswith("most replicas are slower than a few")
 
 
 # The error of a worker's factor.
@@ -406,7 +406,7 @@ def test_a_replica_that_may_be_slow_instead(monkeypatch):
     fit = micro_fit([0.1] * 3, doubt=[0.0, 0.05, -0.08])
     cause = sequences_of(monkeypatch, fit, [1.0] * 3)
     assert cause.alternative == "worker"
-    assert cause.ambiguous.startswith("replica 2 takes -8% beside the typical one")
+    assert cause.ambiguous.startswith("replica 2 takes -8% compared with the typical one")
     assert cause.ambiguous == _level_in_doubt(fit)
     passing = sequences_of(monkeypatch, fit, [1.0] * 3, neighbours=0.9, same=0.9)
     assert (passing.alternative, passing.ambiguous) == ("", _AMBIGUOUS)

@@ -175,7 +175,7 @@ def test_the_ideal_is_drawn_once_and_takes_as_long_as_the_analysis_says(trace: T
     drawing = draw_ideal(from_trace(trace))
     assert len(drawing.events) == len(trace) // (2 * 3)
     assert drawing.events.end_s.max() == pytest.approx(analyze(trace).ideal_s[0], rel=1e-12)
-    assert "alike" in drawing.about["note"]
+    assert "are equal" in drawing.about["note"]
     assert drawing.replica_names == {0: "dp 0 and 2 alike"}
     file = io.BytesIO()
     trace_writer(
@@ -266,7 +266,7 @@ def test_steps_and_replicas_that_are_not_there(trace: Trace) -> None:
     first = int(trace.steps[0])
     for scenario in ("ideal", "traced"):
         notes = draw(trace, scenario, steps=[first, 77, 78]).notes
-        assert notes == ("2 of the steps asked for are not drawn; step 77 is not in the trace",)
+        assert notes == ("2 of the requested steps are not drawn; step 77 is not in the trace",)
 
 
 def test_a_step_that_is_left_out_can_still_be_drawn_as_traced() -> None:

@@ -1,4 +1,4 @@
-"""Swap workers: put slow ones where they hurt least, and slow links out of use (falcon, S3)."""
+"""Swap workers: slow ones to places where they cost least, slow links out of use (falcon, S3)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of, name_workers
 from paceline.trace import Job
 
-#: A stage with this much more to do than usual may have a heavy load and no slow workers.
+#: A stage with this share of extra time may have a heavy load instead of slow workers.
 HEAVY_SHARE = 0.05
 
-#: Number of slowest workers to move; more would make the search long.
+#: Most slow workers to move; more would make the search long.
 MAX_MOVED = 6
 
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
 
 
 def propose(case: Case) -> Remedy:
-    """Swap the places of workers so that slow ones and slow links cost least.
+    """Swap workers so that slow workers and slow links cost least.
 
     Raises:
         NotApplicableError: no worker and no link is slow, or no swap helps.
@@ -43,7 +43,8 @@ def propose(case: Case) -> Remedy:
         raise NotApplicableError("nothing to swap: no worker and no link is slow")
     if graph.n_dp == 1:
         raise NotApplicableError(
-            "with one replica (dp 1) nothing shows what a slow worker or link would cost elsewhere"
+            "with one replica (dp 1) the trace does not show the cost of a slow worker or link "
+            "at another place"
         )
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
@@ -69,7 +70,7 @@ def propose(case: Case) -> Remedy:
     if not swaps or after.mean_s > now * (1 - MIN_OF_STEP):
         raise NotApplicableError(
             f"no swap of workers makes the step more than {MIN_OF_STEP:.1%} faster: the slow ones "
-            "stand where they cost least, or a NIC is slow, which would move along"
+            "already are where they cost least, or a NIC is slow and would move along"
         )
     return outcome(
         case,
@@ -85,11 +86,13 @@ def propose(case: Case) -> Remedy:
 
 
 def _closed_stages(case: Case) -> frozenset[int]:
-    """Stages whose typical speed is in doubt: they have few workers, and most may be slow."""
+    """Stages with an uncertain typical speed: they have few workers, and most may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW_REPLICAS:
         return frozenset()
-    place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
+    place = np.exp(
+        fit_computes(case.measured.durations).place
+    )  # the workers' factors contradict it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
     return frozenset(np.flatnonzero(loads > (1 + HEAVY_SHARE) * usual).tolist())
@@ -101,9 +104,9 @@ def _ends(link: Link) -> tuple[Worker, Worker]:
 
 
 def nic_suspects(case: Case) -> set[Worker]:
-    """Workers whose NIC may be slow rather than the path to a neighbour.
+    """Workers that may have a slow NIC instead of a slow path to a neighbour.
 
-    All links of such a worker are slow. It has several links, or its stage's group is slow too.
+    All links of such a worker are slow. It has several links, or its stage's group is slow, too.
     """
     link, group = finding_of(case, "link"), finding_of(case, "dp-network")
     slow = set(links_of(link)) if link else set()
@@ -130,9 +133,9 @@ MOVING = (
     "swapping takes about a minute (falcon paper, 5.3)"
 )
 ONE_LINK = (
-    "the slowness of a link is taken to lie between its two ends: once these no longer talk to "
-    "each other it is gone; if it follows one of them, the swap gains nothing (the interval holds "
-    "that): repair that one's NIC"
+    "a slow link is assumed to be slow between its two ends: once these no longer communicate, "
+    "the slowness is gone; if it follows one of them, the swap gains nothing (the interval "
+    "includes that): repair that worker's NIC"
 )
 
 
@@ -141,7 +144,7 @@ def _named(job: Job, swaps: Sequence[tuple[Worker, Worker]]) -> str:
 
 
 def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:
-    """The job without traffic on these links."""
+    """The prediction with these links healed: without traffic they cost nothing."""
     changed = copy_of(durations)
     heal_links(changed, links)
     return case.predicted(changed)
@@ -172,7 +175,7 @@ def swaps_around(
 
 KIND = RemedyKind(
     "placement",
-    "swap workers: slow ones to where they cost least, slow links to where nothing passes",
+    "swap workers: slow ones to places where they cost least, slow links out of use",
     frozenset({"worker", "link"}),
     propose,
 )

@@ -18,11 +18,11 @@ Array = npt.NDArray[np.float64]
 #: Intervals in the table; the paper's job collects every 500 steps.
 EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-#: Without any collection the job would save most. The proposed interval is the shortest that saves
-#: this share of it: a longer one gains next to nothing and needs more memory.
+#: The job would save most without any collection. The proposed interval is the shortest that saves
+#: this share of that: a longer one gains almost nothing and needs more memory.
 ENOUGH_SHARE = 0.95
 
-#: All workers wait for the slowest collection: this quantile of the traced ones.
+#: All workers wait for the slowest collection, estimated by this quantile of the traced pauses.
 SLOW_QUANTILE = 0.95
 
 
@@ -32,8 +32,9 @@ def propose(case: Case) -> Remedy:
     Options: ``every_steps``, the interval; the default is the shortest that saves enough.
 
     Raises:
-        RemedyError: the interval asked for is no positive number of steps.
-        NotApplicableError: no garbage collection is seen, or planning it would save nothing.
+        RemedyError: the requested interval is not a positive number of steps.
+        NotApplicableError: the trace shows no garbage collection, or planning it would save
+            nothing.
     """
     requested = case.options.get("every_steps")
     if requested is not None and int(requested) < 1:
@@ -43,7 +44,7 @@ def propose(case: Case) -> Remedy:
     pause = float(np.quantile(seconds, SLOW_QUANTILE))
     now = case.before.mean_s
     if calm.mean_s >= now:
-        raise NotApplicableError("the pauses cost nothing: other workers are waited for longer")
+        raise NotApplicableError("the pauses cost nothing: the job waits longer for other workers")
     table = [_row(every, calm.mean_s + pause / every, now) for every in EVERY_STEPS]
     every = _interval(case, table, 1 - calm.mean_s / now)
     rate = len(seconds) / n_chances  # collections per worker and step
@@ -61,10 +62,11 @@ def propose(case: Case) -> Remedy:
         calm.plus(pause / every),
         change,
         notes=(
-            f"a planned collection is taken to last {units.seconds(pause)}, the "
-            f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, whatever the interval",
+            f"a planned collection is assumed to last {units.seconds(pause)}, the "
+            f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, at any interval",
             f"a worker now collects about every {1 / rate:.3g} steps; memory that only a "
-            "collection frees grows in between: lengthen the interval bit by bit and watch it",
+            "collection frees grows in between: lengthen the interval step by step and watch the "
+            "memory",
         ),
     )
 
@@ -92,7 +94,7 @@ def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
 
 
 def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
-    """The interval asked for, or the shortest that gains enough of ``limit``."""
+    """The requested interval, or the shortest that gains enough of ``limit``."""
     if (requested := case.options.get("every_steps")) is not None:
         return int(requested)
     enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH_SHARE * limit)

@@ -24,12 +24,12 @@ from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
 
-#: At most this many workers are named in a sentence.
+#: Most workers named in a sentence.
 MAX_NAMED = 4
 
 
 def blamed_workers(case: Case) -> list[Worker]:
-    """Slow workers (replica, pp), the slowest first: the option ``workers``, or the finding's.
+    """Slow workers (replica, pp), the slowest first, from the option ``workers`` or the finding.
 
     The option holds places, (dp, pp) or (dp, pp, peer). Without a peer, it means all peers.
 
@@ -60,16 +60,17 @@ def _workers_at(job: Job, place: Sequence[int]) -> list[Worker]:
 
 
 def name_workers(job: Job, workers: Sequence[Worker]) -> str:
-    """Workers in words."""
+    """Names of workers for a sentence."""
     chosen = workers[:MAX_NAMED]
     names = "; ".join(job.worker_name(*worker) for worker in chosen)
     return names + (f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else "")
 
 
 def replace_worker(case: Case) -> Remedy:
-    """Put healthy machines in the place of slow ones.
+    """Replace slow machines with healthy ones.
 
-    Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
+    Options: ``workers`` [[dp, pp], ...], the workers to replace; the default is the finding's
+    workers.
 
     Raises:
         RemedyError: the job does not have the workers named.
@@ -79,7 +80,7 @@ def replace_worker(case: Case) -> Remedy:
     durations = case.measured.durations
     if durations.graph.n_dp == 1:
         raise NotApplicableError(
-            "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
+            "with one replica (dp 1) a worker has no peers that show the speed of a healthy one"
         )
     changed = copy_of(durations)
     for healthy in healthy_workers(durations, computes_of(durations.graph), workers):
@@ -92,8 +93,8 @@ def replace_worker(case: Case) -> Remedy:
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
         notes=(
-            "a healthy worker computes as its peers do: the median of the same op over the other "
-            "data-parallel ranks, with the cost of its own microbatches",
+            "a healthy worker is assumed to be as fast as its peers: the median of the same op "
+            "over the other data-parallel ranks, with the cost of its own microbatches",
         ),
     )
 
@@ -108,7 +109,7 @@ def fix_link(case: Case) -> Remedy:
     """Repair the links of a link finding.
 
     Raises:
-        NotApplicableError: no link is slow, or no other link is there to compare it with.
+        NotApplicableError: no link is slow, or there is no other link to compare it with.
     """
     links = links_of(needed_finding(case, "link", "slow link"))
     changed = copy_of(case.measured.durations)
@@ -128,8 +129,9 @@ def fix_link(case: Case) -> Remedy:
         case.predicted(changed),
         {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
         notes=(
-            "a healthy link takes the median of the same transfer over the other replicas' links; "
-            "where all of these are slow, that of the other links in the same step",
+            "a healthy link is assumed to take the median of the same transfer over the other "
+            "replicas' links; if all of these are slow, the median of the other links in the "
+            "same step",
         ),
     )
 
@@ -158,13 +160,14 @@ def fix_nic(case: Case) -> Remedy:
         case.predicted(changed),
         {"groups": [{"stage": entry["stage"], "kind": entry["kind"]} for entry in entries]},
         notes=(
-            "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
-            "test the members pairwise (falcon paper, 4.3)"
+            "the trace cannot show which member's NIC is slow: a collective ends everywhere at "
+            "once; test the members pairwise (falcon paper, 4.3)"
             if member is None
             else f"worker {case.measured.job.worker_name(*member)} is in all slow groups: test its "
             "NIC first",
-            "a group that is slow in all steps comes to take what other stages' groups take, one "
-            "that is slow in some what it takes in the others; the members' own jitter stays",
+            "a group that is slow in all steps is assumed to become as fast as other stages' "
+            "groups; one that is slow in some steps, as fast as in its other steps; the members "
+            "keep their jitter",
         ),
     )
 
@@ -175,16 +178,19 @@ def _on_time(case: Case, finding: Finding, changed: Durations) -> Remedy:
     return outcome(
         case,
         NIC,
-        f"find what makes {name_workers(case.measured.job, workers)} end collectives late",
+        f"find out why {name_workers(case.measured.job, workers)} end collectives late",
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers], "kinds": finding.evidence["kinds"]},
-        notes=("a healthy member ends with the middle one of its group; its own jitter stays",),
+        notes=(
+            "a healthy member is assumed to end with the median member of its group; it keeps "
+            "its jitter",
+        ),
     )
 
 
 WORKER = RemedyKind(
     "replace-worker",
-    "put healthy machines in the place of slow workers",
+    "replace slow workers with healthy machines",
     frozenset({"worker"}),
     replace_worker,
     whole_passes=False,

@@ -25,17 +25,17 @@ from paceline.remedies.sequence_plan import (
 )
 from paceline.remedies.sequence_search import Balancing, balance_of
 
-#: Smaller gains do not justify the exchange of sequences.
+#: A smaller gain does not justify the exchange of sequences.
 MIN_GAIN = 0.01
 
 #: ``change`` leaves out an assignment of more sequences (or microbatches) than this.
 MAX_LISTED = 512
 
-#: Orders in words.
+#: Orders as words for a sentence.
 IN_ORDER = {
     "falling": "the dearest first",
     "rising": "the cheapest first",
-    "hill": "the cheap ones first and last, the dear ones in between",
+    "hill": "the cheap ones first and last, the expensive ones in between",
 }
 
 AMBIGUOUS = (
@@ -47,7 +47,7 @@ AMBIGUOUS = (
 def propose(case: Case) -> Remedy:
     """Redistribute sequences; without lengths, exchange whole microbatches.
 
-    Options: ``max_tokens``, tokens per microbatch at most (default: the largest seen).
+    Options: ``max_tokens``, most tokens per microbatch (default: the largest traced microbatch).
 
     Raises:
         NotApplicableError: there is nothing to gain, or the lengths explain nothing.
@@ -60,14 +60,14 @@ def propose(case: Case) -> Remedy:
     gain = 1 - after.mean_s / case.before.mean_s
     if gain < MIN_GAIN:
         raise NotApplicableError(
-            f"microbatches are balanced well enough: other places and another order for them gain "
+            "microbatches are balanced well enough: another assignment and order of them gains "
             f"{max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     otherwise = None if balancing.otherwise is None else case.predicted(balancing.otherwise)
     if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
-            "the trace leaves open what an exchange of microbatches does: a step takes "
-            f"{after.mean_s:.4g} s if ranks that took longer had costlier microbatches, "
+            "the trace leaves the effect of an exchange of microbatches open: a step takes "
+            f"{after.mean_s:.4g} s if ranks that took longer had more expensive microbatches, "
             f"{otherwise.mean_s:.4g} s if they are slow; --seqlens tells that apart"
         )
     exchanged = balancing.plan.mostly
@@ -140,8 +140,8 @@ def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any
 def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[str]:
     if not has_lengths:
         yield (
-            "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by the "
-            "times they took here; a live job needs the lengths to know them beforehand"
+            "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by "
+            "the times they took here; a live job needs the lengths to predict these times"
         )
     if exchanged == SEQUENCES and balancing.max_tokens is not None:
         n_steps = sum(exchange != SEQUENCES for exchange in balancing.plan.exchanged)
@@ -154,12 +154,12 @@ def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[
     order_gains = [gain for (exchange, _), gain in balancing.gains.items() if exchange == NOTHING]
     if exchanged != NOTHING and order_gains and max(order_gains) >= MIN_GAIN:
         yield f"another order of each rank's own microbatches alone gains {max(order_gains):.1%}"
-    yield "sums over a step do not change: gradients are those of the same sequences"
+    yield "each step has the same sequences as before, so its gradients do not change"
 
 
 KIND = RemedyKind(
     "sequence-balance",
-    "share sequences out over ranks and microbatches by what they cost, and order them",
+    "distribute sequences over ranks and microbatches by their cost, and order them",
     frozenset({"sequence-length"}),
     propose,
 )

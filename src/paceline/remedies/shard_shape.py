@@ -24,29 +24,30 @@ from paceline.units import seconds
 
 K = OpKind
 
-#: Times that a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
+#: Rounds of a scatter's bytes through the ring: gloo's scatter is an all-reduce (measured, torch
+#: 2.13).
 _PASSES = {"nccl": 1, "gloo": 2}
 
 #: Operations that need all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
 
-#: The widest ratio that a trace is taken to leave open. In NVLink systems a link within a node
-#: carries up to 9 times as much as an adapter. Of an H100: 450 GB/s per direction, 50 GB/s by NDR.
+#: Largest speed ratio that is simulated if the trace leaves it open. An H100 has 450 GB/s per
+#: direction by NVLink and 50 GB/s by NDR, a ratio of 9.
 MOST_NODE_SPEEDUP = 20.0
 
 
 def propose(case: Case) -> Remedy:
     """Let another number of ranks share one copy of the parameters.
 
-    Options: ``shard``, that number (default: all sizes are compared); ``ranks_per_node``;
+    Options: ``shard``, the number of ranks (default: all sizes are compared); ``ranks_per_node``;
     ``node_speedup``, the speed of a link within a node over that of a network adapter;
-    ``latency_us``, the time of an all-reduce of next to no bytes in a present group; ``backend``,
+    ``latency_us``, the time of an all-reduce with almost no bytes in a present group; ``backend``,
     "nccl" or "gloo".
 
     Raises:
         RemedyError: an option has an impossible value.
-        NotApplicableError: nothing is sharded, the ranks of a node are not known, no size gains by
-            all readings, or the readings lie too far apart.
+        NotApplicableError: nothing is sharded, the ranks of a node are not known, no size gains in
+            all readings, or the readings differ too much.
     """
     groups = recorded_groups(case.measured, _ranks_per_node(case))
     sizes = _sizes(case, groups)
@@ -58,8 +59,8 @@ def propose(case: Case) -> Remedy:
     if gap > MAX_OPEN_GAP and fast.mean_s < case.before.mean_s:
         raise NotApplicableError(
             f"with {name} a step takes {seconds(fast.mean_s)} or {seconds(slow.mean_s)}, now "
-            f"{seconds(case.before.mean_s)}, as the network is: the trace holds no bytes to tell; "
-            f"{_missing(case, groups, best)}"
+            f"{seconds(case.before.mean_s)}, depending on the network: the trace has no bytes to "
+            f"narrow it down; {_missing(case, groups, best)}"
         )
     need_gain(case, slow, name)
     now_s = case.before.mean_s
@@ -78,21 +79,21 @@ def propose(case: Case) -> Remedy:
             f"FSDP2: a mesh of {groups.ranks // best} x {best} (replicate, shard)",
             f"memory: sharded parameters, gradients and optimizer states take {memory:g} times as "
             "much of each GPU; the trace does not say whether they fit",
-            "times of the other groups follow from a ring model; computes are taken to be as fast "
-            "beside collectives as now",
+            "times of the other groups follow from a ring model; computes are assumed to be as "
+            "fast beside collectives as now",
         ),
         otherwise=tried[best][:-1],
     )
 
 
 def _missing(case: Case, groups: ShardGroups, size: int) -> str:
-    """Options that would tell more about the network."""
+    """Options that would give more information about the network."""
     options = []
     if len(_hops(case, groups)) > 1:
-        options.append("--latency-us, the time of a very small all-reduce in a group of now")
+        options.append("--latency-us, the time of a very small all-reduce in a present group")
     if len(_node_speedups(case, groups, size, 0.0, 1)) > 1:
         options.append(
-            "--node-speedup, how many times as fast as a network adapter a link within a node is"
+            "--node-speedup, the speed of a link within a node over that of a network adapter"
         )
     if len(_passes(case, groups)) > 1:
         options.append("--backend, nccl or gloo, whose scatter is an all-reduce")
@@ -106,7 +107,7 @@ def _ranks_per_node(case: Case) -> int:
             "the trace does not say which ranks share a node; give --ranks-per-node"
         )
     if int(given) < 1:
-        raise RemedyError(f"a node of {given} ranks is none")
+        raise RemedyError(f"a node of {given} ranks is not possible")
     return int(given)
 
 
@@ -118,7 +119,7 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
         sizes = [n for n in range(2, ranks + 1) if ranks % n == 0 and n != now]
         even = [n for n in sizes if groups.fits(n)]
         if not even:
-            raise NotApplicableError(f"{ranks} ranks cannot be grouped otherwise than by {now}")
+            raise NotApplicableError(f"{ranks} ranks can only be grouped by {now}")
         return even
     size = int(given)
     if size < 2 or ranks % size:
@@ -132,12 +133,12 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Properties of its network that a trace may leave open.
+    """Properties of the network that a trace may leave open.
 
     Attributes:
-        hop_s: seconds of a hop of a ring beside the bytes.
+        hop_s: seconds of a ring's hop besides the bytes.
         node_speedup: speed of a link within a node over that of a network adapter.
-        passes: how often the bytes of a scatter go round its ring.
+        passes: rounds of a scatter's bytes through its ring.
     """
 
     hop_s: float
@@ -158,7 +159,7 @@ def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]
 
 
 def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
-    """The least and the longest possible seconds of a ring's hop, or the user's option."""
+    """The smallest and largest possible seconds of a ring's hop, or the user's option."""
     given = case.options.get("latency_us")
     if given is None:
         return 0.0, groups.most_hop_s
@@ -169,12 +170,12 @@ def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
 
 
 def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
-    """The possible numbers of times that a scatter's bytes go round its ring."""
+    """The possible rounds of a scatter's bytes through its ring."""
     backend = case.options.get("backend")
     if backend is None:
         return groups.scatter_passes
     if backend not in _PASSES:
-        raise RemedyError(f"--backend {backend} is not known; known are {', '.join(_PASSES)}")
+        raise RemedyError(f"--backend {backend} is unknown; choose one of {', '.join(_PASSES)}")
     return (_PASSES[backend],)
 
 
@@ -185,7 +186,7 @@ def _node_speedups(
     given = case.options.get("node_speedup")
     if given is not None:
         if not 1 <= float(given) < 1e4:
-            raise RemedyError(f"--node-speedup {given} is not at least 1")
+            raise RemedyError(f"--node-speedup {given} must be at least 1")
         return (float(given),)
     if not groups.across(size):
         return (1.0,)
@@ -202,7 +203,7 @@ class _Times:
 
     @classmethod
     def of(cls, bytes_factor: float, hops: int, hops_now: int, hop_s: float) -> _Times:
-        """Bytes take ``bytes_factor`` times as long; the time of hops follows their number."""
+        """The time of bytes grows by ``bytes_factor``; the time of hops follows their number."""
         return cls(bytes_factor, hop_s * (hops - bytes_factor * hops_now))
 
 
@@ -213,8 +214,8 @@ class _Changes:
     Attributes:
         sharded: times of gathers and scatters, from the present ones.
         replicated: times of the all-reduce between copies; None: there is none.
-        of_scatter: whether ``replicated`` follows from the unit's scatter, else from the present
-            all-reduce.
+        of_scatter: whether ``replicated`` follows from the unit's scatter; otherwise from the
+            present all-reduce.
     """
 
     sharded: _Times
@@ -260,13 +261,13 @@ class _Regrouped:
     Args:
         replica: the programs.
         changes: times of the new collectives.
-        family: the family of the new shard groups; the next one is that of the copies.
+        family: the family of the new shard groups; the next one belongs to the groups of copies.
     """
 
     def __init__(self, replica: Replica, changes: _Changes, family: int) -> None:
         self._replica, self._changes, self._family = replica, changes, family
         self._new: dict[int, int] = {}
-        self._open: list[int] = []  # all-reduces that are to be waited for before the update
+        self._open: list[int] = []  # all-reduces to wait for before the update
 
     def edit(self, stage: int) -> None:
         """Change a stage's program, in place."""
@@ -288,8 +289,8 @@ class _Regrouped:
                 edited += self._replicated(op, place) if step < 0 else []
                 if ~op not in place:
                     raise NotApplicableError(
-                        "reductions are not waited for within the step, so when one between the "
-                        "copies could begin is not known"
+                        "reductions are not waited for within the step, so the earliest start of "
+                        "a reduction between the copies is not known"
                     )
         steps[:] = [*edited, *self._open]
 
@@ -316,7 +317,7 @@ class _Regrouped:
         """The all-reduce behind the wait for a unit's reduction."""
         added = self._added(op, within=False)
         between = self._replica.add(replace(added, kind=K.SEPARATE_GRADS_ALL_REDUCE))
-        if place[~op] == place[op] + 1:  # it blocks, so this one will
+        if place[~op] == place[op] + 1:  # it blocks, so this one blocks, too
             return [between, ~between]
         self._open.append(~between)
         return [between]
