@@ -141,7 +141,7 @@ class Indexer:
         return 4.0 * self.matmul(hidden, q_rank) + scores
 
 
-def mean_keys(kept: int, seq_len: int) -> float:
+def mean_keys(kept: float, seq_len: float) -> float:
     """Keys that a query meets on average, of those before it at most ``kept``."""
     kept = min(kept, seq_len)
     return kept * (1 - kept / (2 * seq_len))

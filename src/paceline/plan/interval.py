@@ -118,6 +118,7 @@ def beyond_evidence(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
             reasons.append(f"fewer than {least:,} {unit}")
         elif n > most:
             reasons.append(f"more than {most:,} {unit}")
+    reasons += ["packed documents"] if llm.packed.documents else []
     return reasons + (["products in fp32"] if plan.precision == "fp32" else [])
 
 

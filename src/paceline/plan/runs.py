@@ -21,6 +21,7 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
+from paceline.model.packing import Packing, documents_of
 from paceline.model.plan import Plan
 from paceline.model.plan_check import check
 from paceline.model.precision_names import precision_of
@@ -47,6 +48,8 @@ OPTIONAL = (
         "grad_bytes",
         "grad_reduce_bytes",
         "task",
+        "documents",
+        "padding",
     ),
 )
 
@@ -378,7 +381,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
     gpu = row.text("gpu")
     if gpu and not ignore_gpu:
         _checked(row, "gpu", lambda: cluster_preset(gpu))
-    llm = _llm(row)
+    llm = _packed(row, _llm(row))
     unfused = not gpu or any(name in gpu.lower() for name in _UNFUSED)
     seconds = row.number("step_time_s")
     if seconds is not None and seconds <= 0:
@@ -485,6 +488,15 @@ def _llm(row: _Row) -> LLM:
         fresh = {"kv_heads": 0, "head_dim": 0, "ffn": 0, "max_positions": 0}
         return replace(preset, **{**fresh, **changes})
     return LLM(name=name or f"{changes['layers']} x {changes['hidden']}", **changes)
+
+
+def _packed(row: _Row, llm: LLM) -> LLM:
+    """The row's model with the row's documents and padding, if it names any."""
+    documents, padding = row.text("documents"), row.number("padding")
+    if not documents and padding is None:
+        return llm
+    lengths = documents_of(documents) if documents else ()
+    return replace(llm, packing=Packing(documents=lengths, padding=padding or 0.0))
 
 
 def _word(row: _Row, column: str, default: str) -> Any:
