@@ -1,5 +1,6 @@
 """Packed documents and padding: attention's work, useful tokens, and every way to say so."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -183,6 +184,21 @@ def test_commands_take_and_show_them(capsys):
         assert "8,192 tokens (documents of 736 tokens on average, 5.0% padding)" in text
         assert run([command, *job, "--documents", "some"]) == 2
         assert "documents are a length" in capsys.readouterr().err
+
+
+def test_rows_of_a_file_say_it_themselves(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    head = "model,gpu,gpus,global_batch,micro_batch,tp,dp,pp,zero,documents,padding\n"
+    row = "llama3.1-8b,h100,8,64,1,1,8,1,3,{},{}\n"
+    path.write_text(head + row.format("512x30 4096x2", 0.05) + row.format("", "") * 2)
+    assert run(["predict", "--runs", str(path), "--json"]) == 0
+    assert run(["predict", "--runs", str(path), "-o", str(tmp_path / "predicted.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "predicted.csv").read_text().splitlines()))
+    packed_s, *whole_s = (float(one["predicted_step_time_s"]) for one in rows)
+    assert whole_s[0] == whole_s[1] > packed_s
+    capsys.readouterr()
+    assert run(["predict", "--runs", str(path), "--documents", "900"]) == 2
+    assert "leave out the job" in capsys.readouterr().err
 
 
 def test_a_job_file_is_not_contradicted_by_options(tmp_path, capsys):

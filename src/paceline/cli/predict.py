@@ -328,6 +328,7 @@ def _run_all(args: argparse.Namespace) -> int:
         args.timeline,
         args.plot,
         args.profile,
+        *(getattr(args, name) for name in PACKING),
         *plan_fields(args).values(),
     ]
     if any(value is not None for value in forbidden):

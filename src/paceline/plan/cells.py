@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from paceline.errors import ModelError
 
@@ -45,8 +45,11 @@ class Cells:
         """The cell's text; ``default`` where it is empty or there is no such column."""
         return self.cells.get(column) or default
 
-    def word(self, column: str, default: str = "") -> str:
-        """The cell's text in small letters; ``default`` where it has none ("none" is a word)."""
+    def word(self, column: str, default: str = "") -> Any:
+        """The cell's text in small letters; ``default`` where it has none ("none" is a word).
+
+        Any: whoever takes it says which words there are.
+        """
         text = self.text(column).lower()
         return default if self._is_nothing(text) and text != "none" else text
 
