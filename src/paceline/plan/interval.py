@@ -79,7 +79,7 @@ EVIDENCE = MappingProxyType(
         "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
         "fsdp": Evidence(0.91, 1.21, 216, 27, _FSDP),
         "sinks": Evidence(0.84, 1.70, 9, 7, "steps of GPT-OSS with fused attention, and fp8 ones"),
-        "moe": Evidence(0.81, 1.34, 92, 27, "steps of mixtures of experts published by NVIDIA"),
+        "moe": Evidence(0.81, 1.35, 92, 27, "steps of mixtures of experts published by NVIDIA"),
     }
 )
 
