@@ -183,7 +183,7 @@ def _megatron(row, llm, plan):
         if llm.name.startswith("moonlight"):
             rules = dataclasses.replace(rules, optimizer_bytes=8)  # moments in bf16
     if row.get("task", "").lower() == "lora":
-        plan = dataclasses.replace(plan, adapter_rank=16)
+        plan = dataclasses.replace(plan, adapter_rank=16, zero=min(plan.zero, 1))
         # The least saving with which it fits: NeMo may store the activation's input in fp8, and
         # a frozen weight without its transpose.
         stored = dataclasses.replace(rules, fp8_activation=True)
