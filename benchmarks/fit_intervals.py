@@ -109,6 +109,8 @@ def main():
     for source in sources:
         for kind, key, ratio in source:
             kinds[kind][key].append(ratio)
+            if kind == "sinks":  # of mixtures, too, whose interval stays as wide as with them
+                kinds["moe"][key].append(ratio)
     anchor = kinds["quantised"]
     for kind, groups in sorted(kinds.items()):
         if len(groups) < LEAST:

@@ -10,7 +10,6 @@ import re
 
 from predicted_row import GIB, MEMORY
 from table_rows import (
-    NOTHING,
     degree,
     flag,
     layer_counts,
@@ -18,6 +17,7 @@ from table_rows import (
     predicted_rows,
     read_rows,
     whole,
+    word,
 )
 
 from paceline.errors import ModelError
@@ -103,16 +103,16 @@ def memory_job(row):
     if chunks > MOST_CHUNKS:
         raise ModelError(f"pp {fields['pp']} x vpp {fields['vpp']} is beyond any real plan")
     written = row.get("precision", "")
-    precision = "bf16" if written.lower() in NOTHING else precision_of(written)
+    precision = precision_of(word(row, "precision", "bf16"))
     if written.lower() in NARROW:
         precision = "fp8"
-    recompute = row.get("recompute", "").lower()
+    recompute = word(row, "recompute", "none")
     tensor_parallel = fields["tp"] > 1
     plan = Plan(
         **fields,
         micro_batch=degree(row, "micro_batch"),
         global_batch=whole(row, "global_batch"),
-        recompute="none" if recompute in NOTHING else RECOMPUTES.get(recompute, recompute),
+        recompute=RECOMPUTES.get(recompute, recompute),
         precision=precision,
         zero=whole(row, "zero", 0),
         grad_bytes=whole(row, "grad_bytes", 0) or 4,
@@ -142,9 +142,9 @@ def _llm(row):
 
 def _layers(row, chunks, llm):
     """Layers of each chunk: the row's, or as torchtitan splits (``generate_split_points``)."""
-    text = row.get("layers_per_chunk", "")
-    if text.lower() not in NOTHING:
-        return layer_counts(text)
+    counts = layer_counts(row)
+    if counts is not None:
+        return counts
     few, more = divmod(llm.layers, chunks)
     return tuple(few + (0 < i <= more) for i in range(chunks)) if more else None
 

@@ -137,8 +137,7 @@ def published_job(row):
         raise ModelError(f"{gpus} GPUs are no multiple of tp {tp} x pp {pp} x cp {cp} = {replica}")
     precision = precision_of(row.get("precision", ""))
     adapters = re.search("lora|peft", row.get("section", ""), re.IGNORECASE) is not None
-    # Frozen weights under FSDP are modelled whole.
-    sharded = degree(row, "fsdp") > 1 and not adapters
+    sharded = degree(row, "fsdp") > 1
     offloaded = _OFFLOADED.get((llm.name, system, precision), 0)
     base = Plan(
         tp=tp,
@@ -159,7 +158,7 @@ def published_job(row):
         and row["precision"].upper() == "MXFP8"
         and llm.name in _FUSED.get(system, ()),
         adapter_rank=32 if adapters else 0,
-        offload_layers=offloaded if sharded and pp == 1 else 0,
+        offload_layers=offloaded if sharded and pp == 1 and not adapters else 0,
     )
     release = _release(row)
     software = SOFTWARE.get(f"nemo-{release}")

@@ -2,14 +2,11 @@
 
 import csv
 import math
-import re
 
 from predicted_row import row_of
 
 from paceline.errors import ModelError, PacelineError
-
-#: How published tables write that a cell has no value.
-NOTHING = ("", "n/a", "na", "-", "none", "nan", "null")
+from paceline.plan.cells import Cells
 
 
 def read_rows(path):
@@ -35,17 +32,7 @@ def number(row, column):
     Raises:
         ModelError: it is something else.
     """
-    text = row.get(column, "")
-    first = re.split(r"[ (*]", text.strip())[0].lower()
-    if first in NOTHING:
-        return None
-    try:
-        value = float(re.sub(r"(?<=\d),(?=\d{3}\b)", "", first))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ModelError(f"{column} must be a number, not {text[:40]!r}")
-    return value
+    return Cells(row, published=True).number(column)
 
 
 def whole(row, column, default=None):
@@ -54,14 +41,7 @@ def whole(row, column, default=None):
     Raises:
         ModelError: it is something else, or there is neither.
     """
-    value = number(row, column)
-    if value is None:
-        if default is None:
-            raise ModelError(f"{column} is empty" if column in row else f"no column {column}")
-        return default
-    if value != int(value):
-        raise ModelError(f"{column} must be a whole number, not {row[column][:40]!r}")
-    return int(value)
+    return Cells(row, published=True).whole(column, default)
 
 
 def degree(row, column):
@@ -71,20 +51,21 @@ def degree(row, column):
 
 def flag(row, column):
     """Whether a cell says yes; empty = no."""
-    word = row.get(column, "").lower()
-    return word in ("true", "yes") or (word not in ("false", "no") and bool(whole(row, column, 0)))
+    return Cells(row, published=True).flag(column, default=False)
 
 
-def layer_counts(text):
-    """Layers of each chunk, separated by blanks or commas.
+def word(row, column, default=""):
+    """A cell in small letters; ``default`` where it has none."""
+    return Cells(row, published=True).word(column, default)
+
+
+def layer_counts(row):
+    """Layers of each chunk, separated by blanks or commas; None where the row says none.
 
     Raises:
         ModelError: they are something else.
     """
-    try:
-        return tuple(int(count) for count in text.replace(",", " ").split())
-    except ValueError:
-        raise ModelError(f"layers_per_chunk must be whole numbers, not {text[:40]!r}") from None
+    return Cells(row, published=True).counts("layers_per_chunk")
 
 
 def predicted_rows(rows, measured_of, predict_one):

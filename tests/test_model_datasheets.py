@@ -23,6 +23,9 @@ GIB = 2**30
         ("mi355x", 256, 2.4e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
         ("mi350x", 256, 2.2e9, {"fp32": 256, "fp16": 4096, "bf16": 4096, "fp8": 8192}),
         # tensor cores at 1.83 GHz; its vector units at 1.98 GHz: 66.9 below
+        ("gh200", 132, 1.83e9, {"fp16": 4096, "bf16": 4096, "fp8": 8192}),
+        # tensor cores at 1.62 GHz; its vector units at 1.755 GHz
+        ("h100-pcie", 114, 1.62e9, {"fp16": 4096, "bf16": 4096, "fp8": 8192}),
         ("h100", 132, 1.83e9, {"fp16": 4096, "bf16": 4096, "fp8": 8192}),
     ],
 )
@@ -75,6 +78,8 @@ MACHINES = {
     "mi350x": (288, 8, 8, 7 * 76.8, 8, 400),
     "mi355x": (288, 8, 8, 7 * 76.8, 8, 400),
     "l40s": (48, 0.864, 4, 32, 2, 400),
+    "h100-pcie": (80, 2, 4, 64, 2, 400),
+    "gh200": (96, 4, 1, 900 / 2, 1, 400),
     "h200-nvl": (141, 4.8, 4, 900 / 2, 2, 400),
 }
 
@@ -95,7 +100,13 @@ def test_memory_links_and_network(name):
     # NCCL, src/graph/tuning.cc, hwLat for the protocol Simple
     assert (cluster.node.latency_s, cluster.network.latency_s) == (3.4e-6, 14e-6)
     meshes = ("v100-16g", "mi300x", "mi325x", "mi350x", "mi355x")
-    expected = "pcie" if name in ("l40s", "rtx3090") else "mesh" if name in meshes else "switch"
+    expected = (
+        "pcie"
+        if name in ("l40s", "rtx3090", "h100-pcie")
+        else "mesh"
+        if name in meshes
+        else "switch"
+    )
     assert cluster.node.topology == expected
 
 

@@ -50,6 +50,16 @@ PUBLISHED = {
     "glm-4.5": 352.797814784,
     "glm-4.5-air": 106.852245504,
     "minimax-m2": 228.689748992,
+    "gemma-3-1b": 0.999885952,
+    "gemma-3-4b": 3.880263168,
+    "gemma-3-12b": 11.766034176,
+    "gemma-3-27b": 27.009346304,
+    "olmo-2-7b": 7.298617344,
+    "olmo-2-13b": 13.716198400,
+    "phi-4": 14.659507200,
+    "nemotron-4-15b": 15.628775424,
+    "nemotron-4-340b": 341.029195776,
+    "kimi-k2.5": 1026.408209408,  # the language model, that of Kimi K2
     "qwen3-0.6b": 0.596049920,
     "qwen3-1.7b": 1.720574976,
     "qwen3-4b": 4.022468096,
@@ -127,6 +137,11 @@ def _sized(layers, hidden, heads, ffn, **more):
     }
 
 
+def _gemma3(layers, hidden, heads, ffn, kv_heads, **more):
+    fields = _sized(layers, hidden, heads, ffn, num_key_value_heads=kv_heads, **more)
+    return "Gemma3", "Gemma3TextConfig", fields
+
+
 _TIED = {**_QWEN3, "tie_word_embeddings": True}
 #: Preset -> class of transformers, its configuration, and what differs from that's defaults.
 TRANSFORMERS = {
@@ -151,6 +166,23 @@ TRANSFORMERS = {
         | {"first_k_dense_replace": 3, "use_qk_norm": True},
     ),
     "minimax-m2": ("MiniMaxM2", "MiniMaxM2Config", {}),
+    "gemma-3-1b": _gemma3(26, 1152, 4, 6912, 1, vocab_size=262144),
+    "gemma-3-4b": _gemma3(34, 2560, 8, 10240, 4),
+    "gemma-3-12b": _gemma3(48, 3840, 16, 15360, 8),
+    "gemma-3-27b": _gemma3(62, 5376, 32, 21504, 16, head_dim=128),
+    "olmo-2-7b": ("Olmo2", "Olmo2Config", _sized(32, 4096, 32, 11008, vocab_size=100352)),
+    "olmo-2-13b": ("Olmo2", "Olmo2Config", _sized(40, 5120, 40, 13824, vocab_size=100352)),
+    "phi-4": (
+        "Phi3",
+        "Phi3Config",
+        _sized(40, 5120, 40, 17920, num_key_value_heads=10, vocab_size=100352),
+    ),
+    "nemotron-4-15b": ("Nemotron", "NemotronConfig", {"num_key_value_heads": 8}),
+    "nemotron-4-340b": (
+        "Nemotron",
+        "NemotronConfig",
+        _sized(96, 18432, 96, 73728, num_key_value_heads=8),
+    ),
     "qwen3-0.6b": ("Qwen3", "Qwen3Config", _sized(28, 1024, 16, 3072, **_TIED)),
     "qwen3-1.7b": ("Qwen3", "Qwen3Config", _sized(28, 2048, 16, 6144, **_TIED)),
     "qwen3-4b": ("Qwen3", "Qwen3Config", _sized(36, 2560, 32, 9728, **_TIED)),
@@ -222,6 +254,12 @@ def test_checkpoints_are_counted_to_the_parameter():
         ("DeepSeek V3", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
         ("zai-org/GLM-5", "glm-5"),
+        ("zai-org/GLM-4.7", "glm-4.5"),
+        ("moonshotai/Kimi-K2.5", "kimi-k2.5"),
+        ("microsoft/phi-4", "phi-4"),
+        ("allenai/OLMo-2-1124-7B", "olmo-2-7b"),
+        ("google/gemma-3-27b", "gemma-3-27b"),
+        ("nvidia/Nemotron-4-340B", "nemotron-4-340b"),
         ("KIMI_K2", "kimi-k2"),
         ("Kimi K2", "kimi-k2"),
         ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),

@@ -33,6 +33,8 @@ PLAN = Plan(dp=8, tp=1, pp=1, micro_batch=1, global_batch=8)
         ("llama3-8b", {"precision": "nvfp4"}, "nvfp4"),
         ("llama3-8b", {"precision": "nvfp4", "adapter_rank": 8}, "lora"),
         ("mixtral-8x7b", {"precision": "fp8"}, "moe"),
+        ("gpt-oss-120b", {}, "sinks"),
+        ("gpt-oss-120b", {"flash": False}, "moe"),
     ],
 )
 def test_the_kind_of_job_decides(model, change, kind):

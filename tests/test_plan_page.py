@@ -60,6 +60,21 @@ def test_sliders_double_and_halve(ask):
         assert words in text
 
 
+def test_a_price_that_is_not_moved_keeps_its_source(ask):
+    price = cluster_preset("h100").price_per_gpu_hour
+    for query in ("", f"gpus=0&price={price:g}"):
+        text = ask(query)[1]
+        assert "the slider" not in text
+        assert f'min="0" max="20" step="0.01" value="{price:g}"' in text
+    assert "the slider" in ask("price=3")[1]
+
+
+def test_the_slider_that_was_moved_has_the_focus_again(ask):
+    text = ask("gpus=1&moved=gpus")[1]
+    assert re.findall(r'id="(\w+)"[^>]* autofocus', text) == ["gpus"]
+    assert "autofocus" not in ask("moved=%22onload")[1]
+
+
 @pytest.mark.parametrize("query", ["gpus=9999", "gpus=x&price=nan", "price=-1", "seq_len=1e99"])
 def test_values_out_of_bounds_are_brought_back(ask, query):
     status, text = ask(query)

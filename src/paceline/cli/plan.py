@@ -12,6 +12,8 @@ from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
+from paceline.cli.packing_options import NAMES as PACKING
+from paceline.cli.packing_options import add_packing, packing_of
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -84,6 +86,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         help="images of a sample (Llama 4: tiles): counts the vision tower of a config.json",
     )
+    add_packing(job)
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     add_space(parser, more_precisions=("tf32", "amp"))
@@ -337,9 +340,8 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
     from paceline.model.job_yaml import job_from_options, load_job
 
     if args.job_yaml is not None:
-        contradicting = [
-            name for name in ("model", "gpu", "cluster", "seq_len", "images") if getattr(args, name)
-        ]
+        names = ("model", "gpu", "cluster", "seq_len", "images", *PACKING)
+        contradicting = [name for name in names if getattr(args, name)]
         if contradicting:
             option = contradicting[0].replace("_", "-")
             raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
@@ -358,6 +360,7 @@ def _job(args: argparse.Namespace) -> tuple[PlannedJob, int, dict[str, Any]]:
             cluster=args.cluster,
             seq_len=args.seq_len,
             images=args.images,
+            packing=packing_of(args),
             price_per_gpu_hour=args.price,
         )
     batch = args.global_batch or (job.plan.global_batch if job.plan else None)

@@ -71,8 +71,11 @@ class PlanPage:
         values, price = self.values(query)
         seq_len = values["seq_len"]
         llm = replace(self.llm, seq_len=seq_len, max_positions=max(self.llm.max_positions, seq_len))
-        cluster = replace(self.cluster, price_per_gpu_hour=price, price_source="the slider")
-        controls = report.controls(self.start, values, DOUBLINGS, SPAN, price or 0.0, MAX_PRICE)
+        cluster = self.cluster
+        if price != cluster.price_per_gpu_hour:
+            cluster = replace(cluster, price_per_gpu_hour=price, price_source="the slider")
+        dollars, moved = price or 0.0, query.get("moved", "")
+        controls = report.controls(self.start, values, DOUBLINGS, SPAN, dollars, MAX_PRICE, moved)
         try:
             result = search(llm, cluster, values["gpus"], values["global_batch"], **self.options)
         except PacelineError as error:

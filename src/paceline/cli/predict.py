@@ -12,6 +12,8 @@ from paceline.cli.case_input import add_json
 from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
+from paceline.cli.packing_options import NAMES as PACKING
+from paceline.cli.packing_options import add_packing, packing_of
 from paceline.cli.plan import add_kernels, add_overlap_factor, tokens
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
@@ -95,6 +97,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         help="images of a sample (Llama 4: tiles): counts the vision tower of a config.json",
     )
+    add_packing(job)
     job.add_argument("--tokens", metavar="N", type=tokens, help="tokens to train on: 300B")
     job.add_argument("--price", metavar="$", type=float, help="dollars per GPU and hour")
     plan = parser.add_argument_group("the plan")
@@ -282,11 +285,11 @@ def planned_job(args: argparse.Namespace) -> PlannedJob:
             price_per_gpu_hour=args.price,
             seq_len=args.seq_len,
             images=args.images,
+            packing=packing_of(args),
             **fields,
         )
-    contradicting = [
-        name for name in ("model", "gpu", "cluster", "seq_len", "images") if getattr(args, name)
-    ]
+    names = ("model", "gpu", "cluster", "seq_len", "images", *PACKING)
+    contradicting = [name for name in names if getattr(args, name)]
     if contradicting:
         option = contradicting[0].replace("_", "-")
         raise ModelError(f"--{option} contradicts {args.job_yaml}; change it there")
@@ -325,6 +328,7 @@ def _run_all(args: argparse.Namespace) -> int:
         args.timeline,
         args.plot,
         args.profile,
+        *(getattr(args, name) for name in PACKING),
         *plan_fields(args).values(),
     ]
     if any(value is not None for value in forbidden):

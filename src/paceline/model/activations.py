@@ -245,12 +245,15 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
 
     Kept are inputs of the norms and of the adapters, the attention, and the input of the
     activation. The adapters' own tensors are thin, and a dropout mask of theirs is not counted.
+    FSDP2's models keep one factor more of a gated activation, the silu's result.
     """
-    up = (2 if llm.gated else 1) * s.element * s.tokens * llm.ffn / plan.tp
+    factors = 2 if llm.gated else 1
+    up = (factors + (is_fsdp(plan) and llm.gated)) * s.element * s.tokens * llm.ffn / plan.tp
     if rules.fp8_activation and s.fp8:
         up /= 2
     attention = _attention(llm, s, plan) - (s.out * s.share if s.fp8 and plan.flash else 0.0)
-    thin = 2 * s.element * s.tokens * plan.adapter_rank
+    # Of PEFT's adapters of queries, keys, values and projection, or of two on fused products.
+    thin = (4 if is_fsdp(plan) else 2) * s.element * s.tokens * plan.adapter_rank
     return 3 * s.wide / s.split + attention + up + thin
 
 

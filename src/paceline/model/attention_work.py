@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.model.blocks import Indexer, LatentAttention, mean_keys
+from paceline.model.blocks import Indexer, LatentAttention
 from paceline.model.layer_maker import WorkMaker
 from paceline.model.operator_types import Collective, Operator
 
@@ -56,9 +56,8 @@ class AttentionMaker(WorkMaker):
         """FlashAttention: only unmasked pairs are computed; 2 products forward, 5 backward."""
         llm, plan = self.llm, self.plan
         s = llm.seq_len
-        reach = min(window or s, s)
         # Average number of keys of a query.
-        pairs = float(s) if llm.bidirectional else reach * (1 - reach / (2 * s))
+        pairs = float(s) if llm.bidirectional else llm.packed.computed_keys(window or s, s)
         widths = llm.qk_dim + llm.value_dim
         flops = 2.0 * self.tokens * heads * pairs * widths
         per_token = heads * widths + (kv_heads if llm.latent is None else heads) * widths
@@ -94,7 +93,7 @@ class AttentionMaker(WorkMaker):
         computed again. Its inputs are detached.
         """
         tokens, s, wide = self.tokens, self.llm.seq_len, self.wide
-        seen, kept = mean_keys(s, s), mean_keys(index.top_k, s)
+        seen, kept = (self.llm.packed.computed_keys(n, s) for n in (s, index.top_k))
         inner, key = index.heads * index.head_dim, latent.kv_rank + latent.rope_dim
         self.linear("index-q", tokens, inner, latent.q_rank or 0, detached=True)
         self.linear("index-key", tokens, index.head_dim, self.llm.hidden, detached=True)

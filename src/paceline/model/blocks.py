@@ -142,7 +142,7 @@ class Indexer:
         return 4.0 * self.matmul(hidden, q_rank) + scores
 
 
-def mean_keys(kept: int, seq_len: int) -> float:
+def mean_keys(kept: float, seq_len: float) -> float:
     """Average number of keys of a query if it keeps at most ``kept`` of the keys before it."""
     kept = min(kept, seq_len)
     return kept * (1 - kept / (2 * seq_len))

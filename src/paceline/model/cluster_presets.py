@@ -379,6 +379,46 @@ CLUSTER_PRESETS: dict[str, _Preset] = {
         None,
         _UNPRICED,
     ),
+    "h100-pcie": _Preset(
+        replace(
+            _H100,
+            name="H100 PCIe 80GB",
+            peak_flops={"fp32": 51 * _T, "fp16": 756.5 * _T, "bf16": 756.5 * _T, "fp8": 1513 * _T},
+            memory_bandwidth=2e12,
+            sms=114,
+            source="NVIDIA H100 datasheet (2022), PCIe; architecture whitepaper: 114 SMs",
+        ),
+        Node(
+            gpus=4,
+            bandwidth=64e9,
+            latency_s=_LINK_S,
+            topology="pcie",
+            host_bandwidth=_PCIE5_HOST,
+            source=f"NVIDIA H100 datasheet (2022): PCIe Gen5 x16, no bridges; {_LATENCY}",
+        ),
+        _network(2, 400, "NVIDIA enterprise reference architecture 2-8-5 (2024), of half a server"),
+        None,
+        _UNPRICED,
+    ),
+    "gh200": _Preset(
+        replace(
+            _H100,
+            name="GH200 96GB",
+            memory_bytes=96 * _GIB,
+            memory_bandwidth=4e12,
+            source="NVIDIA GH200 Grace Hopper Superchip datasheet (2024), HBM3",
+        ),
+        Node(
+            gpus=1,
+            bandwidth=450e9,
+            latency_s=_LINK_S,
+            host_bandwidth=450e9,
+            source=f"NVIDIA GH200 datasheet (2024): one superchip, NVLink-C2C 900 GB/s; {_LATENCY}",
+        ),
+        _network(1, 400, "NVIDIA GH200 datasheet (2024), ConnectX-7 NDR"),
+        None,
+        _UNPRICED,
+    ),
     "h200-nvl": _Preset(
         replace(
             _H100,
@@ -416,6 +456,7 @@ _ALIASES = {
     "geforcertx3090": "rtx3090",
     "h100-80g": "h100",
     "h200-141g": "h200",
+    "gh200-480g": "gh200",  # as nvidia-smi prints it: "NVIDIA GH200 480GB", of the host's memory
     "gb200-nvl72": "gb200",
     "gb300-nvl72": "gb300",
     "mi300": "mi300x",
@@ -458,7 +499,7 @@ def _find(name: str) -> str:
         for word, preset in CLUSTER_PRESETS.items()
     }
     squeezed = _squeeze(name) if isinstance(name, str) else ""
-    # "DGX-H100", "NVIDIA H100 SXM5 80GB", "h100 pcie" is another GPU and stays unknown.
+    # "DGX-H100", "NVIDIA H100 SXM5 80GB".
     for maker in ("nvidia", "amd", "instinct", "tesla"):
         squeezed = squeezed.removeprefix(maker)
     for spelled in (squeezed, _plain(squeezed)):

@@ -6,6 +6,7 @@ Seconds of one microbatch on one GPU of each place. A *place* is a chunk's posit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,13 @@ from paceline.model.cluster import Cluster
 from paceline.model.compute import ComputeCost
 from paceline.model.layer_costs import EXCHANGE, PARTS, Array, LayerCosts, StageWork
 from paceline.model.llm import LLM
-from paceline.model.memory import by_stage, ends_meet, frozen_parameters
+from paceline.model.memory import (
+    adapter_parameters,
+    by_stage,
+    ends_meet,
+    forward_only,
+    frozen_parameters,
+)
 from paceline.model.network import Group
 from paceline.model.operators import (
     Operator,
@@ -134,44 +141,58 @@ class CostModel(LayerCosts):
         ranks = plan.shard_ranks
         return Group(ranks, plan.tp), Group(max(1, ranks * plan.tp // plan.ep), plan.ep)
 
-    def _reduced_s(self, plan: Plan, count: float, group: Group) -> float:
-        """Seconds to reduce ``count`` gradients to shards, also over HSDP's copies."""
-        size = plan.grad_bytes * count
+    def _gathers_s(self, plan: Plan, counts: Array, group: Group) -> Array:
+        """[place] seconds to gather this many parameters."""
+        weight = plan.element_bytes
+        return _seconds_of(counts, lambda n: self.fabric.all_gather(weight * n, group))
+
+    def _all_reductions_s(self, plan: Plan, counts: Array, group: Group) -> Array:
+        """[place] seconds to sum this many gradients."""
+        return _seconds_of(counts, lambda n: self.fabric.all_reduce(plan.grad_bytes * n, group))
+
+    def _reductions_s(self, plan: Plan, counts: Array, group: Group) -> Array:
+        """[place] seconds to reduce this many gradients to shards, also over HSDP's copies."""
         copies = plan.dp * plan.cp * plan.copies // plan.shard_ranks
         others = Group(copies, plan.tp * plan.shard_ranks)
-        within = self.fabric.reduce_scatter(size, group)
-        return within + self.fabric.all_reduce(size / group.size, others)
+
+        def reduced_s(count: float) -> float:
+            size = plan.grad_bytes * count
+            within = self.fabric.reduce_scatter(size, group)
+            return within + self.fabric.all_reduce(size / group.size, others)
+
+        return _seconds_of(counts, reduced_s)
 
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
 
         :meth:`repeated_s` has the traffic of ZeRO-2 and ZeRO-3 in every microbatch.
         """
-        weight = plan.element_bytes
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
-        sizes = self.trained(plan, work)
-        for group, parameters in zip(self.groups(plan), sizes, strict=True):
+        sizes = self.gathered(plan, *work.sizes), self.trained(plan, *work.sizes)
+        for group, used, learned in zip(self.groups(plan), *sizes, strict=True):
             if group.size == 1 and not plan.shards:
                 continue
-            for count in set(parameters.tolist()) - {0.0}:
-                where = parameters == count
-                if plan.zero == 0:
-                    reduce[where] += self.fabric.all_reduce(plan.grad_bytes * count, group)
-                    continue
-                once = plan.zero == 1 or (plan.zero == 3 and plan.pp > 1)
-                if once:
-                    reduce[where] += self._reduced_s(plan, count, group)
-                if once or plan.zero == 2:
-                    gather[where] += self.fabric.all_gather(weight * count, group)
+            if plan.zero == 0:
+                reduce += self._all_reductions_s(plan, learned, group)
+                continue
+            once = plan.zero == 1 or (plan.zero == 3 and plan.pp > 1)
+            if once:
+                reduce += self._reductions_s(plan, learned, group)
+            if once or plan.zero == 2:
+                gather += self._gathers_s(plan, used, group)
         return gather, reduce
 
-    def trained(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
+    def trained(self, plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array]:
         """[place] parameters that have gradients, of dense layers and of experts."""
         if not plan.adapter_rank:
-            return work.parameters - frozen_parameters(self.llm, plan), work.expert_parameters
-        layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
-        elements = plan.adapter_rank * self.llm.adapter_width / plan.tp
-        return elements * layers, np.zeros_like(layers)
+            return dense - frozen_parameters(self.llm, plan), expert
+        return adapter_parameters(self.llm, plan), np.zeros(plan.chunks)
+
+    def gathered(self, plan: Plan, dense: Array, expert: Array) -> tuple[Array, Array]:
+        """[place] parameters that ranks gather: with ZeRO 3 all, else those with gradients."""
+        if plan.zero < 3:
+            return self.trained(plan, dense, expert)
+        return dense + adapter_parameters(self.llm, plan), expert
 
     def _overlap(
         self, plan: Plan, work: StageWork, gather: Array, reduce: Array
@@ -183,12 +204,14 @@ class CostModel(LayerCosts):
         """
         if not plan.overlap_dp:
             return gather, reduce, np.zeros_like(gather)
-        elements = np.maximum(sum(self.trained(plan, work)), 1.0)
         bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
-        least = np.minimum(1.0, bucket / elements)
         exposed = []
         hidden = np.zeros_like(gather)
-        for total, room in ((gather, work.parts_s[0].sum(0)), (reduce, work.parts_s[1].sum(0))):
+        for direction, (total, sizes) in enumerate(
+            ((gather, self.gathered(plan, *work.sizes)), (reduce, self.trained(plan, *work.sizes)))
+        ):
+            least = np.minimum(1.0, bucket / np.maximum(sum(sizes), 1.0))
+            room = work.parts_s[direction].sum(axis=0)
             under, shown = self.overlapped(total, total * (1 - least), room)
             exposed.append(shown)
             hidden += under
@@ -204,25 +227,22 @@ class CostModel(LayerCosts):
 
         ZeRO-2 keeps gradients in shards, so each backward ends in a reduction. ZeRO-3 also keeps
         parameters in shards and gathers them before their use in both passes (Rajbhandari et al.
-        2020, 5 and 7). HSDP sums the shards of gradients over its copies in each backward. Under a
-        pipeline, FSDP2 with torchtitan's settings does all this once per step.
+        2020, 5 and 7). Frozen ones are gathered, too: the gradient of an input needs the weight.
+        HSDP sums the shards of gradients over its copies in each backward. Under a pipeline, FSDP2
+        with torchtitan's settings does all this once per step.
         """
         repeated = np.zeros((2, plan.chunks))
         if plan.zero < 2 or plan.pp > 1:
             return repeated
-        weight = plan.element_bytes
-        trained = (dense - frozen_parameters(self.llm, plan), expert)
-        for used, learned, group in zip((dense, expert), trained, self.groups(plan), strict=True):
+        sizes = self.gathered(plan, dense, expert), self.trained(plan, dense, expert)
+        for i, (group, used, learned) in enumerate(zip(self.groups(plan), *sizes, strict=True)):
             if group.size == 1 and not plan.shards:
                 continue
-            for direction, parameters in enumerate((used, learned)):
-                for count in set(parameters.tolist()) - {0.0}:
-                    where = parameters == count
-                    if direction:
-                        repeated[1, where] += self._reduced_s(plan, count, group)
-                    if plan.zero == 3:
-                        size = weight * count
-                        repeated[direction, where] += self.fabric.all_gather(size, group)
+            repeated[1] += self._reductions_s(plan, learned, group)
+            if plan.zero == 3:
+                passed_back = used if i else used - forward_only(self.llm, plan)
+                repeated[0] += self._gathers_s(plan, used, group)
+                repeated[1] += self._gathers_s(plan, passed_back, group)
         return repeated
 
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
@@ -234,7 +254,7 @@ class CostModel(LayerCosts):
         if plan.zero < 2:
             return work.parts_s
         parts_s = work.parts_s.copy()
-        repeated = self.repeated_s(plan, work.parameters, work.expert_parameters)
+        repeated = self.repeated_s(plan, *work.sizes)
         parts_s[:, _DP] += self.exposed(plan, repeated, work.parts_s.sum(axis=1))
         return parts_s
 
@@ -278,7 +298,7 @@ class CostModel(LayerCosts):
         """[pp] seconds of the update; it is memory-bound."""
         ranks = 1 if plan.zero == 0 else self.groups(plan)[0].size
         expert_ranks = 1 if plan.zero == 0 else self.groups(plan)[1].size
-        dense, expert = self.trained(plan, work)
+        dense, expert = self.trained(plan, *work.sizes)
         count = dense / ranks + expert / expert_ranks
         size = _ADAM_BYTES * by_stage(plan, count).sum(axis=0)
         if plan.precision == "nvfp4":  # weights are quantised once a step, after the update
@@ -290,3 +310,9 @@ class CostModel(LayerCosts):
             for amount in size.tolist()
         ]
         return np.array(seconds)
+
+
+def _seconds_of(counts: Array, seconds: Callable[[float], float]) -> Array:
+    """[place] seconds of each count, 0 of none; equal ones are computed once."""
+    of_count = {count: seconds(count) for count in set(counts.tolist()) - {0.0}}
+    return np.array([of_count.get(count, 0.0) for count in counts.tolist()])

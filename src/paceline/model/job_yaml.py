@@ -30,6 +30,7 @@ from paceline.model.llm import LLM
 from paceline.model.llm_fields import RECORDS
 from paceline.model.llm_presets import llm_preset
 from paceline.model.mamba import Mamba
+from paceline.model.packing import Packing
 from paceline.model.plan import Plan
 from paceline.model.vision import VisionCost, VisionTower
 
@@ -39,7 +40,16 @@ _SECTIONS = ("model", "cluster", "gpus", "plan", "training")
 _TRAINING = ("tokens", "price_per_gpu_hour")
 
 _Record = TypeVar(
-    "_Record", LLM, MoE, LatentAttention, Indexer, Mamba, DeltaNet, VisionTower, VisionCost
+    "_Record",
+    LLM,
+    MoE,
+    LatentAttention,
+    Indexer,
+    Mamba,
+    DeltaNet,
+    VisionTower,
+    VisionCost,
+    Packing,
 )
 
 
@@ -126,6 +136,7 @@ def job_from_options(
     price_per_gpu_hour: float | None = None,
     seq_len: int | None = None,
     images: int | None = None,
+    packing: Packing | None = None,
     **plan_fields: Any,
 ) -> PlannedJob:
     """The job from a command's options; None means that an option was not given.
@@ -140,6 +151,7 @@ def job_from_options(
         price_per_gpu_hour: dollars, instead of the preset's or the file's.
         seq_len: tokens of a sample, instead of the model's.
         images: images of a sample, for a config.json with a vision tower.
+        packing: how documents fill the samples, instead of the model's.
         plan_fields: fields of the plan; without any, the job has no plan.
 
     Raises:
@@ -156,6 +168,8 @@ def job_from_options(
     llm = model if isinstance(model, LLM) else _named_model(model, Path(), seq_len, images)
     if seq_len is not None and llm.seq_len != seq_len:
         llm = _changed(llm, {"seq_len": seq_len})
+    if packing is not None:
+        llm = replace(llm, packing=packing)
     plan = _complete(given, gpus) if given else None
     return PlannedJob(llm=llm, cluster=machines, plan=plan, gpus=gpus, tokens=tokens)
 

@@ -76,6 +76,11 @@ class StageWork:
     expert_parameters: Array
     weight_s: Array
 
+    @property
+    def sizes(self) -> tuple[Array, Array]:
+        """[place] parameters on one GPU: those that all data-parallel ranks share, and experts'."""
+        return self.parameters, self.expert_parameters
+
 
 class LayerCosts:
     """Costs of the computes of many plans of one model; common parts are computed once."""

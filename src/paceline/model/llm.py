@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.model.blocks import mean_keys
 from paceline.model.llm_fields import LLMFields
 from paceline.model.vision import VisionCost, VisionTower
 
@@ -183,13 +182,14 @@ class LLM(LLMFields):
         """Average number of keys of a query in layer ``i``, over the sequence.
 
         The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens. Without ``causal`` it
-        is twice that, as if the masked half were computed, too.
+        is twice that, as if the masked half were computed, too. With packed documents s is the
+        length of each.
         """
         s = self.seq_len if seq_len is None else seq_len
         if self.bidirectional:
             return float(s)
         kept = self.index.top_k if self.index else s
-        mean = mean_keys(min(kept, self.layer_window(i) or s), s)
+        mean = self.packed.mean_keys(min(kept, self.layer_window(i) or s), s)
         return mean if causal else 2 * mean
 
     def model_flops_per_token(self, seq_len: int | None = None, causal: bool = False) -> float:
@@ -204,7 +204,7 @@ class LLM(LLMFields):
         recomputation repeats. A Mamba-2 scan counts as in Megatron-LM
         (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and backward;
         an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs are shared
-        out over the sample's tokens.
+        out over the sample's tokens. Padding is none of these tokens.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
@@ -223,9 +223,9 @@ class LLM(LLMFields):
         if self.index is not None and self.latent is not None:
             s = self.seq_len if seq_len is None else seq_len
             widths, kept = (self.hidden, self.latent.q_rank or 0), self.index.top_k
-            met = [(1 if causal else 2) * mean_keys(n, s) for n in (s, kept)]
+            met = [(1 if causal else 2) * self.packed.mean_keys(n, s) for n in (s, kept)]
             attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
-        vision = self.vision_flops[0] / self.seq_len if self.vision else 0.0
+        vision = self.vision_flops[0] / self.useful_tokens if self.vision else 0.0
         return 6.0 * self._active_matmul + attention + scans + vision
 
     @property
@@ -235,7 +235,7 @@ class LLM(LLMFields):
         With frozen weights a vision tower has no backward at all.
         """
         trained, forward = self.vision_flops
-        return 2.0 * self._active_matmul + (trained - forward) / self.seq_len
+        return 2.0 * self._active_matmul + (trained - forward) / self.useful_tokens
 
     @property
     def _active_matmul(self) -> int:

@@ -70,6 +70,11 @@ def check_agreement(llm: Any, where: str) -> None:
                 f"{where}: an mtp_pattern with {letter} needs the fields of {field}",
                 fields=("mtp_pattern", field),
             )
+    if llm.packing is not None and llm.bidirectional:
+        raise ModelError(
+            f"{where}: packing beside bidirectional is not modelled",
+            fields=("packing", "bidirectional"),
+        )
     _agree_with_vision(llm, where)
     if llm.pattern or llm.mamba is not None:
         _agree_with_pattern(llm, where)

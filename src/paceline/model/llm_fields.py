@@ -15,6 +15,7 @@ from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.llm_check import check_agreement
 from paceline.model.mamba import Mamba, check_pattern
+from paceline.model.packing import WHOLE, Packing
 from paceline.model.vision import VisionCost, VisionTower
 
 Norm = Literal["layernorm", "rmsnorm"]
@@ -31,6 +32,7 @@ RECORDS: dict[str, type[Any] | tuple[type[Any], ...]] = {
     "mamba": Mamba,
     "delta": DeltaNet,
     "vision": (VisionTower, VisionCost),
+    "packing": Packing,
 }
 
 
@@ -95,8 +97,9 @@ class LLMFields:
         delta: the gated DeltaNets, in place of the attention of most layers.
         vision: the vision tower before the first layer, whose tokens are among ``seq_len``; None =
             text alone.
+        packing: how documents fill the samples; None = one document fills each.
         left_out: part of the model that these fields do not count, such as "the vision tower"; a
-        prediction warns about it.
+            prediction warns about it.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -139,6 +142,7 @@ class LLMFields:
     mamba: Mamba | None = None
     delta: DeltaNet | None = None
     vision: VisionTower | VisionCost | None = None
+    packing: Packing | None = None
     left_out: str = ""
 
     def __post_init__(self) -> None:
@@ -251,6 +255,23 @@ class LLMFields:
         # The window w with the same number of keys: w (1 - w / 2s) is half a chunk.
         s = self.seq_len
         return round(s * (1 - math.sqrt(1 - self.window / s)))
+
+    # The samples.
+
+    @property
+    def packed(self) -> Packing:
+        """How documents fill the samples."""
+        return self.packing or WHOLE
+
+    @property
+    def useful_tokens(self) -> float:
+        """Tokens of a sample that are no padding."""
+        return self.packed.useful_tokens(self.seq_len)
+
+    def describe_samples(self) -> str:
+        """Tokens of a sample, and how documents fill them where that is said."""
+        text = self.packed.describe()
+        return f"{self.seq_len:,} tokens ({text})" if text else f"{self.seq_len:,} tokens"
 
     # Widths of the attention products.
 

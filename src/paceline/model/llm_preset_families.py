@@ -150,3 +150,88 @@ def moonlight() -> Iterator[LLM]:
         latent=LatentAttention(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
         **MODERN,
     )
+
+
+def gemma3() -> Iterator[LLM]:
+    """Gemma 3, text: five layers of six have a window.
+
+    The config.json of google/gemma-3-27b-it and of the smaller ones, as litgpt 0006c97 has them
+    (``config.py``). The words are transformers' default (5.24, Gemma3TextConfig), but for the
+    smallest. 32,768 tokens as in pre-training (technical report, arXiv 2503.19786).
+    """
+    shared = {**MODERN, "tied": True, "seq_len": 32768, "rotary_base": 1_000_000}
+    shared |= {"post_norms": True, "qk_norm": True, "full_every": 6}
+    for size, layers, hidden, heads, kv_heads, head_dim, ffn, window, vocab in (
+        ("1b", 26, 1152, 4, 1, 256, 6912, 512, 262144),
+        ("4b", 34, 2560, 8, 4, 256, 10240, 1024, 262208),
+        ("12b", 48, 3840, 16, 8, 256, 15360, 1024, 262208),
+        ("27b", 62, 5376, 32, 16, 128, 21504, 1024, 262208),
+    ):
+        yield LLM(
+            name=f"gemma-3-{size}",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn=ffn,
+            window=window,
+            vocab=vocab,
+            left_out="" if size == "1b" else "the vision tower",
+            **shared,
+        )
+
+
+def olmo2() -> Iterator[LLM]:
+    """OLMo 2 (allenai/OLMo-2-1124-7B and 13B, config.json, as litgpt 0006c97 gives them)."""
+    shared = {**MODERN, "vocab": 100352, "seq_len": 4096, "rotary_base": 500_000}
+    shared |= {"qk_norm": True, "qk_norm_wide": True}
+    for size, layers, hidden, heads, ffn in (
+        ("7b", 32, 4096, 32, 11008),
+        ("13b", 40, 5120, 40, 13824),
+    ):
+        yield LLM(
+            name=f"olmo-2-{size}", layers=layers, hidden=hidden, heads=heads, ffn=ffn, **shared
+        )
+
+
+def phi4() -> Iterator[LLM]:
+    """Phi-4 (microsoft/phi-4, config.json, as litgpt, ``config.py``, gives it).
+
+    4,096 tokens as in pre-training (technical report, arXiv 2412.08905, 3).
+    """
+    yield LLM(
+        name="phi-4",
+        layers=40,
+        hidden=5120,
+        heads=40,
+        kv_heads=10,
+        ffn=17920,
+        vocab=100352,
+        seq_len=4096,
+        rotary_base=250_000,
+        **MODERN,
+    )
+
+
+def nemotron4() -> Iterator[LLM]:
+    """Nemotron-4: an MLP of two matrices (squared ReLU), LayerNorms without other biases.
+
+    Megatron-Bridge 04f7cfe, ``models/nemotron/nemotron_provider.py``; its words are transformers'
+    default (5.24, NemotronConfig).
+    """
+    shared = {**MODERN, "gated": False, "norm": "layernorm", "kv_heads": 8, "vocab": 256000}
+    for size, layers, hidden, heads, ffn in (
+        ("15b", 32, 6144, 48, 24576),
+        ("340b", 96, 18432, 96, 73728),
+    ):
+        yield LLM(
+            name=f"nemotron-4-{size}",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            ffn=ffn,
+            seq_len=4096,
+            rotary_base=10_000,
+            **shared,
+        )

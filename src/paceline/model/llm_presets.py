@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +17,15 @@ from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.llm_preset_families import (
     MODERN,
+    gemma3,
     glm45,
     llama4,
     minimax_m2,
     mistral,
     moonlight,
+    nemotron4,
+    olmo2,
+    phi4,
     qwen3_dense,
 )
 from paceline.model.mamba import Mamba
@@ -234,7 +239,7 @@ def _sparse() -> Iterator[LLM]:
 def _kimi() -> Iterator[LLM]:
     # Megatron-LM d98e8a6, examples/post_training/modelopt/conf/moonshotai/Kimi-K2-Instruct.sh; no
     # multi-token prediction.
-    yield LLM(
+    kimi_k2 = LLM(
         name="kimi-k2",
         layers=61,
         hidden=7168,
@@ -247,6 +252,10 @@ def _kimi() -> Iterator[LLM]:
         rotary_base=50_000,
         **MODERN,
     )
+    yield kimi_k2
+    # Trained on from Kimi-K2-Base, with images (moonshotai/Kimi-K2.5, model card; transformers
+    # 5.24, Kimi_K25Config: its text is a DeepSeek-V3).
+    yield replace(kimi_k2, name="kimi-k2.5", left_out="the vision tower")
 
 
 def _qwen3() -> Iterator[LLM]:
@@ -489,6 +498,10 @@ _FAMILIES = (
     _qwen3_next,
     _qwen3_5,
     _gpt_oss,
+    gemma3,
+    olmo2,
+    phi4,
+    nemotron4,
     _nemotron_h,
 )
 
@@ -527,6 +540,10 @@ _ALIASES = {
     "glm-4.5-355b-a32b": "glm-4.5",
     "glm-4.5-air-106b-a12b": "glm-4.5-air",
     "glm-4.6": "glm-4.5",
+    "glm-4.7": "glm-4.5",
+    "phi-4-14b": "phi-4",
+    "olmo-2-1124-7b": "olmo-2-7b",
+    "olmo-2-1124-13b": "olmo-2-13b",
     "deepseek-v3-671b": "deepseek-v3",
     "deepseek-r1": "deepseek-v3",
     "kimi-k2-thinking": "kimi-k2",

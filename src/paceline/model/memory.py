@@ -39,6 +39,8 @@ def stage_states(
         parameters = parameters + weight_change(llm, plan, rules.weight_bytes, of_places)
     if plan.adapter_rank:
         gradients, optimizer = adapter_states(llm, plan, rules)
+    if plan.adapter_rank and is_fsdp(plan):
+        parameters = adapted_shards(llm, plan, parameters)
     return parameters, gradients, optimizer
 
 
@@ -87,6 +89,31 @@ def tower_layer_share(llm: LLM, plan: Plan) -> float:
     if llm.tower is None or not isinstance(llm.vision, VisionTower):
         return 0.0
     return layer_share(llm.tower, "*-", tower_plan(llm.vision, plan))[0]
+
+
+def adapter_parameters(llm: LLM, plan: Plan) -> Array:
+    """[place] parameters on one GPU of LoRA's adapters; 0 without any."""
+    layers = np.array([len(held) for held in plan.chunk_layers(llm)], dtype=np.float64)
+    return layer_adapters(llm, plan) * layers
+
+
+def layer_adapters(llm: LLM, plan: Plan) -> float:
+    """Parameters on one GPU of the adapters of one layer.
+
+    On Megatron-Core's one product of queries, keys and values; FSDP2's models have three (PEFT).
+    """
+    width = llm.adapter_width + (2 * llm.hidden if is_fsdp(plan) else 0)
+    return plan.adapter_rank * width / plan.tp
+
+
+def forward_only(llm: LLM, plan: Plan) -> Array:
+    """[place] parameters on one GPU that no backward passes: of a frozen vision tower.
+
+    Under adapters no backward passes any of the tower.
+    """
+    passed = np.zeros(plan.chunks)
+    passed[0] = vision_share(llm, plan)[0 if plan.adapter_rank else 1]
+    return passed
 
 
 def frozen_parameters(llm: LLM, plan: Plan) -> Array:
@@ -179,9 +206,23 @@ def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array
 
 def adapter_states(llm: LLM, plan: Plan, rules: MemoryRules) -> tuple[Array, Array]:
     """[stage] bytes of gradients and optimizer of the adapters on qkv and the projection."""
-    layers = np.array([len(held) for held in plan.chunk_layers(llm)], dtype=np.float64)
-    elements = plan.adapter_rank * llm.adapter_width / plan.tp * by_stage(plan, layers).sum(axis=0)
+    elements = by_stage(plan, adapter_parameters(llm, plan)).sum(axis=0)
+    if plan.zero >= 2:
+        _, gradients, optimizer = model_states(plan, elements, np.zeros(plan.pp), rules)
+        return gradients, optimizer
     return plan.grad_bytes * elements, rules.optimizer_bytes * elements
+
+
+def adapted_shards(llm: LLM, plan: Plan, whole: Array) -> Array:
+    """[stage] bytes of FSDP2's shards: frozen weights in 16 bits, adapters in fp32.
+
+    Frozen weights have no master copy. PEFT keeps adapters over 16-bit weights in fp32 (0.21,
+    ``tuners_utils.py``, ``cast_adapter_dtype``), and FSDP2 shards parameters as they are loaded.
+    ``whole``: bytes of all frozen ones in fp32.
+    """
+    adapters = by_stage(plan, adapter_parameters(llm, plan)).sum(axis=0)
+    shards: Array = whole * plan.element_bytes / 4 + 4.0 * adapters / plan.shard_ranks
+    return shards
 
 
 def in_flight(plan: Plan) -> Array:

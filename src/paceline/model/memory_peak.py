@@ -21,10 +21,12 @@ from paceline.model.cluster import Cluster
 from paceline.model.llm import LLM
 from paceline.model.memory import (
     FSDP_GRADIENT,
+    adapter_parameters,
     by_stage,
     end_stages,
     ends_in_flight,
     in_flight,
+    layer_adapters,
     layer_share,
     stage_parameters,
     stage_states,
@@ -255,7 +257,8 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     tower's parameters outside its layers. At the loss the last layer is gathered, too. In a
     backward two layers are gathered, one of them also in its flat buffer. There are also a layer's
     gradient and the fp32 buffer of another's reduction. At the end, embedding and head are reduced.
-    Under a pipeline all of a stage stays gathered.
+    Under a pipeline all of a stage stays gathered. Frozen weights have no gradients; only their
+    adapters have.
     """
     whole = np.zeros((len(MOMENTS), plan.pp))
     if not is_fsdp(plan) or plan.shard_ranks == 1:
@@ -264,21 +267,27 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     ends_of = {llm.layer_blocks(i) for i in (0, llm.layers - 1)} | set(llm.pattern)
     layers = [sum(layer_share(llm, blocks, plan)) for blocks in ends_of]
     most, weight = max(layers), plan.element_bytes
+    adapters = layer_adapters(llm, plan)
     rows, beside = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp, 0.0
     if isinstance(llm.vision, VisionTower):
         of_layer = tower_layer_share(llm, plan)
         beside = vision_share(llm, plan)[0] - llm.vision.layers * of_layer
         most = max(most, of_layer)
+    trained = adapters or most  # of a layer's
+    most += adapters
     if plan.pp > 1:
         dense, expert = stage_parameters(llm, plan)
         whole += weight * (dense + expert) + pipelining_bytes(llm, plan)
-        whole[1:] += 2 * FSDP_GRADIENT * most * (max(places) > 0)
+        whole += weight * by_stage(plan, adapter_parameters(llm, plan)).sum(axis=0)
+        whole[1:] += 2 * FSDP_GRADIENT * trained * (max(places) > 0)
         return whole
     ends = rows * (1 if llm.tied else 2) + beside
     whole += weight * ends
     whole[0] += weight * most
-    whole[1] += weight * rows + (3 * weight + weight + FSDP_GRADIENT) * most
-    whole[2] += (weight + FSDP_GRADIENT) * ends
+    whole[1] += 3 * weight * most + (weight + FSDP_GRADIENT) * trained
+    if not plan.adapter_rank:
+        whole[1] += weight * rows
+        whole[2] += (weight + FSDP_GRADIENT) * ends
     return whole
 
 

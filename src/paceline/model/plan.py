@@ -190,11 +190,6 @@ class Plan:
                 f"shards {self.shards} needs zero 3 (FSDP), not {self.zero}",
                 fields=("shards", "zero"),
             )
-        if self.adapter_rank and self.zero > 1:
-            raise PlanError(
-                "adapters over frozen weights are modelled with zero 0 and 1",
-                fields=("adapter_rank", "zero"),
-            )
         self._check_modules()
         self._check_overlap_factor()
         self._settle_schedule()

@@ -64,7 +64,7 @@ class _Shards:
     gather: Array
     reduce: Array
     repeated: Array  # [case, direction, place] exchanged in every microbatch
-    elements: Array
+    elements: Array  # [case, gathered or reduced, place]
     optimizer: Array
     embedding: Array  # [case, 1]
     clip: Array  # [case, 1]
@@ -316,8 +316,14 @@ class Assembly:
         )
         gather, reduce = model.gradients_s(plan, work)
         return (
-            *(gather, reduce, model.repeated_s(plan, dense, expert)),
-            *(np.maximum(sum(model.trained(plan, work)), 1.0), model.optimizer_s(plan, work)),
+            *(gather, reduce, model.repeated_s(plan, *work.sizes)),
+            np.stack(
+                [
+                    sum(n)
+                    for n in (model.gathered(plan, *work.sizes), model.trained(plan, *work.sizes))
+                ]
+            ),
+            model.optimizer_s(plan, work),
             np.array([model.embedding_s(plan)]),
             np.array([model.fabric.all_reduce(4.0, Group(plan.gpus, 1))]),
         )
@@ -329,10 +335,12 @@ class Assembly:
         if not plan.overlap_dp:
             return shards.gather, shards.reduce
         bucket = (plan.bucket_bytes or BUCKET_ELEMENTS * plan.grad_bytes) / plan.grad_bytes
-        least = np.minimum(1.0, bucket / shards.elements)
+        least = np.minimum(1.0, bucket / np.maximum(shards.elements, 1.0))
         exposed = []
-        for total, room in ((shards.gather, forward), (shards.reduce, backward)):
-            exposed.append(self.model.overlapped(total, total * (1 - least), room)[1])
+        for direction, (total, room) in enumerate(
+            ((shards.gather, forward), (shards.reduce, backward))
+        ):
+            exposed.append(self.model.overlapped(total, total * (1 - least[:, direction]), room)[1])
         return exposed[0], exposed[1]
 
 

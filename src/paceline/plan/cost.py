@@ -20,8 +20,8 @@ HOURS_PER_DAY = 24.0
 
 
 def training_steps(tokens: float, llm: LLM, global_batch: int) -> int:
-    """Number of steps for ``tokens``."""
-    return math.ceil(tokens / (global_batch * llm.seq_len))
+    """Number of steps for ``tokens``, without padding."""
+    return math.ceil(tokens / (global_batch * llm.useful_tokens))
 
 
 def training_days(steps: int, step_time_s: Number) -> Number:
@@ -49,7 +49,7 @@ def mfu(llm: LLM, plan: Plan, step_time_s: Array, gpus: Array, peak_flops: float
 
     Only the global batch and the adapters of ``plan`` matter.
     """
-    flops = model_flops_per_token(llm, plan) * plan.global_batch * llm.seq_len
+    flops = model_flops_per_token(llm, plan) * plan.global_batch * llm.useful_tokens
     share: Array = flops / (step_time_s * gpus * peak_flops)
     return share
 

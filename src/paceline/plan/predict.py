@@ -110,9 +110,9 @@ class Prediction:
         return interval(self.llm, self.plan, self.cluster, self.step_time_s)
 
     @property
-    def tokens_per_step(self) -> int:
-        """Number of tokens of a global batch."""
-        return self.plan.global_batch * self.llm.seq_len
+    def tokens_per_step(self) -> float:
+        """Number of tokens of a global batch, without padding."""
+        return self.plan.global_batch * self.llm.useful_tokens
 
     @property
     def tokens_per_s(self) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,10 +19,12 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
+from paceline.model.packing import Packing, documents_of
 from paceline.model.plan import Plan
 from paceline.model.plan_check import check
 from paceline.model.precision_names import precision_of
 from paceline.model.software import as_run_by, software_preset
+from paceline.plan.cells import Cells
 from paceline.plan.interval import Interval
 
 #: Columns that a row needs; without ``model`` also the model's own fields.
@@ -47,6 +47,8 @@ OPTIONAL = (
         "grad_bytes",
         "grad_reduce_bytes",
         "task",
+        "documents",
+        "padding",
     ),
 )
 
@@ -134,7 +136,7 @@ def read_runs(
         try:
             if line in ragged:
                 raise ModelError(f"{path}:{line} {ragged[line]}")
-            runs.append(_checked_run(_Row(path, line, row), need_times, ignore_gpu))
+            runs.append(_checked_run(Cells(row, f"{path}:{line}: "), line, need_times, ignore_gpu))
         except ModelError as error:
             if not skip_errors:
                 raise
@@ -152,23 +154,18 @@ def run_of(row: Mapping[str, str]) -> Run:
         ModelError: a value is wrong.
         PlanError: the plan cannot train the model.
     """
-    cells = _Row(Path("row"), 1, row)
-    try:
-        return _checked_run(cells, need_times=False, ignore_gpu=False)
-    except ModelError as error:
-        raise type(error)(str(error).removeprefix("row:1: ")) from None
+    return _checked_run(Cells(row), 1, need_times=False, ignore_gpu=False)
 
 
-def _checked_run(cells: _Row, need_times: bool, ignore_gpu: bool) -> Run:
+def _checked_run(cells: Cells, line: int, need_times: bool, ignore_gpu: bool) -> Run:
     """The run of a row, with a plan that can train its model; errors name file and line."""
-    where = f"{cells.path}:{cells.line}: "
     try:
-        run = _run(cells, ignore_gpu)
+        run = _run(cells, line, ignore_gpu)
         check(run.plan, run.llm)
     except ModelError as error:
-        if str(error).startswith(where):
+        if str(error).startswith(cells.where):
             raise
-        raise type(error)(f"{where}{error}") from None
+        raise type(error)(f"{cells.where}{error}") from None
     if need_times and run.measured_s is None:
         cells.fail("step_time_s", "is empty; every run needs its measured seconds")
     return run
@@ -326,60 +323,11 @@ def _read_table(
     return columns, rows, tuple(numbers), ragged
 
 
-#: Spellings of missing values and switches in tables.
-_NOTHING = ("n/a", "na", "-", "none")
-_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Cells of a row by column; errors name file, line and column."""
-
-    path: Path
-    line: int
-    cells: Mapping[str, str]
-
-    def fail(self, column: str, problem: str) -> None:
-        raise ModelError(f"{self.path}:{self.line}: {column} {problem}")
-
-    def text(self, column: str, default: str = "") -> str:
-        return self.cells.get(column) or default
-
-    def number(self, column: str) -> float | None:
-        text = self.text(column)
-        if not text or text.lower() in _NOTHING:
-            return None
-        if _THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            self.fail(column, f"must be a number, not {text[:40]!r}")
-        return value
-
-    def whole(self, column: str, default: int | None = None) -> int:
-        value = self.number(column)
-        if value is None:
-            if default is None:
-                self.fail(column, "is empty")
-            return int(default or 0)
-        if value != int(value):
-            self.fail(column, f"must be a whole number, not {self.text(column)}")
-        return int(value)
-
-    def flag(self, column: str, default: bool) -> bool:
-        word = self.text(column).lower()
-        return _FLAGS[word] if word in _FLAGS else bool(self.whole(column, int(default)))
-
-
-def _run(row: _Row, ignore_gpu: bool) -> Run:
+def _run(row: Cells, line: int, ignore_gpu: bool) -> Run:
     gpu = row.text("gpu")
     if gpu and not ignore_gpu:
         _checked(row, "gpu", lambda: cluster_preset(gpu))
-    llm = _llm(row)
+    llm = _packed(row, _llm(row))
     unfused = not gpu or any(name in gpu.lower() for name in _UNFUSED)
     seconds = row.number("step_time_s")
     if seconds is not None and seconds <= 0:
@@ -394,8 +342,8 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         vpp=vpp,
         micro_batch=row.whole("micro_batch"),
         global_batch=row.whole("global_batch"),
-        schedule=_word(row, "schedule", "interleaved" if vpp > 1 else "1f1b"),
-        recompute=_word(row, "recompute", "full"),
+        schedule=row.word("schedule", "interleaved" if vpp > 1 else "1f1b"),
+        recompute=row.word("recompute", "full"),
         recompute_modules=tuple(row.text("recompute_modules").replace(",", " ").split()),
         # Without tensor parallelism it has no effect; Megatron-LM switches it off, too.
         sequence_parallel=row.flag("sequence_parallel", False) and row.whole("tp") > 1,
@@ -403,11 +351,11 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         zero=row.whole("zero", 0),
         flash=row.flag("flash", not unfused),
         fused_experts=row.flag("fused_experts", False),
-        kernels=_word(row, "kernels", "auto"),
+        kernels=row.word("kernels", "auto"),
         overlap_dp=row.flag("overlap_dp", not unfused),
         overlap_tp=row.flag("overlap_tp", False) and row.whole("tp") > 1,
         grad_bytes=_grad_bytes(row, 2 if unfused else 4),
-        layers_per_stage=_layers_per_chunk(row),
+        layers_per_stage=row.counts("layers_per_chunk"),
         adapter_rank=_adapter_rank(row),
         offload_layers=row.whole("offload_layers", 0),
         shards=row.whole("shards", 0),
@@ -422,14 +370,14 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
             f"is {row.whole('gpus')}, but tp {plan.tp} x pp {plan.pp} x dp {plan.dp} x cp "
             f"{plan.cp} = {plan.gpus}",
         )
-    return Run(llm, plan, gpu, seconds, row.line)
+    return Run(llm, plan, gpu, seconds, line)
 
 
 #: Default rank of adapters: MLPerf's LoRA benchmark.
 _ADAPTER_RANK = 16
 
 
-def _adapter_rank(row: _Row) -> int:
+def _adapter_rank(row: Cells) -> int:
     """Rank of adapters; 0 if all weights are trained. ``task`` "lora" means adapters."""
     task = row.text("task", "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
@@ -437,25 +385,13 @@ def _adapter_rank(row: _Row) -> int:
     return row.whole("adapter_rank", _ADAPTER_RANK if task == "lora" else 0)
 
 
-def _grad_bytes(row: _Row, default: int) -> int:
+def _grad_bytes(row: Cells, default: int) -> int:
     """Bytes of a gradient, from either name of the column."""
     column = "grad_bytes" if row.text("grad_bytes") else "grad_reduce_bytes"
     return row.whole(column) if row.text(column) else default
 
 
-def _layers_per_chunk(row: _Row) -> tuple[int, ...] | None:
-    """Layers of each chunk in model order, separated by spaces or commas; None = even."""
-    text = row.text("layers_per_chunk")
-    if not text:
-        return None
-    try:
-        return tuple(int(number) for number in text.replace(",", " ").split())
-    except ValueError:
-        row.fail("layers_per_chunk", f"must be whole numbers such as 9 9 8, not {text[:40]!r}")
-        raise  # pragma: no cover (fail raises)
-
-
-def _llm(row: _Row) -> LLM:
+def _llm(row: Cells) -> LLM:
     """The row's model: a preset, a preset with other fields, or a GPT of these fields."""
     changes: dict[str, Any] = {
         name: row.whole(name)
@@ -488,11 +424,16 @@ def _llm(row: _Row) -> LLM:
     return LLM(name=name or f"{changes['layers']} x {changes['hidden']}", **changes)
 
 
-def _word(row: _Row, column: str, default: str) -> Any:
-    return row.text(column, default).lower()
+def _packed(row: Cells, llm: LLM) -> LLM:
+    """The row's model with the row's documents and padding, if it names any."""
+    documents, padding = row.text("documents"), row.number("padding")
+    if not documents and padding is None:
+        return llm
+    lengths = documents_of(documents) if documents else ()
+    return replace(llm, packing=Packing(documents=lengths, padding=padding or 0.0))
 
 
-def _checked(row: _Row, column: str, call: Callable[[], Any]) -> Any:
+def _checked(row: Cells, column: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except PacelineError as error:

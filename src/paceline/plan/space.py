@@ -380,9 +380,6 @@ class _Listing:
         bad = np.isin(columns["zero"], needs_one) & (columns["pp"] > 1)
         words = "zero 2 needs pp 1" if space.sharded_pipelines else "zero 2 and 3 need pp 1"
         columns = self._drop(columns, bad, words)
-        if space.base.adapter_rank:
-            bad = columns["zero"] > 1
-            columns = self._drop(columns, bad, "adapters are modelled with zero 0 and 1")
         columns = self._sharding(columns)
         copies = space.base.copies
         # Legal, but the same plan several times.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from rich.text import Text
 
+from paceline.model.llm import LLM
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import OVERLAPPING, Plan
 from paceline.plan.interval import LEVEL
@@ -38,6 +39,14 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {**fields, "microbatches": plan.microbatches, "text": plan.describe()}
 
 
+def _samples(llm: LLM) -> dict[str, Any]:
+    """How documents fill the samples, where that is said."""
+    if llm.packing is None:
+        return {}
+    packing = llm.packing
+    return {"samples": {"documents": list(packing.documents), "padding": packing.padding}}
+
+
 def to_mapping(prediction: Prediction) -> dict[str, Any]:
     """The prediction in the form of JSON; ``docs/predict.md`` lists the keys."""
     plan, cluster = prediction.plan, prediction.cluster
@@ -49,6 +58,7 @@ def to_mapping(prediction: Prediction) -> dict[str, Any]:
             "parameters": prediction.llm.parameters,
             "active_parameters": prediction.llm.active_parameters,
         },
+        **_samples(prediction.llm),
         "cluster": {"name": cluster.name, "gpu": cluster.gpu.name, "gpus": plan.gpus},
         "plan": _plan(plan),
         "step_time_s": prediction.step_time_s,
@@ -117,7 +127,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
     about = (
         f"{plan.describe()} · {count(plan.microbatches, 'microbatch', 'microbatches')} · "
-        f"global batch {plan.global_batch:,} x {llm.seq_len:,} tokens"
+        f"global batch {plan.global_batch:,} x {llm.describe_samples()}"
     )
     first = Text("step ", style="bold")
     first.append(seconds(prediction.step_time_s), style="bold cyan")

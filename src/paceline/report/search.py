@@ -32,8 +32,8 @@ def describe(result: SearchResult) -> str:
     batch = result.legal.base.global_batch
     tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
     count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
-    samples = f"{batch:,} x {result.llm.seq_len:,} tokens"
-    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {samples}{tokens}"
+    size = f"{batch:,} x {result.llm.describe_samples()}"
+    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {size}{tokens}"
 
 
 def columns(result: SearchResult) -> Row:

@@ -31,6 +31,7 @@ from paceline.units import GIB, day_count, dollars, in_gib
 MAX_POINTS, _MAX_RATIO = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
+_SLIDERS = "sliders.js"
 
 
 def page_writer(result: SearchResult, top: int) -> Writer:
@@ -45,7 +46,8 @@ def page_writer(result: SearchResult, top: int) -> Writer:
 
 def page(result: SearchResult, top: int, controls: str = "") -> bytes:
     """The page, with controls at its top if it is served."""
-    script = "\n".join(static(name) for name in _SCRIPTS)
+    names = (*_SCRIPTS, *([_SLIDERS] if controls else []))
+    script = "\n".join(static(name) for name in names)
     head = columns(result)
     best = range(min(top, len(result)))
     text = Template(static("search.html")).substitute(
@@ -74,10 +76,11 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
 def problem_page(problem: str, controls: str) -> bytes:
     """The page if no plan fits: the reason, and controls to change it."""
     text = Template(static("search_problem.html")).substitute(
-        policy=escape(_policy("", controls)),
+        policy=escape(_policy(static(_SLIDERS), controls)),
         style=static("page.css"),
         controls=controls,
         problem=foreign(problem),
+        script=static(_SLIDERS),
     )
     return text.encode("utf-8", "replace")
 
@@ -95,24 +98,42 @@ def controls(
     span: int,
     price: float,
     max_price: float,
+    moved: str = "",
 ) -> str:
-    """A form with a slider for the price and for each number, which it doubles or halves."""
+    """A form with a slider for the price and for each number, which it doubles or halves.
+
+    The slider ``moved`` last has the focus again.
+    """
     rows = []
     for name, first in start.items():
         power = round(math.log2(values[name] / first))
         now = f"{values[name]:,} {words[name]}"
-        rows.append(_slider(name, now, (-span, span, 1), power))
-    rows.append(_slider("price", f"${price:,.2f} per GPU and hour", (0, max_price, 0.05), price))
-    text = "".join(rows)
+        about = {"data-start": first, "data-unit": words[name]}
+        rows.append(_slider(name, now, (-span, span, 1), power, about, moved))
+    unit = "per GPU and hour"
+    bounds = (0, max_price, 0.01)
+    rows.append(
+        _slider("price", f"${price:,.2f} {unit}", bounds, price, {"data-unit": unit}, moved)
+    )
+    text = "".join(rows) + '<input type="hidden" name="moved" value="">'
     return f'<form class="search" method="get" action="/">{text}<button>Search</button></form>'
 
 
-def _slider(name: str, now: str, bounds: tuple[float, float, float], value: float) -> str:
+def _slider(
+    name: str,
+    now: str,
+    bounds: tuple[float, float, float],
+    value: float,
+    about: Mapping[str, object],
+    moved: str,
+) -> str:
     low, high, step = bounds
+    words = "".join(f' {key}="{escape(str(text))}"' for key, text in about.items())
+    words += " autofocus" * (name == moved)
     return (
         f'<p class="slider"><label for="{name}">{escape(now)}</label> <input type="range" '
         f'id="{name}" name="{name}" min="{low:g}" max="{high:g}" step="{step:g}" '
-        f'value="{value:g}"></p>'
+        f'value="{value:g}"{words}></p>'
     )
 
 

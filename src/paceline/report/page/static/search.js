@@ -27,7 +27,5 @@
     stops,
   });
   Paceline.startThemes();
-  // A served page: moving a slider asks for another search.
-  document.querySelector("form.search")?.addEventListener("change", (event) => event.currentTarget.requestSubmit());
   document.documentElement.dataset.ready = "true";
 })();

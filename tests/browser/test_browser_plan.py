@@ -1,0 +1,70 @@
+"""The page of ``paceline plan --serve`` in a browser: its sliders, wide and on a phone."""
+
+import pytest
+
+import requires
+
+requires.installed("starlette")
+requires.installed("uvicorn")
+
+from monitor_fleet import serving
+from paceline.cli.plan_page import PlanPage, create_app
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm_presets import llm_preset
+
+OPTIONS = {"max_vpp": 1, "micro_batches": (1,), "zeros": (1, 3)}
+
+
+@pytest.fixture(scope="module")
+def url():
+    page = PlanPage(llm_preset("llama3-8b"), cluster_preset("h100"), 16, 64, OPTIONS, 5)
+    with serving(create_app(page)) as address:
+        yield address
+
+
+@pytest.fixture(params=[1280, 390], ids=["wide", "phone"])
+def page(request, browser, url):
+    context = browser.new_context(viewport={"width": request.param, "height": 900})
+    problems = []
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(url)
+    yield page
+    assert problems == []
+    context.close()
+
+
+def test_nothing_lies_beyond_the_side_and_sliders_stand_in_a_column(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    lefts = page.eval_on_selector_all(
+        ".slider input", "inputs => inputs.map(x => x.getBoundingClientRect().left)"
+    )
+    assert len(lefts) == 4
+    assert len(set(lefts)) == 1
+
+
+def test_a_label_follows_its_slider_and_the_search_follows_the_change(page):
+    slider = page.locator("#gpus")
+    slider.evaluate("x => { x.value = 1; x.dispatchEvent(new Event('input', {bubbles: true})); }")
+    assert page.locator('label[for="gpus"]').inner_text() == "32 GPUs"
+    assert "on 16 GPUs" in page.locator("h1").inner_text()
+    with page.expect_navigation():
+        slider.dispatch_event("change")
+    assert "on 32 GPUs" in page.locator("h1").inner_text()
+    assert page.evaluate("document.activeElement.id") == "gpus"
+    price = page.locator("#price")
+    price.evaluate("x => { x.value = 2.5; x.dispatchEvent(new Event('input', {bubbles: true})); }")
+    assert page.locator('label[for="price"]').inner_text() == "$2.50 per GPU and hour"
+
+
+def test_sliders_lead_away_from_a_page_without_a_plan(page, url):
+    page.goto(f"{url}/?gpus=-4&seq_len=4")
+    assert page.locator("h1").inner_text() == "No plan"
+    slider = page.locator("#gpus")
+    slider.evaluate("x => { x.value = 2; x.dispatchEvent(new Event('input', {bubbles: true})); }")
+    assert page.locator('label[for="gpus"]').inner_text() == "64 GPUs"
+    page.locator("#seq_len").evaluate("x => { x.value = 0; }")
+    with page.expect_navigation():
+        slider.dispatch_event("change")
+    assert "on 64 GPUs" in page.locator("h1").inner_text()
