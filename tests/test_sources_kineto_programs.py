@@ -249,6 +249,18 @@ def test_what_one_rank_waits_for_alone_is_refused(tmp_path: Path) -> None:
         kineto.read(paths)
 
 
+def test_a_step_that_is_refused_may_be_left_out(tmp_path: Path) -> None:
+    steps = iter([["gather_"]] * 4 + [[]] * 8)  # the first of three steps of each rank
+
+    def step(host: Host) -> Iterator[int]:
+        yield from ddp(host, between=next(steps))
+
+    paths = write(run(stepped(step), HEALTHY, 1.0), tmp_path)
+    with pytest.raises(TraceError, match="leave such steps out with --steps"):
+        kineto.read(paths)
+    assert kineto.read(paths, steps=frozenset((1, 2))).trace.n_steps == 2
+
+
 def test_exchanges_of_experts(tmp_path: Path) -> None:
     paths = write(run(stepped(partial(ddp, between=["alltoall_base_"])), SLOW, 1.0), tmp_path)
     letters, _ = program_of(kineto.read(paths).trace)
