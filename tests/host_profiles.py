@@ -15,6 +15,7 @@ HOST, GLOO = 11, 12
 #: What gloo runs for what the host launches.
 RUNS = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "all_reduce"}
 RUNS |= {"allreduce_": "all_reduce", "barrier": "barrier"}
+RUNS |= {"alltoall_base_": "all_to_all", "gather_": "gather"}
 
 #: From the end of a transfer to the host's next operator.
 AWAKE_MS = 0.05
@@ -162,12 +163,16 @@ def backward(host: Host, ms: float = 2 * LAYER_MS) -> None:
     host.event("autograd::engine::evaluate_function: SleepBackward", begin)
 
 
-def ddp(host: Host, barrier: bool = False):
-    """Buckets are launched as gradients come, and awaited behind the backward."""
+def ddp(host: Host, between: Sequence[str] = ()):
+    """Buckets are launched as gradients come, and awaited behind the backward.
+
+    ``between`` are collectives behind each forward of a unit, awaited at once.
+    """
     for _ in range(UNITS):
         forward(host)
-    if barrier:
-        yield host.launch("barrier")
+        for name in between:
+            yield host.launch(name)
+            host.now += 0.02
     buckets = []
     for _ in range(UNITS):
         backward(host)

@@ -240,10 +240,14 @@ def test_microbatches_show_the_error_where_steps_are_few(n_steps):
 # Levels of whole replicas.
 
 
-def levels_of(seen, off, n_steps=9):
-    """Levels and errors of replicas whose six microbatches are ``off`` [dp] each way."""
+def levels_of(seen, off, n_steps=9, alike=False):
+    """Levels and errors of replicas whose six microbatches are ``off`` [dp] each way.
+
+    Neighbours go opposite ways, or with ``alike`` all go the same.
+    """
     signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None, None]
-    micro = signs * np.asarray(off) * np.ones((6, n_steps, len(off)))
+    ways = 1.0 if alike else np.where(np.arange(len(off)) % 2, -1.0, 1.0)
+    micro = signs * ways * np.asarray(off) * np.ones((6, n_steps, len(off)))
     graph = SimpleNamespace(n_dp=len(seen), variant_dps=(np.arange(len(seen)),))
     return _levels(graph, [micro], np.array(seen, dtype=float))
 
@@ -263,6 +267,13 @@ def test_a_replica_is_slower_by_four_errors_of_its_microbatches(level, off, coun
     found, error = levels_of([0.0, level, 0.0, 0.0], [off] * 4)
     assert found.tolist() == [0.0, level if counts else 0.0, 0.0, 0.0]
     assert error == pytest.approx(np.full(4, 1.2533 * 1.4826 * off / math.sqrt(54)))
+
+
+@pytest.mark.parametrize("replicas", [3, 4, 5])
+def test_what_makes_all_replicas_late_is_no_error_of_one(replicas):
+    """Of fewer than four the others do not show it."""
+    _, error = levels_of([0.0] * replicas, [0.1] * replicas, alike=True)
+    assert (error < 1e-12).all() == (replicas >= 4)
 
 
 def test_a_replica_of_even_microbatches_is_no_surer_than_the_others():

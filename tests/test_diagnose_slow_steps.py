@@ -6,6 +6,7 @@ step on.
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from paceline import analyze
@@ -107,3 +108,15 @@ def test_few_steps_of_whole_passes_are_not_said():
     """S of these is no median; how sure findings are is in their confidence."""
     result = analyze(from_trace(synthesize(SynthSpec(dp=2, pp=2, microbatches=4, steps=3))))
     assert "few-steps" not in {doubt.code for doubt in result.doubts}
+
+
+def test_a_slow_worker_of_steps_that_are_long_for_all_in_turn():
+    """Every second step has three times the work, as with gradients that are gathered up."""
+    spec = SynthSpec(dp=4, pp=1, microbatches=1, steps=6, noise=0.02)
+    trace = synthesize(replace(spec, slow_workers=(SlowWorker(1, 0, 2.0),)))
+    factor = np.where(trace.step % 2 == 0, 1.0, 3.0)
+    measured = from_trace(replace(trace, start=trace.start * factor, end=trace.end * factor))
+    (worker, *_) = diagnose(measured, analyze(measured)).findings
+    assert (worker.cause, worker.where) == ("worker", {"workers": [[1, 0]]})
+    assert worker.evidence["factors"][0] == pytest.approx(2.0, abs=0.1)
+    assert worker.confidence > 0.9

@@ -124,6 +124,19 @@ def test_gathers_within_a_pass_leave_passes_whole(tmp_path: Path) -> None:
     assert kineto.read(paths).trace.program is None
 
 
+def test_all_to_alls_within_a_pass_are_doubted_by_name(tmp_path: Path) -> None:
+    """Computes hold what ranks wait there, so the slow one looks like the others."""
+    paths = ranks(tmp_path)
+    sure = kineto.read(paths).confidence
+    for path in paths:
+        text = path.read_text()
+        one = text.index("allreduce")
+        path.write_text(text[:one] + "all_to_allv" + text[one + len("allreduce") :])
+    imported = kineto.read(paths)
+    assert any("all-to-alls run within forwards and backwards" in n for n in imported.notes)
+    assert imported.confidence <= 0.5 * sure
+
+
 def test_ranges_of_dualpipe_are_refused_by_name(tmp_path: Path) -> None:
     """As deepseek-ai/profile-data (commit 4496024) has them in train.json."""
     paths = ranks(tmp_path)

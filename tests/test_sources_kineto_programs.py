@@ -33,7 +33,7 @@ from paceline.trace import OpKind, Trace
 K = OpKind
 LETTERS = {K.FORWARD_COMPUTE: "F", K.BACKWARD_COMPUTE: "B", K.PARAMS_ALL_GATHER: "g"}
 LETTERS |= {K.GRADS_REDUCE_SCATTER: "s", K.OPTIMIZER: "o"}
-LETTERS[K.SEPARATE_GRADS_ALL_REDUCE] = "a"
+LETTERS |= {K.SEPARATE_GRADS_ALL_REDUCE: "a", K.EXPERT_COMM: "e"}
 SLOW, LEVEL, HEALTHY = (1.0, 2.0, 1.0, 1.0), (1.25,) * 4, (1.0,) * 4
 
 
@@ -53,7 +53,11 @@ def seconds_of(hosts: Sequence[Host]) -> float:
 
 
 @pytest.mark.parametrize(
-    "step", [ddp, partial(ddp, barrier=True), fsdp, partial(fsdp, microbatches=2), hsdp]
+    "step",
+    [
+        *(ddp, partial(ddp, between=["barrier"]), partial(ddp, between=["alltoall_base_"] * 2)),
+        *(fsdp, partial(fsdp, microbatches=2), hsdp),
+    ],
 )
 @pytest.mark.parametrize("transfer_ms", [1.0, 15.0])
 def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: float) -> None:
@@ -237,6 +241,30 @@ def test_an_update_between_two_backwards_is_part_of_neither(tmp_path: Path, fact
     paths = write(run(stepped(in_turns), (1.0, factor, 1.0, 1.0), 1.0), tmp_path)
     letters, _ = program_of(kineto.read(paths).trace, dp=1)
     assert letters == "FBsBsBsB" * 2 + "o"
+
+
+def test_what_one_rank_waits_for_alone_is_refused(tmp_path: Path) -> None:
+    paths = write(run(stepped(partial(ddp, between=["gather_"])), HEALTHY, 1.0), tmp_path)
+    with pytest.raises(TraceError, match="a gather amid a step's passes, in which one rank waits"):
+        kineto.read(paths)
+
+
+def test_a_step_that_is_refused_may_be_left_out(tmp_path: Path) -> None:
+    steps = iter([["gather_"]] * 4 + [[]] * 8)  # the first of three steps of each rank
+
+    def step(host: Host) -> Iterator[int]:
+        yield from ddp(host, between=next(steps))
+
+    paths = write(run(stepped(step), HEALTHY, 1.0), tmp_path)
+    with pytest.raises(TraceError, match="leave such steps out with --steps"):
+        kineto.read(paths)
+    assert kineto.read(paths, steps=frozenset((1, 2))).trace.n_steps == 2
+
+
+def test_exchanges_of_experts(tmp_path: Path) -> None:
+    paths = write(run(stepped(partial(ddp, between=["alltoall_base_"])), SLOW, 1.0), tmp_path)
+    letters, _ = program_of(kineto.read(paths).trace)
+    assert letters == "FeFeFe" + "BsBsBsBo"
 
 
 def test_a_rank_with_another_program_is_refused(tmp_path: Path) -> None:

@@ -159,6 +159,9 @@ def test_a_status_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     for n in range(5, len(lines)):
         with pytest.raises(TraceError, match=r"status\.txt"):
             answer(tmp_path, "".join(lines[:n]))
+    for n in range(1, 20):  # nor may the name of the last node be shorter
+        with pytest.raises(TraceError, match=r"status\.txt"):
+            answer(tmp_path, TROUBLE.rstrip()[:-n])
     # Nor may a line be missing that says something of a communicator.
     for n, line in enumerate(lines):
         if line.startswith(("#", "  Rank", "  3 ranks", "  4 ranks", "  6 ranks")):

@@ -62,9 +62,12 @@ class StepTimes:
         calls = sorted({period.calls for period in self.periods.values()})
         counts = ", ".join(map(str, calls[:8])) + (", ..." if len(calls) > 8 else "")
         sure = min(period.confidence for period in self.periods.values())
+        alike = "; all calls are alike: a step that makes several takes as many times as long"
         return (
             f"every {counts} call{'s' * (calls != [1])} a step ({sure:.1%} of the calls in place, "
             f"{len(self.periods):,} ranks); iteration time {self.iteration_s:.4g} s"
+            + alike
+            * (calls == [1] and self.is_whole is None)
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -40,6 +40,9 @@ DOUBT_ERRORS = 2.0
 #: residual, share, seconds. (Garbage collections take tens to hundreds of ms: what-if paper, 5.4.)
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
+#: With fewer replicas, the others do not show which steps are long for all.
+MIN_REPLICAS = 4
+
 #: With fewer steps, the standard error of a worker's factor comes from its microbatches.
 MIN_STEPS = 4
 
@@ -260,16 +263,40 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         flat = cost.reshape(-1, len(dps))
         cost += level_seen[dps] - np.median(flat, axis=0)
-        by_step = np.median(cost, axis=0)  # [step, dp]
-        # All replicas draw microbatches from the same data. A replica whose few microbatches are
-        # alike by chance has no smaller error than the others.
-        of_all = robust.wide_spread(flat - np.median(flat, axis=0))
-        pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
-        own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
-        error[dps] = np.maximum(pooled_error, own_error)
+        error[dps] = _level_error(cost)
+        if len(dps) >= MIN_REPLICAS:
+            error[dps] = np.minimum(error[dps], _level_error(cost - _of_others(cost)))
     level = from_the_fast(level_seen, error)
     stands_out = np.abs(level) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)
     return np.where(stands_out, level, 0.0), error
+
+
+def _level_error(cost: Array) -> Array:
+    """[dp] standard error of the medians of [microbatch, step, dp] costs."""
+    flat = cost.reshape(-1, cost.shape[-1])
+    by_step = np.median(cost, axis=0)  # [step, dp]
+    # All replicas draw microbatches from the same data. A replica whose few microbatches are alike
+    # by chance has no smaller error than the others.
+    of_all = robust.wide_spread(flat - np.median(flat, axis=0))
+    pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
+    own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
+    return np.maximum(pooled_error, own_error)
+
+
+def _of_others(cost: Array) -> Array:
+    """[microbatch, step, dp] the median of the other replicas, which a long step slows together.
+
+    The median of all replicas would vary with the replica itself.
+    """
+    in_order = np.sort(cost, axis=-1)
+    rank = np.argsort(np.argsort(cost, axis=-1), axis=-1)
+    n_others = cost.shape[-1] - 1
+
+    def of_rank(wanted: int) -> Array:  # among the others: those behind a replica move up
+        return np.take_along_axis(in_order, wanted + (rank <= wanted), axis=-1)
+
+    median: Array = 0.5 * (of_rank((n_others - 1) // 2) + of_rank(n_others // 2))
+    return median
 
 
 def _slopes(logs: list[Array], micro: list[Array]) -> Array:

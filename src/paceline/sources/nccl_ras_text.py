@@ -323,4 +323,11 @@ def _lines(path: Path) -> Iterator[str]:
             data += chunk
             if len(data) > MAX_BYTES:
                 raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
-    yield from data.decode("utf-8-sig", errors="replace").splitlines()
+    text = data.decode("utf-8-sig", errors="replace")
+    lines = text.splitlines()
+    yield from lines
+    if text and not text.endswith(("\n", "\r")) and re.search(r" on node ?\S*$", lines[-1]):
+        raise TraceError(
+            f"{path} ends within a line, perhaps within the name of a node: copy it again, or ask "
+            "again: ncclras"
+        )

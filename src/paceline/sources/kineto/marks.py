@@ -34,6 +34,13 @@ _KINDS: Final = (
     ("allgather", OpKind.PARAMS_ALL_GATHER),
     ("broadcast", OpKind.PARAMS_ALL_GATHER),
 )
+#: Others in which ranks wait for each other, counted amid a step's passes only.
+_AMID: Final = (
+    ("alltoall", OpKind.EXPERT_COMM),
+    ("barrier", OpKind.GRADS_REDUCE_SCATTER),
+)
+#: Only one of the ranks waits for the others in these, or all for one.
+_ROOTED: Final = ("gather", "scatter")
 
 
 class Mark(NamedTuple):
@@ -114,17 +121,16 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
     window = [step.start_s, step.end_s]
     marks = _passes(profile, host, slice(*np.searchsorted(host.start_s, window).tolist()), step)
     computed = Span(marks[0].at_s, max(m.at_s for m in marks if m.kind <= OpKind.BACKWARD_COMPUTE))
-    launches = tuple(
-        item
+    kinds = {
+        item: kind
         for item in host.launches
-        if step.start_s <= item.launch_s < step.end_s and _meets(item, computed)
-    )
-    for number, item in enumerate(launches):
-        kind = launched_kind(item.name)
-        if kind is None:  # a barrier
-            kind = OpKind.GRADS_REDUCE_SCATTER
-        if item.name == "allreduce" and item.group:  # behind the scatter within a copy (HSDP)
-            kind = OpKind.SEPARATE_GRADS_ALL_REDUCE
+        if step.start_s <= item.launch_s < step.end_s
+        and (kind := _kind_amid(profile, item, computed)) is not None
+    }
+    launches = tuple(kinds)
+    for number, (item, kind) in enumerate(kinds.items()):
+        behind_scatter = item.name == "allreduce" and item.group  # within a copy (HSDP)
+        kind = OpKind.SEPARATE_GRADS_ALL_REDUCE if behind_scatter else kind
         marks.append(Mark(item.launch_s, "launch", kind, -1, number))
     marks.sort(key=lambda mark: mark.at_s)  # a pass ends before the next begins, if at one moment
     ranges = sorted((*host.gathers, *host.reduces))
@@ -146,10 +152,22 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
     )
 
 
-def _meets(item: Collective, computed: Span) -> bool:
-    """Whether ranks meet in a collective of a step: also in a barrier, if it is amid the passes."""
-    amid = computed.start_s < item.launch_s < computed.end_s
-    return launched_kind(item.name) is not None or (item.name == "barrier" and amid)
+def _kind_amid(profile: Profile, item: Collective, computed: Span) -> OpKind | None:
+    """The kind of a collective of a step whose passes lie within ``computed``.
+
+    Raises:
+        TraceError: it is amid the passes, and not all ranks wait for each other in it.
+    """
+    kind = launched_kind(item.name)
+    if kind is not None or not computed.start_s < item.launch_s < computed.end_s:
+        return kind
+    if item.name in _ROOTED:
+        raise TraceError(
+            f"{profile.path}: a {item.name} amid a step's passes, in which one rank waits for the "
+            "others; such waits are not read: record the job with paceline.record, or leave such "
+            "steps out with --steps"
+        )
+    return next((kind for start, kind in _AMID if item.name.startswith(start)), None)
 
 
 def range_at(at_s: float, ranges: Sequence[UnitRange]) -> UnitRange | None:

@@ -14,6 +14,9 @@ CERTAINTY_CHUNKS = 0.65
 #: Waits by the rules of one version of FSDP; the ranges of the profile name its units.
 CERTAINTY_RULES = 0.9
 
+#: What ranks wait for within passes counts as their compute: a slow rank looks like the others.
+CERTAINTY_HIDDEN_WAITS = 0.5
+
 
 @dataclass(frozen=True)
 class Way:
@@ -26,6 +29,7 @@ class Way:
         by_rule: these waits are FSDP2's rules, not events of the profile.
         programmed: launches and waits of the host cut computes.
         on_host: there are no kernels.
+        hidden_waits: all-to-alls of several replicas within passes, where nothing cuts computes.
     """
 
     runs: bool
@@ -34,12 +38,15 @@ class Way:
     by_rule: bool
     programmed: bool
     on_host: bool
+    hidden_waits: int = 0
 
     def certainty(self, vpp_size: int) -> float:
         """0 to 1: certainty of the computes, with ``vpp_size`` chunks per stage."""
         certainty = CERTAINTY_RULES if self.by_rule else 1.0
         if self.runs:
             certainty *= CERTAINTY_RUNS if vpp_size == 1 else CERTAINTY_CHUNKS
+        if self.hidden_waits:
+            certainty *= CERTAINTY_HIDDEN_WAITS
         return certainty
 
     def notes(self, aside: Mapping[str, int]) -> list[str]:
@@ -50,6 +57,12 @@ class Way:
                 "computes are runs of kernels between calls to send and receive; "
                 f"{aside['too short']} short runs and {aside['after the last backward']} after a "
                 "step's last backward are none"
+            )
+        if self.hidden_waits:
+            notes.append(
+                f"{self.hidden_waits} all-to-alls run within forwards and backwards: what ranks "
+                "wait there counts as their compute, so S may be too low and a slow rank look like "
+                "the others; profile with enable_cuda_sync_events"
             )
         if self.overlapped:
             notes.append(

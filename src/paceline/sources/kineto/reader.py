@@ -78,6 +78,8 @@ def read(
         profile = read_profile(path)
         unplaced.update(profile.unplaced)
         spans, ways[profile.rank] = find_steps(profile)
+        # What is wrong with other steps does not matter; where none is left, table.finish says so.
+        spans = tuple(s for s in spans if steps is None or s.number in steps) or spans
         profile = with_groups(replace(profile, steps=tuple(spans)))
         if not has_program(profile):
             ops = rank_ops(profile, spans, unplaced, aside)
@@ -124,6 +126,9 @@ def read(
         by_rule=streamed and any(p.stream is not None and p.stream.by_rule for p in profiles),
         programmed=programmed,
         on_host=on_host,
+        hidden_waits=0
+        if on_host or streamed
+        else sum(_hidden_waits(profile, places) for profile in profiles),
     )
     steps_by = next(iter(ways.values()))
     return table.finish(
@@ -262,6 +267,18 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
         elif kind is not None:
             unplaced["collectives outside of any step"] += 1
     return ops
+
+
+def _hidden_waits(profile: Profile, places: Places) -> int:
+    """All-to-alls of several replicas in the steps of a profile: experts exchange tokens."""
+    groups = {group.name: group for group in profile.groups}
+    return sum(
+        "alltoall" in item.name
+        and item.group in groups
+        and _over_data(groups[item.group], profile.rank, places)
+        and any(step.start_s <= item.launch_s < step.end_s for step in profile.steps)
+        for item in profile.collectives
+    )
 
 
 def _over_data(group: Group, rank: int, places: Places) -> bool:
