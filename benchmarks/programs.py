@@ -134,7 +134,7 @@ def peer_promise(seed):
 
 
 def random_experts(seed):
-    """A job whose experts get unlike numbers of tokens, with other faults that stay."""
+    """A job whose experts get unequal numbers of tokens, with other faults that stay."""
     rng = random.Random(f"experts/{seed}")
     ep = rng.choice((2, 4, 8))
     dp, pp = max(4, ep * rng.choice((1, 2))), rng.choice((1, 1, 2))

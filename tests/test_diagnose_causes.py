@@ -155,7 +155,7 @@ def test_a_link_without_its_like_is_ambiguous():
     every.array[every.link(1)] *= 3.0
     candidate = every.links()
     assert candidate.evidence["n_links"] == 2
-    assert candidate.ambiguous.startswith("it is so in all replicas")
+    assert candidate.ambiguous.startswith("all replicas show it")
 
 
 # Data-parallel groups.

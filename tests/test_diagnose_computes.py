@@ -213,13 +213,13 @@ def test_stages_with_few_computes_say_nothing_of_single_steps_but_others_do():
 def test_what_else_most_workers_of_a_stage_may_be():
     cause = cause_of(workers_fit(slow({(0, 1): 1.2, (1, 1): 1.2, (2, 1): 1.2}), mostly_slow={1}))
     assert cause.alternative == "stage-imbalance"
-    assert cause.ambiguous.startswith("most workers of stage 1 are slow: it may have too much work")
+    assert cause.ambiguous.startswith("most workers of stage 1 are slow: the stage may have too")
     assert cause.evidence["pattern"] == "one stage"
     other = cause_of(workers_fit(slow({(0, 1): 1.2}), mostly_slow={0}))
     assert (other.ambiguous, other.alternative) == ("", "")
     replicas = cause_of(workers_fit(slow({(0, 1): 1.2}), mostly_slow={REPLICAS}))
     assert replicas.alternative == "sequence-length"
-    assert replicas.ambiguous.startswith("most replicas are slow beside a few")
+    assert replicas.ambiguous.startswith("most replicas are slower than a few")
 
 
 # The error of a worker's factor.

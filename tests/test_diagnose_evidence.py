@@ -202,9 +202,9 @@ def test_links_in_words(peers, n, is_slow, text):
     ("blamed", "n_dp", "words"),
     [
         ([0], 3, ""),
-        ([0, 1, 2], 3, "it is so in all replicas"),
+        ([0, 1, 2], 3, "all replicas show it"),
         ([3], 1, "there is one replica"),
-        ([0, 3], 3, "it is so in all replicas"),  # link 3 has no like
+        ([0, 3], 3, "all replicas show it"),  # link 3 has no like
     ],
 )
 def test_links_without_a_healthy_like(blamed, n_dp, words):
@@ -413,7 +413,7 @@ def test_a_late_member_in_words():
         "dp": 1, "stage": 0, "kind": "params-all-gather", "late_s": 0.05
     }  # fmt: skip
     assert (cause.evidence["threshold"], cause.evidence["source"]) == (0.15, "falcon paper, 4.3")
-    assert cause.ambiguous.startswith("a clock that is ahead looks alike")
+    assert cause.ambiguous.startswith("a clock that is ahead looks the same")
     one = _of_members(durations, late[:2])
     assert one.text.endswith("after the other members of its group")
     # on time, the member takes 1 of 1.5; one that is ahead is left alone

@@ -1,4 +1,4 @@
-"""Why a job is slow: causes, where they are, what each costs, how sure."""
+"""Diagnosis: the causes of a job's slowness, their places, their costs and their confidence."""
 
 from paceline.diagnose.arrangement import communication
 from paceline.diagnose.communication import Communication, Exposure

@@ -1,7 +1,7 @@
-"""How a job arranges its communication: what no straggler causes, and another program would avoid.
+"""Findings about the arrangement of a job's communication. Another program would avoid their cost.
 
-These are properties of the program, the same in every step and on every worker. Each costs what a
-simulation saves without it; none of them belongs to S.
+An arrangement is a property of the program, the same in every step and on every worker. Its cost is
+the time that a simulation without it saves. No straggler causes it, so it is not part of S.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: An arrangement is told from this share of the step on.
+#: An arrangement is reported if it costs at least this share of the step.
 MIN_SHARE = 0.01
 
 RESAMPLES, INTERVAL = 500, (5, 95)
@@ -48,7 +48,7 @@ RESAMPLES, INTERVAL = 500, (5, 95)
 
 @dataclass(frozen=True)
 class _Pattern:
-    """An arrangement, and what the steps save without it."""
+    """An arrangement, and the seconds that each step saves without it."""
 
     id: str
     text: str
@@ -96,7 +96,7 @@ def _finding(pattern: _Pattern, simulated: Simulated, trust: Trust) -> Finding:
 
 
 class _Arranged:
-    """The programs of a job, and what their steps save without some transfers."""
+    """The programs of a job. Finds their arrangements and simulates what each costs."""
 
     def __init__(self, measured: Measured, simulated: Simulated, waits: Waits) -> None:
         self.graph, self.simulated, self.waits = measured.graph, simulated, waits
@@ -107,7 +107,7 @@ class _Arranged:
         ]
 
     def patterns(self) -> Iterator[_Pattern]:
-        """Those that there are, whatever they cost."""
+        """All arrangements that the programs show, whatever they cost."""
         for pattern in (self._first_gather(), self._late(), self._last_bucket(), self._repeated()):
             if pattern is not None:
                 yield pattern
@@ -122,7 +122,7 @@ class _Arranged:
         return float(np.median(np.concatenate(rows)))
 
     def _first_gather(self) -> _Pattern | None:
-        """Nothing runs yet behind which the first gather of a step could hide."""
+        """The first gather of a step: no compute runs yet that could hide it."""
         first = []
         for offset, ops, steps in self.programs:
             kind, gather = ops.kind.tolist(), int(K.PARAMS_ALL_GATHER)
@@ -141,9 +141,10 @@ class _Arranged:
         )
 
     def _late(self) -> _Pattern | None:
-        """Gathers launched when the unit before has run, though nothing was gathered meanwhile.
+        """Gathers that are launched only after the unit before has run, though the link was idle.
 
-        Launched behind the gather before, each would be over sooner by as long as it waited there.
+        Launched directly behind the previous gather, each would end earlier by the idle time
+        between the two.
         """
         durations = self.simulated.durations
         earlier = Durations(self.graph, durations.n_steps, durations.values.copy())
@@ -161,21 +162,21 @@ class _Arranged:
         n = len(late) // self.graph.n_variants
         return _Pattern(
             "prefetch-late",
-            f"{count(n, 'gather')} of a step "
-            f"{'is' if n == 1 else 'are'} launched only when the unit before has run, though the "
-            f"link was idle: one unit earlier would save {seconds(float(saved_s.mean()))}",
+            f"{count(n, 'gather')} of a step {'is' if n == 1 else 'are'} launched only when the "
+            "unit before has run, though the link was idle: launching one unit earlier would "
+            f"save {seconds(float(saved_s.mean()))}",
             saved_s,
             {"gathers": n, "transfer_s": self._typical_s(np.array(late))},
         )
 
     def _idle_s(self, gather: int, before: int) -> Array:
-        """[step, 1] from the end of a gather to the launch of the next, the least of all ranks."""
+        """[step, 1] seconds between a gather's end and the next launch, minimum over the ranks."""
         between = self.waits.start.row(gather) - self.waits.end.row(before)
         idle: Array = np.maximum(between.min(axis=1, keepdims=True), 0.0)
         return idle
 
     def _last_bucket(self) -> _Pattern | None:
-        """The last bucket of gradients is ready when the backward is over."""
+        """The last bucket of gradients: it is ready only when the backward has ended."""
         last, buckets = [], 0
         for offset, ops, steps in self.programs:
             if any(s >= 0 and ops.kind[s] == K.PARAMS_ALL_GATHER for s in steps):
@@ -192,14 +193,14 @@ class _Arranged:
         return _Pattern(
             "bucket-too-large",
             f"the last of {count(buckets, 'bucket')} of gradients is reduced behind the backward: "
-            f"the step waits {seconds(float(saved_s.mean()))} for it; a smaller one would shorten "
-            "it, as far as it is no latency",
+            f"the step waits {seconds(float(saved_s.mean()))} for it; a smaller last bucket would "
+            "shorten this, except for its latency",
             saved_s,
             {"buckets": buckets, "transfer_s": self._typical_s(chosen)},
         )
 
     def _repeated(self) -> _Pattern | None:
-        """Gradients are reduced for each microbatch, though the sum would do."""
+        """Reductions of each microbatch's gradients, where one reduction of their sum is enough."""
         repeated = [
             offset + op for offset, ops, steps in self.programs for op in reduced_again(ops, steps)
         ]
@@ -210,15 +211,16 @@ class _Arranged:
         n = len(repeated) // self.graph.n_variants
         return _Pattern(
             "reduced-each-microbatch",
-            f"gradients are reduced for each microbatch: without the {count(n, 'reduction')} "
-            f"before the last microbatch's a step would take {seconds(float(saved_s.mean()))} less",
+            "gradients are reduced for each microbatch: a step without the "
+            f"{count(n, 'reduction')} before the last microbatch's would take "
+            f"{seconds(float(saved_s.mean()))} less",
             saved_s,
             {"reductions": n, "transfer_s": self._typical_s(chosen)},
         )
 
 
 def _followers(ops: ReplicaOps, steps: list[int]) -> Iterator[tuple[int, int]]:
-    """Gathers with the gather before, where both are for one pass."""
+    """Pairs of a gather and the gather before it, where both are for the same pass."""
     passes = needed_by(ops, steps)
     before: int | None = None
     for step in steps:

@@ -1,8 +1,9 @@
 """Computes as they would run if the members of each group shared the work evenly.
 
-Of one compute nobody can tell a member's share from its noise. Computes beside the exchange have no
-uneven share: they show how much members differ anyway, by their machines and by chance. A balanced
-compute has the mean work of its group, and its members differ as those of one beside it do.
+In a single compute, a member's uneven share cannot be told from noise. Computes that do not depend
+on the exchange have no uneven share. They show how much members differ anyway, through their
+machines and by chance. A balanced compute takes the mean time of its group, and its members differ
+as in one of those other computes.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _TINY_S = 1e-9  # durations of 0 have no logarithm
 def balanced_s(uneven_s: Array, beside_s: Array, sets: Ints) -> Array:
     """[op, step, replica] seconds of computes if the members of each group shared them evenly.
 
-    Each takes the pattern of one compute beside it. Where these are fewer, it takes one of a later
-    step, so that no two vary alike. Pauses are known to be pauses, and stay, where computes beside
-    the exchange have some, too; else they are taken for shares.
+    Each balanced compute takes the relative times of one compute of ``beside_s``. Where these are
+    fewer, they are used again, shifted by a step, so that no two computes vary alike. Long outliers
+    stay as pauses if computes of ``beside_s`` pause, too. Otherwise they count as uneven shares.
 
     Args:
         uneven_s: [op, step, replica] seconds of the computes.
-        beside_s: [op, step, replica] those of computes of the same stage and direction that are
-            not shared unevenly; at least one.
+        beside_s: [op, step, replica] seconds of evenly shared computes of the same stage and
+            direction; at least one compute.
         sets: [replica] number of its group.
     """
     beside_pause_s = _pauses_s(beside_s, sets)
@@ -44,7 +45,7 @@ def balanced_s(uneven_s: Array, beside_s: Array, sets: Ints) -> Array:
 
 
 def _pauses_s(values: Array, sets: Ints) -> Array:
-    """[op, step, replica] seconds that a compute pauses, like those of garbage collections."""
+    """[op, step, replica] seconds of a compute's pause, by the thresholds of garbage collection."""
     usual = _group_medians(values, sets)
     relative = _over(values, usual)
     lasting = np.median(relative, axis=(0, 1))
@@ -55,7 +56,7 @@ def _pauses_s(values: Array, sets: Ints) -> Array:
 
 
 def _noise(values: Array, sets: Ints) -> float:
-    """Robust standard deviation of the logarithm of computes, beside what lasts on a member."""
+    """Robust standard deviation of the logarithms, without each member's lasting part."""
     log = np.log(np.maximum(values, _TINY_S))
     apart = log - group_means(log, sets)
     apart -= np.median(apart, axis=(0, 1))
@@ -65,7 +66,7 @@ def _noise(values: Array, sets: Ints) -> float:
 
 
 def _over(values: Array, usual: Array) -> Array:
-    """Their ratio; 1 where there is nothing to compare with."""
+    """``values / usual``; 1 where ``usual`` is 0."""
     return np.divide(values, usual, out=np.ones_like(values), where=usual > 0)
 
 
@@ -79,7 +80,7 @@ def group_means(values: Array, sets: Ints) -> Array:
 
 
 def _group_medians(values: Array, sets: Ints) -> Array:
-    """[..., replica] the lower median over each group; of two values the smaller has no pause."""
+    """[..., replica] the lower median over each group: the smaller of two values has no pause."""
     medians = np.empty_like(values)
     for number in np.unique(sets).tolist():
         met = np.flatnonzero(sets == number)

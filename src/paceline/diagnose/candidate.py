@@ -1,4 +1,4 @@
-"""Candidate: a cause that a detector sees; whether it matters is for the simulation to say."""
+"""Candidate: a cause that a detector sees. The simulation decides later whether it matters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Candidate:
     Attributes:
         cause, text, where, evidence, ambiguous: as in :class:`paceline.diagnose.finding.Finding`.
         effect: what the cause does to durations.
-        chance: bound on the chance that noise alone shows the pattern somewhere in the job.
-        alternative: the cause that it may be instead, where ``ambiguous`` names one.
+        chance: upper bound on the chance that noise alone shows the pattern somewhere in the job.
+        alternative: the other possible cause, where ``ambiguous`` names one.
     """
 
     cause: str

@@ -1,10 +1,10 @@
 """Communication that a step waits for, and communication that hides behind computes.
 
 A part is a unit (FSDP) or a bucket (DDP) of one kind of collective on one stage. Its *exposed*
-seconds are what the simulated step would shrink by if its transfers took 0 s; the rest is hidden.
-Exposed seconds of several parts do not add up: where two run side by side, neither shortens the
-step alone. *Waited* seconds do add up. They are the time in which programs stand waiting for the
-part, for its transfer or for peers that come late to it.
+seconds are the time that the simulated step would lose if the part's transfers took 0 s. The rest
+of its transfer time is hidden. Exposed seconds of several parts do not add up: where two run side
+by side, neither shortens the step alone. *Waited* seconds do add up. A program waits for the part's
+transfer or for peers that join it late.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from paceline.trace.kinds import DP_KINDS, LOCAL_KINDS, PEER_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Op x lane x rule that one analysis simulates at most, about a second; of longer jobs fewer steps.
+#: Most values (op x lane x rule) that one analysis simulates, about one second of work. A longer
+#: job is simulated in fewer steps.
 MAX_VALUES = 250_000_000
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """One part's seconds per step, means over the steps looked at.
+    """One part's seconds per step, means over the simulated steps.
 
     Attributes:
         kind: label of the collective.
         stage: pipeline stage.
-        chunk: model chunk, -1 = not told.
+        chunk: model chunk, -1 = unknown.
         part: unit or bucket; None = all of the kind on the stage.
         count: collectives per step.
         transfer_s: transfer time of the slowest member, summed over the collectives.
-        exposed_s: what the step would shrink by if the transfers took 0 s.
-        waited_s: time in which a worker's program stands waiting for them, mean over the workers.
+        exposed_s: time that the step would lose if the transfers took 0 s.
+        waited_s: time that a worker's program waits for them, mean over the workers.
     """
 
     kind: str
@@ -56,7 +57,7 @@ class Exposure:
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of the transfers that do not lengthen the step."""
+        """Transfer seconds that do not lengthen the step."""
         return max(0.0, self.transfer_s - self.exposed_s)
 
 
@@ -65,11 +66,11 @@ class Communication:
     """Exposed and hidden communication of a job whose programs are recorded.
 
     Attributes:
-        step_s: simulated step, mean over the steps looked at.
-        exposed_s: the seconds it would shrink by if no collective took any time.
-        by_kind: of each kind and stage.
-        by_part: of each unit and bucket.
-        findings: the arrangement of the job's communication, by cost; no stragglers.
+        step_s: simulated step time, mean over the simulated steps.
+        exposed_s: seconds that the step would lose if all collectives took 0 s.
+        by_kind: exposure of each kind on each stage.
+        by_part: exposure of each unit and bucket.
+        findings: findings about the arrangement of the communication, by cost; no stragglers.
     """
 
     step_s: float
@@ -80,7 +81,7 @@ class Communication:
 
 
 class Simulated:
-    """The steps that are looked at, and what they would take without some transfers."""
+    """The steps to simulate, and their times without some of the transfers."""
 
     def __init__(self, measured: Measured, n_rules: int) -> None:
         n_ops, n_dp = measured.graph.n_ops, measured.graph.n_dp
@@ -94,7 +95,7 @@ class Simulated:
         self.step_s = self.of([np.empty(0, dtype=np.int64)])[0]
 
     def of(self, vanishing: Sequence[Ints]) -> Array:
-        """[set, step] seconds of the steps if the ops of a set took 0 s."""
+        """[set, step] step times if the ops of a set took 0 s."""
         keep = np.ones((len(vanishing), self.graph.n_ops), dtype=bool)
         for rule, ops in enumerate(vanishing):
             keep[rule, ops] = False
@@ -103,13 +104,13 @@ class Simulated:
         return step_times(self.durations, rules, lanes).reshape(len(vanishing), -1)
 
     def with_durations(self, durations: Durations) -> Array:
-        """[step] seconds of the steps with other durations."""
+        """[step] step times with other durations."""
         lanes = all_lanes(self.graph, len(self.index))
         return step_times(durations, Rules.own(self.graph), lanes)
 
 
 def exposures(measured: Measured, simulated: Simulated, waits: Waits) -> Communication:
-    """The table: what each part exposes, hides and is waited for."""
+    """The exposed, hidden and waited seconds of each part."""
     graph = measured.graph
     parts, kinds = parts_of(graph), kinds_of(graph)
     everything = np.concatenate(list(kinds.values()))
@@ -174,12 +175,13 @@ def _transfers(durations: Durations) -> Array:
 
 @dataclass(frozen=True)
 class Waits:
-    """How long each worker's program stands waiting for each op.
+    """Seconds that each worker's program waits for each op.
 
     Attributes:
         graph: the ops.
-        seconds: of each op, summed over its variant's replicas, mean over the steps.
-        start, end: of every op as simulated.
+        seconds: seconds waited for each op, summed over its variant's replicas, mean over the
+            steps.
+        start, end: simulated start and end of every op.
     """
 
     graph: StepGraph
@@ -189,7 +191,7 @@ class Waits:
 
     @classmethod
     def of(cls, programs: Sequence[ReplicaOps], durations: Durations) -> Waits:
-        """Those of simulated steps, without launch delays."""
+        """The waits in a simulation of the steps without launch delays."""
         graph, line = durations.graph, timeline(durations)
         seconds = np.zeros(graph.n_ops)
         for v, ops in enumerate(programs):
@@ -205,9 +207,9 @@ class Waits:
 
 
 def _stood(ops: ReplicaOps, stage: int, end: Array) -> Mapping[int, Array]:
-    """Op -> [step, dp] seconds for which the program stands waiting for it.
+    """Op -> [step, dp] seconds that the program waits for it.
 
-    It waits from the end of its last compute, or of its wait before, to the op's end.
+    A wait lasts from the end of the last compute, or of the previous wait, to the op's end.
     """
     free = np.zeros(end.shape[1:])
     local = np.isin(ops.kind, [int(kind) for kind in LOCAL_KINDS]).tolist()

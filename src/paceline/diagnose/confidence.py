@@ -1,10 +1,10 @@
-"""How likely a finding is true: what the steps say, and how far the model can be trusted.
+"""Confidence of findings: agreement of the steps, and trust in the model of the trace.
 
-That resamples of the steps agree says nothing of a model that is wrong in all of them. So the share
-that agrees is multiplied by what else is known. That is the chance that noise shows such a pattern
-somewhere, and how well the simulation reproduces the trace. Also by how few steps there are, and
-whether another reading fits as well. Calibrated on jobs of another generator and on real ones
-(benchmarks/truth.py): of findings with 90% or more, at least 90% are true.
+Resamples of the steps can agree although the model is wrong in all of them. So the share that
+agrees is multiplied by further factors. They are the chance that noise shows the pattern, the error
+of the simulation, the number of steps, and whether another explanation fits equally well. The
+factors were calibrated on synthetic and real jobs (benchmarks/truth.py): of findings with at least
+90% confidence, at least 90% are true.
 """
 
 from __future__ import annotations
@@ -16,40 +16,42 @@ from paceline.graph import Measured
 from paceline.trace.kinds import DP_KINDS, P2P_KINDS
 from paceline.whatif import WhatIf
 
-#: A finding of few steps is trusted less: number of steps -> factor.
+#: Number of steps -> factor. Findings of few steps are less certain.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
-#: A pattern of all n steps is in the next one with a chance of (n + 1) / (n + 2) (Laplace's rule of
-#: succession). It lowers groups under this number of steps. Others on a network or a host slow
-#: it for seconds at a time, and few steps may all lie in such a time. (Links are told by many
-#: transfers a step, and groups of whole passes are calibrated without.)
+#: Below this number of steps, Laplace's rule of succession lowers the confidence of slow groups: a
+#: pattern of all n steps returns in the next with a chance of (n + 1) / (n + 2). Other jobs slow a
+#: network or a host for some seconds, and a short trace may lie within such a time. Links need no
+#: such factor: each step has many of their transfers. Neither do traces without programs: they were
+#: calibrated without it.
 SUCCESSION_BELOW = 10
 
-#: Factor where another reading fits as well.
+#: Factor where another explanation fits equally well.
 AMBIGUOUS_FACTOR = 0.6
 
-#: The replay misses the trace where times contradict each other. Each share of the step that it is
-#: off costs this many times as much confidence, down to WORST.
+#: An error of the replay, as a share of the step, costs MISFIT_COST times that share of confidence.
+#: The factor is at least WORST. The replay differs from the trace where times contradict each
+#: other.
 MISFIT_COST, WORST = 5.0, 0.3
 
-#: Factor where much time passes between operations, and the paper would drop the trace.
+#: Factor for traces with long gaps between operations, which the what-if paper would discard.
 DOUBTFUL_FACTOR = 0.8
 
-#: Causes that rest on comparing the clocks of several workers.
+#: Causes whose evidence compares clocks of several workers.
 CLOCK_CAUSES = ("link", "dp-network")
 
-#: Causes that rest on what groups take in a step.
+#: Causes whose evidence is the time of groups in a step.
 GROUP_CAUSES = ("dp-network", "peer-network")
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the model of a trace can be trusted.
+    """Properties of a trace that decide how far its model can be trusted.
 
     Attributes:
         misfit: share of the step by which simulation and trace contradict each other.
-        doubtful: whether much time passes between operations.
-        clock_doubt_s: seconds by which times of different workers may disagree.
+        doubtful: whether gaps between operations are long.
+        clock_doubt_s: seconds by which clocks of different workers may disagree.
         transfer_s: mean seconds of transfers of a worker in a step.
         n_steps: steps analysed.
         programmed: whether programs are recorded.
@@ -64,7 +66,7 @@ class Trust:
 
     @classmethod
     def of(cls, measured: Measured, result: WhatIf) -> Trust:
-        """The trust that a trace deserves."""
+        """The trust in the model of a job."""
         # Launch delays only add time: a simulation without them that is slower is wrong.
         too_slow = max(0.0, float(result.simulated_s.mean() / result.traced_s.mean()) - 1)
         return cls(
@@ -77,11 +79,11 @@ class Trust:
         )
 
     def confidence(self, candidate: Candidate, agreeing: float) -> float:
-        """How likely a finding is true.
+        """Probability that a finding is true.
 
         Args:
             candidate: the finding's pattern.
-            agreeing: share of the resamples of the steps in which it persists.
+            agreeing: share of the resamples of the steps that show the finding.
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
         few = self.programmed and self.n_steps < SUCCESSION_BELOW

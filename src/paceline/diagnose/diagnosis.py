@@ -1,4 +1,4 @@
-"""The diagnosis: detect causes, simulate what each costs, say how sure."""
+"""The diagnosis: detect causes, simulate the cost of each, estimate the confidence."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_sc
 
 Array = npt.NDArray[np.float64]
 
-#: A cause is reported if it costs this share of the step and of T - T_ideal; less is noise.
+#: A cause is reported if it costs at least these shares of the step and of T - T_ideal. Less is
+#: noise.
 MIN_OF_STEP, MIN_SHARE = 0.005, 0.05
 
-#: Causes are looked for above this slowdown, in healthy jobs too: what repeats is worth naming.
+#: Causes are detected from this slowdown on, in healthy jobs, too: a repeated pattern is worth
+#: naming.
 MIN_SLOWDOWN = 1.005
 
-#: Resamples that lose less than this share of the usual gap say nothing of shares.
+#: A resample whose gap is below this share of the usual gap is left out: its shares are unstable.
 MIN_GAP = 0.1
 
 RESAMPLES = 500
@@ -47,7 +49,7 @@ INTERVAL = (5, 95)
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a job is slow.
+    """Findings of a job, with the interval of its slowdown.
 
     Attributes:
         findings: causes inside S by share, largest first (``unexplained`` among them), then those
@@ -65,7 +67,7 @@ def diagnose(
     hosts: Mapping[tuple[int, int], tuple[str, str]] = NO_HOSTS,
     seqlens: SeqLens | None = None,
 ) -> Diagnosis:
-    """Find the causes of a job's slowness and what each costs.
+    """Find the causes of a job's slowness and the cost of each.
 
     Args:
         measured: the graph and durations of the trace.
@@ -89,7 +91,7 @@ def diagnose(
 def _with_lengths(
     measured: Measured, seqlens: SeqLens | None, findings: list[Finding]
 ) -> list[Finding]:
-    """The findings, with the cost of microbatches fitted to their lengths in the evidence."""
+    """The findings; their evidence gains the fit of microbatch costs to sequence lengths."""
     if seqlens is None:
         return findings
     fit = fit_computes(measured.durations)
@@ -133,7 +135,7 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
     gap = result.simulated_s - result.ideal_s  # [step]
     worthy = _worth_it(savings, len(candidates), t)
     cost, error = savings.shapley(worthy)
-    while len(worthy) > 1:  # what turns out to explain nothing must not take from the others
+    while len(worthy) > 1:  # small causes would take shares from the others
         small = cost.mean(axis=1) < max(MIN_OF_STEP * t, MIN_SHARE * float(gap.mean()))
         if not small.any():
             break
@@ -148,7 +150,7 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
             explained += seconds
     if findings or result.straggling:
         rest = gap - explained
-        if result.lasting is not None:  # what passes is no straggler: a row of the waterfall
+        if result.lasting is not None:  # passing variation is a row of the waterfall
             rest -= np.clip(gap - result.ideal_s * (result.lasting.slowdown - 1), 0.0, rest.clip(0))
         findings.append(judge.finding(UNEXPLAINED, rest, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0))
@@ -169,8 +171,8 @@ def _of_hardware(
 def _of_links(durations: Durations, ideal: Array) -> Candidate | None:
     """Slow links, or the slow NIC where all of them are its links.
 
-    A NIC slows half of a link's messages, those of one direction. The link's median is then one of
-    a slow or of a usual message, by chance.
+    A slow NIC slows only one direction of a link, half of its messages. The link's median is then a
+    slow or a usual message by chance.
     """
     links, nic = link_cause(durations, ideal), nic_cause(durations, ideal)
     if links is None or nic is None:
@@ -191,7 +193,7 @@ UNEXPLAINED = Candidate(
 
 @dataclass(frozen=True)
 class _Judge:
-    """Turns what a cause costs into a finding."""
+    """Makes findings of candidates and their costs."""
 
     result: WhatIf
     gap: Array  # [step] T - T_ideal
@@ -203,7 +205,7 @@ class _Judge:
         gap = float(self.gap.mean())
         costs, gaps = self.resamples @ cost, self.resamples @ self.gap
         of_step = costs / (self.resamples @ self.result.traced_s)
-        # Both are of the same resample: steps without the cause have less to explain.
+        # Cost and gap come from the same resample: steps without the cause have a smaller gap.
         shares = costs[gaps > MIN_GAP * gap] / gaps[gaps > MIN_GAP * gap]
         low, high = (float(x) for x in np.percentile(shares, INTERVAL))
         persists = (costs / gap >= MIN_SHARE) & (of_step >= MIN_OF_STEP)
@@ -229,7 +231,7 @@ class _Judge:
 def _with_metrics(
     candidate: Candidate, durations: Durations, ideal: Array, result: WhatIf
 ) -> Candidate:
-    """The candidate with the paper's own measures: S_w and M_W of workers, M of any stage."""
+    """The candidate with the what-if paper's measures: S_w and M_W of workers, M of a stage."""
     metrics: dict[str, float | None] = {}
     if candidate.cause == "worker":
         dp, pp = candidate.where["workers"][0]
@@ -245,7 +247,7 @@ def _with_metrics(
 
 
 def _worth_it(savings: Savings, n: int, t: float) -> list[int]:
-    """Candidates that save something, removed first or last."""
+    """Indices of candidates whose removal saves time, as the first or as the last one removed."""
     everything = frozenset(range(n))
     worthy = []
     for cause in range(n):

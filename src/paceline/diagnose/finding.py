@@ -1,4 +1,4 @@
-"""Finding: one cause, where it is, what shows it, how much it costs, how sure."""
+"""Finding: one cause with its place, evidence, cost and confidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Causes inside S, then those outside it.
+#: Causes inside S, then causes outside it.
 CAUSES = (
     "worker",
     "stage-imbalance",
@@ -34,15 +34,15 @@ class Finding:
         id: short name, unique in a diagnosis.
         cause: one of :data:`CAUSES`.
         text: the finding in one sentence.
-        share: share of T - T_ideal it explains; None outside S. May be negative.
+        share: share of T - T_ideal that the cause explains; None outside S. May be negative.
         share_of_step: share of the actual step time.
         interval: 90% bootstrap interval of ``share`` (of ``share_of_step`` outside S).
-        confidence: how likely the finding is true (:mod:`paceline.diagnose.confidence`).
+        confidence: probability that the finding is true (:mod:`paceline.diagnose.confidence`).
         where: ``workers`` [[dp, pp], ...], ``stage``, ``link`` [[dp, pp], [dp, pp]] or ``group``.
-        evidence: the numbers that show it, with thresholds and their sources.
-        ambiguous: what else it may be, if that cannot be told apart.
-        alternative: the cause that it would be then, where it has a name.
-        cost_s: [step] seconds that it costs; None outside S. Not in JSON.
+        evidence: the numbers behind the finding, with thresholds and their sources.
+        ambiguous: another explanation that fits equally well; empty if there is none.
+        alternative: the cause of that explanation, if it has a name.
+        cost_s: [step] seconds that the cause costs; None outside S. Not in JSON.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Finding:
     cost_s: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The finding as JSON holds it."""
+        """The finding in the form of the JSON output."""
         mapping: dict[str, Any] = {
             "id": self.id,
             "cause": self.cause,
@@ -78,5 +78,5 @@ class Finding:
         return mapping
 
 
-#: For findings that are nowhere in particular.
+#: The place of findings that concern the whole job.
 NOWHERE: Mapping[str, Any] = {}

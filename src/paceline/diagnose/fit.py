@@ -1,7 +1,7 @@
 """Take compute durations apart: kind x place x worker x microbatch x residual, plus pauses.
 
-All in logarithms and with medians, so that one slow worker, a few pauses or a long sequence do not
-leak into the other factors.
+The fit uses logarithms and medians, so one slow worker, a few pauses or a long sequence do not
+distort the other factors.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from paceline.graph.computes import KINDS, computes_of, whole_passes
 
 Array = npt.NDArray[np.float64]
 
-#: A whole replica counts as slower only if its level stands out by this many standard errors, and
-#: by this much. Else the difference is that of its microbatches.
+#: A whole replica counts as slower only if its level exceeds both: LEVEL_ERRORS standard errors and
+#: MIN_LEVEL. Otherwise its microbatches explain the difference.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
 
-#: Standard errors from which on a level that does not count may still be the replica's.
+#: From this many standard errors on, a level below LEVEL_ERRORS is in doubt: replica or
+#: microbatches.
 DOUBT_ERRORS = 2.0
 
-#: A compute is paused if it exceeds its fit by these robust standard deviations of the residual,
-#: by this share, and by these seconds. (Collections take tens to hundreds of ms: paper, 5.4.)
+#: A compute is paused if it exceeds its fit by all three: robust standard deviations of the
+#: residual, share, seconds. (Garbage collections take tens to hundreds of ms: what-if paper, 5.4.)
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
-#: With fewer steps than this, microbatches show how sure a worker's factor is.
+#: With fewer steps, the standard error of a worker's factor comes from its microbatches.
 MIN_STEPS = 4
 
-#: Microbatches that differ less than this (90% quantile of the logarithm) give no slope.
+#: Below this difference of microbatches (90% quantile of the logarithm) no slope is fitted.
 MIN_SPREAD = 0.05
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
@@ -54,9 +55,10 @@ class VariantFit:
 
     Attributes:
         ops: [kind, place, microbatch] compute ops, counted from the variant's first.
-        micro: [microbatch, step, dp] logarithm of the cost of a microbatch, the same on all stages,
-            forward and backward.
-        residual: [kind, place, microbatch, step, dp] logarithm of what the factors leave.
+        micro: [microbatch, step, dp] logarithm of a microbatch's cost, the same for all stages and
+            both directions.
+        residual: [kind, place, microbatch, step, dp] logarithm of the part that the factors do not
+            explain.
     """
 
     ops: npt.NDArray[np.int64]
@@ -69,19 +71,20 @@ class Fit:
     """Factors of all computes of a job; logarithms, 0 = typical.
 
     Attributes:
-        place: [kind, place] of a (stage, chunk); a place is stage * chunks + chunk.
-        slope: [kind, place] how strongly a microbatch's cost shows in the place (a loss layer,
-            whose cost depends on the tokens only, dilutes it). It is 1 where microbatches hardly
-            differ.
+        place: [kind, place] typical time of a (stage, chunk); a place is stage * chunks + chunk.
+        slope: [kind, place] how strongly a microbatch's cost shows in the place. A loss layer
+            dilutes it, for its cost depends on the tokens only. The slope is 1 where microbatches
+            hardly differ.
         stage_of_place: [place].
-        level: [dp] of a whole replica, 0 where it may be that of its microbatches.
-        level_seen: [dp] the same before that is decided.
+        level: [dp] level of a whole replica, 0 where its microbatches may explain it.
+        level_seen: [dp] the measured level, before that decision.
         level_error: [dp] its standard error.
-        worker: [kind, stage, dp] of a worker beside its replica's level.
-        worker_error: [stage, dp] standard error of worker and replica together, from how much they
-            differ between steps; of few steps, between microbatches.
-        mostly_slow: stages most of whose workers are slower than a few that agree with the other
-            stages; ``REPLICAS``: most replicas are slower than a few.
+        worker: [kind, stage, dp] factor of a worker beside its replica's level.
+        worker_error: [stage, dp] standard error of worker and replica together, from their
+            differences between steps. With few steps it comes from the differences between
+            microbatches.
+        mostly_slow: stages where most workers are slow and the few fast ones agree with the other
+            stages. ``REPLICAS`` among them: most replicas are slower than a few.
         variants: microbatch factors and residuals, per replica structure.
         sigma: [kind] robust standard deviation of the residuals.
     """
@@ -105,7 +108,7 @@ class Fit:
 
     @property
     def level_in_doubt(self) -> Array:
-        """[dp] levels that may be the replica's or its microbatches'; 0 where there is no doubt."""
+        """[dp] levels that the replica or its microbatches explain; 0 where there is no doubt."""
         least = np.maximum(MIN_LEVEL, DOUBT_ERRORS * self.level_error)
         in_doubt = (self.level == 0) & (np.abs(self.level_seen) >= least)
         doubt: Array = np.where(in_doubt, self.level_seen, 0.0)
@@ -139,7 +142,8 @@ def _fit(measured: Durations) -> Fit:
     apart = _take_apart(table, nothing, level_seen)
     slow = np.abs(apart.worker.mean(axis=0)) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * apart.error)
     if slow.any() and len(stage_of_place) > 1:
-        # A slow worker lifts the median over few places; its replica's others seemed slow, too.
+        # A slow worker raises its replica's median over few places. The replica's other workers
+        # then seem slow, too.
         known = np.where(slow, apart.worker, 0.0)
         level_seen = levels(by_replica - known[:, stage_of_place], place, stage_of_place)
         apart = _take_apart(table, known, level_seen)
@@ -161,9 +165,9 @@ def _fit(measured: Durations) -> Fit:
 
 @dataclass(frozen=True)
 class _Table:
-    """Per variant: logarithms of seconds, less those of the typical op at the place.
+    """Per variant: logarithms of seconds, minus the logarithm of the typical op at the place.
 
-    ``counted`` [kind, place]: those that take long enough to show levels.
+    ``counted`` [kind, place]: computes that are long enough to show levels.
     """
 
     graph: StepGraph
@@ -182,7 +186,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Apart:
-    """Its factors, as in :class:`Fit`; ``error`` is without that of levels."""
+    """Factors of a table, as in :class:`Fit`; ``error`` excludes the error of levels."""
 
     level: Array
     level_error: Array
@@ -194,7 +198,7 @@ class _Apart:
 
 
 def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
-    """Replicas, microbatches and workers in turn; ``slow`` [kind, stage, dp] is known before."""
+    """Fit replicas, microbatches, then workers; ``slow`` [kind, stage, dp] is known slowness."""
     graph, stage_of_place = table.graph, table.stage_of_place
     cleared = table.logs
     if slow.any():
@@ -205,7 +209,7 @@ def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
     micro = [lower_median(table.shown(log)) for log in cleared]
     level, level_error = _levels(graph, micro, level_seen)
     if table.counted.sum() == 1:
-        # With one long compute a microbatch, its cost cannot be told from a pause.
+        # With one long compute per microbatch, a costly microbatch looks like a pause.
         micro = [
             np.broadcast_to(level_seen[d], m.shape).copy()
             for m, d in zip(micro, graph.variant_dps, strict=True)
@@ -225,11 +229,11 @@ def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
 def _sigma(residual: list[Array]) -> Array:
     """[kind] robust standard deviation of the residuals.
 
-    Of each microbatch's computes one, the median, has none; it says nothing of the others.
+    The median of each microbatch's computes has a residual of 0, which is left out.
     """
     n = residual[0].shape[0] * residual[0].shape[1]
     sizes = [np.abs(of_variant) for of_variant in residual]
-    if n == len(KINDS):  # what one of the two has over the other
+    if n == len(KINDS):  # the difference of the two
         apart = np.median(np.concatenate([size.sum(axis=0).ravel() for size in sizes]))
         return np.full(len(KINDS), robust.SIGMA_OF_MAD * apart)
     middle = 0.5 + 0.5 / n
@@ -238,7 +242,7 @@ def _sigma(residual: list[Array]) -> Array:
 
 
 def _noise_of_median(graph: StepGraph, residual: list[Array], sigma: Array) -> Array:
-    """[stage, dp] standard error that the noise of computes alone leaves to a worker's median."""
+    """[stage, dp] standard error of a worker's median from the noise of computes alone."""
     error = np.zeros((graph.n_pp, graph.n_dp))
     for of_variant, dps in zip(residual, graph.variant_dps, strict=True):
         n = of_variant[0, :, :, :, 0].size // graph.n_pp  # of a kind on a stage
@@ -247,18 +251,18 @@ def _noise_of_median(graph: StepGraph, residual: list[Array], sigma: Array) -> A
 
 
 def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Array, Array]:
-    """[dp] how much slower whole replicas are, where that stands out of their microbatches.
+    """[dp] levels of replicas where they exceed the noise of their microbatches, and their errors.
 
-    And its standard error. The costs of microbatches get the levels ``level_seen``: the lower
-    median of few noisy places, one of them slow, lies too high.
+    The costs in ``micro`` are shifted to the levels ``level_seen``. Their own level is the lower
+    median of few noisy places and too high if one of them is slow.
     """
     error = np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         flat = cost.reshape(-1, len(dps))
         cost += level_seen[dps] - np.median(flat, axis=0)
         by_step = np.median(cost, axis=0)  # [step, dp]
-        # Microbatches come from the same data: a replica whose few happen to lie close together is
-        # no surer than the others.
+        # All replicas draw microbatches from the same data. A replica whose few microbatches are
+        # alike by chance has no smaller error than the others.
         of_all = robust.wide_spread(flat - np.median(flat, axis=0))
         pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
         own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
@@ -269,7 +273,7 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
 
 
 def _slopes(logs: list[Array], micro: list[Array]) -> Array:
-    """[kind, place] slope of the logarithms over those of the microbatches' costs."""
+    """[kind, place] slope of the logarithms of times over the logarithms of microbatches' costs."""
     cost = np.concatenate([of_variant.ravel() for of_variant in micro])
     spread = float(np.quantile(np.abs(cost), 0.9))
     slope = np.ones(logs[0].shape[:2])
@@ -277,7 +281,7 @@ def _slopes(logs: list[Array], micro: list[Array]) -> Array:
         return slope
     for k, p in np.ndindex(*slope.shape):
         values = np.concatenate([log[k, p].ravel() for log in logs])
-        # The slow and the paused stand outside; the rest is symmetric about the line.
+        # Slow and paused computes lie outside; the rest is symmetric about the line.
         far = np.abs(values - cost)
         inside = (far <= 3 * np.median(far)) & (np.abs(cost) <= 3 * spread)
         slope[k, p] = (values[inside] @ cost[inside]) / max(cost[inside] @ cost[inside], 1e-12)
@@ -291,9 +295,9 @@ def _workers(
     stage_of_place: npt.NDArray[np.int64],
     mostly_slow: Collection[int],
 ) -> tuple[Array, Array]:
-    """[kind, stage, dp] median over the worker's ops, against the typical worker of its stage.
+    """[kind, stage, dp] median of the worker's ops beside its stage's typical worker.
 
-    And [stage, dp] its standard error.
+    The second value is its standard error [stage, dp].
     """
     worker = np.zeros((len(KINDS), graph.n_pp, graph.n_dp))
     error = np.zeros((graph.n_pp, graph.n_dp))
@@ -326,7 +330,7 @@ def pauses(durations: Durations, fit: Fit, kind: int, least: float | None = None
         durations: as measured.
         fit: of these durations.
         kind: index into ``KINDS``: 0 forward, 1 backward.
-        least: residual (logarithm) above which a compute is paused; None: that of its kind.
+        least: residual (logarithm) above which a compute is paused; None: the kind's threshold.
     """
     least = float(pause_residual(fit)[kind]) if least is None else least
     passes = whole_passes(durations)

@@ -1,4 +1,4 @@
-"""Garbage collection: forwards that pause, here and there (what-if paper, 5.4)."""
+"""Garbage collection: forwards that pause at irregular places (what-if paper, 5.4)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paceline.graph import Durations
 
 Array = npt.NDArray[np.float64]
 
-#: Fewer pauses than this in the whole trace, or not this many times as often in forwards as in
-#: backwards, are no garbage collection. Only forwards are launched from Python.
+#: Garbage collection needs at least MIN_PAUSES pauses in the trace. Forwards must pause
+#: FORWARD_TO_BACKWARD times as often as backwards, for only forwards are launched from Python.
 MIN_PAUSES, FORWARD_TO_BACKWARD = 3, 3.0
 
-#: ... nor is it where pauses that hit either direction alike are so uneven in this share of jobs.
+#: Largest chance that pauses which hit both directions equally often show such an imbalance.
 MAX_CHANCE = 0.05
 
-#: Pauses of which this share hits one microbatch of all follow the work, not the collector.
+#: If one microbatch has more than this share of MANY_PAUSES or more pauses, its work causes them.
 SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
 
-#: From here on a bound on the binomial chance is as good as the chance.
+#: From this number of trials on, a bound replaces the exact binomial chance.
 MANY_TRIALS = 200
 
 _ONE_WORKER = (
@@ -35,7 +35,7 @@ _ONE_WORKER = (
 )
 
 _SHORT = (
-    "pauses this short do not show in backwards, which take longer: something else may pause both"
+    "such short pauses do not show in backwards, which take longer: another cause may pause both"
 )
 
 
@@ -45,7 +45,8 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     n_forward, n_backward = _count(forward), _count(backward)
     if n_forward < MIN_PAUSES or n_forward < FORWARD_TO_BACKWARD * n_backward:
         return None
-    # Forwards vary less than backwards, or take less time: count what would show in both.
+    # Forwards may vary less or be shorter than backwards: count only pauses that would show in
+    # both.
     least = float(pause_residual(fit).max())
     chance = _chance(*(_count(pauses(durations, fit, k, least)) for k in (0, 1)))
     if chance > MAX_CHANCE:
@@ -83,12 +84,12 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
 
 
 def _count(excess: Sequence[Array], least_s: float = 0.0) -> int:
-    """How many computes pause longer than that."""
+    """Number of computes that pause longer than ``least_s``."""
     return sum(int((seconds > least_s).sum()) for seconds in excess)
 
 
 def _chance(n_forward: int, n_backward: int) -> float:
-    """The chance that as many pauses are forwards, were either way as likely."""
+    """Chance of at least ``n_forward`` forwards if both directions were equally likely."""
     n = n_forward + n_backward
     if n > MANY_TRIALS:
         return robust.chance_of_count(n_forward, n, 0.5)
@@ -96,7 +97,7 @@ def _chance(n_forward: int, n_backward: int) -> float:
 
 
 def _on_one_microbatch(excess: Sequence[Array]) -> float:
-    """Share of the pauses on the most paused microbatch; 0 where there are too few to say."""
+    """Share of pauses on the microbatch with most pauses; 0 for fewer than 4 microbatches."""
     n_microbatches = max(pauses_s.shape[1] for pauses_s in excess)
     counts = np.zeros(n_microbatches)
     for pauses_s in excess:
@@ -105,7 +106,7 @@ def _on_one_microbatch(excess: Sequence[Array]) -> float:
 
 
 def _growth(excess: Sequence[Array]) -> float:
-    """How much longer pauses become from the first step to the last: leaks make the heap grow."""
+    """Growth of pauses from the first step to the last: a leak makes the heap grow."""
     steps = [
         np.concatenate([p[:, :, s][p[:, :, s] > 0] for p in excess]) for s in range(_n(excess))
     ]

@@ -1,8 +1,7 @@
-"""Slow or flapping data-parallel groups, and members that end a collective late.
+"""Slow or flapping data-parallel groups, and group members that end a collective late.
 
-A group's time in a step is the median over its members, so that members that jitter each on their
-own are no slow group. Groups are compared with the groups of other stages, and with themselves over
-time.
+A group's time in a step is the median over its members. So jitter of single members makes no slow
+group. A group is compared with the groups of other stages, and with itself over time.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
 
-#: A group flaps if it is late in this many steps at least, and in this share of them.
+#: A group flaps if it is late in at least this number and this share of the steps.
 FLAP_STEPS, FLAP_SHARE = 2, 0.02
 
-#: A member is late if it ends this share of the group's time after the middle one, in the typical
-#: step. That must be this many standard errors beyond chance.
+#: In the typical step, a late member ends at least MEMBER_SHARE of the group's time after the
+#: median member. The delay must also exceed MEMBER_ERRORS standard errors.
 MEMBER_SHARE, MEMBER_ERRORS = 0.15, 6.0
 
-#: Late members are few; where more are late the group's members are simply unlike.
+#: Largest share of late members. Where more are late, the members simply differ.
 FEW_MEMBERS = 0.25
 
 MAX_LISTED = 256
 
-#: A group of several collectives a step is slow if noise puts as many of them above the usual time
-#: in under this share of jobs. At most ``MAX_EACH`` of them are looked at.
+#: A group with several collectives per step is slow if noise explains as many collectives above the
+#: usual time with less than this chance. At most ``MAX_EACH`` collectives are compared.
 MAX_CHANCE_OF_EACH, MAX_EACH = 0.05, 64
 
 
 @dataclass(frozen=True)
 class Group:
-    """One collective of a stage, or all of one kind among the same members (of programs).
+    """One collective of a stage; in programs, all collectives of one kind among the same members.
 
     Attributes:
-        kind, stage: which.
+        kind, stage: of its collectives.
         ops: members' ops, of all variants.
         times: [step, member] transfer times over the usual one of the kind.
         workers: [member] (dp, pp).
         usual_s: the usual time, seconds.
-        each: gives [collective, step] the middle member's time over the usual one of this
-            collective, of some of them; None where it is one.
+        each: gives [collective, step] the median member's time over the collective's usual time,
+            for up to ``MAX_EACH`` collectives. None for a single collective.
     """
 
     kind: OpKind
@@ -68,21 +67,21 @@ class Group:
 
     @cached_property
     def level(self) -> Array:
-        """[step] the middle member's time over the usual one."""
+        """[step] the median member's time over the usual time."""
         middle: Array = robust.median(self.times, axis=1)
         return middle
 
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """A group that is slow: always, or in some steps.
+    """A group that is slow in all steps or in some.
 
     Attributes:
-        group: which.
-        factor: its time over the usual one, in these steps.
-        steps: [step] those in which it is slow.
-        lasting: whether that is all of them.
-        chance: bound on the chance that noise shows its collectives as slow.
+        group: the slow group.
+        factor: its time over the usual time, in the slow steps.
+        steps: [step] whether the group is slow in the step.
+        lasting: whether it is slow in all steps.
+        chance: upper bound on the chance that noise shows its collectives as slow.
     """
 
     group: Group
@@ -118,8 +117,8 @@ def group_causes(
 def _groups(durations: Durations, ideal: Array) -> list[Group]:
     """Each collective of a stage; of programs, all collectives of a kind among the same members.
 
-    A program repeats a collective for each unit or bucket, all over the same connections: its
-    units are no other groups to compare it with.
+    A program repeats a collective for each unit or bucket over the same connections. So a group's
+    units cannot serve as other groups to compare it with.
     """
     graph = durations.graph
     collectives: dict[_Meeting, list[npt.NDArray[np.int64]]] = {}
@@ -153,7 +152,7 @@ def each_of(
     of_meeting: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64],
     own: npt.NDArray[np.int64],
 ) -> Callable[[], Array]:
-    """The function ``Group.each`` of the members ``own`` of some collectives."""
+    """The function for ``Group.each``: some collectives of the members ``own``."""
 
     def each() -> Array:
         few = of_meeting[:: -(-len(of_meeting) // MAX_EACH)]
@@ -172,7 +171,7 @@ def each_of(
 
 
 class _Meeting(NamedTuple):
-    """Traits that collectives of one group share; of whole passes each has its own number."""
+    """Key that the collectives of one group share; without programs each collective has its own."""
 
     kind: OpKind
     stage: int
@@ -182,7 +181,7 @@ class _Meeting(NamedTuple):
 
     @classmethod
     def of(cls, graph: StepGraph, members: npt.NDArray[np.int64], number: int) -> _Meeting:
-        """That of a collective with these ops, of all variants."""
+        """The group of a collective with these ops, of all variants."""
         first = int(members[0])
         workers = tuple(
             (int(dp), int(graph.pp[op]))
@@ -194,7 +193,7 @@ class _Meeting(NamedTuple):
 
 
 def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
-    """The slow groups, those that cost most first; none where most of a kind are slow alike."""
+    """The slow groups, the most costly first; none of a kind where most groups of it seem slow."""
     slow = []
     for kind in {group.kind for group in groups} - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
         of_kind = [group for group in groups if group.kind == kind]
@@ -210,12 +209,12 @@ def slow_groups(groups: Sequence[Group]) -> list[SlowGroup]:
 
 @dataclass(frozen=True)
 class _Others:
-    """The groups of a kind beside one of them.
+    """All groups of a kind, to compare one of them with the others.
 
     Attributes:
-        table: [group, step] levels of all groups, the one included.
+        table: [group, step] levels of all groups, including the compared one.
         typical: [group] medians over the steps.
-        one: the group that the others are beside.
+        one: index of the compared group.
     """
 
     table: Array
@@ -224,22 +223,22 @@ class _Others:
 
     @property
     def levels(self) -> Array:
-        """[other] median level over the steps."""
+        """[other] median levels of the other groups over the steps."""
         levels: Array = np.delete(self.typical, self.one)
         return levels
 
     def late_share(self, limit: float) -> float:
-        """The largest share of steps in which another one is above a limit."""
+        """The largest share of steps in which another group is above a limit."""
         shares = np.delete((self.table > limit).mean(axis=1), self.one)
         return float(shares.max(initial=0.0))
 
 
 def _judge(group: Group, others: _Others) -> SlowGroup | None:
-    """Whether a group is slow beside the others of its kind, or beside itself over time."""
+    """The slow group, if it is slow beside the others of its kind or beside itself over time."""
     levels = others.levels
     level = group.level
     usual = float(robust.median(levels)) if len(levels) else 1.0
-    if usual <= 0:  # most take no time at all: there is nothing to compare with
+    if usual <= 0:  # most groups take no time: no comparison
         return None
     factor = float(others.typical[others.one]) / max(usual, 1e-9)
     noise = np.array([robust.median_error(np.log(np.maximum(level, 1e-9)))])
@@ -259,7 +258,8 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
     two_apart = modes is not None and bool((modes.slow == late).all())
     rare = max(RARE_SHARE, others.late_share(LATE_TIMES * usual))
     chance = robust.chance_of_count(int(late.sum()), len(late), rare)
-    # Alone, a group shows no usual share of late steps: only a mode of their own does.
+    # Without other groups the usual share of late steps is unknown. Then the late steps must form a
+    # mode of their own.
     if not (two_apart or (len(levels) and chance < MAX_CHANCE)):
         return None
     chance = _chance_of_each(group, late, len(others.typical))
@@ -269,10 +269,11 @@ def _judge(group: Group, others: _Others) -> SlowGroup | None:
 
 
 def _chance_of_each(group: Group, steps: npt.NDArray[np.bool_], n_groups: int) -> float:
-    """Bound on the chance that noise alone puts as many collectives of some steps above the usual.
+    """Bound on the chance that noise alone lifts as many collectives above their usual times.
 
-    A slow network slows all of them. Of jitter, a few that took long may make the sum of a step
-    large, which few steps do not tell apart. Half of the collectives then are below the usual.
+    A slow network slows all collectives of a step. With jitter, a few long ones make the step's sum
+    large, but half of the collectives stay below their usual times. Sums of few steps do not show
+    the difference.
     """
     if group.each is None:
         return 0.0
@@ -308,14 +309,14 @@ def _of_groups(
 
 
 def _in_all(slow: Sequence[SlowGroup]) -> tuple[int, int] | None:
-    """The one worker that groups of unlike members share: its NIC, not their network, is slow."""
+    """The only worker that all slow groups share: its NIC, not their network, is slow."""
     members = {frozenset(entry.group.workers) for entry in slow}
     common = frozenset.intersection(*members)
     return next(iter(common)) if len(members) > 1 and len(common) == 1 else None
 
 
 def in_steps(worst: SlowGroup) -> str:
-    """`` in 3 of 20 steps``; empty where it is all of them."""
+    """`` in 3 of 20 steps``; empty for all steps."""
     return "" if worst.lasting else f" in {int(worst.steps.sum())} of {len(worst.steps)} steps"
 
 
@@ -354,7 +355,7 @@ def _ambiguity(worst: SlowGroup, one_of_several: bool) -> str:
 
 
 def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
-    """Time of the collectives of a slow group's members, were it like the others."""
+    """Times of a slow group's members if the group were like the others."""
     graph, level = durations.graph, entry.group.level
     over = np.full(len(level), entry.factor) if entry.lasting else level
     by_step = np.where(entry.steps, 1 / np.maximum(over, 1e-9), 1.0)
@@ -374,23 +375,24 @@ def healthy(durations: Durations, entry: SlowGroup) -> list[Scaled]:
 def _rows(
     durations: Durations, ops: npt.NDArray[np.int64]
 ) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """(variant, [op] counted from its first) of a group's members."""
+    """(variant, [op] counted from the variant's first) of a group's members."""
     graph = durations.graph
     variants = graph.variant[ops]
     return [(int(v), ops[variants == v] - int(graph.variant_ptr[v])) for v in np.unique(variants)]
 
 
 def _late_members(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
-    """(group, member, seconds) of members that end a collective after the others, worst first."""
+    """(group, member, seconds late) of members that end after the others, the worst first."""
     late = []
     for group in groups:
         n_steps, n_members = group.times.shape
         usual = float(robust.median(group.level))
-        if n_steps < FLAP_STEPS or usual <= 0:  # clocks that are off leave no time
+        if n_steps < FLAP_STEPS or usual <= 0:  # wrong clocks can make times 0
             continue
         behind = group.times - group.level[:, None]
         typical = robust.median(behind, axis=0)
-        # Members of a healthy group end late by turns; their own spread and the others' both count.
+        # In a healthy group each member is late at times. The error covers the member's spread over
+        # steps and the spread of all members.
         error = np.maximum(robust.median_error(behind), robust.spread(typical))
         blamed = np.flatnonzero(typical >= np.maximum(MEMBER_SHARE * usual, MEMBER_ERRORS * error))
         if len(blamed) <= FEW_MEMBERS * n_members:
@@ -417,7 +419,7 @@ def _of_members(durations: Durations, late: Sequence[tuple[Group, int, float]]) 
             "source": "falcon paper, 4.3",
         },
         Effect(scaled=tuple(_on_time(durations, *entry[:2]) for entry in late)),
-        "a clock that is ahead looks alike where a worker takes part in collectives only",
+        "a clock that is ahead looks the same if the worker takes part only in collectives",
     )
 
 
@@ -430,7 +432,7 @@ def _member_entry(
 
 
 def _on_time(durations: Durations, group: Group, member: int) -> Scaled:
-    """The member ends with the middle one, its jitter kept."""
+    """Effect: the member ends with the median member and keeps its jitter."""
     graph = durations.graph
     dp, pp = group.workers[member]
     v = int(graph.replica_variant[dp])

@@ -1,4 +1,4 @@
-"""Name machines in findings: that is what an on-call engineer acts on."""
+"""Host names in findings: an on-call engineer acts on machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAMED = 8
 
 
 def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
-    """The finding with the hosts of its workers, where they are known."""
+    """The finding with the hosts of its workers, if they are known."""
     workers = finding.where.get("workers") or finding.where.get("link") or []
     places = [hosts[(dp, pp)] for dp, pp in workers if (dp, pp) in hosts]
     if not places or finding.cause == "gc":
@@ -43,7 +43,7 @@ def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
 
 
 def _pattern(pattern: str, workers: list[list[int]], hosts: Hosts, names: list[str]) -> str:
-    """Whether the slow workers are all that a host has in this job."""
+    """Whether the slow workers are all workers of one host in this job."""
     if len(workers) < 2 or len(names) != 1:
         return pattern
     of_host = Counter(host for host, _ in hosts.values())[names[0]]

@@ -10,32 +10,31 @@ Array = npt.NDArray[np.float64]
 #: Rounds of taking medians over replicas and over places in turn (Tukey's median polish).
 ROUNDS = 4
 
-#: Where most workers of a stage are slow, the fast ones show the usual level. That is so if they
-#: are this share of the replicas at least, and faster by this much (logarithm), and by this many
-#: standard errors.
+#: Where most workers of a stage are slow, the fast ones show the usual level. They must be at least
+#: FAST_SHARE of the replicas, and faster by FAST_GAP (logarithm) and FAST_ERRORS standard errors.
 FAST_SHARE, FAST_GAP, FAST_ERRORS = 0.25, 0.03, 6.0
 
-#: Fast workers of a stage are the healthy ones if they agree with the other stages. That is to this
-#: share of the gap to the slow ones.
+#: Fast workers of a stage are the healthy ones if they agree with the other stages. They may differ
+#: by this share of their gap to the slow workers.
 AGREEMENT_SHARE = 0.25
 
-#: A kind counts for the level of a stage if it takes this share of the stage's longest one. The
-#: noise of a few short computes says nothing of a GPU.
+#: A kind counts for the level of a stage if it takes this share of the stage's longest kind. Short
+#: computes are mostly noise.
 COUNTED_SHARE = 0.1
 
-#: Stands for whole replicas among the stages most of whose workers are slow.
+#: Entry in lists of mostly slow stages: most whole replicas are slow.
 REPLICAS = -1
 
 
 def lower_median(values: Array) -> Array:
-    """The lower median along the first axis: of two values the smaller, which no pause raised."""
+    """The lower median along the first axis: of two values the smaller, without a pause."""
     middle = (len(values) - 1) // 2
     median: Array = np.partition(values, middle, axis=0)[middle]
     return median
 
 
 def inner_median(values: Array) -> Array:
-    """The median along the first axis; of two middle values the one nearer to 0."""
+    """The median along the first axis; with two middle values, the one nearer to 0."""
     ranked = np.sort(values, axis=0)
     low, high = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
     inner: Array = np.where(np.abs(low) <= np.abs(high), low, high)
@@ -45,10 +44,11 @@ def inner_median(values: Array) -> Array:
 def places_and_levels(
     by_replica: Array, stage_of_place: npt.NDArray[np.int64]
 ) -> tuple[Array, Array]:
-    """[kind, place] the typical level of a place, and [dp] how much longer whole replicas take.
+    """[kind, place] typical levels of places, and [dp] levels of whole replicas beside them.
 
-    In turn: a place is its typical replica, a replica its typical stage. Of two replicas the faster
-    one is typical, or one slow worker of two would look like a stage that is half as slow.
+    Both are fitted in turn: a place takes its typical replica's level, a replica its typical
+    stage's. Of two replicas the faster is typical. Otherwise one slow worker of two would look like
+    a stage that is half as slow.
 
     Args:
         by_replica: [kind, place, dp] logarithms of median seconds.
@@ -62,11 +62,11 @@ def places_and_levels(
 
 
 def levels(by_replica: Array, place: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
-    """[dp] how much longer whole replicas take.
+    """[dp] levels of whole replicas: logarithm of their time over the typical one.
 
     Args:
         by_replica: [kind, place, dp] logarithms of median seconds.
-        place: [kind, place] the typical ones.
+        place: [kind, place] typical levels.
         stage_of_place: [place].
     """
     level = inner_median(of_stages(by_replica - place[..., None], place, stage_of_place))
@@ -75,7 +75,7 @@ def levels(by_replica: Array, place: Array, stage_of_place: npt.NDArray[np.int64
 
 
 def of_stages(over: Array, place: Array, stage_of_place: npt.NDArray[np.int64]) -> Array:
-    """[stage, dp] means of [kind, place, dp] over the kinds and chunks that count."""
+    """[stage, dp] means of [kind, place, dp] over the counted kinds and chunks."""
     counted = counts(place, stage_of_place)
     n_stages = int(stage_of_place[-1]) + 1
     stages = [stage_of_place == stage for stage in range(n_stages)]
@@ -83,7 +83,7 @@ def of_stages(over: Array, place: Array, stage_of_place: npt.NDArray[np.int64]) 
 
 
 def counts(place: Array, stage_of_place: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """[kind, place] whether a kind takes long enough to show how fast its stage is."""
+    """[kind, place] whether a kind is long enough to show the speed of its stage."""
     longest = np.array([place[:, stage_of_place == stage].max() for stage in stage_of_place])
     counted: npt.NDArray[np.bool_] = place >= longest + np.log(COUNTED_SHARE)
     return counted
@@ -92,13 +92,13 @@ def counts(place: Array, stage_of_place: npt.NDArray[np.int64]) -> npt.NDArray[n
 def use_fast_workers(
     place: Array, by_replica: Array, stage_of_place: npt.NDArray[np.int64]
 ) -> list[int]:
-    """Take the fast workers of a stage as typical where most of its workers are slow, in place.
+    """Change ``place`` to the fast workers' level on stages where most workers are slow.
 
-    They are the healthy ones if they agree with what the other stages take. Returns the stages.
+    Fast workers are healthy if they agree with the other stages. Returns the changed stages.
 
     Args:
-        place: [kind, place] the typical level; changed.
-        by_replica: [kind, place, dp] logarithms of median seconds, less the replicas' levels.
+        place: [kind, place] the typical level; changed in place.
+        by_replica: [kind, place, dp] logarithms of median seconds, minus the replicas' levels.
         stage_of_place: [place].
     """
     n_stages = int(stage_of_place[-1]) + 1
@@ -122,7 +122,7 @@ def use_fast_workers(
 
 
 def from_the_fast(level: Array, error: Array) -> Array:
-    """[dp] levels beside the fast replicas, where most are slow; as they are otherwise."""
+    """[dp] levels beside the fast replicas where most replicas are slow; otherwise unchanged."""
     fast = level <= -np.maximum(FAST_GAP, FAST_ERRORS * error)
     if FAST_SHARE <= fast.mean() < 0.5:
         beside: Array = level - np.median(level[fast])

@@ -1,7 +1,7 @@
 """Slow or flapping links between stages, judged against other links.
 
-A link is compared with the links between the same stages in other replicas. Messages between two
-stages have one size, and a schedule makes their receivers wait alike.
+A link is compared with the links between the same stages in other replicas. These carry messages of
+the same size, and the schedule makes their receivers wait equally long.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 
-#: A link is slow if its median transfer takes this many times the usual one (and stands out of the
-#: spread of links). A transfer is late at LATE_TIMES.
+#: A link is slow if its median transfer takes SLOW_TIMES the usual time and lies outside the spread
+#: of links. A transfer is late from LATE_TIMES the usual time on.
 SLOW_TIMES, LATE_TIMES = 1.3, 2.0
 
-#: A link flaps if this share more of its transfers is late than of other links' transfers.
+#: A link flaps if its share of late transfers exceeds that of other links by this much.
 FLAP_SHARE = 0.02
 
-#: Robust standard deviations that a slow link lies outside of all links.
+#: A slow link lies this many robust standard deviations outside all links.
 OUTLIER_SIGMAS = 6.0
 
-#: By chance, one healthy job in this many shows a flapping link.
+#: Share of healthy jobs that show a flapping link by chance.
 MAX_CHANCE = 1e-4
 
-#: Usual share of late transfers where other links show none: one in this many.
+#: Assumed share of late transfers where other links have none.
 RARE_SHARE = 1 / 500
 
-#: Links in the evidence; the rest is counted.
+#: Most links listed in the evidence; the rest is only counted.
 MAX_LISTED = 256
 
 
 @dataclass(frozen=True)
 class _Links:
-    """All links of a job: one row per replica and pair of neighbouring stages.
+    """All links of a job, one per replica and pair of neighbouring stages.
 
     Attributes:
         dp, low, high: [link] replica and stages.
         level: [link] median transfer over the usual one of its kind.
-        late: [link] transfers that are late.
-        n: [link] transfers.
+        late: [link] number of late transfers.
+        n: [link] number of transfers.
         source: [link] (variant, replica within it, index into ``tables``).
         tables: (ops [pair, 2], times over usual [pair, step, replica]) per variant and stages.
     """
@@ -68,7 +68,7 @@ class _Links:
         return [[dp, low], [dp, high]]
 
     def others_between(self, link: int) -> npt.NDArray[np.bool_]:
-        """[link] those between the same stages in other replicas."""
+        """[link] mask of the links between the same stages in other replicas."""
         between: npt.NDArray[np.bool_] = self.low == self.low[link]
         between &= self.high == self.high[link]
         between[link] = False
@@ -132,7 +132,7 @@ def _text(graph: StepGraph, links: _Links, worst: int, n: int, slow: bool, relat
 
 
 def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:
-    """Other explanations where no other replica has a healthy link between these stages."""
+    """Another explanation, if no other replica has a healthy link between these stages."""
     is_blamed = np.zeros(len(links.dp), dtype=bool)
     is_blamed[blamed] = True
     without_peers = [
@@ -140,7 +140,7 @@ def _ambiguity(links: _Links, blamed: npt.NDArray[np.int64], n_dp: int) -> str:
     ]
     if not without_peers:
         return ""
-    reason = "there is one replica" if n_dp == 1 else "it is so in all replicas"
+    reason = "there is one replica" if n_dp == 1 else "all replicas show it"
     return (
         f"{reason}: these stages may exchange larger messages, or their receivers wait for other "
         "reasons than the link"
@@ -182,9 +182,10 @@ def _links(durations: Durations, ideal: Array) -> _Links | None:
 
 
 def _usual_levels(links: _Links) -> Array:
-    """[link] the usual level over that of the kind: what the schedule or the messages explain.
+    """[link] the usual level of links between the stages; the schedule or message sizes explain it.
 
-    All links between two stages slow alike are explained, unless most other stages' links are not.
+    If all links between two stages are equally slow, that is usual for them. It is not where most
+    other pairs of stages have no slow links.
     """
     usual = np.ones(len(links.dp))
     stages, pair = np.unique(np.stack([links.low, links.high]), axis=1, return_inverse=True)
@@ -203,7 +204,7 @@ def _usual_levels(links: _Links) -> Array:
 
 
 def _flapping(links: _Links) -> npt.NDArray[np.bool_]:
-    """[link] more late transfers than other links have, beyond chance."""
+    """[link] whether the link has more late transfers than other links, beyond chance."""
     share = links.late / links.n
     flapping = np.zeros(len(share), dtype=bool)
     for link in np.flatnonzero(share >= FLAP_SHARE).tolist():
@@ -216,7 +217,7 @@ def _flapping(links: _Links) -> npt.NDArray[np.bool_]:
 
 
 def _effects(links: _Links, link: int, factor: float, usual: float) -> list[Scaled]:
-    """Changed times of a link's transfers: a share of their time, and none of them late."""
+    """Effect on a link's transfers: all are scaled by ``factor``, late ones to the usual level."""
     variant, index, table = (int(x) for x in links.source[link])
     ops, over = links.tables[table]
     scaled = over[:, :, index] * factor  # [pair, step]

@@ -16,49 +16,49 @@ from paceline.graph import Durations
 
 Array = npt.NDArray[np.float64]
 
-#: Pearson correlation of forward and backward over microbatches (what-if paper, 5.3).
+#: Least Pearson correlation of forward and backward over microbatches (what-if paper, 5.3).
 MIN_CORRELATION = 0.9
 
-#: Microbatches that vary less than this (coefficient of variation) cost next to nothing.
+#: Least coefficient of variation of microbatches: below it their variation costs almost nothing.
 MIN_VARIATION = 0.02
 
-#: ... unless one replica's vary by this much.
+#: The least variation of a single replica's microbatches, which counts alone, too.
 MIN_VARIATION_OF_ONE = 0.05
 
-#: This share of the replicas must show the pattern: data is dealt out to all of them.
+#: Least share of replicas that show the pattern: all of them draw from the same data.
 MIN_REPLICA_SHARE = 0.5
 
-#: ... and of their ranks on those replicas: a few computes that are long both ways by chance make a
-#: Pearson correlation of 0.9.
+#: Least rank correlation on these replicas. By chance, a few computes that are long in both
+#: directions make a Pearson correlation of 0.9.
 MIN_RANK_CORRELATION = 0.6
 
-#: ... and chance shows such ranks in at most one job of this many.
+#: Largest chance that unrelated computes show such rank correlations.
 MAX_CHANCE = 0.001
 
-#: On one stage, a step of fewer microbatches shows no other ones of the same worker beside them.
+#: On one stage, a slow step of a rank looks like long microbatches if a step has fewer than this.
 MIN_MICROBATCHES = 4
 
-#: A long sequence is long on every stage: below this correlation stages do not agree.
+#: Least correlation of costs between stages: a long sequence is long on every stage.
 MIN_STAGE_CORRELATION = 0.5
 
-#: A machine that is slow for a while slows neighbours in time alike. Above this share of the
-#: correlation within a microbatch, those of different microbatches say so.
+#: A machine that is slow for a while slows computes that follow each other. Their correlation
+#: across microbatches may be at most this share of the correlation within a microbatch.
 MAX_NEIGHBOUR_SHARE = 0.5
 
-#: ... unless data comes sorted by length: then the same microbatches are long in all steps, which
-#: explains this share of the variance at least.
+#: Sorted data makes the same microbatches long in all steps. Their number in the step then explains
+#: at least this share of the variance.
 MIN_SORTED_SHARE = 0.5
 
 _AMBIGUOUS = (
-    "operations that follow each other vary alike, too, whichever microbatch they serve, and so in "
-    "all steps: sequences come sorted by length, or the machines slow down within a step"
+    "successive operations of different microbatches vary alike in all steps, too: sequences may "
+    "come sorted by length, or the machines slow down within a step"
 )
 
-_FEW = "on one stage with {n} microbatches a step, a rank that is slow in some steps looks alike"
+_FEW = "on one stage with {n} microbatches a step, a rank that is slow in some steps looks the same"
 
 _SLOW_INSTEAD = (
-    "replica {dp} takes {over:+.0%} beside the typical one, and microbatches vary too much to say "
-    "whether it is slow or its sequences are longer; give the lengths (--seqlens)"
+    "replica {dp} takes {over:+.0%} compared with the typical one; microbatches vary too much to "
+    "say whether it is slow or its sequences are longer: give the lengths (--seqlens)"
 )
 
 
@@ -105,7 +105,7 @@ def sequence_cause(durations: Durations, fit: Fit) -> Candidate | None:
 
 
 def _level_in_doubt(fit: Fit) -> str:
-    """The replica of which it is unsure whether it is slow; empty where there is none."""
+    """Note on a replica that may be slow or have longer sequences; empty without one."""
     doubt = fit.level_in_doubt
     if not doubt.any():
         return ""
@@ -114,34 +114,34 @@ def _level_in_doubt(fit: Fit) -> str:
 
 
 def forward_backward_correlation(durations: Durations) -> float:
-    """How alike forward and backward vary over microbatches (what-if paper, 5.3, Figure 11).
+    """Correlation of forward and backward over microbatches (what-if paper, 5.3, Figure 11).
 
-    The median of the replicas' Pearson correlations; near 1 says that sequences differ in length.
+    The median of the replicas' Pearson correlations. Near 1, sequences differ in length.
     """
     return float(np.median(_correlations(fit_computes(durations), durations.graph.n_pp)))
 
 
 def _few(fit: Fit, n_pp: int) -> str:
-    """Other explanations where nothing tells a microbatch from its step."""
+    """Another explanation, if a long microbatch cannot be told from a slow step."""
     n = max(len(variant.micro) for variant in fit.variants)
     return _FEW.format(n=n) if n_pp == 1 and n < MIN_MICROBATCHES else ""
 
 
 def _costs(fit: Fit, variant: VariantFit) -> Array:
-    """[kind, place, microbatch, step, dp] logarithms of what microbatches and noise make."""
+    """[kind, place, microbatch, step, dp] logarithms of times by microbatches and noise."""
     costs: Array = variant.residual + fit.slope[:, :, None, None, None] * variant.micro
     return costs
 
 
 def _costs_without_pauses(fit: Fit, variant: VariantFit) -> Array:
-    """The same; NaN where one pauses, which would hide what forward and backward have in common."""
+    """The costs, with NaN for paused computes: pauses would hide the common variation."""
     least = pause_residual(fit)[:, None, None, None, None]
     costs: Array = np.where(variant.residual > least, np.nan, _costs(fit, variant))
     return costs
 
 
 def _pearson(first: Array, second: Array) -> Array:
-    """[dp] correlations of two tables [..., dp], where neither is NaN."""
+    """[dp] correlations of two tables [..., dp] over entries that are not NaN in either."""
     x, y = (table.reshape(-1, table.shape[-1]) for table in (first, second))
     both = np.isfinite(x) & np.isfinite(y)
     n = np.maximum(both.sum(axis=0), 1)
@@ -155,7 +155,7 @@ def _pearson(first: Array, second: Array) -> Array:
 def _second_stage(fit: Fit, n_pp: int) -> npt.NDArray[np.int64]:
     """Places to correlate: of the second stage if there is one (paper, 5.3).
 
-    Of one stage that has several chunks all but the first.
+    With one stage of several chunks: all chunks but the first.
     """
     places = np.flatnonzero(fit.stage_of_place == min(1, n_pp - 1))
     return places[1:] if len(places) > 1 and n_pp == 1 else places
@@ -167,7 +167,7 @@ class _Ranked:
 
     Attributes:
         each: [dp, any order].
-        chance: that unrelated forwards and backwards agree as well over all replicas.
+        chance: chance that unrelated forwards and backwards agree equally well over all replicas.
     """
 
     each: Array
@@ -175,7 +175,7 @@ class _Ranked:
 
 
 def _rank_correlations(fit: Fit, n_pp: int) -> _Ranked:
-    """Of all computes, paused ones too: rare values do not decide."""
+    """Rank correlations of all computes, including paused ones: rare values hardly change ranks."""
     places = _second_stage(fit, n_pp)
     correlations, freedom, orders = [], 0, 0.0
     for variant in fit.variants:
@@ -188,7 +188,7 @@ def _rank_correlations(fit: Fit, n_pp: int) -> _Ranked:
     each = np.concatenate(correlations)
     mean = float(each.mean())
     t = mean * math.sqrt(max(freedom - 1, 0) / max(1 - mean**2, 1e-12))
-    # Of n computes there are n! orders, one of which agrees entirely.
+    # n computes have n! orders, and only one agrees entirely.
     chance = max(float(robust.student_chance(np.array(t), freedom)), math.exp(-orders))
     return _Ranked(each, chance)
 
@@ -204,7 +204,7 @@ def _correlations(fit: Fit, n_pp: int) -> Array:
 
 
 def _between_stages(fit: Fit) -> float:
-    """The correlation of the microbatches' costs on two stages, of the typical replica."""
+    """The typical replica's correlation of microbatch costs on two stages."""
     first = fit.stage_of_place == 0
     if first.all():
         return 1.0
@@ -218,9 +218,9 @@ def _between_stages(fit: Fit) -> float:
 
 
 def _same_in_all_steps(fit: Fit) -> float:
-    """Share of the variance of microbatches' costs that goes with their number in the step.
+    """Share of the variance of microbatch costs that the microbatch's number in the step explains.
 
-    Of one step it says nothing: 0.
+    0 for a single step.
     """
     shares = []
     for variant in fit.variants:
@@ -232,9 +232,10 @@ def _same_in_all_steps(fit: Fit) -> float:
 
 
 def _between_neighbours(durations: Durations, fit: Fit) -> float:
-    """The correlation of computes that follow each other but serve different microbatches.
+    """The correlation of successive computes that serve different microbatches.
 
-    Where a step has one, those of neighbouring steps. Of the typical worker; 0 where none do.
+    With one microbatch per step, computes of successive steps are used. The median over workers; 0
+    without such computes.
     """
     graph = durations.graph
     rank = np.empty(graph.n_ops, dtype=np.int64)
@@ -252,6 +253,6 @@ def _between_neighbours(durations: Durations, fit: Fit) -> float:
             changes = np.flatnonzero(microbatch[1:] != microbatch[:-1])
             if len(changes):
                 correlations.append(_pearson(table[changes], table[changes + 1]))
-            elif table.shape[1] > MIN_STEPS:  # one microbatch: that of the next step
+            elif table.shape[1] > MIN_STEPS:  # one microbatch: use the next step
                 correlations.append(_pearson(table[-1, :-1], table[0, 1:]))
     return float(np.median(np.concatenate(correlations))) if correlations else 0.0

@@ -1,8 +1,8 @@
-"""A worker whose sends are slow, to both neighbours: its NIC, where its links look like most.
+"""A slow NIC: the sends of one worker are slow to both of its neighbours.
 
-In one pipeline two of three links may be slow, and nothing tells the slow from the usual. Direction
-does. Messages between two stages have one size both ways. So a worker that sends slowly to both its
-neighbours stands out from what these send to it.
+In a single pipeline, two of three links may be slow, so the median link does not show the usual
+time. The direction of messages does. Messages between two stages have the same size in both
+directions. So a worker with a slow NIC sends more slowly to both neighbours than they send to it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Ints = npt.NDArray[np.int64]
 
 _SENDS = (OpKind.FORWARD_SEND, OpKind.BACKWARD_SEND)
 
-#: Directions in which the worker must be slow. One slow direction is a slow link.
+#: Least number of slow directions. A single slow direction is a slow link.
 MIN_DIRECTIONS = 2
 
-#: A step shows the worker if all that it sends takes this many times what anybody else sends.
+#: A step shows the slow worker if each of its sends takes this many times any other worker's send.
 STEP_TIMES = 1.3
 
 
 @dataclass(frozen=True)
 class _Way:
-    """The messages of one stage to another in one replica.
+    """The messages from one stage to another in one replica.
 
     Attributes:
-        dp, sender, receiver: which.
-        variant, index: of the replica, and its place among the variant's.
-        pairs: [pair, 2] ops of the two ends, counted from the variant's first.
-        over: [pair, step] times over the usual of the kind.
+        dp, sender, receiver: the replica and its stages.
+        variant, index: the replica's variant, and its index within the variant.
+        pairs: [pair, 2] ops of the two ends, the send first, counted from the variant's first.
+        over: [pair, step] times over the usual time of the kind.
     """
 
     dp: int
@@ -55,7 +55,7 @@ class _Way:
 
 
 def nic_cause(durations: Durations, ideal: Array) -> Candidate | None:
-    """The worker whose sends are slow, to all its neighbours; None where there is none.
+    """The worker whose sends are slow to all its neighbours; None if there is none.
 
     Args:
         durations: as measured.
@@ -73,7 +73,7 @@ def nic_cause(durations: Durations, ideal: Array) -> Candidate | None:
         return None
     by_step = np.stack([np.median(way.over, axis=0) for way in ways])
     shown = by_step[own].min(axis=0) >= STEP_TIMES * by_step[~own].max(axis=0)
-    # Were all alike, each order would be as likely: this is the share with these on top.
+    # Chance that the worker's directions are the slowest if all orders are equally likely.
     by_chance = 1 / math.comb(len(ways), n_own)
     workers = len({(way.dp, way.sender) for way in ways})
     chance = workers * robust.chance_of_count(int(shown.sum()), len(shown), by_chance)
@@ -88,7 +88,7 @@ def nic_cause(durations: Durations, ideal: Array) -> Candidate | None:
     ]
     return Candidate(
         "link",
-        f"what worker {name} sends is {factor:.1f}x slow, to {n_own} stages: its NIC",
+        f"messages from worker {name} to {n_own} stages are {factor:.1f}x slow: its NIC",
         {"link": links[0]},
         {
             "median_over_usual": factor,
@@ -130,8 +130,8 @@ def _ways(durations: Durations, ideal: Array) -> Iterator[_Way]:
 def _effects(ways: Sequence[_Way], worst: _Way, factor: float, usual: float) -> Iterator[Scaled]:
     """The worker's transfers without its slowness.
 
-    Its sends take a share of their time, and none of its transfers is late. Receives may be, for
-    their requests pass the slow NIC.
+    Its sends are scaled down, and none of its transfers stays late. Its receives can be late, too,
+    for their requests pass the slow NIC.
     """
     for way in ways:
         if way.dp != worst.dp or worst.sender not in (way.sender, way.receiver):

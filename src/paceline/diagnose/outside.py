@@ -1,4 +1,4 @@
-"""Causes outside S: launch delays, and a job that changes over its life."""
+"""Causes outside S: launch delays, and step times that change over the trace."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 
-#: Delays between operations matter from this share of the step on (the health line of S, too).
+#: Least share of the step that launch delays must cost (equal to the healthy limit of S).
 MIN_DELAY_SHARE = 0.03
 
-#: A step is odd if it takes this multiple of the typical one; up to this share of the steps may be.
+#: A step is odd from ODD_TIMES the typical step time on. At most ODD_SHARE of the steps are odd.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
 
 #: Fewer steps show no trend.
@@ -37,8 +37,8 @@ def outside_causes(
 ) -> list[Finding]:
     """Findings outside S by share of the step, largest first.
 
-    Where ``inside``, the findings inside S, are unexplained, steps of two lengths may explain them:
-    a worker that is slow in half of the steps has no typical one.
+    If ``inside`` (the findings inside S) has only unexplained ones, steps of two lengths may
+    explain them. A worker that is slow in half of the steps has no typical duration.
     """
     unexplained = bool(inside) and all(finding.cause == "unexplained" for finding in inside)
     named = [worker for finding in inside for worker in finding.where.get("workers", ())]
@@ -47,7 +47,7 @@ def outside_causes(
     if over_time == [None, None] and (unexplained or not result.straggling):
         over_time = [_two_modes(measured, result, resamples)]
     longer = [with_worker(f, measured, result) for f in over_time if f is not None]
-    if result.straggling:  # noise makes steps of two lengths, too: only a worker explains S
+    if result.straggling:  # noise makes two lengths, too: keep them only with a worker
         longer = [f for f in longer if f.where or f.id != "two-modes"]
     if not result.straggling and not any(f.where for f in longer):
         passing = passing_worker(measured, result, resamples)
@@ -57,7 +57,7 @@ def outside_causes(
 
 
 def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
-    # While the step before still runs on others, a worker that has begun the next loses nothing.
+    # Overlap is no loss: a worker may begin a step while others still run the step before.
     lost_s = result.traced_s - measured.overlap_s - result.simulated_s
     if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
@@ -89,7 +89,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
 
 
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:
-    """A job that becomes slower or faster: along a line, or at one step."""
+    """Step times that change along a line or jump at one step."""
     times, steps = result.simulated_s, result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
         return None
@@ -122,7 +122,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How step times change over the trace."""
+    """Change of step times over the trace."""
 
     name: str
     text: str
@@ -141,7 +141,7 @@ def _trend(steps: Array, times: Array) -> _Shape:
 
 
 def _break(steps: Array, times: Array) -> _Shape:
-    """One jump: its place is that of the least absolute error."""
+    """One jump, at the place with the least absolute error."""
     jump = find_jump(times)
     fitted = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     step = int(steps[jump.at])
@@ -150,7 +150,7 @@ def _break(steps: Array, times: Array) -> _Shape:
 
 
 def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
-    """Warm-up, checkpoint or evaluation: a few steps unlike the others in all they do."""
+    """A few steps that compute or wait much longer: warm-up, checkpoint or evaluation."""
     if len(result.steps) < MIN_STEPS:
         return None
     computes = np.isin(measured.graph.kind, PASSES)
@@ -184,7 +184,7 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
 
 
 def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
-    """Steps of two lengths, with nothing in S that explains them."""
+    """Steps of two lengths."""
     modes = result.step_modes
     if modes is None:
         return None
@@ -218,7 +218,7 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
 
 
 def _growth_by_kind(measured: Measured, slow: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Kind -> its seconds in slow steps over those in the others, largest first."""
+    """Kind -> its seconds in slow steps over its seconds in the other steps, largest first."""
     kind = measured.graph.kind
     total = np.zeros((len(OpKind), len(slow)))
     for v, block in enumerate(measured.durations.blocks):

@@ -1,7 +1,7 @@
-"""One worker that makes steps longer by variation that passes: pauses at changing places.
+"""One worker that lengthens steps by passing variation: pauses at changing places.
 
-The median of each of its operations shows nothing of that, so no slowness lasts. Noise makes any
-worker the slowest one of a step; this is always the same.
+The medians of its operations do not show such pauses, so no slowdown lasts. Noise makes a
+different worker the slowest in each step; here it is the same worker in many steps.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 
-#: A step counts where the slowest worker alone makes it longer than typical by this share, the
-#: health line of S, and each other worker by a third of that at most.
+#: A step counts if its slowest worker lengthens it by MIN_LONGER (the healthy limit of S). That
+#: must also be MIN_TIMES_NEXT times the next worker's share.
 MIN_LONGER, MIN_TIMES_NEXT = 0.03, 3.0
 
-#: ... and the worker counts if chance makes any worker the slowest in as many of these steps in
-#: fewer jobs than this.
+#: Largest chance that any worker is the slowest in as many of these steps.
 MAX_CHANCE = 0.01
 
-#: A compute pauses if it takes this share and this many spreads longer than its median over steps.
+#: A compute pauses if it exceeds its median over steps by this share and this many spreads.
 PAUSE_SHARE, PAUSE_SPREADS = 0.05, 6.0
 
-#: Durations that are copied at once.
+#: Most durations that are copied at once.
 _VALUES_AT_ONCE = 1 << 22
 
 
 def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
-    """The worker whose passing variation costs 3% of the step or more; None where none is alone.
+    """The worker whose pauses cost 3% of the step or more; None if no single worker stands out.
 
     Args:
         measured: the job.
@@ -71,8 +70,8 @@ def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Find
     return Finding(
         id="pauses",
         cause="drift",
-        text=f"worker {name} alone makes {steps.sum()} of {count(len(steps), 'step')} longer, by "
-        "computes that take longer now and then, each at another place: pauses",
+        text=f"worker {name} alone makes {steps.sum()} of {count(len(steps), 'step')} longer: its "
+        "computes pause now and then, at changing places",
         share=None,
         share_of_step=share,
         interval=(low, high),
@@ -90,7 +89,7 @@ def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Find
 
 
 def _without_pauses_s(durations: Durations, dp: int, stage: int) -> Array:
-    """[step] seconds of the steps with the computes of a worker that pause at their medians."""
+    """[step] step times with a worker's paused computes set to their medians."""
     graph = durations.graph
     variant = int(graph.replica_variant[dp])
     span = graph.variant_ops(variant)

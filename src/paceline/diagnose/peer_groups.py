@@ -1,7 +1,7 @@
 """Groups within a pass: slow connections among their members.
 
-Tensor-, context- and expert-parallel ranks meet in every layer. All meetings of a group in a step
-count together: a single one lasts microseconds, a slow connection slows them all.
+Tensor-, context- and expert-parallel ranks communicate in every layer. All collectives of a group
+in a step count together: one lasts microseconds, and a slow connection slows them all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.trace.kinds import PEER_KINDS
 
 Array = npt.NDArray[np.float64]
 
-#: Members that a group's name lists.
+#: Most members listed in a group's name.
 MAX_MEMBERS = 64
 
 _NAMES = {
@@ -42,7 +42,7 @@ _NAMES = {
 def peer_causes(
     durations: Durations, ideal: Array, steps: npt.NDArray[np.int64]
 ) -> list[Candidate]:
-    """Slow groups within passes, and work that is uneven within them.
+    """Slow groups within passes, and unevenly shared work within passes.
 
     Args:
         durations: as measured.
@@ -58,7 +58,7 @@ def peer_causes(
 
 
 def _groups(durations: Durations, ideal: Array) -> Iterator[Group]:
-    """Each set of members that meets within passes, with all its collectives of a kind."""
+    """Each set of members that communicates within passes, with all its collectives of a kind."""
     graph = durations.graph
     for kind in sorted(PEER_KINDS):
         for stage in range(graph.n_pp):

@@ -1,7 +1,7 @@
-"""Causes that begin or end within the trace: hardware is judged in the slower part of it alone.
+"""Causes that begin or end within the trace: hardware is judged in its slower part alone.
 
-A worker that is slow in half of the steps differs so much between steps that no test over all of
-them names it. Where step times jump, the part behind (or before) the jump is a trace of its own.
+A worker that is slow in half of the steps varies too much for a test over all steps. Where step
+times jump, the part behind or before the jump is judged as a trace of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: A jump counts if it changes the step time by this share, and if as many steps lie on either side.
-#: Chance must show it in one trace of a thousand at most, too.
+#: A jump changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either side. Its
+#: chance without a real change is at most MAX_CHANCE.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
 _TINY_S = 1e-9
 
-#: The step axis of a factor of computes, of an excess, and of a factor of transfers.
+#: The step axis in ``Effect.factor``, ``Effect.excess`` and ``Scaled.factor``.
 _FACTOR_AXIS, _EXCESS_AXIS, _SCALED_AXIS = 3, 2, 1
 
 
@@ -38,9 +38,9 @@ class Jump:
     Attributes:
         at: index of the first step behind it.
         before_s, after_s: median step times.
-        p_value: of no jump.
-        test: that says so: "Pettitt" by ranks; "Student" where the sides do not overlap, for a
-            dozen steps have too few ranks.
+        p_value: chance of such times without a jump.
+        test: the test used: "Pettitt" by ranks, or "Student" where the sides do not overlap. A
+            dozen steps are too few for a rank test.
     """
 
     at: int
@@ -51,7 +51,7 @@ class Jump:
 
 
 def find_jump(times: Array) -> Jump:
-    """The likeliest jump in [step] times: its place is that of the least absolute error."""
+    """The likeliest jump in [step] times, at the place with the least absolute error."""
     n = len(times)
     levels = [(np.median(times[:at]), np.median(times[at:])) for at in range(1, n)]
     errors = [
@@ -68,7 +68,7 @@ def find_jump(times: Array) -> Jump:
 
 
 def _pettitt(times: Array) -> float:
-    """Chance of such ranks without a jump (Pettitt 1979)."""
+    """Chance of such ranks if there is no jump (Pettitt 1979)."""
     n = len(times)
     rank = np.argsort(np.argsort(times)) + 1
     score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
@@ -76,7 +76,7 @@ def _pettitt(times: Array) -> float:
 
 
 def _student(before: Array, after: Array) -> float:
-    """Chance of sides so far apart, at the best of all places; 1 where they overlap or are few."""
+    """Chance of such a distance of the sides at any place; 1 if sides overlap or are short."""
     low, high = sorted((before, after), key=lambda side: float(np.median(side)))
     n = len(before) + len(after)
     if low.max() >= high.min() or min(len(low), len(high)) < MIN_STEPS:
@@ -94,12 +94,12 @@ def with_slower_part(
     steps: Ints,
     patterns: Callable[[Durations, Ints], Sequence[Candidate]],
 ) -> list[Candidate]:
-    """Causes of hardware: as all steps show them, or as the slower part of the trace does.
+    """Hardware causes, from all steps or from the slower part of the trace.
 
-    The slower part counts where step times jump and the other part does not show the cause.
+    The slower part is used if step times jump and the other part does not show the cause.
 
     Args:
-        whole: what all steps show.
+        whole: causes that all steps show.
         durations: as measured.
         times: [step] simulated step times, seconds.
         steps: [step] step numbers.
@@ -131,7 +131,7 @@ def with_slower_part(
 
 
 def _jump(times: Array) -> Jump | None:
-    """The jump of [step] times; None where there is none that counts."""
+    """The jump of [step] times; None if no jump passes the thresholds."""
     if len(times) < 2 * MIN_STEPS:
         return None
     jump = find_jump(times)
@@ -141,7 +141,7 @@ def _jump(times: Array) -> Jump | None:
 
 
 def _in_steps(effect: Effect, index: Ints, n_steps: int) -> Effect:
-    """An effect on some steps, as one on all: the others are left as they are."""
+    """The effect extended from some steps to all; the other steps stay unchanged."""
     factor, excess = (
         None if arrays is None else tuple(_spread(array, index, n_steps, axis) for array in arrays)
         for arrays, axis in ((effect.factor, _FACTOR_AXIS), (effect.excess, _EXCESS_AXIS))

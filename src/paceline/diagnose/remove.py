@@ -1,7 +1,7 @@
-"""Take causes out of durations: what the job would do without them.
+"""Remove causes from durations, to simulate the job without them.
 
-A cause owns a factor of the computes, an excess of some computes, or a factor of some transfers.
-Removing a factor or an excess of computes keeps the total work of each kind, as rebalancing would.
+The effect of a cause is a factor of the computes, an excess of some computes, or a factor of some
+transfers. Removing an effect on computes keeps the total work of each kind, as rebalancing would.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scaled:
-    """Transfers that take another share of their time once their cause is gone.
+    """Transfers whose times are scaled when their cause is removed.
 
-    They are scaled, not capped at the usual time. Healthy transfers jitter, too, and to cut off
-    the part above the middle would promise more than a repair can give.
+    They are scaled, not capped at the usual time. Healthy transfers jitter, too. A cap at the
+    median would promise more than a repair can give.
 
     Attributes:
         variant: replica structure.
-        ops: ops, counted from the variant's first.
+        ops: op indices, counted from the variant's first.
         dp_index: the replica, counted within its variant; None: all of them.
-        factor: broadcasts to [op, step, replica].
+        factor: factor of the times; broadcasts to [op, step, replica].
     """
 
     variant: int
@@ -55,7 +55,7 @@ class Effect:
 
 
 def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durations:
-    """The durations without some causes; they themselves without none."""
+    """The durations without the chosen causes; the same object if none is chosen."""
     if not effects:
         return durations
     changed = Durations(durations.graph, durations.n_steps, durations.values.copy())
@@ -77,7 +77,7 @@ def scale_transfers(durations: Durations, scalings: Sequence[Scaled]) -> None:
 
 
 def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:
-    """Change the computes of one kind, keeping the sum of their seconds."""
+    """Change the computes of one kind and keep the sum of their seconds."""
     tables = []
     before = after = 0.0
     passes = whole_passes(changed)

@@ -22,15 +22,15 @@ from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
 
-#: Which of (squares, tokens, constant) a model uses, the most plausible first. Where microbatches
-#: are packed full the last two are one, and the tokens are what costs.
+#: Features (squares, tokens, constant) of each model, the most plausible model first. Where
+#: microbatches are packed full, tokens and constant coincide, and the tokens get the cost.
 MODELS = ((0, 1), (0,), (1,), (0, 1, 2), (0, 2), (1, 2), (2,))
 
-#: A later model must be better by so much (Bayesian information criterion; above 10 the evidence is
-#: very strong: Kass and Raftery 1995).
+#: A later model must be better by this much (Bayesian information criterion; above 10 the evidence
+#: is very strong: Kass and Raftery 1995).
 MIN_BIC_GAIN = 10.0
 
-#: Robust standard deviations beyond which residuals are pauses and the like.
+#: Residuals beyond this many robust standard deviations are outliers, such as pauses.
 OUTLIER_SIGMAS = 6.0
 
 
@@ -41,8 +41,8 @@ class SequenceCost:
     Attributes:
         coefficients: [kind, place, 3] seconds per token^2, per token, and per microbatch, of the
             forward and backward computes of each place (stage * chunks + chunk).
-        r2: [kind] share of the variance of durations, within places, that the lengths explain.
-        n_sequences: how many sequences there were.
+        r2: [kind] share of the variance of durations within places that the lengths explain.
+        n_sequences: number of sequences.
     """
 
     coefficients: Array
@@ -62,7 +62,7 @@ class SequenceCost:
         return seconds
 
     def by_kind(self, seqlens: SeqLens) -> Array:
-        """[kind, step, dp, microbatch] seconds on all stages together; 0 where there is none."""
+        """[kind, step, dp, microbatch] seconds on all stages together; 0 without microbatch."""
         tokens, squares = seqlens.moments()
         total = self.coefficients.sum(axis=1)  # [kind, 3]
         a, b, c = (total[:, i, None, None, None] for i in range(3))
@@ -71,12 +71,12 @@ class SequenceCost:
 
     @property
     def total(self) -> Array:
-        """[3] seconds per token^2, per token and per microbatch: both kinds, all stages."""
+        """[3] seconds per token^2, per token and per microbatch, summed over kinds and stages."""
         total: Array = self.coefficients.sum(axis=(0, 1))
         return total
 
     def evidence(self) -> Mapping[str, Any]:
-        """The fit in numbers, for a finding."""
+        """The fit as evidence of a finding."""
         names = ("forward", "backward")
         per_kind = self.coefficients.sum(axis=1)
         units = ("seconds_per_token_squared", "seconds_per_token", "seconds_per_microbatch")
@@ -113,7 +113,7 @@ def matching(seqlens: SeqLens, measured: Measured) -> SeqLens:
 def fit_sequence_cost(durations: Durations, fit: Fit, seqlens: SeqLens) -> SequenceCost:
     """Fit the cost of microbatches to the lengths of their sequences, by least squares.
 
-    Slow workers are taken out first (their factors are in ``fit``), pauses are left out.
+    Slow workers are corrected first by their factors in ``fit``. Pauses are left out.
 
     Args:
         durations: as measured.
@@ -149,7 +149,7 @@ def _of_variant(table: Array, v: int, fit: Fit, graph: StepGraph) -> Array:
 
 
 def _seconds(durations: Durations, fit: Fit, kind: int, place: int) -> Array:
-    """[row] durations in one place, as typical workers would take; rows as in ``_of_variant``."""
+    """[row] durations in one place, corrected to typical workers; rows as in ``_of_variant``."""
     slow = np.exp(fit.worker_total[kind, fit.stage_of_place[place]])  # [dp]
     return np.concatenate(
         [
@@ -162,7 +162,7 @@ def _seconds(durations: Durations, fit: Fit, kind: int, place: int) -> Array:
 
 
 def _robust(features: Array, seconds: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Coefficients, and which rows are no outliers."""
+    """Coefficients, and a mask of the rows that are no outliers."""
     inlier = np.ones(len(seconds), dtype=bool)
     for _ in range(3):
         coefficients = _least_squares(features[inlier], seconds[inlier])
@@ -180,7 +180,7 @@ def _robust(features: Array, seconds: Array) -> tuple[Array, npt.NDArray[np.bool
 def _least_squares(features: Array, seconds: Array) -> Array:
     """[3] coefficients >= 0 with the least squares, of the simplest model that is good enough.
 
-    With three features the active sets can be tried one by one.
+    Three features have few active sets, so each is tried.
     """
     scale = np.sqrt((features**2).mean(axis=0))
     table = features / scale
@@ -193,7 +193,7 @@ def _least_squares(features: Array, seconds: Array) -> Array:
         if (solved < 0).any():
             continue
         error = energy - 2 * solved @ moment[used] + solved @ gram[np.ix_(used, used)] @ solved
-        # Without noise the error is rounding; it must not decide.
+        # Without noise the error is only rounding, which must not decide.
         score = n * np.log(max(float(error), 1e-14 * energy)) + len(used) * np.log(n)
         if score < best_score - (MIN_BIC_GAIN if np.isfinite(best_score) else 0.0):
             best, best_score = np.zeros(3), score

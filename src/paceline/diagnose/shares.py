@@ -1,4 +1,4 @@
-"""How much each cause costs: Shapley values over simulations without some of them."""
+"""Costs of causes: Shapley values over simulations without some of the causes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.simulate import Rules, all_lanes, step_times
 
 Array = npt.NDArray[np.float64]
 
-#: Causes up to which all subsets are simulated (16 simulations).
+#: Up to this number of causes, all subsets are simulated (16 simulations).
 EXACT_UP_TO = 4
-#: Orders sampled for more causes, each with its reverse.
+#: Number of orders sampled for more causes, each with its reverse.
 ORDERS = 12
 
 
@@ -42,8 +42,8 @@ class Savings:
     def shapley(self, causes: Sequence[int]) -> tuple[Array, Array]:
         """[cause, step] seconds that each cause costs, and [cause] their standard error.
 
-        The Shapley value: what removing the cause saves, averaged over all orders of removal. Exact
-        for up to ``EXACT_UP_TO`` causes, from sampled orders above.
+        The Shapley value is the time that removing the cause saves, averaged over all orders of
+        removal. It is exact for up to ``EXACT_UP_TO`` causes; for more, orders are sampled.
         """
         if len(causes) <= EXACT_UP_TO:
             return self._exact(causes), np.zeros(len(causes))

@@ -17,13 +17,14 @@ Mask = npt.NDArray[np.bool_]
 
 _COMPUTES = np.array([int(kind) for kind in PASSES])
 
-#: A worker stands out if what it computes longer is this share of what the steps take longer ...
+#: Least share of the steps' extra time that the worker's extra compute time explains.
 MIN_PART = 0.5
 
-#: ... and this many times what any other worker computes longer ...
+#: The worker's extra compute time must be this many times any other worker's.
 MIN_TIMES_NEXT = 4.0
 
-#: ... in this share of the slow steps, two at least: of one step the longest of many pauses tells.
+#: Both must hold in MIN_STEP_SHARE of the slow steps and in at least MIN_STEPS. In a single step,
+#: some worker always has the longest pause.
 MIN_STEPS, MIN_STEP_SHARE = 2, 0.75
 
 
@@ -32,9 +33,9 @@ class SlowWorker:
     """The one worker that computes longer in some steps.
 
     Attributes:
-        dp, stage: which.
-        times: its typical seconds of compute in these steps over those in the others.
-        others: the same of the other worker that grows most.
+        dp, stage: its place.
+        times: its typical compute seconds in these steps over those in the other steps.
+        others: the same ratio of the other worker that grows most.
     """
 
     dp: int
@@ -44,9 +45,9 @@ class SlowWorker:
 
 
 def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding:
-    """The finding that some steps are longer, with the worker that computes longer in them.
+    """The finding about longer steps, with the worker that computes longer in them.
 
-    It stays as it is where that is no single worker, and where it names no steps.
+    The finding stays unchanged if no single worker stands out, or if it names no steps.
     """
     slow = _longer_steps(finding, result.steps)
     if slow is None or not 0 < slow.sum() < len(slow):
@@ -71,7 +72,7 @@ def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding
 
 
 def _longer_steps(finding: Finding, steps: npt.NDArray[np.int64]) -> Mask | None:
-    """[step] those that a finding calls longer; None where it names none."""
+    """[step] mask of the steps that a finding calls longer; None if it names none."""
     if "steps" in finding.evidence:
         return np.isin(steps, finding.evidence["steps"])
     jump = finding.evidence.get("step")
@@ -82,14 +83,14 @@ def _longer_steps(finding: Finding, steps: npt.NDArray[np.int64]) -> Mask | None
 
 
 def slow_worker(durations: Durations, slow: Mask, longer_s: float) -> SlowWorker | None:
-    """The worker whose computes make steps longer; None where it is no single one.
+    """The worker whose computes make steps longer; None if no single worker does.
 
-    This is what was measured, and says nothing of why: the worker may be slow, or have more to do.
+    The measurement does not show the reason: the worker may be slow or have more work.
 
     Args:
         durations: as measured.
         slow: [step] the longer steps.
-        longer_s: by how much they typically are, seconds.
+        longer_s: typical extra seconds of a longer step.
     """
     graph = durations.graph
     if slow.sum() < MIN_STEPS or slow.all() or graph.n_dp * graph.n_pp == 1:

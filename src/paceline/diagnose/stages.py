@@ -1,4 +1,4 @@
-"""Stages with more to compute than the others."""
+"""Stages with more computation than the others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.graph.computes import KINDS
 
 Array = npt.NDArray[np.float64]
 
-#: A stage is overfull from here on, if noise allows to see it: one layer more among 50.
+#: Least overload of a stage: one more layer among 50.
 MIN_OVERLOAD = 0.02
 
-#: ... and by this many standard errors, which steps that differ make large.
+#: Least overload in standard errors. Steps that differ make the error large.
 MIN_ERRORS = 4.0
 
-#: Of two replicas, workers of an overfull stage differ by less than this.
+#: With two replicas, the workers of an overfull stage differ by at most this much.
 MAX_WORKER_GAP = 0.03
 
-#: Replicas that show a stage's load in a step; more would cost time only.
+#: Most replicas used to measure a stage's load in a step. More would only cost time.
 MAX_REPLICAS = 16
 
 
@@ -36,7 +36,7 @@ def loads(fit: Fit) -> Array:
 
 
 def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
-    """The stage that computes longest, if it stands out; None otherwise."""
+    """The stage with the longest computes, if it passes the thresholds; None otherwise."""
     of_kinds = loads(fit)
     total = of_kinds.sum(axis=0)
     stage = int(np.argmax(total))
@@ -76,28 +76,28 @@ def stage_cause(durations: Durations, fit: Fit) -> Candidate | None:
 
 
 def _place(stage: int, n_stages: int, forward: float, backward: float) -> str:
-    """Why the stage is long, in words: layers lengthen forwards, recomputation does not."""
+    """A likely reason for the load: layers lengthen forwards, recomputation does not."""
     if forward < 1 + MIN_OVERLOAD <= backward:
         return " (only its backwards: recomputed activations?)"
     return {0: " (the first: embedding)", n_stages - 1: " (the last: loss layer)"}.get(stage, "")
 
 
 def _ambiguity(fit: Fit, stage: int, n_dp: int) -> str:
-    """Other explanations: with few replicas, slow workers."""
+    """Another explanation: with one or two replicas, slow workers look alike."""
     if n_dp == 1:
         return "with one replica a slow worker and an overfull stage look alike"
     if n_dp == 2:
         gap = float(np.abs(np.diff(fit.worker[:, stage].mean(axis=0)))[0])
         if gap > max(MAX_WORKER_GAP, MIN_ERRORS * float(fit.worker_error[stage].max())):
             return (
-                f"the stage's two workers differ by {np.expm1(gap):.0%}: both may be slow, each "
-                "in its own way"
+                f"the stage's two workers differ by {np.expm1(gap):.0%}: both may be slow to "
+                "different degrees"
             )
     return ""
 
 
 def _relative_error(durations: Durations, fit: Fit, stage: int) -> float:
-    """Standard error of a stage's load over the mean, from how much it differs between steps."""
+    """Standard error of a stage's load over the mean load, from its differences between steps."""
     by_place = np.zeros((len(fit.stage_of_place), durations.n_steps))
     for v, variant in enumerate(fit.variants):
         block = durations.block(v)

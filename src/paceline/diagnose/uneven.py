@@ -18,38 +18,38 @@ from paceline.trace import OpKind
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Computes that the evidence lists, the most uneven first.
+#: Most computes listed in the evidence, the most uneven first.
 MAX_WORST = 8
 
-#: A compute is uneven if the busiest member of a group has this much more than the mean, beyond
-#: what lasts on a member. It is averaged over steps and groups.
+#: A compute is uneven if a group's busiest member exceeds the mean by this share, averaged over
+#: steps and groups. Each member's lasting factor is removed before.
 UNEVEN = 0.05
 
-#: And this many times as much as computes that do not follow such a collective.
+#: The excess must also be this many times that of computes that follow no such collective.
 UNEVEN_TIMES = 3.0
 
-#: ... and of how many standard errors each of the two may be off.
+#: Standard errors that are allowed for each of these two excesses.
 UNEVEN_ERRORS = 2.0
 
-#: Of all computes behind the exchange, those are balanced that stand out of the rest by this many
-#: standard errors: more than above, since each is compared with a level of few computes.
+#: A compute behind the exchange is balanced if it exceeds the rest by this many standard errors.
+#: The number is larger than UNEVEN_ERRORS, for the level it is compared with has few computes.
 CLEAR_ERRORS = 3.0
 
-#: Computes that are this short, as a share of the longest of their sort, are left out.
+#: Computes below this share of the longest one are left out.
 SHORT = 0.01
 
-#: Computes that are this even have no logarithm.
+#: Lower bound of a level before its logarithm.
 _TINY = 1e-9
 
-#: Word for the uneven load where members exchange tokens, and where they exchange keys and values.
+#: Cause and text of uneven work, by the kind of collective.
 _UNEVEN_CAUSES = {
-    OpKind.EXPERT_COMM: ("expert-imbalance", "experts get unlike numbers of tokens"),
-    OpKind.CONTEXT_COMM: ("context-imbalance", "context-parallel ranks get unlike work"),
+    OpKind.EXPERT_COMM: ("expert-imbalance", "experts get unequal numbers of tokens"),
+    OpKind.CONTEXT_COMM: ("context-imbalance", "context-parallel ranks get unequal work"),
 }
 
 
 def uneven_causes(durations: Durations) -> list[Candidate]:
-    """Work behind the exchanges of experts and of context-parallel ranks that is shared unevenly.
+    """Unevenly shared work behind the exchanges of experts and of context-parallel ranks.
 
     Args:
         durations: as measured.
@@ -60,14 +60,14 @@ def uneven_causes(durations: Durations) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class _Shares:
-    """How the computes behind one kind of collective are shared among members.
+    """Shares of members in the computes behind one kind of collective.
 
     Attributes:
         ops: the computes.
-        passing: [op, step, replica] a member's seconds over the mean of those it meets, without
-            what lasts on the member.
+        passing: [op, step, replica] a member's seconds over its group's mean, without the member's
+            lasting factor.
         busiest: [op, step and group] the busiest member's passing share.
-        excess: [op] mean over steps and groups of the busiest member's over the mean, minus 1.
+        excess: [op] mean of ``busiest`` over steps and groups, minus 1.
         error: [op] its standard error.
     """
 
@@ -95,7 +95,7 @@ class _Shares:
 
 
 def _balanced(durations: Durations, shares: _Shares, usual: _Shares | None, sets: Ints) -> Effect:
-    """Computes that are clearly less even than usual vary as the others of their stage do."""
+    """Effect: clearly uneven computes vary like the other computes of their stage."""
     kind, pp = durations.graph.kind, durations.graph.pp
     uneven = _clearly_uneven(shares, usual)
     beside = shares.ops[~uneven]
@@ -119,10 +119,10 @@ def _balanced(durations: Durations, shares: _Shares, usual: _Shares | None, sets
 
 
 def _clearly_uneven(shares: _Shares, usual: _Shares | None) -> npt.NDArray[np.bool_]:
-    """[op] computes that are less even than usual by more than chance, whatever pauses in them.
+    """[op] whether a compute is less even than usual, beyond chance. Medians ignore pauses.
 
-    Few computes tell the usual level roughly. So those that fit are added to it, the most even
-    first: not all that follows an exchange has unlike work.
+    A few computes give only a rough usual level. So computes behind the exchange that fit the level
+    are added to it, the most even first. Not all of them have uneven work.
     """
     uneven = np.ones(len(shares.ops), dtype=bool)
     if usual is None:
@@ -142,7 +142,7 @@ def _clearly_uneven(shares: _Shares, usual: _Shares | None) -> npt.NDArray[np.bo
 
 
 def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
-    """Work behind the collectives of a kind that is shared unevenly, now here and now there."""
+    """Unevenly shared work behind the collectives of a kind; the busiest member changes."""
     graph = durations.graph
     if graph.n_variants > 1:
         return None
@@ -188,7 +188,7 @@ def _uneven(durations: Durations, kind: OpKind) -> Candidate | None:
 
 
 def _computes_behind(graph: StepGraph, kind: OpKind) -> tuple[Ints, Ints]:
-    """Forwards and backwards that depend on a collective of the kind, and those that do not."""
+    """Computes that depend on a collective of the kind, and computes that do not."""
     after = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     depends = np.zeros(graph.n_ops, dtype=bool)
     depends[after[graph.kind[graph.dep] == kind]] = True
@@ -197,23 +197,23 @@ def _computes_behind(graph: StepGraph, kind: OpKind) -> tuple[Ints, Ints]:
 
 
 def _joined_sets(graph: StepGraph, kind: OpKind) -> Ints:
-    """[replica] the ranks that meet in collectives of a kind, directly or through others.
+    """[replica] number of the set of ranks that collectives of a kind join, directly or indirectly.
 
-    The links of a ring join two ranks each; together they are the ring.
+    Each link of a ring joins two ranks; together they form the ring.
     """
     families = np.unique(graph.family[graph.group[graph.kind == kind]])
     return joined_sets(graph.families[families])
 
 
 def _long_enough(durations: Durations, ops: Ints) -> Ints:
-    """Computes that take some time: the instants between two launches differ at random."""
+    """Computes that are not negligibly short: instants between two launches differ at random."""
     usual = np.array([float(np.median(durations.row(op))) for op in ops.tolist()])
     chosen: Ints = ops[usual >= SHORT * usual.max(initial=0.0)]
     return chosen
 
 
 def _shares(durations: Durations, ops: Ints, sets: Ints) -> _Shares:
-    """Shares of the members of each set; what lasts on a member of a stage is not counted."""
+    """Shares of the members of each set, without each member's lasting factor on its stage."""
     values, pp = durations.array[ops], durations.graph.pp[ops]  # [op, step, replica]
     mean = group_means(values, sets)
     relative = np.divide(values, mean, out=np.ones_like(values), where=mean > 0)

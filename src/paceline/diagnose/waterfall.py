@@ -1,6 +1,7 @@
-"""Where the time goes: from the actual step down to pure compute, one drop at a time.
+"""Waterfall: losses of time from the actual step down to pure compute.
 
-A telescoping series of simulations, so the terms add up by construction; negative terms are kept.
+The terms are differences of successive simulations, so they add up by construction. Negative terms
+are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Drop:
         name: "launch-delay", the cause of a finding, "passing-variation", "unexplained", "p2p",
             "collectives", "bubble".
         text: its description.
-        seconds: mean seconds per step; negative where the step would become longer.
+        seconds: mean seconds per step; negative if the step would become longer.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """From ``actual_s`` through the drops to ``compute_s``, all mean seconds per step.
+    """The losses between the actual step and its compute, all mean seconds per step.
 
     Attributes:
         actual_s: the traced mean step.
@@ -77,7 +78,7 @@ def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -
     only_compute = np.where(computes, ideal, 0.0)
     without_p2p = _ideal_step(measured.durations, no_p2p)
     without_tail = _ideal_step(measured.durations, only_compute)
-    replicas = [len(dps) for dps in measured.graph.variant_dps]  # a variant's ops run that often
+    replicas = [len(dps) for dps in measured.graph.variant_dps]  # copies of a variant's ops
     times = np.array(replicas)[measured.graph.variant[computes]]
     compute = float(ideal[computes] @ times) / (measured.graph.n_pp * measured.graph.n_dp)
     drops += [

@@ -20,46 +20,47 @@ from paceline.graph import Durations
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: A worker is slow from here on, if noise allows to see it. Healthy GPUs of one sort differ by 1 to
-#: 2% (Sinha et al., Not All GPUs Are Created Equal, SC 2022).
+#: Least slowness of a worker. Healthy GPUs of one model differ by 1 to 2% (Sinha et al., Not All
+#: GPUs Are Created Equal, SC 2022).
 MIN_SLOW_SHARE = 0.02
 
-#: ... and by this many standard errors, which steps that differ make large.
+#: Least slowness in standard errors. Steps that differ make the error large.
 MIN_ERRORS = 4.0
 
-#: ... and by this many times the spread of a job's workers; but 5% is slow in any job.
+#: Least slowness in spreads of the job's workers. A slowness of ALWAYS_SLOW_SHARE needs no such
+#: test.
 MIN_SPREADS, ALWAYS_SLOW_SHARE = 4.0, 0.05
 
-#: Fewer steps than ``FEW_STEPS`` do not show how much a worker's steps differ. They are taken to
-#: vary by this share: whole steps of the what-if paper's public jobs do by 0.6 to 2.3%.
+#: Fewer steps than ``FEW_STEPS`` do not show the variation of a worker's steps, so it is assumed.
+#: Whole steps of the what-if paper's public jobs vary by 0.6 to 2.3%.
 FEW_STEPS, USUAL_STEP_SPREAD = 4, 0.025
 
-#: Beside a worker this many times as far off, one under 5% is not worth naming.
+#: A worker below ALWAYS_SLOW_SHARE is not named if the slowest is this many times as slow.
 DWARFING_RATIO = 2.0
 
-#: ... nor one that noise shows in more than this share of jobs. (The worst one's chance is part of
-#: the finding's confidence.)
+#: Largest chance that noise shows a named worker. The slowest worker's chance lowers the finding's
+#: confidence instead.
 MAX_CHANCE = 0.01
 
-#: Fewer workers have no spread to speak of.
+#: Least number of workers for a meaningful spread.
 MIN_WORKERS = 8
 
-#: A worker is slow in a single step by this much and by this many standard errors of its
-#: operations. It also is by as many times the spread of all workers' steps.
+#: A worker is slow in a single step from STEP_SLOW on. It must also exceed STEP_ERRORS times the
+#: standard error of its operations and the spread of all workers' steps.
 STEP_SLOW, STEP_ERRORS = 0.05, 6.0
 
-#: At one stage, fewer microbatches do not show how much those of a step differ.
+#: With fewer values per step, a worker's single steps are not judged.
 MIN_MICROBATCHES = 4
 
-#: Where more of the workers than this are slow in single steps, it is noise, not a worker.
+#: If more than this share of the workers are slow in single steps, that is noise.
 FEW_WORKERS = 0.1
 
-#: Steps named in a sentence.
+#: Most step numbers in a message.
 MAX_NAMED = 6
 
 
 def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -> Candidate | None:
-    """The slow workers; None where there are none.
+    """The slow workers; None if there are none.
 
     Args:
         durations: as measured.
@@ -72,7 +73,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
     slow = lasting >= np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
-    if durations.n_steps >= FEW_STEPS:  # of fewer Student's t says next to nothing
+    if durations.n_steps >= FEW_STEPS:  # Student's t needs several steps
         chances = _chances(lasting, fit, durations.n_steps)
         slow &= (lasting == lasting.max()) | (chances <= MAX_CHANCE)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
@@ -120,7 +121,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
 
 
 def _bar(apparent: Array, fit: Fit) -> Array:
-    """[stage, dp] from which slowness on a worker counts, among workers as slow as ``apparent``."""
+    """[stage, dp] the least slowness that counts, given the spread of ``apparent``."""
     bar = np.maximum(MIN_SLOW_SHARE, MIN_ERRORS * fit.worker_error)
     if apparent.size >= MIN_WORKERS:
         of_workers: Array = np.asarray(MIN_SPREADS * robust.spread(apparent))
@@ -129,12 +130,12 @@ def _bar(apparent: Array, fit: Fit) -> Array:
 
 
 def _least_of_few(n_steps: int) -> float:
-    """The share by which a worker must be slow in a few steps, for steps vary, too."""
+    """The least slowness that counts in a trace of few steps, whose variation is assumed."""
     return 0.0 if n_steps >= FEW_STEPS else MIN_ERRORS * USUAL_STEP_SPREAD / math.sqrt(n_steps)
 
 
 def _steps_of(cell: tuple[int, int], slow: Mask, by_step: Array) -> Mask | None:
-    """[step] in which a worker is slow; None: in all."""
+    """[step] mask of the steps in which a worker is slow; None: all steps."""
     return None if slow[cell] else by_step[cell[0], :, cell[1]] > 0
 
 
@@ -149,7 +150,7 @@ def _text(
     slow_steps: Mask | None,
     steps: npt.NDArray[np.int64],
 ) -> str:
-    """The finding in words: ``worst`` is the name of the slowest worker."""
+    """The text of the finding; ``worst`` is the name of the slowest worker."""
     steps_in = ""
     if slow_steps is not None:
         numbers = steps[slow_steps].tolist()
@@ -162,33 +163,33 @@ def _text(
 
 
 def _other_reading(fit: Fit, workers: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """Another explanation where most workers are slow, and the cause that this would be."""
+    """Another explanation if most workers are slow, and the cause that it means."""
     stages = sorted({stage for _, stage in workers} & fit.mostly_slow)
     if stages:
         listed = ", ".join(map(str, stages))
         return (
-            f"most workers of stage {listed} are slow: it may have too much work instead, and its "
-            "other workers be faster than they should be; then another split of the layers helps",
+            f"most workers of stage {listed} are slow: the stage may have too much work instead, "
+            "and its other workers may be unusually fast; then another split of the layers helps",
             "stage-imbalance",
         )
     if REPLICAS in fit.mostly_slow:
         return (
-            "most replicas are slow beside a few: these may have less work instead (shorter "
-            "sequences); then sharing the work out evenly helps",
+            "most replicas are slower than a few: the few may have less work instead (shorter "
+            "sequences); then distributing the work evenly helps",
             "sequence-length",
         )
     return "", ""
 
 
 def _chance(worst: tuple[int, int], lasting: Array, slow: Mask, fit: Fit, n_steps: int) -> float:
-    """Bound on the chance that noise shows a worker as slow as the worst one."""
+    """Upper bound on the chance that noise shows a worker as slow as the worst one."""
     if not slow[worst] or n_steps < 2:
-        return 0.0  # single steps are held to STEP_ERRORS
+        return 0.0  # STEP_ERRORS covers single steps
     return float(_chances(lasting, fit, n_steps)[worst])
 
 
 def _chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
-    """[stage, dp] bounds on the chance that noise shows any worker as slow as that one."""
+    """[stage, dp] upper bounds on the chance that noise shows any worker as slow as this one."""
     if n_steps < 2:
         return np.zeros_like(lasting)
     t = lasting / np.maximum(fit.worker_error, 1e-12)
@@ -196,7 +197,7 @@ def _chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
 
 
 def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
-    """How slow workers lie."""
+    """Arrangement of the slow workers in the job."""
     replicas, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     if len(workers) == 1:
         return "one worker"
@@ -206,9 +207,9 @@ def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
 
 
 def _step_deviations(durations: Durations, fit: Fit) -> Array:
-    """[stage, step, dp] how much slower a worker is in single steps (logarithm); 0 where not.
+    """[stage, step, dp] logarithm of a worker's slowness in single steps; 0 below the thresholds.
 
-    At one stage a worker's step is told from its microbatches by how much these differ.
+    With one stage, the median of a step's microbatches is used.
     """
     graph = durations.graph
     deviations = np.zeros((graph.n_pp, durations.n_steps, graph.n_dp))

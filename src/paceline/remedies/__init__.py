@@ -20,7 +20,7 @@ from paceline.remedies.advise import Advice, advise, propose_all
 from paceline.remedies.outcome import beyond_s
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 
-#: All remedies there are, in the order in which they are listed.
+#: All remedies, in the order of the list that users see.
 REMEDIES: tuple[RemedyKind, ...] = (
     *replace.KINDS,
     *peer_groups.KINDS,

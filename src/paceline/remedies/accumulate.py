@@ -21,7 +21,7 @@ def propose(case: Case) -> Remedy:
     """Reduce the gradients of a unit or bucket in the last microbatch only.
 
     Raises:
-        NotApplicableError: the job does so already, or reducing costs next to nothing.
+        NotApplicableError: the job does so already, or the reductions cost almost nothing.
     """
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
@@ -43,7 +43,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int] | None:
-    """The step, and how many ops vanish from the replicas' programs; None where no op does."""
+    """The step, and the number of ops removed from the programs; None if no op is removed."""
     counts: list[int] = []
 
     def edit(replica: Replica) -> None:
@@ -61,7 +61,7 @@ def _predicted(case: Case, kinds: Collection[OpKind]) -> tuple[Prediction, int] 
 
 
 def _replicas_only(case: Case) -> dict[str, float]:
-    """Hybrid sharding may scatter in each microbatch and all-reduce over the replicas once."""
+    """The gain if hybrid sharding scatters in each microbatch but all-reduces once per step."""
     kinds = case.measured.graph.kind
     if not all((kinds == kind).any() for kind in REDUCTIONS):
         return {}

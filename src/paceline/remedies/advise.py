@@ -1,4 +1,4 @@
-"""Why a job is slow: its causes, the waterfall, and the gain of each remedy."""
+"""Advice for a job: causes of its slowness, the waterfall, and the gain of each remedy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Advice:
 
     Attributes:
         diagnosis: causes, by share.
-        fall: where the time goes.
-        remedies: those that answer findings, by gain, largest first.
-        not_applicable: remedy -> why it does not apply.
+        fall: the waterfall.
+        remedies: remedies that answer findings, by gain, largest first.
+        not_applicable: remedy -> the reason why it does not apply.
         architecture: changes of the job's architecture, by gain.
-        hints: what to tell Paceline to learn more.
+        hints: options that would give Paceline more information.
         communication: the collectives for which the step waits; None without recorded programs.
     """
 
@@ -60,9 +60,9 @@ def _hints(case: Case) -> tuple[str, ...]:
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
-    """Remedies by gain, and why the others do not apply.
+    """Remedies by gain, and the reasons why the others do not apply.
 
-    A job without findings gets only changes of its architecture, and those need its programs.
+    A job without findings gets only changes of its architecture, which need recorded programs.
     """
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}

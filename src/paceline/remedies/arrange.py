@@ -1,4 +1,4 @@
-"""Where to place slow workers: a search over positions, verified on the whole trace."""
+"""Positions for slow workers: a search, verified on the whole trace."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from paceline.robust import MEDIAN_ERROR
 Array = npt.NDArray[np.float64]
 Positions = tuple[Worker, ...]
 
-#: The simpler of two arrangements is better if their step times differ by less than this per item.
-#: First counts the number of slow stages, then of slow stages at the ends (falcon paper, 5.3), then
-#: of swaps.
+#: The simpler of two arrangements wins if their step times differ by less than this per item. The
+#: items are slow stages, then slow stages at the ends (falcon paper, 5.3), then swaps.
 STAGE, END, SWAP = 2e-4, 1e-4, 5e-5
 
-#: Number of arrangements simulated on all steps and replicas. One that was not the best without
-#: noise is chosen only if it leads by MIN_LEAD. A smaller lead is the luck of the traced steps.
+#: Number of arrangements simulated on all steps and replicas. One that is not the best without
+#: noise must lead by MIN_LEAD. A smaller lead is chance in the traced steps.
 N_VERIFIED, MIN_LEAD = 4, 0.01
 
 
@@ -40,8 +39,8 @@ Swap = tuple[Worker, Worker]
 
 
 def swaps_to(workers: Sequence[Worker], positions: Sequence[Worker]) -> list[Swap]:
-    """Swaps, one after the other, that bring each worker to its position."""
-    at = {worker: worker for worker in workers}  # where each worker stands now
+    """Successive swaps that bring each worker to its position."""
+    at = {worker: worker for worker in workers}  # current position of each worker
     swaps = []
     for worker, target in zip(workers, positions, strict=True):
         here = at[worker]
@@ -61,7 +60,7 @@ class Arrangement:
     def __init__(self, durations: Durations, computes: Computes, workers: Sequence[Worker]) -> None:
         self.durations, self.computes, self.workers = durations, computes, tuple(workers)
         self.fit = fit_computes(durations)
-        #: worker -> [kind, step] its time over that of a typical worker of its stage.
+        #: Worker -> [kind, step] its time over the time of a typical worker of its stage.
         self.factors: dict[Worker, Array] = {worker: self._by_step(worker) for worker in workers}
 
     def _lasting(self, worker: Worker) -> Array:
@@ -84,7 +83,7 @@ class Arrangement:
 
     @cached_property
     def healthy(self) -> Durations:
-        """The durations if none of the workers were slow."""
+        """The durations if no worker were slow."""
         changed = copy_of(self.durations)
         for worker, factor in self.factors.items():
             self._scale(changed, worker, 1 / factor)
@@ -120,7 +119,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Found:
-    """The best arrangement: where each worker goes, and the durations there."""
+    """The best arrangement: the position of each worker, and the durations there."""
 
     positions: Positions
     durations: Durations
@@ -143,14 +142,14 @@ class Search:
         self.n_pp = graph.n_pp
         slow = sorted({dp for dp, _ in self.workers})
         clean = [dp for dp in range(graph.n_dp) if dp not in slow]
-        #: Replicas to simulate: those with slow workers, and some of the clean ones (all alike).
+        #: Replicas to simulate: the ones with slow workers, and some clean ones (all alike).
         self.dps = np.array(sorted(slow + clean[: len(self.workers)]))
         self.graph = some_replicas(graph, self.dps)
         self.typical = typical_durations(arrangement.healthy)
         self.scores: dict[Positions, float] = {}
 
     def best(self) -> Found:
-        """The best arrangement found; the present one where none is better."""
+        """The best arrangement found; the present one if none is better."""
         self._learn([self.workers, *self._consolidated()])
         while True:
             centre = min(self.scores, key=lambda positions: self.scores[positions])
@@ -161,7 +160,7 @@ class Search:
         return self._verified()
 
     def _verified(self) -> Found:
-        # If a change gains nothing without noise, its gain is the luck of the traced steps.
+        # A change that gains nothing without noise gains only by chance in the traced steps.
         now = self.scores[self.workers]
         better = [p for p, seconds in self.scores.items() if seconds < now * (1 - MIN_OF_STEP)]
         order = sorted(better, key=lambda positions: self.scores[positions])

@@ -1,8 +1,8 @@
 """Larger or smaller buckets of gradients (DDP's bucket_cap_mb).
 
-A reduction takes a latency plus its bytes over the bandwidth. A trace has no bytes, so the latency
-is known from above only: no collective of the stage was faster. Both ends are simulated; a change
-is offered only where it gains by either.
+The time of a reduction is a latency plus its bytes over the bandwidth. A trace has no bytes, so
+only an upper bound of the latency is known: the fastest collective of the stage. Latencies of 0 and
+of this bound are simulated. A change is offered only if it gains in both cases.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from paceline.units import seconds
 #: Bucket sizes to compare, as multiples of the present size.
 SIZES = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 
-#: Jobs were run again with the change (benchmarks/programs.py). For 95% of them the gain lay at
-#: most this far from the interval that the steps alone give.
+#: Jobs were run again with the change (benchmarks/programs.py). For 95% of them, the gain lay at
+#: most this far outside the interval from the steps alone.
 MARGIN = 0.01
 
 
@@ -42,12 +42,12 @@ def propose(case: Case) -> Remedy:
     """Cut or join buckets.
 
     Options: ``bucket_size``, a multiple of the present size (a power of 2); ``latency_us``, the
-    time of an all-reduce of next to no bytes.
+    time of an all-reduce with almost no bytes.
 
     Raises:
         RemedyError: an option has an impossible value.
         NotApplicableError: there are no buckets, the trace does not bound the latency, no size
-            gains by all readings, or the readings lie too far apart.
+            gains for all latencies, or the gains differ too much.
     """
     kinds = case.measured.graph.kind
     if not any((kinds == kind).any() for kind in REDUCTIONS):
@@ -89,7 +89,7 @@ def _name(size: float) -> str:
 
 
 def _refuse_open(case: Case, trial: _Trial, tried: Mapping[float, _Readings], best: float) -> None:
-    """Raise NotApplicableError where one reading of a size gains and another gains far less."""
+    """Raise NotApplicableError if the readings of a size differ too much in their gains."""
     size = best
     if not tried[best].gains(case):
         size = min(tried, key=lambda size: tried[size].best.mean_s)
@@ -113,7 +113,7 @@ def _requested(case: Case) -> float | None:
 
 
 def _latencies(case: Case) -> tuple[float, float]:
-    """The least and the largest latency that the trace allows, or the user's option, in seconds."""
+    """The smallest and largest latency in seconds that the trace allows, or the user's option."""
     given = case.options.get("latency_us")
     if given is not None:
         if float(given) < 0:
@@ -128,7 +128,7 @@ def _latencies(case: Case) -> tuple[float, float]:
 
 
 def fastest_collective_s(measured: Measured) -> float:
-    """Typical time of the fastest collective over data-parallel ranks: the latency is below it."""
+    """Typical time of the fastest data-parallel collective: an upper bound of the latency."""
     graph, durations = measured.graph, measured.durations
     wide = np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in DP_KINDS]))
     return min(float(np.median(durations.row(op))) for op in wide.tolist())
@@ -160,7 +160,7 @@ class _Trial:
 
     @property
     def doubt(self) -> str:
-        """Why the readings of a size differ."""
+        """The reason why the readings of a size differ."""
         low, high = self.latencies
         if low == high:
             return "as pieces of a bucket vary alike or each on its own"
@@ -218,14 +218,14 @@ def join_buckets(replica: Replica, stage: int, n: int, latency_s: float) -> None
 def cut_buckets(
     replica: Replica, stage: int, n: int, latency_s: float, *, own: bool = False
 ) -> None:
-    """Reduce each bucket in ``n`` equal pieces; the backward in front of it is cut likewise.
+    """Reduce each bucket in ``n`` equal pieces; cut the backward in front of it, too.
 
     Args:
         replica: the replica to change, in place.
         stage: the stage whose buckets are cut.
         n: pieces of a bucket.
         latency_s: latency of each reduction.
-        own: whether each piece varies on its own; else all vary alike.
+        own: whether each piece varies independently; otherwise all vary alike.
     """
     steps = replica.steps[stage]
     for (_, of_pass), buckets in _buckets(replica, stage).items():
@@ -253,7 +253,7 @@ def _piece(op: int, part: int, n: int, own: bool, nth: int, plus_s: float = 0.0)
 
 
 def _cut(replica: Replica, compute: int, pieces: list[int], own: bool) -> list[int]:
-    """Cut a compute into as many parts as its bucket has pieces, each piece behind its part."""
+    """Cut a compute into one part per piece of its bucket; each piece follows its part."""
     steps: list[int] = []
     for nth, piece in enumerate(pieces):
         steps.append(replica.add(_piece(compute, 0, len(pieces), own, nth)))
@@ -262,7 +262,7 @@ def _cut(replica: Replica, compute: int, pieces: list[int], own: bool) -> list[i
 
 
 def _backward_of(replica: Replica, steps: list[int], bucket: int, of_pass: Pass) -> int | None:
-    """The longest compute of the pass between the launches of the bucket before and of this one."""
+    """The longest compute of the pass between the launches of the previous bucket and this one."""
     computes = []
     for step in reversed(steps[: steps.index(bucket)]):
         if step >= 0 and replica.kind(step) in REDUCTIONS:

@@ -1,4 +1,4 @@
-"""Chunks of a stage: how many its layers allow, and which share of its computes each has."""
+"""Chunks of a stage: the numbers that its layers allow, and each chunk's share of the computes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.remedies.remedy import Case
 
 Array = npt.NDArray[np.float64]
 
-#: Numbers of chunks per stage to try where the user names none.
+#: Numbers of chunks per stage to try if the user gives none.
 CHUNKS = (2, 3, 4)
 
-#: Up to this many replicas, a stage of several slow workers looks like one with too much work.
+#: With up to this many replicas, a stage of several slow workers looks like an overfull stage.
 FEW_REPLICAS = 3
 
 #: Stages whose load differs by less than this share have equal loads up to noise.
@@ -23,12 +23,12 @@ EVEN_SHARE = 0.01
 
 
 def chunk_counts(case: Case) -> list[int]:
-    """Chunks per stage to try: the option ``chunks``, or those of ``CHUNKS`` that layers allow.
+    """Numbers of chunks to try: the option ``chunks``, or values of ``CHUNKS`` that layers allow.
 
     Raises:
-        RemedyError: the number asked for does not divide the stages' layers, or the number of
-            entries in ``layers`` is not that of the stages.
-        NotApplicableError: no number divides them.
+        RemedyError: the requested number does not divide the stages' layers, or ``layers`` does not
+            have one entry per stage.
+        NotApplicableError: no number divides the layers.
     """
     requested, layers = case.options.get("chunks"), case.layers
     options = list(CHUNKS) if requested is None else [int(requested)]
@@ -55,16 +55,16 @@ def even_shares(n_stages: int, n_chunks: int) -> Array:
 def shares_by_layers(
     loads: Array, layers: Sequence[int] | None, n_chunks: int, least: Array | float = EVEN_SHARE
 ) -> Array:
-    """[kind, stage, chunk] share of a stage's computes that each of its chunks does.
+    """[kind, stage, chunk] each chunk's share of its stage's computes.
 
     The layers of a stage are cut into equal chunks. The first stage's time beyond its layers is the
-    embedding: its first chunk has it. The last stage's time beyond its layers is the loss: its last
-    chunk has it. A layer costs the median of the interior stages; with two stages, the lesser of
-    both.
+    embedding, which goes to its first chunk. The last stage's time beyond its layers is the loss,
+    which goes to its last chunk. The cost of a layer is the median of the interior stages; with two
+    stages, the smaller of both.
 
     Args:
         loads: [kind, stage] seconds of a microbatch.
-        layers: [stage] layers; None: all stages have equally many.
+        layers: [stage] layers; None: all stages have the same number.
         n_chunks: chunks per stage.
         least: [kind] share of a stage's load below which a difference is noise.
     """

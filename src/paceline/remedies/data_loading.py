@@ -17,24 +17,24 @@ from paceline.trace import OpKind
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: Values of the option ``hide`` beside the labels of ops: the delay at the start of steps, or all.
+#: Values of the option ``hide`` besides labels of ops: the delay at the start of steps, or all.
 START, ALL = "step-start", "all"
 
-#: One sort of delay is proposed alone if it saves this share of the saving of all sorts.
+#: One sort of delay is proposed alone if it saves this share of what all sorts save.
 NEARLY_ALL_SHARE = 0.95
 
-#: Sorts of delay that save less than this share of the step are not named in the sentence.
+#: Sorts of delay that save less than this share of the step are left out of the sentence.
 MIN_NAMED = 0.005
 
 
 def propose(case: Case) -> Remedy:
-    """Hide launch delays: all, or those of one sort where the others cost next to nothing.
+    """Hide launch delays: all, or one sort of them if the others cost almost nothing.
 
     Options: ``hide``, the sort to hide: "step-start", the label of a kind of op, or "all".
 
     Raises:
         RemedyError: there is no such sort of delay.
-        NotApplicableError: launch delays cost next to nothing, or hiding them saves nothing.
+        NotApplicableError: launch delays cost almost nothing, or hiding them saves nothing.
     """
     requested, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
     if requested is not None and requested not in sorts:
@@ -89,7 +89,7 @@ def _replay(measured: Measured, hidden: Mask) -> Array:
 
 
 def _of(step_s: Array) -> Prediction:
-    """A prediction that counts delays only: without delays there is nothing to hide."""
+    """A prediction of delays only: without delays the change has no effect."""
     return Prediction(step_s, step_s)
 
 

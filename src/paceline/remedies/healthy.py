@@ -1,8 +1,9 @@
-"""Times of blamed workers if they were as healthy as their peers.
+"""Times of slow workers if they were as healthy as their peers.
 
-Peers are the same op of the other data-parallel ranks. Their median is used, not the ideal
-duration. The mean over all ranks still contains the slow one (up to 10% off at 4 x 2). A worker
-keeps its variation from op to op, and its pauses: a new machine runs the same program.
+The peers of an op are the same op on the other data-parallel ranks. The healthy time is their
+median, not the ideal duration. The ideal is a mean that contains the slow rank (up to 10% off at 4
+x 2). A worker keeps its variation from op to op and its pauses, for a new machine runs the same
+program.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Worker = tuple[int, int]  # (dp, pp)
 #: Enough peers for a median; more peers change it by less than a fifth of an op's noise.
 MAX_PEERS = 32
 
-#: A worker is unsteady if its slowness varies from op to op by this multiple of the noise of all
-#: computes. It then takes its peers' variation.
+#: If a worker's slowness varies from op to op by this multiple of the computes' noise, it gets its
+#: peers' variation.
 UNSTEADY_RATIO = 3.0
 
 _TINY_S = 1e-9  # durations of 0 have no logarithm
@@ -41,9 +42,9 @@ class HealthyWorker:
         worker: (dp, pp).
         variant: its replica structure.
         ops: [kind, chunk, microbatch] its computes, counted from the variant's first op.
-        dp_index: its place among the replicas of the variant.
+        dp_index: its index among the replicas of the variant.
         own: [kind, chunk, microbatch, step] measured seconds.
-        seconds: [kind, chunk, microbatch, step] seconds if it were healthy.
+        seconds: [kind, chunk, microbatch, step] seconds of a healthy worker.
     """
 
     worker: Worker
@@ -63,9 +64,9 @@ def healthy_workers(
 ) -> list[HealthyWorker]:
     """Healthy durations of the computes of some workers.
 
-    They are the median of the same op in the same step over the peers. Where the worker's other
-    stages show that microbatches differ in cost, the cost of its own microbatches applies. A new
-    worker gets the old one's data.
+    They are the median of the same op in the same step over the peers. If the worker's other stages
+    show that microbatches differ in cost, its own microbatches' costs apply: a new worker gets the
+    old one's data.
 
     Raises:
         NotApplicableError: a stage has no other replica.
@@ -104,7 +105,8 @@ class _Peers:
             )
         blamed_dps = {d for d, _ in blamed}
         peers = [d for d in peers if d not in blamed_dps] or peers
-        # Replicas with as many microbatches have the same ops; without such replicas, take any.
+        # Replicas with the same number of microbatches have the same ops. Without such replicas,
+        # take any.
         same_variant = [d for d in peers if graph.replica_variant[d] == self.variant]
         self.same_ops = bool(same_variant)
         peer_dps = np.array(same_variant or peers)
@@ -115,7 +117,7 @@ class _Peers:
         ]
         self.me = (self.variant, graph.dp_index[[dp]])
         own_stages = {pp for d, pp in blamed if d == dp}
-        #: Places that show the cost of the worker's microbatches: the healthy ones of its replica.
+        #: Healthy places of the worker's replica show the cost of its microbatches.
         self.healthy_places = np.flatnonzero(~np.isin(computes.stage, list(own_stages)))
         self.mine = np.flatnonzero(computes.stage == self.stage)
 
@@ -127,7 +129,7 @@ class _Peers:
         return np.log(np.maximum(seconds, _TINY_S))
 
     def healthy(self, fit: Fit) -> HealthyWorker:
-        """Healthy times of the worker; ``fit`` says how much computes vary."""
+        """Healthy times of the worker; ``fit`` has the variation of computes."""
         tables = [self._logs(group, self.mine) for group in self.peers]
         own = self._logs(self.me, self.mine)
         costs, own_cost = self._costs(tables, own)
@@ -151,8 +153,8 @@ class _Peers:
     def _costs(self, tables: list[Array], own: Array) -> tuple[list[Array], Array]:
         """[microbatch, replica, step] logarithm of the cost of microbatches, peers' and own.
 
-        The healthy stages of the worker's replica show it. A replica without healthy stages shows
-        it by the worker itself, less its level.
+        It comes from the healthy stages of the worker's replica. Without such stages it comes from
+        the worker itself, minus its level.
         """
         if not len(self.healthy_places):
             return [_centre(_middle(t)) for t in tables], _centre(_middle(own))
@@ -164,7 +166,7 @@ class _Peers:
         return [_middle(table) for table in others], _middle(mine)
 
     def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
-        """[replica] per group of peers: whether the replica's worker of a stage is blamed."""
+        """[replica] per group of peers: whether the replica's worker of a stage is slow."""
         graph = self.graph
         return [
             np.array([(dp, stage) in self.blamed for dp in graph.variant_dps[v][index].tolist()])
@@ -175,8 +177,8 @@ class _Peers:
 def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
     """Take the usual level off tables [kind, microbatch, replica, step] of one place, in place.
 
-    Peers that are not blamed lose their common level, blamed replicas their own. Where all peers
-    are blamed, every replica loses its own level: nothing compares them.
+    Healthy peers lose their common level, slow replicas their own. If all peers are slow, every
+    replica loses its own level, for there is no healthy one to compare with.
 
     Args:
         tables: those of the peers, then that of the replica in question.
@@ -196,14 +198,14 @@ def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
 def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
     """[kind, chunk, microbatch, step] a worker's computes at the peers' speed.
 
-    In each step they get the peers' median (a worker may be slow in some steps only). The variation
-    within the step stays the worker's own, unless it is part of its slowness. Pauses last as long
-    as before.
+    In each step they get the peers' median, for a worker may be slow in some steps only. Within the
+    step the worker keeps its own variation, unless that is part of its slowness. Pauses keep their
+    length.
 
     Args:
         own_s: its computes, seconds.
-        like_peers: logarithm of the seconds if they were like the peers' in everything.
-        fit: how much computes vary.
+        like_peers: logarithm of the seconds if they were entirely like the peers'.
+        fit: the fit, with the variation of computes.
     """
     over = np.log(np.maximum(own_s, _TINY_S)) - like_peers
     residual = over - np.median(over, axis=(1, 2), keepdims=True)
@@ -218,7 +220,7 @@ def _as_fast(own_s: Array, like_peers: Array, fit: Fit) -> Array:
 
 
 def _middle(table: Array) -> Array:
-    """The lower median over kinds and places; of two values the smaller one has no pause in it."""
+    """The lower median over kinds and places: the smaller of two values has no pause."""
     flat = table.reshape(-1, *table.shape[2:])
     middle = (len(flat) - 1) // 2
     median: Array = np.partition(flat, middle, axis=0)[middle]
@@ -226,7 +228,7 @@ def _middle(table: Array) -> Array:
 
 
 def _centre(cost: Array) -> Array:
-    """The cost less each replica's median over microbatches and steps."""
+    """The cost minus each replica's median over microbatches and steps."""
     centred: Array = cost - np.median(cost, axis=(0, 2), keepdims=True)
     return centred
 
@@ -234,8 +236,8 @@ def _centre(cost: Array) -> Array:
 def _slope(tables: list[Array], costs: list[Array]) -> Array:
     """[kind, chunk] how strongly the cost of microbatches shows, by least squares over the peers.
 
-    It is about 1 where microbatches differ, and about 0 where they only seem to. A loss layer
-    dilutes it, since its cost depends on the tokens only.
+    The slope is about 1 where microbatches differ, and about 0 where the difference is noise. A
+    loss layer dilutes it, for its cost depends on the tokens only.
     """
     x = np.concatenate([cost.ravel() for cost in costs])
     x = x - x.mean()
@@ -245,7 +247,7 @@ def _slope(tables: list[Array], costs: list[Array]) -> Array:
         y = np.concatenate([table[at].ravel() for table in tables])
         y = y - np.median(y)
         far = np.abs(y - x)
-        inside = far <= 4 * np.median(far) + 1e-12  # pauses stand outside
+        inside = far <= 4 * np.median(far) + 1e-12  # pauses lie outside
         square = float(x[inside] @ x[inside])
         slope[at] = float(x[inside] @ y[inside]) / square if square > 0 else 0.0
     return slope

@@ -30,8 +30,8 @@ from paceline.trace.kinds import MICROBATCH_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Splits are tried, too, if their largest load is this close to the best. Splits with equal loads
-#: may differ by this share in their bubbles.
+#: Splits whose largest load is within this share of the best are tried, too. Their bubbles may
+#: differ by as much.
 NEAR_SHARE = 0.03
 MAX_NEAR = 512
 
@@ -41,11 +41,10 @@ N_VERIFIED = 4
 #: One-layer moves tried per round of the search, and rounds.
 MAX_MOVES, MAX_ROUNDS = 2048, 40
 
-#: Numbers of best moves to make at once; a round that gains less than MIN_STEP is the last.
+#: Numbers of best moves that are combined. A round that gains less than MIN_STEP is the last.
 JOINT_SIZES, MIN_STEP = (2, 3, 4, 6, 8), 2e-4
 
-#: A layout nearer to the present one is better if step times differ by less than this per layer
-#: moved.
+#: A layout closer to the present one wins if step times differ by less than this per moved layer.
 MOVE_PENALTY = 5e-5
 
 #: A gain below this is noise.
@@ -94,7 +93,7 @@ class LayoutSearch:
         self.computes: Computes = computes_of(durations.graph)
         place_s = typical_places(durations)
         virtual = np.arange(len(layers))
-        #: [virtual stage] its place among the computes (which go stage by stage).
+        #: [virtual stage] its index among the computes, which are ordered by stage
         self.place = virtual % bounds.n_pp * bounds.n_chunks + virtual // bounds.n_pp
         self.costs: LayerCosts = estimate_costs(place_s[:, self.place], layers)
         self.parameters = ParameterOps(durations, layers, bounds.n_pp)
@@ -139,7 +138,7 @@ class LayoutSearch:
         return self.predict(changed)
 
     def best(self, now: Prediction) -> tuple[Layout, Prediction]:
-        """The best layout and its step times; the present one where none is better."""
+        """The best layout and its step times; the present one if none is better."""
         scores: dict[Layout, float] = {}
         self._score_into(scores, [self.layers, *self._starts()])
         for _ in range(MAX_ROUNDS):
@@ -160,7 +159,7 @@ class LayoutSearch:
         return best, after
 
     def _score_into(self, scores: dict[Layout, float], layouts: Iterable[Layout]) -> None:
-        """Step times of layouts not yet scored, a little more for every layer moved."""
+        """Step times of layouts not yet scored, with a small penalty for every moved layer."""
         new = [layout for layout in dict.fromkeys(layouts) if layout not in scores]
         if new:
             table = np.array(new)
@@ -169,14 +168,14 @@ class LayoutSearch:
             scores.update(zip(new, times.tolist(), strict=True))
 
     def _joint_moves(self, centre: Layout, near: Ints, scores: dict[Layout, float]) -> list[Layout]:
-        """Layouts that make several of the best moves at once, to need fewer rounds."""
+        """Layouts that combine several of the best moves, to save rounds."""
         order = np.argsort([scores[tuple(layout)] for layout in near.tolist()], kind="stable")
         steps = np.cumsum(near[order[: max(JOINT_SIZES)]] - np.array(centre), axis=0)
         joined = np.array(centre) + steps[[k - 1 for k in JOINT_SIZES if k <= len(steps)]]
         return [tuple(layout) for layout in self.bounds.keep(joined).tolist()]
 
     def _starts(self) -> list[Layout]:
-        """Starts of the search: the splits whose largest load is the smallest, or nearly so."""
+        """Starts of the search: splits with the smallest largest load, or nearly so."""
         table, least = self._stage_table(), self.bounds.stage_least
         total = sum(self.layers)
         load, split = best_split(table, total, least, self.bounds.most)
@@ -186,7 +185,7 @@ class LayoutSearch:
         ]
 
     def _stage_table(self) -> Array:
-        """[stage, layers] load of a stage, by the number of layers in all its chunks."""
+        """[stage, layers] load of a stage by its number of layers, all chunks together."""
         counts = np.arange(sum(self.layers) + 1)
         shape = (2, self.bounds.n_chunks, self.bounds.n_pp)
         per_layer = self.costs.per_layer.reshape(shape).min(axis=1)  # [kind, stage]
@@ -201,18 +200,18 @@ class LayoutSearch:
         return tuple(count for row in rows for count in row)
 
     def lower_bound(self) -> float:
-        """Seconds that no split of interleaved 1F1B can beat on typical durations.
+        """Lower bound in seconds for all splits under interleaved 1F1B, on typical durations.
 
         It is the larger of two bounds:
 
         - A stage computes all its microbatches after the first forward of the stages before it and
           before their last backward, each with its fewest layers. The dynamic programme finds the
-          split whose largest sum of these is smallest.
+          split with the smallest largest sum of these.
         - The last chunk of the last stage sees the first microbatch after the forwards of all other
           chunks. It sees the last microbatch before all their backwards. Between these, the last
           stage computes its earlier chunks for all but ``n_pp`` microbatches.
 
-        Both include the first stage's time before and after its computes.
+        Both bounds include the first stage's time before and after its computes.
         """
         n_pp, bounds = self.bounds.n_pp, self.bounds
         least = self.costs.of(bounds.least).sum(axis=0)  # [virtual stage] smallest load

@@ -1,4 +1,4 @@
-"""Times of blamed links if they were as healthy as their peers."""
+"""Times of slow links if they were as healthy as their peers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Ints = npt.NDArray[np.int64]
 def heal_links(durations: Durations, links: Iterable[tuple[int, int, int]]) -> None:
     """Give the transfers of links (dp, low stage, high stage) the usual times, in place.
 
-    The usual time is the median of the same transfer in the same step over the replicas whose link
-    is not blamed. Without such replicas it is the median of its kind in the step over all links
-    that are not blamed.
+    The usual time is the median of the same transfer in the same step over the replicas with a
+    healthy link. Without such replicas it is the median of the kind in the step over all healthy
+    links.
 
     Raises:
-        NotApplicableError: all links are blamed.
+        NotApplicableError: all links are slow.
     """
     by_stages: dict[tuple[int, int], set[int]] = {}
     for dp, low, high in links:
@@ -59,7 +59,7 @@ def _heal_by_links(
     stages: tuple[int, int],
     blamed: Mapping[tuple[int, int], Collection[int]],
 ) -> None:
-    """Heal links where all replicas' links between two stages are slow: peers are other stages'."""
+    """Heal links where all replicas' links between two stages are slow, by other stages' links."""
     graph = durations.graph
     for kind in P2P_KINDS:
         peers: list[Array] = []  # [step, transfer]

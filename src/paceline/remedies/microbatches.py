@@ -1,9 +1,9 @@
 """Micro-batch redistribution: slow replicas get fewer microbatches, the others more (falcon, S2).
 
-The paper minimises the variance of ``m_i * t_i`` by a quadratic programme. With a pipeline a
-replica's time is not proportional to its microbatches, and the least variance is not the least
-maximum. So each replica is simulated for every number of microbatches in question, and the
-largest time is made as small as possible, exactly.
+The paper minimises the variance of ``m_i * t_i`` by a quadratic programme. With a pipeline, a
+replica's time is not proportional to its microbatches, and the smallest variance is not the
+smallest maximum. So each replica is simulated for the possible numbers of microbatches, and the
+largest time is minimised exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.remedies.resize import Resizer, resizer
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Smaller gains do not justify other numbers of microbatches.
+#: A smaller gain does not justify a change of the numbers of microbatches.
 MIN_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
@@ -35,7 +35,7 @@ NEW_SEQUENCES = (
 def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     """[replica] numbers that sum up to ``total`` and make the largest time as small as possible.
 
-    The solution is exact. It changes few numbers, and adds where that takes the least time.
+    The solution is exact. It changes few numbers, and adds microbatches where that costs least.
 
     Args:
         times: [replica, n] seconds for ``least + n`` microbatches; rows ascend.
@@ -44,13 +44,13 @@ def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
         now: [replica] the present numbers.
 
     Raises:
-        RemedyError: all of the table allows only fewer or only more than ``total``.
+        RemedyError: the table allows only fewer or only more than ``total``.
     """
     n_replicas, width = times.shape
     if not least * n_replicas <= total <= (least + width - 1) * n_replicas:
         raise RemedyError(f"{total} cannot be shared out over {n_replicas} replicas")
 
-    # Rows ascend: the number of a row's times within the limit is its number of microbatches.
+    # Rows ascend, so the count of times within the limit is the number of microbatches.
     nth = total - n_replicas * (least - 1) - 1
     low = max(float(np.partition(times, nth, axis=None)[nth]), float(times[:, 0].max()))
     most = (times <= low).sum(axis=1)
@@ -71,11 +71,11 @@ def _between(first: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 class Sizes(Protocol):
-    """Replicas that could have other numbers of microbatches (see :class:`Resizer`)."""
+    """Interface of replicas with variable numbers of microbatches (see :class:`Resizer`)."""
 
     @property
     def counts(self) -> Ints:
-        """[dp] microbatches now."""
+        """[dp] present numbers of microbatches."""
 
     @property
     def unit(self) -> int:
@@ -89,8 +89,8 @@ def best_counts(resize: Sizes) -> tuple[Ints, Array]:
     """[dp] the best numbers of microbatches, and [dp] present seconds of each replica alone.
 
     Replicas are simulated for a few numbers of microbatches, and the times between are
-    interpolated. Two numbers of each replica decide: the most that fit into the time, and one more.
-    These are simulated too. Times ascend with the number, so the result is exact.
+    interpolated. For each replica, the largest number that fits into the time and the next larger
+    one are simulated, too. Times ascend with the number, so the result is exact.
     """
     now = resize.counts // resize.unit
     total, replicas = int(now.sum()), np.arange(len(now))
@@ -129,7 +129,8 @@ def propose(case: Case) -> Remedy:
     """Give slow replicas fewer microbatches and the others more.
 
     Raises:
-        NotApplicableError: there is one replica, all take about equally long, or it gains nothing.
+        NotApplicableError: there is one replica, all take about equally long, or the change gains
+            nothing.
     """
     measured = case.measured
     if measured.graph.n_dp == 1:
@@ -169,7 +170,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _answered_causes(case: Case, relieved: Ints) -> list[str]:
-    """Causes whose finding lies in one of the replicas that get fewer microbatches."""
+    """Causes with a finding in one of the replicas that get fewer microbatches."""
     causes = []
     for finding in case.diagnosis.findings:
         if finding.cause == "worker":

@@ -1,4 +1,4 @@
-"""From predicted step times to a Remedy: gain, interval and the sentence, the same for all."""
+"""Make a Remedy of predicted step times: its gain, interval and sentence."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from paceline.remedies.remedy import (
 )
 from paceline.units import seconds
 
-#: Two readings of a gain that differ by more than this both go into its interval.
+#: If two readings of a trace differ in gain by more than this, the interval covers both.
 MAX_READING_GAP = 0.01
 
-#: A remedy is not offered if the steps that two readings of a trace predict differ by more.
+#: A remedy is not offered if two readings of a trace predict steps that differ by more.
 MAX_OPEN_GAP = 0.03
 
-#: Where workers or layers change places: 469 jobs were run again (benchmarks/truth.py). For 95% of
-#: them the gain lay at most this far from the interval that the steps alone give.
+#: Margin for remedies that move workers or layers. 469 jobs were run again (benchmarks/truth.py).
+#: For 95% of them, the gain lay at most this far outside the interval from the steps alone.
 MOVED_MARGIN = 0.004
 
-#: Fewer steps do not show how steps vary (as in ``paceline.comparison``).
+#: Fewer steps do not show the variation of steps (as in ``paceline.comparison``).
 MIN_STEPS = 4
 
-#: A speed-up is said to exceed S only from this ratio on; a smaller ratio is noise.
+#: A speed-up exceeds S only from this ratio on; a smaller ratio is noise.
 MIN_BEYOND_RATIO = 1.01
 
 
@@ -57,13 +57,13 @@ def outcome(
         kind: the remedy.
         action: the advice, the start of its sentence.
         after: predicted step times.
-        change: the change, as JSON can hold it.
+        change: the change in a form for JSON.
         notes: limits and assumptions.
-        causes: the remedy answers findings of these causes only; None: of all causes of the kind.
-        before: step times to compare with; None: those of the case.
+        causes: causes whose findings the remedy answers; None: all causes of the kind.
+        before: step times to compare with; None: the case's own.
         otherwise: step times under other readings of the trace; they widen the interval.
-        margin: error of such predictions beside the noise of steps, as a gain; the interval is
-            wider by it.
+        margin: error of such predictions besides the noise of steps, as a gain. It widens the
+            interval.
     """
     before = before or case.before
     # Operations in another order vary independently.
@@ -110,12 +110,12 @@ def _delays_note(gain: float, bare: float) -> str:
 
 
 def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) -> str | None:
-    """How S relates to a speed-up above it; None if no remedy of a finding within S exceeds S.
+    """A note on a speed-up above S; None if no remedy of a finding within S exceeds S.
 
     Args:
         slowdown: S.
         diagnosis: tells which findings lie inside S.
-        remedies: those for the job; the one with the largest gain counts.
+        remedies: remedies for the job; the one with the largest gain counts.
     """
     inside = {finding.id for finding in diagnosis.findings if finding.share is not None}
     gain = max((r.gain for r in remedies if inside & set(r.findings)), default=0.0)
@@ -129,12 +129,12 @@ def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) 
 
 
 def finding_of(case: Case, cause: str) -> Finding | None:
-    """The case's finding of a cause; None where there is none."""
+    """The case's finding of a cause; None without one."""
     return next((f for f in case.diagnosis.findings if f.cause == cause), None)
 
 
 def needed_finding(case: Case, cause: str, description: str) -> Finding:
-    """The case's finding of a cause; raises NotApplicableError where there is none."""
+    """The case's finding of a cause; raises NotApplicableError without one."""
     finding = finding_of(case, cause)
     if finding is None:
         raise NotApplicableError(
@@ -144,7 +144,7 @@ def needed_finding(case: Case, cause: str, description: str) -> Finding:
 
 
 def need_gain(case: Case, after: Prediction, change: str) -> None:
-    """Raise NotApplicableError where the change gains next to nothing, or loses."""
+    """Raise NotApplicableError if the change gains almost nothing, or loses."""
     now = case.before.mean_s
     if after.mean_s > now * (1 - MIN_OF_STEP):
         loss = after.mean_s / now - 1
@@ -155,5 +155,5 @@ def need_gain(case: Case, after: Prediction, change: str) -> None:
 
 
 def copy_of(durations: Durations) -> Durations:
-    """Durations that may be written to."""
+    """A writable copy of the durations."""
     return Durations(durations.graph, durations.n_steps, durations.values.copy())

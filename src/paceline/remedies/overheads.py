@@ -1,9 +1,9 @@
-"""Launch delays that stay when other durations change: those that program order does not explain.
+"""Launch delays that stay if other durations change: program order does not explain them.
 
-A program issues a receive when it comes to it, mostly behind the compute before it, of either
-direction. The graph lets receives be launched as early as the paper says (3.2). The difference is a
-delay as long as the worker's lead over its neighbours (in the real job ST up to 0.5 s). It goes
-when the slowness goes, so predictions must not replay it.
+A program mostly issues a receive behind the compute before it, of either direction. The graph
+allows an earlier launch (what-if paper, 3.2). The difference is a delay as long as the worker's
+lead over its neighbours (in the real job ST up to 0.5 s). It vanishes with the slowness, so
+predictions must not replay it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def launch_overheads(measured: Measured, ties: Ints | None = None) -> Durations:
-    """The launch delays; those of sends and recvs count only from the end of a compute.
+    """The launch delays; delays of sends and recvs count only from the end of a compute.
 
     Args:
         measured: the trace.

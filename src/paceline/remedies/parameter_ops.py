@@ -1,4 +1,4 @@
-"""Ops that handle parameters: gathers, reductions and the optimizer grow with a stage's layers."""
+"""Gathers, reductions and the optimizer: ops on parameters grow with a stage's layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ PARAMETER_KINDS = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind
 class ParameterOps:
     """Scales the ops that handle parameters when layers move.
 
-    A kind of op may take equally long on all stages although these differ in layers (padded
-    buckets, say). Such a kind does not grow with the layers. Where stages have equally many layers,
-    it is assumed to grow.
+    A kind that takes equally long on stages with different numbers of layers (padded buckets, say)
+    does not grow with the layers. If all stages have the same number of layers, growth is assumed.
     """
 
     def __init__(self, durations: Durations, layers: tuple[int, ...], n_pp: int) -> None:
-        """From the traced durations and the layers [virtual stage] now."""
+        """From the traced durations and the present layers [virtual stage]."""
         self.now, self.n_pp = np.array(layers), n_pp
         graph = durations.graph
         #: Per variant: (op counted from the variant's first, stage, chunk or -1).
@@ -44,7 +43,7 @@ class ParameterOps:
         return per_stage
 
     def _grows(self, durations: Durations, kind: OpKind) -> bool:
-        """Whether stages with more layers take longer: seconds per layer vary less than seconds."""
+        """Whether the kind grows with layers: seconds per layer vary less than seconds."""
         graph, seconds, layers = durations.graph, list[float](), list[int]()
         now = self._per_stage(self.now[None])[0]
         for stage in range(self.n_pp):
@@ -62,7 +61,7 @@ class ParameterOps:
         """Make the ops longer or shorter, in place.
 
         Args:
-            durations: candidates in the place of steps, or one layout in all steps.
+            durations: durations with candidates on the step axis, or one layout in all steps.
             variant: replica structure.
             layouts: [layout, virtual stage] one per candidate, or one for all.
         """
@@ -75,11 +74,12 @@ class ParameterOps:
 
 
 def stay_late(new: Durations, old: Durations, late: Sequence[Mapping[str, Any]]) -> None:
-    """Keep late members late: they end each of the several new collectives as late, in place.
+    """Keep late members late in each of the new collectives, in place.
 
     Args:
-        new: durations of a job whose chunks have own collectives, each with its share of the times.
-        old: durations of the job as it is.
+        new: durations of a job whose chunks have their own collectives, each with a share of the
+            time.
+        old: durations of the present job.
         late: members, as a finding lists them (``dp``, ``stage``, ``kind``, ``late_s``).
     """
     for member in late:

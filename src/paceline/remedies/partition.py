@@ -1,11 +1,11 @@
-"""Multiway number partitioning: share out items so that the dearest bin is as cheap as possible.
+"""Multiway number partitioning: distribute items so that the largest bin cost is minimal.
 
 There are three heuristics:
 
 - descending greedy (Graham 1969; the what-if paper uses it in 5.3);
 - balanced largest differencing (Karmarkar and Karp 1982). It starts from groups with one item per
   bin (Michiels, Korst and Aarts 2003);
-- a local search that moves and swaps items between the dearest bin and the cheapest ones.
+- a local search that moves and swaps items between the most expensive bin and the cheapest ones.
 
 Items come in descending order of cost.
 """
@@ -25,13 +25,13 @@ from paceline.jit import compiled
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Up to this many inner steps the loop is interpreted (some us a step): compiling takes a second.
+#: Up to this many inner steps, the loop is interpreted (some us a step): compiling takes a second.
 COMPILE_ABOVE = 30_000
 
-#: Number of cheapest bins with which local search compares the dearest.
+#: Number of cheapest bins that local search compares with the most expensive one.
 PARTNERS = 4
 
-#: Exchanges per group at most.
+#: Most exchanges per group.
 ROUNDS = 64
 
 
@@ -40,11 +40,11 @@ def _fast(loop: Callable[..., Any], work: int) -> Callable[..., Any]:
 
 
 def greedy(cost: Array, share: Array) -> Ints:
-    """[item] bin: each item goes to the bin that is cheapest so far, for its share.
+    """[item] bin: each item goes to the bin with the lowest cost per share so far.
 
     Args:
         cost: [item] descending.
-        share: [bin] how much of the whole a bin should get, in any unit.
+        share: [bin] intended share of a bin, in any unit.
     """
     bin_of_item = np.empty(len(cost), dtype=np.int64)
     heap = np.arange(len(share))
@@ -73,7 +73,7 @@ def _greedy(cost: Any, weight: Any, load: Any, heap: Any, bin_of_item: Any) -> N
 
 
 def differencing(cost: Array, n_bins: int) -> Ints:
-    """[item] bin, by balanced largest differencing; every bin gets about as many items.
+    """[item] bin, by balanced largest differencing; all bins get about the same number of items.
 
     Args:
         cost: [item] descending.
@@ -91,7 +91,7 @@ def differencing(cost: Array, n_bins: int) -> Ints:
     heapq.heapify(heap)
     while len(heap) > 1:
         a, b = heapq.heappop(heap)[1], heap[0][1]
-        total = sums[a] + sums[b, ::-1]  # the dearest of one with the cheapest of the other
+        total = sums[a] + sums[b, ::-1]  # the most expensive of one with the cheapest of the other
         other_head, other_tail = head[b, ::-1], tail[b, ::-1]
         following[tail[a]] = other_head
         following[-1] = -1
@@ -110,13 +110,13 @@ def differencing(cost: Array, n_bins: int) -> Ints:
 
 @dataclass(frozen=True)
 class Groups:
-    """Independent problems of one sort for one call: the items and bins of every group.
+    """Several independent problems for one call: the items and bins of each group.
 
     Attributes:
         cost: [item] descending within each group.
-        size: [item] room that the item takes.
+        size: [item] size of the item.
         item_ptr: [group + 1] where the items of a group start.
-        room: [bin] room of the bin.
+        room: [bin] capacity of the bin.
         bin_ptr: [group + 1] where the bins of a group start.
     """
 
@@ -132,7 +132,7 @@ class Groups:
 
 
 def pack(groups: Groups) -> Ints:
-    """[item] bin, -1 where no bin has room: greedy within each group, bins of limited size."""
+    """[item] bin, or -1 without room: greedy within each group, with bin capacities."""
     bin_of_item = np.full(len(groups.cost), -1, dtype=np.int64)
     most = int(np.diff(groups.bin_ptr).max(initial=0))
     loop = _fast(_pack, len(bin_of_item))
@@ -147,7 +147,7 @@ def _pack(
         first = bin_ptr[group]
         n = bin_ptr[group + 1] - first
         load, free = np.zeros(n), room[first : first + n].copy()
-        heap, place = scratch[0], scratch[1]  # bins by load; where in the heap a bin is
+        heap, place = scratch[0], scratch[1]  # bins by load; position of a bin in the heap
         for bin_ in range(n):
             heap[bin_] = bin_
             place[bin_] = bin_
@@ -180,12 +180,12 @@ def _pack(
 
 
 def improve(groups: Groups, bin_of_item: Ints, rounds: int = ROUNDS) -> Ints:
-    """[item] bin, after moves and swaps that make the dearest bin of a group cheaper.
+    """[item] bin, after moves and swaps that lower the cost of a group's most expensive bin.
 
     Args:
         groups: items and bins.
         bin_of_item: [item] bin to start from; -1: the item is in none.
-        rounds: exchanges per group at most.
+        rounds: most exchanges per group.
     """
     better = bin_of_item.copy()
     most = int(
@@ -234,7 +234,7 @@ def _improve(
                     if not tried[place] and (low < 0 or load[place] < load[low]):
                         low = place
                 tried[low] = True
-                # The best exchange leaves the dearer of the two as cheap as possible.
+                # The best exchange minimises the larger cost of the two bins.
                 best, give, take = load[top] * (1 - 1e-9), -1, -1
                 for i in range(count[top]):
                     item = members[top, i]

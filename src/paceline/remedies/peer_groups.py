@@ -32,7 +32,7 @@ def fix_peer_network(case: Case) -> Remedy:
 
 
 def balance_experts(case: Case) -> Remedy:
-    """Give all experts of a group equally many tokens: by capacity, loss, or redundant experts.
+    """Give all experts of a group equal numbers of tokens: by capacity, loss, or redundant experts.
 
     Raises:
         NotApplicableError: the experts have even work.

@@ -1,4 +1,4 @@
-"""Swap workers: put slow ones where they hurt least, and slow links out of use (falcon, S3)."""
+"""Swap workers: slow ones to places where they cost least, slow links out of use (falcon, S3)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.remedies.replace import blamed_workers, links_of, name_workers
 from paceline.trace import Job
 
-#: A stage with this much more to do than usual may have a heavy load and no slow workers.
+#: A stage with this share of extra time may have a heavy load instead of slow workers.
 HEAVY_SHARE = 0.05
 
-#: Number of slowest workers to move; more would make the search long.
+#: Most slow workers to move; more would make the search long.
 MAX_MOVED = 6
 
 Link = tuple[int, int, int]  # (dp, low stage, high stage)
 
 
 def propose(case: Case) -> Remedy:
-    """Swap the places of workers so that slow ones and slow links cost least.
+    """Swap workers so that slow workers and slow links cost least.
 
     Raises:
         NotApplicableError: no worker and no link is slow, or no swap helps.
@@ -85,11 +85,11 @@ def propose(case: Case) -> Remedy:
 
 
 def _closed_stages(case: Case) -> frozenset[int]:
-    """Stages whose typical speed is in doubt: they have few workers, and most may be slow."""
+    """Stages with an uncertain typical speed: they have few workers, and most may be slow."""
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW_REPLICAS:
         return frozenset()
-    place = np.exp(fit_computes(case.measured.durations).place)  # workers' factors are against it
+    place = np.exp(fit_computes(case.measured.durations).place)  # the workers' factors contradict it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
     return frozenset(np.flatnonzero(loads > (1 + HEAVY_SHARE) * usual).tolist())
@@ -101,9 +101,9 @@ def _ends(link: Link) -> tuple[Worker, Worker]:
 
 
 def nic_suspects(case: Case) -> set[Worker]:
-    """Workers whose NIC may be slow rather than the path to a neighbour.
+    """Workers that may have a slow NIC instead of a slow path to a neighbour.
 
-    All links of such a worker are slow. It has several links, or its stage's group is slow too.
+    All links of such a worker are slow. It has several links, or its stage's group is slow, too.
     """
     link, group = finding_of(case, "link"), finding_of(case, "dp-network")
     slow = set(links_of(link)) if link else set()
@@ -141,7 +141,7 @@ def _named(job: Job, swaps: Sequence[tuple[Worker, Worker]]) -> str:
 
 
 def _without_links(case: Case, durations: Durations, links: Sequence[Link]) -> Prediction:
-    """The job without traffic on these links."""
+    """The prediction with these links healed: without traffic they cost nothing."""
     changed = copy_of(durations)
     heal_links(changed, links)
     return case.predicted(changed)

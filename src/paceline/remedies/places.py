@@ -1,4 +1,4 @@
-"""Time of a (stage, chunk) for a typical microbatch and worker, and how sure it is."""
+"""Time of a (stage, chunk) for a typical microbatch and worker, and its error."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.robust import MEDIAN_ERROR
 
 Array = npt.NDArray[np.float64]
 
-#: A place is slower than another if they differ by this many standard errors of the difference.
+#: Two places differ from this many standard errors of the difference on.
 MIN_ERRORS = 3.0
 
 
 def typical_places(durations: Durations) -> Array:
     """[kind, place] seconds; a place is stage * chunks + chunk.
 
-    The fit's places describe the microbatches and workers in the middle. The offsets of those
-    microbatches and workers are taken off.
+    The fit's places describe the median microbatch and worker. The median residual of a place
+    corrects that.
     """
     fit = fit_computes(durations)
     residual = np.empty(fit.place.shape)

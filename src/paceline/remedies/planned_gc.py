@@ -18,11 +18,11 @@ Array = npt.NDArray[np.float64]
 #: Intervals in the table; the paper's job collects every 500 steps.
 EVERY_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
-#: Without any collection the job would save most. The proposed interval is the shortest that saves
-#: this share of it: a longer one gains next to nothing and needs more memory.
+#: The job would save most without any collection. The proposed interval is the shortest that saves
+#: this share of that: a longer one gains almost nothing and needs more memory.
 ENOUGH_SHARE = 0.95
 
-#: All workers wait for the slowest collection: this quantile of the traced ones.
+#: All workers wait for the slowest collection, estimated by this quantile of the traced pauses.
 SLOW_QUANTILE = 0.95
 
 
@@ -32,8 +32,9 @@ def propose(case: Case) -> Remedy:
     Options: ``every_steps``, the interval; the default is the shortest that saves enough.
 
     Raises:
-        RemedyError: the interval asked for is no positive number of steps.
-        NotApplicableError: no garbage collection is seen, or planning it would save nothing.
+        RemedyError: the requested interval is not a positive number of steps.
+        NotApplicableError: the trace shows no garbage collection, or planning it would save
+            nothing.
     """
     requested = case.options.get("every_steps")
     if requested is not None and int(requested) < 1:
@@ -92,7 +93,7 @@ def _row(every: int, step_s: float, now: float) -> dict[str, Any]:
 
 
 def _interval(case: Case, table: list[dict[str, Any]], limit: float) -> int:
-    """The interval asked for, or the shortest that gains enough of ``limit``."""
+    """The requested interval, or the shortest that gains enough of ``limit``."""
     if (requested := case.options.get("every_steps")) is not None:
         return int(requested)
     enough = (row["every_steps"] for row in table if row["gain"] >= ENOUGH_SHARE * limit)

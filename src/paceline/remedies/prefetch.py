@@ -17,8 +17,8 @@ DISTANCES = (1, 2, 4)
 #: The proposed distance is the shortest that saves this share of the best saving.
 ENOUGH_SHARE = 0.95
 
-#: Place of a step in a changed program: the recorded place, then the order among steps inserted
-#: behind that place.
+#: Place of a step in a changed program: the recorded place, then the order among the steps inserted
+#: behind it.
 Key = tuple[int, int, int]
 
 
@@ -28,8 +28,8 @@ def propose(case: Case) -> Remedy:
     Options: ``distance``, the number of units ahead; the default is the shortest that saves enough.
 
     Raises:
-        RemedyError: the distance asked for is no positive number of units.
-        NotApplicableError: nothing is gathered, or launching it earlier gains next to nothing.
+        RemedyError: the requested distance is not a positive number of units.
+        NotApplicableError: nothing is gathered, or earlier launches gain almost nothing.
     """
     requested = case.options.get("distance")
     if requested is not None and int(requested) < 1:
@@ -109,9 +109,9 @@ def _shortest(case: Case, predictions: dict[int, Prediction]) -> int:
 def gather_ahead(replica: Replica, stage: int, distance: int) -> None:
     """Move the gathers of a stage's program some units ahead, in place; none moves back.
 
-    The gather of a unit is launched when the program has the parameters of the unit ``distance``
-    before it in the pass. The first units are launched when it has those of the first one. A pass
-    does not gather for the next pass: frameworks do not either.
+    The gather of a unit is launched when the parameters of the unit ``distance`` before it in the
+    pass have arrived. The gathers of the first units are launched when the first unit's parameters
+    have arrived. As in frameworks, a pass does not gather for the next pass.
     """
     steps = replica.steps[stage]
     place: dict[int, Key] = {step: (at, 0, 0) for at, step in enumerate(steps)}
@@ -140,15 +140,15 @@ def _await_where_needed(
 ) -> None:
     """Move the waits of gathers that block to the place where a backward needs the parameters.
 
-    FSDP launches the gather of the next unit in front of a unit's backward. A gather that blocks
-    stops the program there, though the parameters are needed only after that backward. The
-    reduction of the unit before shows the place: it follows the backward of its unit.
+    FSDP launches the gather of the next unit in front of a unit's backward. A blocking gather stops
+    the program there, though its parameters are needed only after that backward. The reduction of
+    the previous unit marks the place, for it follows the backward of its unit.
     """
     steps = replica.steps[stage]
     reductions: dict[Pass, list[int]] = {}
     for op, of_pass in reduced_for(replica.ops, steps).items():
         reductions.setdefault(of_pass, []).append(op)
-    follower: dict[tuple[object, ...], object] = {}  # unit -> the next unit, where it comes late
+    follower: dict[tuple[object, ...], object] = {}  # unit -> the next unit, if it comes late
     late: list[tuple[list[int], int]] = []
     for of_pass, gathers in _by_pass(passes, place).items():
         if of_pass[0] != OpKind.BACKWARD_COMPUTE:
@@ -176,7 +176,7 @@ def _await_where_needed(
 
 
 def _reduction_before(replica: Replica, gather: int, reductions: Sequence[int]) -> int | None:
-    """The last reduction, in a pass, of the unit before the unit of a gather."""
+    """The last reduction in a pass of the unit before a gather's unit."""
     units = [replica.unit(op) for op in reductions]
     if replica.unit(gather) not in units:
         return None

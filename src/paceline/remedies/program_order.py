@@ -1,10 +1,10 @@
 """Ties that the program adds to the paper's graph: a transfer issued behind an earlier compute.
 
-Some frameworks send and receive in turn with their computes (Megatron's 1F1B). Such a framework
-issues a receive when it comes to it: behind the compute before it, of either direction. The graph
-allows an earlier launch (what-if paper, 3.2) and so hides transfers behind computes that in fact
-come first. The predicted gain of a fix is then too large. So ops that are launched behind the same
-compute in all steps and replicas are taken to wait for it.
+Some frameworks alternate transfers and computes (Megatron's 1F1B). They issue a receive behind the
+compute before it, of either direction. The graph allows an earlier launch (what-if paper, 3.2) and
+so hides transfers behind computes that in fact come first. The predicted gain of a fix is then too
+large. So a transfer that follows the same compute in all steps and replicas gets a dependency on
+it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from paceline.trace.kinds import P2P_KINDS
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Ops of whole steps that are searched for ties; a tie in all of these holds in the other steps.
+#: Most ops, in whole steps, that are searched for ties. A tie in all of them is taken to hold in
+#: the other steps.
 MAX_OPS = 300_000
 
-#: Traced times are rounded. So a launch may seem to precede the end of its compute, in the real
-#: jobs by up to 0.1 ms of 220. The tolerance is this share at the compute's end. Of
-#: unrelated launches during a compute one in a hundred lies within it; all of them hardly ever do.
+#: Traced times are rounded, so a launch may seem to precede the end of its compute (in the real
+#: jobs by up to 0.1 ms of 220). The tolerance is this share of the compute, before its end. One of
+#: a hundred unrelated launches lies within it by chance, but almost never all of them.
 ROUNDING_SHARE = 0.01
 
 
@@ -67,7 +68,7 @@ def program_order(measured: Measured) -> ProgramOrder:
     if len(ties):
         try:
             return ProgramOrder(with_edges(graph, ties), ties)
-        except GraphError:  # clocks of workers contradict each other
+        except GraphError:  # the workers' clocks contradict each other
             pass
     return ProgramOrder(graph, ties[:0])
 
@@ -82,7 +83,7 @@ def _ties(line: Timeline, delays: Durations, variant: int, stage: int) -> Ints:
     nearly = end[computes] - ROUNDING_SHARE * (end[computes] - start[computes])
     before = _ended_before(nearly, start[transfers]) - 1
     rows, behind = transfers[before >= 0], computes[before[before >= 0]]
-    # A tie may be chance if it explains nothing beyond the graph's own dependencies.
+    # A tie that adds nothing to the graph's own dependencies may be chance.
     free = start[rows] - delays.block(variant)[rows]
     explains = np.median(nearly[before[before >= 0]] - free, axis=(1, 2)) > 0
     ties: Ints = np.stack([behind, rows], axis=1)[explains]
@@ -109,7 +110,7 @@ def _sampled_steps(measured: Measured) -> Ints:
 
 
 def _ended_before(ends: Array, starts: Array) -> Ints:
-    """[transfer] number of computes that had ended before its start, in all steps and replicas.
+    """[transfer] number of computes that ended before its start in all steps and replicas.
 
     Args:
         ends: [compute, step, dp], in the order in which they run.

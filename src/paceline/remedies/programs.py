@@ -1,7 +1,7 @@
-"""Recorded programs, changed: launches and waits are moved, removed or added.
+"""Edits of recorded programs: launches and waits are moved, removed or added.
 
-Then the job is rebuilt. The builder of the recorded programs makes the graph of the new ones. An op
-that stays keeps its duration in every step and replica.
+The builder of the recorded programs then makes the graph of the edited ones. An op that stays keeps
+its duration in every step and replica.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ K = OpKind
 
 @dataclass(frozen=True)
 class Added:
-    """An op that the recorded program does not have.
+    """An op that is added to a recorded program.
 
     Attributes:
         like: the recorded op whose kind, chunk, microbatch and group it has.
         part: its unit or bucket.
         terms: (recorded op, weight): its seconds are the weighted sum of their seconds ...
         plus_s: ... plus this.
-        own: number of pieces of which it is one. Each piece varies on its own, with the deviation
-            from the mean of another step. 0: it varies as its terms do.
+        own: number of pieces that the op belongs to. Each piece varies independently: it takes
+            another step's deviation from the mean. 0: it varies like its terms.
         nth: index of the piece.
-        kind: its kind; None: that of ``like``.
-        family: the family in which it meets others; None: that of ``like``.
+        kind: its kind; None: the kind of ``like``.
+        family: its family of groups; None: the family of ``like``.
     """
 
     like: int
@@ -65,7 +65,7 @@ class Changed:
 
     Attributes:
         durations: of its ops, seconds.
-        delays: launch delays in the same layout; None where none were given.
+        delays: launch delays in the same layout; None if none were given.
     """
 
     durations: Rows
@@ -79,8 +79,8 @@ class Replica:
     Attributes:
         ops: the recorded ops.
         seconds: [op, step, dp] of the recorded ops.
-        steps: [stage] the actions of its program, in order: the op that it launches, or ``~op``
-            where it waits for one. Ops from ``len(ops.kind)`` on are in ``added``.
+        steps: [stage] the actions of its program, in order: ``op`` launches an op, ``~op`` waits
+            for it. Ops from ``len(ops.kind)`` on are in ``added``.
         added: the new ops.
     """
 
@@ -120,7 +120,7 @@ class Replica:
         return self._kinds[added.like] if added.kind is None else added.kind
 
     def like(self, op: int) -> int:
-        """The op itself if it was recorded, else the recorded op that it is like."""
+        """The op itself if it was recorded, otherwise the recorded op in its field ``like``."""
         return op if op < self.n_recorded else self.added_as(op).like
 
     def add(self, op: Added) -> int:
@@ -167,7 +167,7 @@ class Replica:
         op = op[np.lexsort((issued[op], kind[op], stage[op]))]
         seq = count_in_runs((stage[op], kind[op]))
         local = np.flatnonzero(np.isin(kind[op], [int(k) for k in LOCAL_KINDS]))
-        # Computes are numbered within their pass; some passes may have new cuts.
+        # Computes are numbered within their pass, and some passes may have new cuts.
         part[op[local]] = self._places(stage[op[local]], issued[op[local]], like[op[local]])
         new = ReplicaOps(
             kind=kind[op],
@@ -189,7 +189,7 @@ class Replica:
         return occurrence(keys, np.lexsort((issued, *keys)))
 
     def _families(self, ops: Ints, like: Ints) -> Ints | None:
-        """[new op] the family in which it meets others."""
+        """[new op] its family of groups."""
         told = {
             op: added.family
             for op, added in enumerate(self.added, self.n_recorded)
@@ -244,10 +244,10 @@ def regraphed(
     Args:
         measured: the job as traced, with programs.
         replicas: [variant] its programs, edited.
-        delays: launch delays of the trace's ops, to be kept; None: no delays.
-        one_network: gathers and reductions of a stage stand in one queue, as if each needed the
+        delays: launch delays of the trace's ops, which are kept; None: no delays.
+        one_network: put gathers and reductions of a stage into one queue, as if each needed the
             whole network.
-        families: [family, replica] groups of the changed job; None: those of the trace.
+        families: [family, replica] groups of the changed job; None: the trace's groups.
 
     Raises:
         GraphError: the programs block each other.
@@ -301,7 +301,7 @@ def _delays(graph: StepGraph, old: Durations, ops: Sequence[Ints]) -> Durations:
 
 
 def _queue(ops: ReplicaOps) -> Ints:
-    """[edge, 2] order of the gathers and reductions of each stage, one behind the other."""
+    """[edge, 2] dependencies that put the gathers and reductions of each stage into one queue."""
     kinds = [int(kind) for kind in (K.PARAMS_ALL_GATHER, *REDUCTIONS)]
     edges = [np.empty((0, 2), dtype=np.int64)]
     for stage in range(int(ops.pp.max()) + 1):
@@ -327,7 +327,7 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
     """Gather of a stage's recorded program -> the pass that first needs it.
 
     Raises:
-        NotApplicableError: the trace does not tell which pass needs a gather.
+        NotApplicableError: the trace does not show which pass needs a gather.
     """
     steps = replica.steps[stage]
     passes = needed_by(replica.ops, steps)
@@ -341,6 +341,6 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
 
 
 def without(replica: Replica, stage: int, gone: Sequence[int]) -> None:
-    """Take the ops ``gone``, and the waits for them, out of a stage's program."""
+    """Remove the ops ``gone``, and the waits for them, from a stage's program."""
     vanished = {*gone, *(~op for op in gone)}
     replica.steps[stage][:] = [step for step in replica.steps[stage] if step not in vanished]

@@ -26,7 +26,7 @@ class Source:
         op: [new op] the old op whose duration it takes, counted from its variant's first; -1: none.
         scale: [new op] factor on that duration.
         delay_op: [new op] the old op whose launch delay it takes; -1: none.
-        usual: [new op] its row of ``Usual`` where it has no old op; -1: none, it takes 0 s.
+        usual: [new op] its row of ``Usual`` if it has no old op; -1: none, it takes 0 s.
     """
 
     op: Ints
@@ -42,11 +42,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Usual:
-    """Times for ops that are unlike all ops of the job.
+    """Times for new ops that resemble no op of the job.
 
     Attributes:
         seconds: [row, step] durations.
-        delay_s: [row, step] launch delays; None where none were given.
+        delay_s: [row, step] launch delays; None if none were given.
     """
 
     seconds: Array
@@ -85,7 +85,7 @@ def n_microbatches(graph: StepGraph, variant: int) -> int:
 
 
 def schedule_of(graph: StepGraph) -> str | None:
-    """The schedule that all stages of a job with one chunk per stage follow; None: no known one."""
+    """The schedule of a job with one chunk per stage; None if its stages follow no known one."""
     for name in ("1f1b", "gpipe"):
         if all(_follows(graph, v, name) for v in range(graph.n_variants)):
             return name

@@ -25,8 +25,8 @@ Array = npt.NDArray[np.float64]
 INTERVAL = (5, 95)
 
 #: From this launch slowdown on, launch delays clearly lengthen the step, so predictions replay
-#: them. Smaller delays may be waits that the trace does not record, and that shrink with the fix.
-#: The real jobs AR and SE (1.007 and 1.005) show this.
+#: them. Smaller delays may be unrecorded waits, which shrink with the fix, as in the real jobs AR
+#: and SE (1.007 and 1.005).
 MIN_LAUNCH_SLOWDOWN = 1.01
 
 
@@ -35,7 +35,7 @@ class Prediction:
     """Step times of a job, by simulation.
 
     Attributes:
-        step_s: [step] seconds, with launch delays where the case replays them.
+        step_s: [step] seconds, with launch delays if the case replays them.
         undelayed_s: [step] the same without any launch delays.
     """
 
@@ -48,13 +48,13 @@ class Prediction:
         return float(self.step_s.mean())
 
     def plus(self, seconds: float) -> Prediction:
-        """The prediction with every step longer by some seconds."""
+        """The prediction with some seconds added to every step."""
         return Prediction(self.step_s + seconds, self.undelayed_s + seconds)
 
 
 @dataclass(frozen=True)
 class Case:
-    """The knowledge that a remedy has of the job.
+    """A remedy's knowledge of the job.
 
     Attributes:
         measured: graph and durations of the trace.
@@ -81,7 +81,7 @@ class Case:
 
     @cached_property
     def before(self) -> Prediction:
-        """The job as it is: what gains compare with."""
+        """The prediction of the unchanged job, the basis of gains."""
         step_s = self._tied_step_s(self.measured.durations)
         return Prediction(step_s, self.result.simulated_s)
 
@@ -89,7 +89,7 @@ class Case:
         """The job with other durations.
 
         Args:
-            durations: of the trace's ops, or of those of another graph.
+            durations: durations of the trace's ops, or of another graph's ops.
             delays: launch delays in the layout of ``durations``; None: those of the trace.
         """
         undelayed = predicted_step_s(durations)
@@ -117,7 +117,7 @@ class Case:
 
     @cached_property
     def _ties_cost(self) -> float:
-        """The step with ties over the step without; ties are known for the trace's graph only."""
+        """Step time with ties over step time without. Ties are known only for the trace's graph."""
         if not len(self._program.ties):
             return 1.0
         untied = predicted_step_s(self.measured.durations, self.delays)
@@ -133,7 +133,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, and its gain.
+    """A change with its gain.
 
     Attributes:
         remedy: its name, as in ``paceline remedy TRACE NAME``.
@@ -143,7 +143,7 @@ class Remedy:
             where they count (``MIN_LAUNCH_SLOWDOWN``).
         gain: share of the step time that is saved, 1 - new / old. Throughput grows by the share
             1 / (1 - gain) - 1.
-        interval: 90% bootstrap interval of ``gain`` over the steps, wider where the trace leaves
+        interval: 90% bootstrap interval of ``gain`` over the steps. It is wider if the trace leaves
             the effect of the change open.
         change: the change, as JSON can hold it.
         notes: limits and assumptions.
@@ -165,7 +165,7 @@ class Remedy:
     effect: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """The remedy as JSON holds it."""
+        """The remedy in the form of the JSON output."""
         return {
             "remedy": self.remedy,
             "action": self.action,
@@ -181,8 +181,8 @@ class Remedy:
         }
 
 
-#: Proposes the remedy for a case. Raises NotApplicableError, with the reason, where it does not
-#: apply, and RemedyError where an option has an impossible value.
+#: Proposes the remedy for a case. Raises NotApplicableError, with the reason, if it does not apply,
+#: and RemedyError if an option has an impossible value.
 Propose = Callable[[Case], Remedy]
 
 
@@ -193,13 +193,13 @@ class RemedyKind:
     Attributes:
         name: as in ``paceline remedy TRACE NAME``.
         summary: its effect.
-        causes: it answers findings of these causes.
+        causes: causes whose findings it answers.
         propose: the function that proposes it.
         architecture: it changes the job's architecture and does not mend a fault.
         whole_passes: it moves or splits passes, so it needs each in one piece.
-        rebuilds: it makes another pipeline, whose order follows the rules of pipelines and not the
-            recorded programs.
-        of_programs: it changes recorded programs; a job without them does not see it.
+        rebuilds: it builds another pipeline, whose order follows a schedule and not the recorded
+            programs.
+        of_programs: it changes recorded programs; a job without them is not offered it.
     """
 
     name: str
@@ -251,7 +251,8 @@ def gain_of(
     Args:
         before_s: [step] seconds.
         after_s: [step] seconds.
-        paired: a step after the change is like the same step before it; else it varies on its own.
+        paired: a step after the change is like the same step before it; otherwise they vary
+            independently.
     """
     rng = np.random.default_rng(0)
     n = len(before_s)

@@ -24,12 +24,12 @@ from paceline.whatif import ideal_durations
 
 Array = npt.NDArray[np.float64]
 
-#: At most this many workers are named in a sentence.
+#: Most workers named in a sentence.
 MAX_NAMED = 4
 
 
 def blamed_workers(case: Case) -> list[Worker]:
-    """Slow workers (replica, pp), the slowest first: the option ``workers``, or the finding's.
+    """Slow workers (replica, pp), the slowest first, from the option ``workers`` or the finding.
 
     The option holds places, (dp, pp) or (dp, pp, peer). Without a peer, it means all peers.
 
@@ -60,16 +60,17 @@ def _workers_at(job: Job, place: Sequence[int]) -> list[Worker]:
 
 
 def name_workers(job: Job, workers: Sequence[Worker]) -> str:
-    """Workers in words."""
+    """Names of workers for a sentence."""
     chosen = workers[:MAX_NAMED]
     names = "; ".join(job.worker_name(*worker) for worker in chosen)
     return names + (f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else "")
 
 
 def replace_worker(case: Case) -> Remedy:
-    """Put healthy machines in the place of slow ones.
+    """Replace slow machines with healthy ones.
 
-    Options: ``workers`` [[dp, pp], ...], those to replace; without it, those of the finding.
+    Options: ``workers`` [[dp, pp], ...], the workers to replace; the default is the finding's
+    workers.
 
     Raises:
         RemedyError: the job does not have the workers named.
@@ -108,7 +109,7 @@ def fix_link(case: Case) -> Remedy:
     """Repair the links of a link finding.
 
     Raises:
-        NotApplicableError: no link is slow, or no other link is there to compare it with.
+        NotApplicableError: no link is slow, or there is no other link to compare it with.
     """
     links = links_of(needed_finding(case, "link", "slow link"))
     changed = copy_of(case.measured.durations)

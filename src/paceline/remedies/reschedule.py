@@ -1,8 +1,8 @@
-"""The job under another pipeline schedule, with its faults.
+"""The job under another pipeline schedule, with its faults kept.
 
-Every new op takes the time of the old op with the same work, in the same step and replica. For a
-compute this is the compute of its stage for the same microbatch; for a transfer, one of the same
-link. Launch delays do likewise.
+Every new op takes the duration and launch delay of the old op with the same work, in the same step
+and replica. A compute takes those of its stage's compute for the same microbatch. A transfer takes
+those of a transfer on the same link.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: Collectives of a chunk's parameters: more chunks have more of them, each smaller.
+#: Collectives of a chunk's parameters: with more chunks there are more and smaller ones.
 PER_CHUNK = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 LINK_KINDS = tuple(TRANSFERS)
 
-#: Number of messages and of replicas that show the usual time between two stages.
+#: Numbers of messages and of replicas that are sampled for the usual time between two stages.
 MAX_MESSAGES, MAX_LINKS = 16, 32
 
-#: The transfer in the other direction between the same two stages, on either of them.
+#: Kind of transfer -> the kind in the other direction between the same two stages.
 OPPOSITE = {
     K.FORWARD_SEND: K.BACKWARD_SEND,
     K.FORWARD_RECV: K.BACKWARD_RECV,
@@ -55,15 +55,15 @@ def with_schedule(
     delays: Durations | None = None,
     variation: Variation | None = None,
 ) -> Regraphed:
-    """The job under another schedule; at present it has one chunk per stage.
+    """The job, with one chunk per stage at present, under another schedule.
 
     Args:
         measured: graph and durations of the trace.
         name: the schedule, a key of ``SCHEDULES``.
         share: [kind, stage, chunk] share of a stage's computes in each chunk.
         delays: launch delays of the trace's ops; None: without.
-        variation: variation of the computes, so that chunks vary on their own; None: they vary as
-            their stage does.
+        variation: variation of the computes, so that chunks vary independently; None: they vary
+            with their stage.
 
     Raises:
         GraphError: the schedule does not allow this number of microbatches.
@@ -84,7 +84,7 @@ def with_schedule(
 
 
 def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
-    """Computes, transfers and chunks' collectives of the schedule; all other ops from the job."""
+    """The new job's ops: computes, transfers and chunk collectives are new, the rest is kept."""
     rescheduled = [int(kind) for kind in (*COMPUTES, *LINK_KINDS)]
     rescheduled += [int(kind) for kind in PER_CHUNK] if _one_per_stage(old) else []
     size = len(OpKind)
@@ -104,7 +104,7 @@ def _join(scheduled: ReplicaOps, old: ReplicaOps) -> ReplicaOps:
 
 
 def _one_per_stage(ops: ReplicaOps) -> bool:
-    """Whether every stage has at most one gather and one scatter; several stay unchanged."""
+    """Whether every stage has at most one gather and one scatter. Several ones stay unchanged."""
     counts = [np.bincount(ops.pp[ops.kind == kind], minlength=1).max() for kind in PER_CHUNK]
     return bool(max(counts) <= 1)
 
@@ -115,7 +115,7 @@ class _Sources:
 
     Attributes:
         new, old: the ops of a replica.
-        noop: [old op] whether it is a transfer that moves nothing.
+        noop: [old op] whether it is a transfer without data.
         share: [kind, stage, chunk].
     """
 
@@ -142,7 +142,7 @@ class _Sources:
         return source
 
     def _computes(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
-        """Take its share of the same microbatch's compute.
+        """Give computes their shares of the same microbatch's compute.
 
         The chunk that a microbatch passes first keeps the launch delay.
         """
@@ -155,11 +155,11 @@ class _Sources:
         source.delay_op[to] = self._delays_of(by_microbatch, microbatch, behind)
 
     def _transfers(self, source: Source, kind: OpKind, stage: int, to: Ints) -> None:
-        """Take transfers of the same link in the same step.
+        """Give transfers the times of transfers on the same link in the same step.
 
-        The first chunk takes those of the same microbatch. Other chunks take those of other
-        microbatches: a flapping link delays each message on its own. Between the last stage and the
-        first there is no link yet, unless there are only two stages.
+        The first chunk takes the same microbatch's transfers. Other chunks take other
+        microbatches', for a flapping link delays each message independently. The last and the first
+        stage have no link yet, unless there are only two stages.
         """
         compute, at_first = TRANSFERS[kind]
         computes = _ops(self.new, compute, stage)
@@ -167,7 +167,7 @@ class _Sources:
         end = (0, 0) if at_first else (n_stages - 1, n_chunks - 1)
         computes = computes[~((stage == end[0]) & (self.new.chunk[computes] == end[1]))]
         microbatch, chunk = self.new.microbatch[computes], self.new.chunk[computes]  # [transfer]
-        at_end = stage == end[0]  # so all of them go around the end
+        at_end = stage == end[0]  # so all of them connect the last stage to the first
         own = self._transfers_by_microbatch(OPPOSITE[kind] if at_end else kind, stage)
         if at_end and n_stages > 2:
             source.usual[to] = LINK_KINDS.index(kind)
@@ -178,8 +178,8 @@ class _Sources:
     def _delays_of(self, old: Ints, microbatch: Ints, added: Ints) -> Ints:
         """[new op] old ops whose launch delays new ops take; -1: none.
 
-        Added launches take those of other microbatches. They never take that of the step's first
-        microbatch, which belongs to the step's start (data loading).
+        Added launches take the delays of other microbatches. They never take the delay of the
+        step's first microbatch, which belongs to the step's start (data loading).
 
         Args:
             old: [microbatch] ops of one kind on one stage.
@@ -199,7 +199,7 @@ class _Sources:
         source.op[to] = source.delay_op[to] = of[0]
         source.scale[to] = 1 / len(to)
         if kind == K.PARAMS_ALL_GATHER:
-            source.delay_op[to[1:]] = -1  # the delay of the first is that of the step's start
+            source.delay_op[to[1:]] = -1  # the first delay belongs to the step's start
 
     def _by_microbatch(self, kind: OpKind, stage: int) -> Ints:
         """[microbatch] the old computes of a kind on a stage."""

@@ -20,7 +20,7 @@ def propose(case: Case) -> Remedy:
     """Do not gather parameters again after the forward has gathered them.
 
     Raises:
-        NotApplicableError: nothing is gathered again, or the gathers cost next to nothing.
+        NotApplicableError: nothing is gathered again, or the gathers cost almost nothing.
     """
     if not (case.measured.graph.kind == OpKind.PARAMS_ALL_GATHER).any():
         raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
@@ -55,7 +55,7 @@ def propose(case: Case) -> Remedy:
 
 
 def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> list[int]:
-    """Gathers of units that a forward has gathered and no backward has released since."""
+    """Gathers of units that a forward has gathered and that no backward has released since."""
     order = {of_pass: number for number, of_pass in enumerate(_passes(replica, stage))}
     backwards = [of_pass for of_pass in order if of_pass.kind == OpKind.BACKWARD_COMPUTE]
     units = _units(replica, passes)
@@ -78,9 +78,9 @@ def gathered_again(replica: Replica, stage: int, passes: dict[int, Pass]) -> lis
 def _units(replica: Replica, passes: dict[int, Pass]) -> dict[int, tuple[int, int]]:
     """Gather -> its unit.
 
-    A backward gathers units that a forward has gathered. Where the two share no unit, the trace
-    does not tell them (:mod:`paceline.trace.unit_numbers`). Then they are counted in each pass: a
-    pass gathers a unit once.
+    A backward gathers units that a forward has gathered. If the two share no unit number, the trace
+    does not have the units (:mod:`paceline.trace.unit_numbers`). They are then counted within each
+    pass, for a pass gathers a unit once.
     """
     told = {gather: replica.unit(gather) for gather in passes}
     of_backwards = {g for g, of_pass in passes.items() if of_pass.kind == OpKind.BACKWARD_COMPUTE}

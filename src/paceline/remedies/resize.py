@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 #: Kinds with one op per microbatch; the other ops stay unchanged.
 PER_MICROBATCH = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, *P2P_KINDS)
 
-#: Schedules by likelihood, for cases where few microbatches leave a doubt.
+#: Schedules by likelihood, for traces of few microbatches that fit several.
 BY_LIKELIHOOD = ("1f1b", "interleaved", "gpipe")
 
 
@@ -36,7 +36,7 @@ class Resizer:
     Attributes:
         measured: graph and durations of the trace.
         schedule: the schedule that its replicas follow, a key of ``SCHEDULES``.
-        counts: [dp] microbatches now.
+        counts: [dp] present numbers of microbatches.
         unit: counts must be multiples of this.
     """
 
@@ -47,11 +47,10 @@ class Resizer:
 
     @cached_property
     def typical(self) -> tuple[Array, ...]:
-        """Per variant [group, dp of the variant] usual seconds of a group of like ops.
+        """Per variant [group, dp of the variant] usual seconds of a group of similar ops.
 
-        For transfers and the like this is the median. For computes it is the time of an average
-        microbatch on that worker. So a replica with cheap sequences in the traced steps does not
-        count as a fast one.
+        For computes this is the time of an average microbatch on the worker. So a replica that has
+        cheap sequences in the traced steps does not look fast. For all other ops it is the median.
         """
         graph, durations = self.measured.graph, self.measured.durations
         fit = fit_computes(durations)
@@ -74,11 +73,11 @@ class Resizer:
         return tuple(tables)
 
     def ops(self, variant: int, n: int) -> ReplicaOps:
-        """The ops of the replicas of a variant, had they ``n`` microbatches."""
+        """The ops of a variant's replicas with ``n`` microbatches."""
         return _resize(self.measured, variant, self.schedule, n)
 
     def replica_s(self, n: int) -> Array:
-        """[dp] how long each replica takes for ``n`` microbatches on its own, seconds.
+        """[dp] seconds that each replica takes alone for ``n`` microbatches.
 
         Every op takes its usual time (see ``typical``).
         """
@@ -88,7 +87,7 @@ class Resizer:
             one_replica = build_graph(
                 [self.ops(v, n)], np.zeros(1, dtype=np.int64), self.measured.job
             )
-            # Replicas stand in the place of steps: they do not meet in collectives.
+            # Replicas lie on the step axis, so that collectives do not join them.
             durations = Durations.empty(one_replica, len(dps))
             match = _match(one_replica, 0, graph, v)
             durations.block(0)[:, :, 0] = self.typical[v][match.group]
@@ -96,7 +95,7 @@ class Resizer:
         return times
 
     def durations(self, counts: Ints) -> Durations:
-        """The durations of all steps, had the replicas ``counts`` [dp] microbatches."""
+        """The durations of all steps if the replicas had ``counts`` [dp] microbatches."""
         return self.resized(counts).durations
 
     def resized(self, counts: Ints, delays: Durations | None = None) -> Regraphed:
@@ -126,8 +125,8 @@ class Resizer:
     def _bring_costs(self, new: Durations, counts: Ints) -> None:
         """Scale the computes of added microbatches to the cost of those that moved there, in place.
 
-        The k-th microbatch that leaves a replica is the k-th that comes to another. Microbatches
-        that replicas drop or add beyond that cost as much as the replica's own.
+        The k-th microbatch that leaves a replica is the k-th that another receives. Further added
+        or dropped microbatches cost as much as the replica's own.
         """
         graph, before = self.measured.graph, self.counts
         fit = fit_computes(self.measured.durations)
@@ -187,7 +186,7 @@ def _resize(measured: Measured, variant: int, schedule: str, n: int) -> ReplicaO
 
 
 def _follows(measured: Measured, variant: int, schedule: str, n: int) -> bool:
-    """Whether the schedule gives exactly the traced graph of a variant."""
+    """Whether the schedule reproduces the traced graph of a variant exactly."""
     graph = measured.graph
     span = graph.variant_ops(variant)
     edges = slice(int(graph.dep_ptr[span.start]), int(graph.dep_ptr[span.stop]))
@@ -206,7 +205,7 @@ def _follows(measured: Measured, variant: int, schedule: str, n: int) -> bool:
 
 
 def _average_microbatch(fit: Fit) -> Array:
-    """[kind, place] the mean cost of a microbatch over that of the typical one."""
+    """[kind, place] the mean cost of microbatches over the cost of the typical one."""
     costs = np.concatenate([variant.micro.ravel() for variant in fit.variants])
     average: Array = np.exp(fit.slope[..., None] * costs).mean(axis=-1)
     return average
@@ -214,12 +213,12 @@ def _average_microbatch(fit: Fit) -> Array:
 
 @dataclass(frozen=True)
 class _Match:
-    """For each new op, the old op that it is like.
+    """The old op that each new op resembles.
 
     Attributes:
-        source: [new op] the old op whose place it takes, counted from its variant's first.
+        source: [new op] the old op whose times it takes, counted from its variant's first.
         delay: [new op] the old op whose launch delay it takes.
-        group: [new op] number of its group of like ops.
+        group: [new op] number of its group of similar ops.
         members: [old op] by group.
         ptr: [group + 1] where the old ops of a group start in ``members``.
     """
@@ -254,7 +253,7 @@ def _match(new: StepGraph, new_variant: int, old: StepGraph, old_variant: int) -
 
 
 def _keys(graph: StepGraph, variant: int) -> tuple[Ints, Ints]:
-    """[op] a key that like ops share, and the ops' order by key, then microbatch or sequence."""
+    """[op] a key that similar ops share, and the ops' order by key, then microbatch or sequence."""
     span = graph.variant_ops(variant)
     scaled = np.isin(graph.kind[span], [int(kind) for kind in PER_MICROBATCH])
     seq = graph.seq[span].astype(np.int64)

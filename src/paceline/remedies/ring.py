@@ -1,9 +1,9 @@
-"""How long a ring collective takes in a group of another size, or over other links.
+"""Time of a ring collective in a group of another size, or over other links.
 
 A ring passes a share of the data from member to member. Per GPU a link within a node carries
 ``node_speedup`` times the bytes of its network adapter. A group with k members on each node has k
-adapters. So it crosses nodes k times as fast as a group with a single member. This is how NCCL's
-rings work; see its PERFORMANCE.md for bus bandwidth.
+adapters. So it crosses nodes k times as fast as a group with a single member per node. NCCL's rings
+work like this; see bus bandwidth in PERFORMANCE.md of nccl-tests.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
 
-#: Numbers of chunks are compared on spread steps that have COMPARED_VALUES durations in all, but at
-#: least on COMPARED_STEPS steps. Only the best is simulated on all steps.
+#: Numbers of chunks are compared on evenly spread steps: COMPARED_VALUES durations in total, but at
+#: least COMPARED_STEPS steps. Only the best is simulated on all steps.
 COMPARED_VALUES, COMPARED_STEPS = 1 << 19, 2
 
 #: 275 jobs were run again in chunks (benchmarks/truth.py). For 95% of them the gain lay within 1.7
@@ -48,11 +48,12 @@ def overlap_dp(case: Case) -> Remedy:
     """Reduce gradients during the backward pass.
 
     Options: ``buckets``, the number of parts in which a chunk's gradients are reduced during its
-    last backward. Without it they are reduced as a whole, after that backward.
+    last backward. The default is one reduction after that backward.
 
     Raises:
         RemedyError: the number of buckets is not positive.
-        NotApplicableError: the job does so already, it reduces nothing, or nothing could hide it.
+        NotApplicableError: the job does so already, it reduces nothing, or nothing could hide the
+            reduction.
     """
     graph = case.measured.graph
     buckets = int(case.options.get("buckets", 1))
@@ -116,9 +117,9 @@ def interleave(case: Case) -> Remedy:
     Options: ``chunks``, the number per stage; the default is the best of 2 to 4 that layers allow.
 
     Raises:
-        RemedyError: the number of chunks asked for is not possible.
-        NotApplicableError: the job, its layers or its number of microbatches do not allow it, it
-            gains nothing, or the trace leaves its effect open.
+        RemedyError: the requested number of chunks is not possible.
+        NotApplicableError: the job, its layers or its microbatches do not allow it, it gains
+            nothing, or the trace leaves its effect open.
     """
     requested = case.options.get("chunks")
     if requested is not None and int(requested) < 2:
@@ -191,7 +192,7 @@ class _Trial:
 
 
 def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
-    """The prediction if late members end smaller collectives less late; None without such members.
+    """The prediction if late members are less late in smaller collectives; None without them.
 
     Raises:
         NotApplicableError: the two predictions differ by too much.
@@ -209,10 +210,10 @@ def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction
 
 
 def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction | None:
-    """The prediction if all chunks of a stage computed alike; None where that is ruled out.
+    """The prediction if all chunks of a stage compute equally long; None if that is ruled out.
 
-    It is possible where slow machines and an overfull stage look alike (few replicas), or where the
-    layers of the stages are unknown.
+    It is ruled out if the layers are known and enough replicas tell slow machines from an overfull
+    stage.
 
     Raises:
         NotApplicableError: the two predictions differ by too much.

@@ -1,7 +1,7 @@
 """Assign sequences: to the DP ranks of a step, then to the microbatches of a rank.
 
-The what-if paper (5.3) does both by greedy algorithms: ranks by predicted cost, microbatches by
-tokens. Here ranks are balanced by differencing, and microbatches by cost, under a limit of tokens.
+The what-if paper (5.3) uses greedy algorithms for both: ranks by predicted cost, microbatches by
+tokens. Here ranks are balanced by differencing, and microbatches by cost under a limit of tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Differencing merges one tuple of bins after another. With more tuples than this (many items for
-#: few bins) it takes long, and the greedy algorithm is practically perfect.
+#: few bins) it is slow, and the greedy algorithm is practically perfect.
 MAX_TUPLES = 4096
 
-#: If the dearest rank is within this share of the mean, a better assignment is not worth a search.
+#: No search if the most expensive rank is within this share of the mean.
 EVEN_ENOUGH = 1e-4
 
-#: Sequences that found no room are placed one by one, up to this number.
+#: Most sequences without room that are placed one by one.
 MAX_HOMELESS = 2_000
 
 
@@ -43,7 +43,7 @@ def plan_sequences(seqlens: SeqLens, cost: Array, max_tokens: int) -> SequencePl
     Args:
         seqlens: as traced.
         cost: [3] cost per token^2, per token, and per microbatch.
-        max_tokens: tokens per microbatch at most; not less than the longest sequence.
+        max_tokens: most tokens per microbatch; at least the longest sequence.
     """
     origin, bounds, exchanged = [], [], []
     for step in range(len(seqlens.steps)):
@@ -86,7 +86,7 @@ def _sort(keys: Ints, n: int) -> Ints:
 def _balance(
     lengths: Ints, exists: npt.NDArray[np.bool_], cost: Array, max_tokens: int
 ) -> Ints | None:
-    """[sequence] flat (dp, microbatch); None where the limit of tokens leaves no room."""
+    """[sequence] flat (dp, microbatch); None if the limit of tokens leaves no room."""
     counts = exists.sum(axis=1)
     order = _sort(int(lengths.max()) - lengths, int(lengths.max()) + 1)
     tokens = lengths[order]
@@ -109,11 +109,11 @@ def _balance(
 
 
 def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
-    """Ways to share items out over ranks, the best first: [item] rank.
+    """Distributions of items over ranks, the best first: [item] rank.
 
     With many items per rank the greedy algorithm is almost perfect. With few items, differencing is
-    mostly better. It gives all ranks equally many items, which helps where microbatches are full.
-    But it cannot always make up for a few very dear items.
+    mostly better. It gives all ranks the same number of items, which helps if microbatches are
+    full. But it cannot always compensate for a few very expensive items.
     """
     n_dp, fair = len(counts), float(price.sum()) / len(counts)
 
@@ -135,7 +135,7 @@ def _ranks(price: Array, counts: Ints) -> Iterator[Ints]:
 
 
 def _house(groups: Groups, place: Ints) -> bool:
-    """Put sequences that found no room in their rank into any microbatch with room, in place."""
+    """Put sequences without room in their rank into any microbatch with room, in place."""
     homeless = np.flatnonzero(place < 0)
     if len(homeless) > MAX_HOMELESS:
         return False
@@ -158,7 +158,7 @@ def _house(groups: Groups, place: Ints) -> bool:
 def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
     """[dp, microbatch] flat (dp, microbatch) of the whole microbatch that should move there.
 
-    Every replica keeps its number of microbatches; nothing moves where that would not help.
+    Every replica keeps its number of microbatches. Nothing moves if that would not help.
 
     Args:
         cost: [dp, microbatch] of one step, in any unit.
@@ -184,7 +184,7 @@ def plan_microbatches(cost: Array, exists: npt.NDArray[np.bool_]) -> Ints:
 
 
 def exchange_microbatches(seqlens: SeqLens, cost: Array) -> SequencePlan:
-    """Share out whole microbatches of ``cost`` [step, dp, microbatch] over the ranks."""
+    """Distribute whole microbatches of ``cost`` [step, dp, microbatch] over the ranks."""
     plan, exists = unchanged_plan(seqlens), seqlens.exists
     ptr, exchanged = seqlens.ptr.copy(), []
     for step in range(len(ptr)):

@@ -25,13 +25,13 @@ from paceline.remedies.sequence_plan import (
 )
 from paceline.remedies.sequence_search import Balancing, balance_of
 
-#: Smaller gains do not justify the exchange of sequences.
+#: A smaller gain does not justify the exchange of sequences.
 MIN_GAIN = 0.01
 
 #: ``change`` leaves out an assignment of more sequences (or microbatches) than this.
 MAX_LISTED = 512
 
-#: Orders in words.
+#: Orders as words for a sentence.
 IN_ORDER = {
     "falling": "the dearest first",
     "rising": "the cheapest first",
@@ -47,7 +47,7 @@ AMBIGUOUS = (
 def propose(case: Case) -> Remedy:
     """Redistribute sequences; without lengths, exchange whole microbatches.
 
-    Options: ``max_tokens``, tokens per microbatch at most (default: the largest seen).
+    Options: ``max_tokens``, most tokens per microbatch (default: the largest traced microbatch).
 
     Raises:
         NotApplicableError: there is nothing to gain, or the lengths explain nothing.

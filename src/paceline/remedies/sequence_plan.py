@@ -29,14 +29,14 @@ ORDERS = ("falling", "rising", "hill")
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Which sequence goes into which microbatch.
+    """An assignment of sequences to microbatches.
 
     Attributes:
         before: the lengths as traced.
-        after: the lengths as planned: the same steps, replicas and microbatches.
+        after: the planned lengths: the same steps, replicas and microbatches.
         origin: [sequence of ``after``] its index in ``before.lengths``.
-        exchanged: [step] the sort of exchange: "sequences"; whole "microbatches", where the limit
-            of tokens leaves no room for more; or "nothing".
+        exchanged: [step] what is exchanged: "sequences"; whole "microbatches", if the limit of
+            tokens leaves no room for more; or "nothing".
     """
 
     before: SeqLens
@@ -141,13 +141,13 @@ def in_order(plan: SequencePlan, cost: Array, order: str) -> SequencePlan:
 
 
 def unchanged_plan(seqlens: SeqLens) -> SequencePlan:
-    """The plan that leaves everything where it is."""
+    """The plan that changes nothing."""
     n_steps = len(seqlens.steps)
     return SequencePlan(seqlens, seqlens, np.arange(len(seqlens.lengths)), (NOTHING,) * n_steps)
 
 
 def balance(cost: Array, exists: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """How even costs [step, dp, microbatch] are: the dearest over the mean, mean over the steps."""
+    """Imbalance of costs [step, dp, microbatch]: the largest over the mean, averaged over steps."""
     ranks = np.where(exists, cost, 0.0).sum(axis=2)
     costs = np.where(exists, cost, 0.0)
     mean = costs.sum(axis=(1, 2)) / exists.sum(axis=(1, 2))

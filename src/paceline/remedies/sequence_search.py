@@ -1,4 +1,4 @@
-"""The best places for sequences, by simulation: the exchange, and the order of microbatches."""
+"""The best assignment of sequences, by simulation: the exchange and the order of microbatches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.trace.seqlens import SeqLens
 
 Array = npt.NDArray[np.float64]
 
-#: No gain is predicted if lengths explain less of the durations than this.
+#: No gain is predicted if lengths explain a smaller share of the durations.
 MIN_R2 = 0.5
 
 #: Number of spread steps on which plans are compared; only the best is simulated on all.
@@ -30,19 +30,19 @@ COMPARED_STEPS = 3
 
 @dataclass(frozen=True)
 class Balancing:
-    """A plan, and its basis.
+    """A plan with the data behind it.
 
     Attributes:
-        plan: the new place of each sequence (or microbatch, without lengths).
+        plan: the new place of each sequence; without lengths, of each microbatch.
         order: one of ``ORDERS``: microbatches within a rank, by cost.
         durations: the durations under the plan.
         cost_before, cost_after: [step, dp, microbatch] seconds on all stages, both kinds (without
             lengths: relative to the typical microbatch).
-        gains: (exchanges, order) -> gain of that plan over some steps, best first.
+        gains: (exchanges, order) -> gain of that plan over some steps, the best first.
         max_tokens: limit per microbatch; None without lengths.
         r2: [kind] share of forward and backward durations that lengths explain; None without them.
-        otherwise: the durations if replicas are slow whose microbatches now count as dear; None
-            where this is not in doubt.
+        otherwise: the durations if some replicas are slow and their microbatches not expensive;
+            None if there is no doubt.
     """
 
     plan: SequencePlan
@@ -80,12 +80,12 @@ def balance_sequences(
 
     Args:
         measured: graph and durations of the trace.
-        seqlens: lengths for its steps (and perhaps others).
-        max_tokens: tokens per microbatch at most; None: the tokens of the largest one.
+        seqlens: lengths for its steps, and perhaps for others.
+        max_tokens: most tokens per microbatch; None: the tokens of the largest one.
 
     Raises:
         TraceError: the lengths do not match the trace.
-        NotApplicableError: the lengths explain next to nothing.
+        NotApplicableError: the lengths explain almost nothing.
         RemedyError: the limit is below the longest sequence.
     """
     lengths = matching(seqlens, measured)
@@ -148,8 +148,9 @@ def balance_microbatches(measured: Measured) -> Balancing:
     )
     logs = np.zeros(exists.shape)
     for variant, dps in zip(fit.variants, measured.graph.variant_dps, strict=True):
-        # If a replica is slower on all its stages alike, its microbatches count as dear, unless it
-        # stands out. Delay of a single worker does not count: the least slow place has none of it.
+        # If a replica is equally slower on all its stages, its microbatches count as expensive,
+        # unless its level stands out. A single slow worker does not count: the fastest place does
+        # not contain its delay.
         own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
         logs[:, dps, : len(own)] = own.transpose(1, 2, 0)
     of_item = logs[exists]  # an item is a microbatch: the one that starts there
@@ -170,7 +171,7 @@ def balance_microbatches(measured: Measured) -> Balancing:
     doubt = fit.level_in_doubt
     if not doubt.any():
         return best
-    # A slow replica keeps its level, and a microbatch that leaves it is cheaper than it looked.
+    # A slow replica keeps its level, so a microbatch that leaves it is cheaper than it seemed.
     levels = np.broadcast_to(doubt[:, None], exists.shape)
     homes = best.plan.after.ptr[..., 0]
     items = levels[exists][np.minimum(homes, len(of_item) - 1)]

@@ -1,4 +1,4 @@
-"""Which ranks share one copy of the parameters in a recorded job, and on which nodes."""
+"""Groups of ranks that share one copy of the parameters in a recorded job, and their nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.trace import OpKind
 Ints = npt.NDArray[np.int64]
 K = OpKind
 
-#: A scatter may be an all-reduce if it takes longer than this number of gathers.
+#: A scatter that takes longer than this number of gathers may be an all-reduce.
 TWICE = 1.5
 
 #: Collectives in which the members of a shard group meet.
@@ -25,20 +25,21 @@ SHARDED = (K.PARAMS_ALL_GATHER, K.GRADS_REDUCE_SCATTER)
 
 @dataclass(frozen=True)
 class ShardGroups:
-    """How a job's parameters are sharded.
+    """The sharding of a job's parameters.
 
     Attributes:
         world: [replica] index of its world: the ranks that shard or replicate groups connect.
-        place: [replica] its place in its world, by rank.
+        place: [replica] its index in its world, by rank.
         node: [replica, pp] number of its node.
         shard: the groups that share one copy at present.
-        replicate: the groups of ranks that hold the same shard; of one rank where there are none.
+        replicate: the groups of ranks that hold the same shard; groups of one rank if there is one
+            copy.
         scatter_s: typical seconds of a unit's reduction in its shard group.
-        all_reduce_s: typical seconds of the reduction between the copies; NaN where there is none.
+        all_reduce_s: typical seconds of the reduction between the copies; NaN without one.
         fastest_s: typical seconds of the fastest gather or scatter.
-        scatter_passes: how often the bytes of a scatter may go round its ring. Once; where it takes
-            as long as two gathers, twice is possible, too. Its numbers may then be larger than the
-            parameters, or it is an all-reduce (gloo).
+        scatter_passes: possible rounds of a scatter's bytes through its ring. Usually one; if the
+            scatter takes as long as two gathers, two are possible, too. Then its numbers are larger
+            than the parameters, or it is an all-reduce (gloo).
     """
 
     world: Ints
@@ -58,7 +59,7 @@ class ShardGroups:
 
     @property
     def most_hop_s(self) -> float:
-        """Seconds that no hop of a ring exceeds: even the fastest collective has all hops."""
+        """Upper bound of the seconds of a ring's hop: even the fastest collective has all hops."""
         hops = self.fastest_s / (self.shard.ranks - 1)
         if self.replicate.ranks == 1:
             return hops
@@ -67,8 +68,8 @@ class ShardGroups:
     def node_speedup(self, hop_s: float, passes: int) -> float | None:
         """Speed of a link within a node over that of a network adapter.
 
-        None where the trace does not show both. A hop of a ring takes ``hop_s`` beside the bytes,
-        and the bytes of a scatter go round ``passes`` times.
+        None if the trace does not show both. A hop of a ring takes ``hop_s`` besides the bytes, and
+        the bytes of a scatter pass the ring ``passes`` times.
         """
         if self.shard.crosses or self.replicate.ranks == 1 or self.replicate.per_node > 1:
             return None
@@ -95,7 +96,7 @@ class ShardGroups:
         return shard, replicate
 
     def fits(self, size: int) -> bool:
-        """Whether groups of some size lie evenly over the nodes."""
+        """Whether groups of some size are spread evenly over the nodes."""
         try:
             self.rings(size)
         except NotApplicableError:
@@ -131,7 +132,8 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
     """The groups of a recorded job.
 
     Raises:
-        NotApplicableError: nothing is sharded, not all of it alike, or ranks are not known.
+        NotApplicableError: nothing is sharded, parts are sharded differently, or ranks are not
+            known.
     """
     graph = measured.graph
     shard = _sets(graph, SHARDED)
@@ -170,7 +172,7 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
 
 
 def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:
-    """[replica] the group in which all collectives of some kinds meet; None without collectives."""
+    """[replica] the group of all collectives of some kinds; None without such collectives."""
     partitions = {
         tuple(np.unique(graph.sets_of(int(op)), return_inverse=True)[1].tolist())
         for op in np.flatnonzero(np.isin(graph.kind, [int(kind) for kind in kinds]))

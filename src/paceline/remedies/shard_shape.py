@@ -24,29 +24,30 @@ from paceline.units import seconds
 
 K = OpKind
 
-#: Times that a scatter's bytes go round: gloo's is an all-reduce (measured, torch 2.13).
+#: Rounds of a scatter's bytes through the ring: gloo's scatter is an all-reduce (measured, torch
+#: 2.13).
 _PASSES = {"nccl": 1, "gloo": 2}
 
 #: Operations that need all gradients.
 _UPDATES = (K.OPTIMIZER_CLIP_MAIN_GRAD, K.OPTIMIZER)
 
-#: The widest ratio that a trace is taken to leave open. In NVLink systems a link within a node
-#: carries up to 9 times as much as an adapter. Of an H100: 450 GB/s per direction, 50 GB/s by NDR.
+#: Largest speed ratio that is simulated if the trace leaves it open. An H100 has 450 GB/s per
+#: direction by NVLink and 50 GB/s by NDR, a ratio of 9.
 MOST_NODE_SPEEDUP = 20.0
 
 
 def propose(case: Case) -> Remedy:
     """Let another number of ranks share one copy of the parameters.
 
-    Options: ``shard``, that number (default: all sizes are compared); ``ranks_per_node``;
+    Options: ``shard``, the number of ranks (default: all sizes are compared); ``ranks_per_node``;
     ``node_speedup``, the speed of a link within a node over that of a network adapter;
-    ``latency_us``, the time of an all-reduce of next to no bytes in a present group; ``backend``,
+    ``latency_us``, the time of an all-reduce with almost no bytes in a present group; ``backend``,
     "nccl" or "gloo".
 
     Raises:
         RemedyError: an option has an impossible value.
-        NotApplicableError: nothing is sharded, the ranks of a node are not known, no size gains by
-            all readings, or the readings lie too far apart.
+        NotApplicableError: nothing is sharded, the ranks of a node are not known, no size gains in
+            all readings, or the readings differ too much.
     """
     groups = recorded_groups(case.measured, _ranks_per_node(case))
     sizes = _sizes(case, groups)
@@ -86,7 +87,7 @@ def propose(case: Case) -> Remedy:
 
 
 def _missing(case: Case, groups: ShardGroups, size: int) -> str:
-    """Options that would tell more about the network."""
+    """Options that would give more information about the network."""
     options = []
     if len(_hops(case, groups)) > 1:
         options.append("--latency-us, the time of a very small all-reduce in a group of now")
@@ -132,12 +133,12 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Properties of its network that a trace may leave open.
+    """Properties of the network that a trace may leave open.
 
     Attributes:
-        hop_s: seconds of a hop of a ring beside the bytes.
+        hop_s: seconds of a ring's hop besides the bytes.
         node_speedup: speed of a link within a node over that of a network adapter.
-        passes: how often the bytes of a scatter go round its ring.
+        passes: rounds of a scatter's bytes through its ring.
     """
 
     hop_s: float
@@ -158,7 +159,7 @@ def _predictions(case: Case, groups: ShardGroups, size: int) -> list[Prediction]
 
 
 def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
-    """The least and the longest possible seconds of a ring's hop, or the user's option."""
+    """The smallest and largest possible seconds of a ring's hop, or the user's option."""
     given = case.options.get("latency_us")
     if given is None:
         return 0.0, groups.most_hop_s
@@ -169,7 +170,7 @@ def _hops(case: Case, groups: ShardGroups) -> tuple[float, ...]:
 
 
 def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
-    """The possible numbers of times that a scatter's bytes go round its ring."""
+    """The possible rounds of a scatter's bytes through its ring."""
     backend = case.options.get("backend")
     if backend is None:
         return groups.scatter_passes
@@ -202,7 +203,7 @@ class _Times:
 
     @classmethod
     def of(cls, bytes_factor: float, hops: int, hops_now: int, hop_s: float) -> _Times:
-        """Bytes take ``bytes_factor`` times as long; the time of hops follows their number."""
+        """The time of bytes grows by ``bytes_factor``; the time of hops follows their number."""
         return cls(bytes_factor, hop_s * (hops - bytes_factor * hops_now))
 
 
@@ -213,8 +214,8 @@ class _Changes:
     Attributes:
         sharded: times of gathers and scatters, from the present ones.
         replicated: times of the all-reduce between copies; None: there is none.
-        of_scatter: whether ``replicated`` follows from the unit's scatter, else from the present
-            all-reduce.
+        of_scatter: whether ``replicated`` follows from the unit's scatter; otherwise from the
+            present all-reduce.
     """
 
     sharded: _Times
@@ -260,13 +261,13 @@ class _Regrouped:
     Args:
         replica: the programs.
         changes: times of the new collectives.
-        family: the family of the new shard groups; the next one is that of the copies.
+        family: the family of the new shard groups; the next one belongs to the groups of copies.
     """
 
     def __init__(self, replica: Replica, changes: _Changes, family: int) -> None:
         self._replica, self._changes, self._family = replica, changes, family
         self._new: dict[int, int] = {}
-        self._open: list[int] = []  # all-reduces that are to be waited for before the update
+        self._open: list[int] = []  # all-reduces to wait for before the update
 
     def edit(self, stage: int) -> None:
         """Change a stage's program, in place."""
@@ -316,7 +317,7 @@ class _Regrouped:
         """The all-reduce behind the wait for a unit's reduction."""
         added = self._added(op, within=False)
         between = self._replica.add(replace(added, kind=K.SEPARATE_GRADS_ALL_REDUCE))
-        if place[~op] == place[op] + 1:  # it blocks, so this one will
+        if place[~op] == place[op] + 1:  # it blocks, so this one blocks, too
             return [between, ~between]
         self._open.append(~between)
         return [between]

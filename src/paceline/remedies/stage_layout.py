@@ -1,6 +1,6 @@
 """Another split of the layers over the stages (what-if paper, 5.2).
 
-Without the layers of the stages only a bound is known: the gain of perfectly even stages.
+If the layers of the stages are unknown, only a bound is given: the gain of perfectly even stages.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def propose(case: Case) -> Remedy:
 
 
 def _bound(case: Case) -> Remedy:
-    """Gain of stages that all compute alike, with replicas and workers as fast as they are.
+    """Gain of equally loaded stages; replicas and workers keep their speed.
 
-    No split gains more under 1F1B or GPipe, where the busiest stage sets the pace.
+    No split gains more under 1F1B or GPipe, whose step follows the busiest stage.
     """
     fit = fit_computes(case.measured.durations)
     seconds = typical_places(case.measured.durations)  # [kind, place]
@@ -138,10 +138,10 @@ def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
 
 
 def _layers(case: Case, requested: tuple[int, ...]) -> Layout:
-    """[virtual stage] layers now, checked.
+    """[virtual stage] the present layers, checked.
 
     Raises:
-        RemedyError: the number of entries is not that of stages (or stages x chunks).
+        RemedyError: the number of entries differs from the stages (or stages x chunks).
     """
     n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
     layers = tuple(int(count) for count in requested)
@@ -164,10 +164,10 @@ def _layers(case: Case, requested: tuple[int, ...]) -> Layout:
 
 
 def bounds_of(case: Case, n_virtual: int, total: int) -> Bounds:
-    """The user's bounds for ``total`` layers on ``n_virtual`` (stage, chunk).
+    """The user's bounds for ``total`` layers on ``n_virtual`` virtual stages.
 
     Raises:
-        RemedyError: the options are no bounds, or leave no split.
+        RemedyError: the options are not valid bounds, or leave no split.
     """
     n_pp = case.measured.graph.n_pp
     least = int(case.options.get("min_layers", 1))

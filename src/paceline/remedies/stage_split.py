@@ -1,4 +1,4 @@
-"""Split layers over stages: the cost of a layer, and the split whose largest load is smallest.
+"""Split layers over stages: the cost of a layer, and the split with the smallest largest load.
 
 Virtual stages are counted in the order of the model: chunk 0 of all stages, then chunk 1.
 """
@@ -25,8 +25,8 @@ class LayerCosts:
         layers: [virtual stage] present layers.
         loads: [kind, virtual stage] present seconds, forward and backward.
         per_layer: [kind, virtual stage] seconds of a layer there.
-        extra: [kind, virtual stage] seconds beside the layers: the embedding part in the first,
-            the loss part in the last, else 0.
+        extra: [kind, virtual stage] seconds besides the layers: the embedding on the first, the
+            loss on the last, otherwise 0.
     """
 
     layers: Layout
@@ -80,7 +80,7 @@ def estimate_costs(loads: Array, layers: Layout) -> LayerCosts:
 def best_split(
     table: Array, total: int, least: npt.NDArray[np.int64], most: npt.NDArray[np.int64]
 ) -> tuple[float, Layout]:
-    """The split of ``total`` layers whose largest load is smallest: exact, by dynamic programme.
+    """The split of ``total`` layers with the smallest largest load: exact, by dynamic programme.
 
     Args:
         table: [stage, layers] load; need not be monotone.

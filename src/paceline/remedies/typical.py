@@ -1,7 +1,7 @@
-"""Try many changes of one job at once, without noise: one lane per change and kind of replica.
+"""Try many changes of a job at once, without noise: one lane per change and variant.
 
-A walk over the ops costs the same for one lane as for hundreds. So a search tries its candidates on
-typical durations first. Only the best of them run on all steps and replicas.
+A walk over the ops costs about the same for one lane as for hundreds. So a search first tries its
+candidates on typical durations. Only the best of them are simulated on all steps and replicas.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.remedies.remedy import predicted_step_s
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: An op's typical duration is taken from this many steps and replicas. More samples change it by
-#: less than the noise of one microbatch over 8.
+#: Steps and replicas that are sampled for an op's typical duration. More samples change it by less
+#: than 1/8 of one microbatch's noise.
 SAMPLES = 64
 
 #: Values laid out at once: 64 MB.
@@ -27,7 +27,7 @@ MAX_VALUES = 1 << 23
 
 
 def typical_durations(durations: Durations) -> Array:
-    """[op] median seconds over steps and replicas (a sample of them)."""
+    """[op] median seconds over a sample of steps and replicas."""
     medians = []
     for block in durations.blocks:
         columns = block.reshape(len(block), -1)
@@ -37,7 +37,7 @@ def typical_durations(durations: Durations) -> Array:
 
 
 def some_replicas(graph: StepGraph, dps: npt.NDArray[np.int64]) -> StepGraph:
-    """The graph of a job with only these replicas."""
+    """The graph of the job with only these replicas."""
     return replace(graph, replica_variant=graph.replica_variant[dps])
 
 
@@ -47,7 +47,7 @@ def one_of_each(graph: StepGraph) -> StepGraph:
 
 
 def spread_steps(n_steps: int, most: int) -> Ints:
-    """At most ``most`` of the steps, spread over the trace."""
+    """At most ``most`` steps, spread over the trace."""
     return np.unique(np.linspace(0, n_steps - 1, min(most, n_steps)).astype(np.int64))
 
 
@@ -80,7 +80,7 @@ def try_out(
         graph: the job, as small as the candidates allow.
         typical: [op] seconds of all candidates before the change.
         n: number of candidates.
-        change: changes the durations of candidates ``slice``, which stand in the place of steps.
+        change: changes the durations of candidates ``slice``, which lie on the step axis.
     """
     at_once = max(1, MAX_VALUES // (graph.n_ops * graph.n_dp))
     times = []

@@ -1,8 +1,7 @@
-"""Part of a compute that is not its work: variation from op to op, and pauses.
+"""The part of computes that is not their work: variation from op to op, and pauses.
 
-A stage that is cut into chunks launches more and smaller computes. Each of them varies on its own,
-so together they vary less than one compute that does all. A pause hits one of them, and keeps its
-length.
+A stage that is cut into chunks launches more and smaller computes. Each varies independently, so
+together they vary less than one large compute. A pause hits one of them and keeps its length.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-#: A worker is slow in a step if the median of its computes stands out by this many standard errors.
+#: A worker is slow in a step if the median of its computes is off by this many standard errors.
 STEP_ERRORS = 3.5
 
 
@@ -47,12 +46,12 @@ class Variation:
 
 
 def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
-    """Variation and pauses, as the fit of the computes shows them.
+    """Variation and pauses from the fit of the computes.
 
     Args:
         durations: of a job with one chunk per stage.
-        by_microbatch: microbatches differ in cost. The common part of all computes of a microbatch
-            is then its work, not variation.
+        by_microbatch: whether microbatches differ in cost. The common part of a microbatch's
+            computes is then its work, not variation.
     """
     fit = fit_computes(durations)
     paused = tuple(pauses(durations, fit, 0))
@@ -77,9 +76,9 @@ def variation_of(durations: Durations, *, by_microbatch: bool) -> Variation:
 
 
 def _take_out(residual: Array, cost: Array) -> None:
-    """Take the part that follows the cost of microbatches out of residuals, in place.
+    """Remove the part that follows the cost of microbatches from residuals, in place.
 
-    The slopes of the fit are unsure where a slow worker stands beside few others.
+    The slopes of the fit are uncertain if a slow worker has few peers.
 
     Args:
         residual: [kind, stage, microbatch, step, dp] logarithms.
@@ -93,13 +92,14 @@ def _take_out(residual: Array, cost: Array) -> None:
 
 
 def spread_over_chunks(new: Durations, variation: Variation, share: Array) -> None:
-    """Let chunks vary on their own, in place.
+    """Let chunks vary independently, in place.
 
     A chunk takes the residual of another microbatch, step and replica of its stage. One chunk takes
-    the whole of each pause.
+    each pause as a whole.
 
     Args:
-        new: each chunk has its share of its microbatch's compute, variation and pause included.
+        new: durations in which each chunk has its share of its microbatch's compute, with variation
+            and pause.
         variation: of the job with one chunk per stage.
         share: [kind, stage, chunk].
     """

@@ -213,8 +213,8 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "link": _link,
     "dp-network": _network,
     "peer-network": _group,
-    "expert-imbalance": lambda *_: "experts get unlike numbers of tokens",
-    "context-imbalance": lambda *_: "context-parallel ranks get unlike work",
+    "expert-imbalance": lambda *_: "experts get unequal numbers of tokens",
+    "context-imbalance": lambda *_: "context-parallel ranks get unequal work",
     "launch-delay": _delay,
     "drift": _drift,
 }
