@@ -57,7 +57,7 @@ def test_the_fix_worked(compare, folder) -> None:
 def test_nothing_changed(compare) -> None:
     code, out, _ = compare("slow", "slow")
     assert code == 0
-    assert out.startswith("No difference: both traces hold the very same steps.")
+    assert out.startswith("No difference: both traces contain identical steps.")
     code, out, _ = compare("slow", "slow", "--steps-before", "0-3", "--steps-after", "4-7")
     assert out.startswith("No difference that these steps can show")
 
@@ -66,7 +66,7 @@ def test_unlike_jobs_are_refused_with_a_line_for_each_difference(compare) -> Non
     code, out, err = compare("slow", "narrow")
     assert (code, out) == (2, "")
     assert err.splitlines()[:3] == [
-        "paceline: error: these jobs are unlike, so a step of one is not a step of the other:",
+        "paceline: error: these jobs differ, so their steps cannot be compared:",
         "  dp: 4 before, 2 after",
         "  microbatches: 4 per replica before, 8 per replica after",
     ]

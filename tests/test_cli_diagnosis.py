@@ -165,7 +165,7 @@ def test_a_gain_above_s_is_explained(traces, capsys):
     for argv in (["analyze", trace], ["diagnose", trace], ["remedy", trace, "replace-worker"]):
         assert run(argv) == 0
         out = " ".join(capsys.readouterr().out.split())
-        assert out.count("is no contradiction: S takes the mean of all workers") == 1
+        assert out.count("is no contradiction: the ideal in S is the mean of all workers") == 1
 
 
 def test_one_remedy(traces, capsys):

@@ -262,7 +262,7 @@ def test_what_cannot_run_says_so_before_its_seconds(capsys):
     assert run([*arguments, "--strategy", "filter"]) == 0
     lines = capsys.readouterr().out.splitlines()
     reason = "filter: at most 64 GPUs, layer conv1 has 64 filters"
-    assert lines[1] == f"it CANNOT RUN: {reason}; if it could:"
+    assert lines[1] == f"it CANNOT RUN: {reason}; the prediction if it could:"
 
 
 @pytest.mark.parametrize(

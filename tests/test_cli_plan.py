@@ -122,7 +122,7 @@ def test_optimal_prints_the_laws_and_the_candidates(capsys: Captured) -> None:
     assert "146.8 B parameters, 3,092 B tokens" in out
     assert "145.61" in out
     assert "2,912" in out
-    assert "The largest that really fits" in " ".join(out.split())
+    assert "The largest that fits in practice" in " ".join(out.split())
     assert run([*argv, *grid, "--law", "vtrain", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["laws"]) == ["vtrain"]

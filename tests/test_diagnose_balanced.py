@@ -112,4 +112,4 @@ def test_without_computes_beside_the_interval_reaches_to_no_gain():
     promise = EXPERTS.proposed(case_of(arrange(columns_of(steps), None)))
     assert promise.gain > 0.1
     assert promise.interval[0] <= 0
-    assert any("reaches to no gain" in note for note in promise.notes)
+    assert any("reaches down to no gain" in note for note in promise.notes)

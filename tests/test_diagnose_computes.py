@@ -406,7 +406,7 @@ def test_a_replica_that_may_be_slow_instead(monkeypatch):
     fit = micro_fit([0.1] * 3, doubt=[0.0, 0.05, -0.08])
     cause = sequences_of(monkeypatch, fit, [1.0] * 3)
     assert cause.alternative == "worker"
-    assert cause.ambiguous.startswith("replica 2 takes -8% beside the typical one")
+    assert cause.ambiguous.startswith("replica 2 takes -8% compared with the typical one")
     assert cause.ambiguous == _level_in_doubt(fit)
     passing = sequences_of(monkeypatch, fit, [1.0] * 3, neighbours=0.9, same=0.9)
     assert (passing.alternative, passing.ambiguous) == ("", _AMBIGUOUS)

@@ -48,7 +48,7 @@ def test_a_worker_that_sends_slowly_both_ways_is_named_in_a_single_pipeline():
     assert finding.cause == "link"
     assert finding.evidence["in_all"] == [0, 1]
     assert sorted(finding.evidence["links"]) == [[[0, 0], [0, 1]], [[0, 1], [0, 2]]]
-    assert "what worker dp 0, stage 1 sends" in finding.text
+    assert "messages from worker dp 0, stage 1 to" in finding.text
     without_s = result.simulated_s.mean() - finding.cost_s.mean()
     assert without_s == pytest.approx(healthy.simulated_s.mean(), rel=0.03)
     measured_gain = 1 - healthy.simulated_s.mean() / result.simulated_s.mean()

@@ -134,7 +134,7 @@ def test_a_schedule_that_makes_receivers_wait_is_no_slow_link():
     _, diagnosis = retimed(JOB, path)
     finding = found(diagnosis)[0]
     assert finding.cause == "link"
-    assert "in all replicas" in finding.ambiguous
+    assert "all replicas show it" in finding.ambiguous
     assert finding.confidence <= 0.6
 
 

@@ -78,7 +78,10 @@ def test_one_rank_has_step_times(tmp_path, capsys):
 def test_the_table_names_the_slow_rank(tmp_path, capsys):
     path = saved(tmp_path / "spans.json", [of_rank(0, 4), of_rank(1, 8)])
     assert run(["times", str(path)]) == 0
-    assert "stands out: rank 1 computes 2.00 times as long as its like" in capsys.readouterr().out
+    assert (
+        "stands out: rank 1 computes 2.00 times as long as comparable ranks"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_late_rank_is_not_named_where_another_is_slow():

@@ -211,7 +211,7 @@ def test_a_scenario_is_read(tmp_path):
         ("steps: 300", "stepz: 300", "line 3: stepz: unknown field; did you mean step"),
         ("steps: 300\n", "", "lacks steps"),
         ("dp: 4", "dp: 0", "job"),
-        ("forward-compute", "forward", "no kind of operation"),
+        ("forward-compute", "forward", "not a kind of operation"),
         ("1 min, for", "soon, for", "number 1"),
         ("factor: 1.4", "factor: 0.5", "number 1: a fail-slow's factor must be above 1"),
         ("[2, 1], factor", "[2], factor", "number 1: a fail-slow has"),

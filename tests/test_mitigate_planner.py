@@ -260,7 +260,7 @@ def test_a_broken_state_is_refused(tmp_path, strategies):
     path = tmp_path / "planner.json"
     for text in ("", "{}", "[1]", '{"paceline_planner": 1, "counts": 3}', "\x00"):
         path.write_text(text)
-        with pytest.raises(MitigateError, match="no planner's state"):
+        with pytest.raises(MitigateError, match="not a planner's state"):
             load_state(path)
     save_state(Planner(strategies).state, path)
     good = path.read_text()
@@ -274,7 +274,7 @@ def test_a_broken_state_is_refused(tmp_path, strategies):
     ):
         assert old in good
         path.write_text(good.replace(old, new))
-        with pytest.raises(MitigateError, match="no planner's state"):
+        with pytest.raises(MitigateError, match="not a planner's state"):
             load_state(path)
     path.write_text(good.replace('"moved": []', '"moved": [[[0, 0], [9, 0]]]'))
     with pytest.raises(MitigateError, match="no worker dp 9"):

@@ -239,7 +239,7 @@ def test_what_ran_for_each_direction(tmp_path: Path, capsys: Captured) -> None:
     assert passes.at_once_s == pytest.approx(80e-6)
     assert passes.elsewhere_s == pytest.approx(20e-6)
     assert run(["ranks", str(path)]) == 0
-    assert "28.6% of the time in which any of these passes ran" in capsys.readouterr().out
+    assert "28.6% of the time with any of these passes" in capsys.readouterr().out
 
 
 def test_without_such_ranges_or_launches_no_direction_is_told(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_redistribution_is_optimal_and_changes_little(seed):
 
 
 def test_what_cannot_be_shared_out():
-    with pytest.raises(RemedyError, match="9 cannot be shared out over 2 replicas"):
+    with pytest.raises(RemedyError, match="9 cannot be distributed over 2 replicas"):
         redistribute(np.ones((2, 4)), 1, 9, np.array([4, 5]))
 
 

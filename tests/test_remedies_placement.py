@@ -45,7 +45,7 @@ def test_with_few_replicas_a_heavy_stage_may_be_slow_workers():
     slow = (SlowWorker(0, 2, 1.3), SlowWorker(1, 2, 1.5))
     case = case_of(replace(job(*SIZES[0]), slow_workers=slow))
     assert {"stage-imbalance", "worker"} <= {f.cause for f in case.diagnosis.findings}
-    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+    with pytest.raises(NotApplicableError, match="already are where they cost least"):
         propose(case)
 
 
@@ -86,7 +86,7 @@ def test_nothing_slow_is_nothing_to_swap():
 
 def test_where_no_swap_helps_it_says_so():
     spec = replace(job(8, 4, 0, 0.01), slow_workers=(SlowWorker(2, 0, 1.5),))
-    with pytest.raises(RemedyError, match="stand where they cost least"):
+    with pytest.raises(RemedyError, match="already are where they cost least"):
         propose(case_of(spec))
 
 
@@ -137,7 +137,7 @@ def test_with_few_replicas_a_stage_of_slow_workers_is_left_alone():
     spec = replace(job(2, 4, 0, 0.01), microbatches=16, slow_workers=slow)
     case = case_of(spec)
     assert case.diagnosis.findings[0].ambiguous
-    with pytest.raises(NotApplicableError, match="stand where they cost least"):
+    with pytest.raises(NotApplicableError, match="already are where they cost least"):
         propose(case)
 
 

@@ -175,7 +175,7 @@ def test_two_readings_of_the_network_are_in_the_interval():
         ("prefetch", BucketedJob(), "no gather of parameters"),
         ("keep-parameters", BucketedJob(), "no gather of parameters"),
         ("accumulate", ShardedJob(), "once per step already"),
-        ("prefetch", ShardedJob(ahead=2), "next to nothing"),
+        ("prefetch", ShardedJob(ahead=2), "almost nothing"),
     ],
 )
 def test_what_cannot_gain_is_refused(name, job, reason):

@@ -135,5 +135,5 @@ def test_too_few_layers_for_chunks():
 
 def test_what_gains_nothing_is_refused():
     base_s = {**BASE_S, OpKind.GRADS_REDUCE_SCATTER: 0.001}
-    with pytest.raises(RemedyError, match="next to nothing"):
+    with pytest.raises(RemedyError, match="almost nothing"):
         overlap_dp(case_of(replace(SMALL, vpp=2, base_s=base_s)))

@@ -133,9 +133,9 @@ def test_no_interleaved_split_beats_the_lower_bound(microbatches):
     ("layers", "options", "message"),
     [
         ((9, 9, 9), {}, "3 numbers of layers .* for 4 stages"),
-        ((9, 9, 9, -1), {}, "not numbers of layers"),
-        ((0, 0, 0, 0), {}, "not numbers of layers"),
-        ((9, 0, 0, 9), {}, "what a layer costs"),
+        ((9, 9, 9, -1), {}, "not valid numbers of layers"),
+        ((0, 0, 0, 0), {}, "not valid numbers of layers"),
+        ((9, 0, 0, 9), {}, "the cost of a layer is not known"),
         ((2, 2, 2, 2), {"min_layers": 3}, "do not fit"),
         ((9, 9, 9, 9), {"max_layers": 8}, "do not fit"),
         ((9, 9, 9, 9), {"max_layers": [8, 8]}, "one for each of the 4 stages"),
@@ -161,7 +161,7 @@ def test_one_stage_has_nothing_to_split():
 
 def test_a_balanced_job_is_left_alone():
     case = case_of(job((9, 9, 9, 9), dp=2, steps=3), (9, 9, 9, 9))
-    with pytest.raises(RemedyError, match="as well as they can"):
+    with pytest.raises(RemedyError, match="are split in the best way"):
         propose(replace(case, options={"min_layers": 8, "max_layers": 9}))
 
 

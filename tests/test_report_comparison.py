@@ -90,18 +90,18 @@ def test_verdicts_that_lack_an_interval_or_any_difference(fixed) -> None:
     few = compare(synthesize(replace(SLOW, steps=2)), synthesize(replace(BASE, seed=1)))
     said = words.verdict(few)
     assert said.startswith("The step became 22.")
-    assert said.endswith("after; too few steps to say how sure that is.")
+    assert said.endswith("after; too few steps for an interval.")
     assert any(note.startswith("2 and 8 steps: an interval needs 4") for note in words.notes(few))
     trace = synthesize(BASE)
     assert words.verdict(compare(trace, trace)) == (
-        "No difference: both traces hold the very same steps."
+        "No difference: both traces contain identical steps."
     )
 
 
 def test_a_unit_that_is_no_step_is_named(anyway) -> None:
     assert words.verdict(anyway).startswith("A microbatch takes ")
     notes = words.notes(anyway)
-    assert notes[0].startswith("unlike jobs, compared by their time over the microbatches of all")
+    assert notes[0].startswith("the jobs differ, so they are compared by their time over the micro")
     assert "dp: 4 before, 2 after" in notes[0]
     assert notes[1].startswith("12 GPUs before, 6 after: a microbatch takes ")
     assert any(note.startswith("not compared: workers: ") for note in notes)
@@ -112,12 +112,12 @@ def test_a_median_that_says_otherwise_is_said(fixed) -> None:
     unsure = with_time(fixed, 0.3, -0.2, 0.9)
     notes = words.notes(replace(unsure, median=median, odd_steps=((), (7, 9))))
     assert notes == [
-        "the median step became 10.0% shorter (90%: 9.0 to 11.0%); odd steps decide the mean "
-        "(7, 9 after): they are paid for, but leave them out (--steps) where they do not belong to "
+        "the median step became 10.0% shorter (90%: 9.0 to 11.0%); odd steps dominate the mean "
+        "(7, 9 after): they cost GPU time, but leave them out (--steps) if they do not belong to "
         "the comparison"
     ]
     notes = words.notes(replace(unsure, median=median, odd_steps=((), ())))
-    assert notes[0].endswith("the mean says otherwise, and is what is paid")
+    assert notes[0].endswith("the mean differs, and it is the cost")
     assert words.notes(replace(unsure, median=unsure.time, odd_steps=((3,), ()))) == []
 
 

@@ -266,7 +266,7 @@ def test_steps_and_replicas_that_are_not_there(trace: Trace) -> None:
     first = int(trace.steps[0])
     for scenario in ("ideal", "traced"):
         notes = draw(trace, scenario, steps=[first, 77, 78]).notes
-        assert notes == ("2 of the steps asked for are not drawn; step 77 is not in the trace",)
+        assert notes == ("2 of the requested steps are not drawn; step 77 is not in the trace",)
 
 
 def test_a_step_that_is_left_out_can_still_be_drawn_as_traced() -> None:

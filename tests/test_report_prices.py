@@ -27,7 +27,7 @@ def test_a_preset_tells_source_and_date_or_asks_for_a_price(name):
         assert text == f"no price of a GPU-hour is known for {name}: give --price (dollars)"
     else:
         assert text.startswith(f"${cluster.price_per_gpu_hour:,.2f} per GPU-hour (")
-        assert text.endswith("; not checked since; --price takes yours)")
+        assert text.endswith("; not checked since; give yours with --price)")
         assert "202" in text
 
 

@@ -251,7 +251,10 @@ def test_remedies_that_do_not_apply_are_named_in_a_line_unless_all_is_asked():
     report = report_of(job("worker"))
     names = list(report.not_applicable)
     brief = "\n".join(line.plain for line in diagnosis_lines(report, 10_000, every=False))
-    assert f"not applicable: {len(names)} remedies ({', '.join(names)}); --all says why" in brief
+    assert (
+        f"not applicable: {len(names)} remedies ({', '.join(names)}); --all gives the reasons"
+        in brief
+    )
     assert all(reason not in brief for reason in report.not_applicable.values())
     whole = "\n".join(line.plain for line in diagnosis_lines(report, 10_000))
     assert all(reason in whole for reason in report.not_applicable.values())

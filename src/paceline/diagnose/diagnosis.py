@@ -184,7 +184,7 @@ def _of_links(durations: Durations, ideal: Array) -> Candidate | None:
 
 UNEXPLAINED = Candidate(
     "unexplained",
-    "no known pattern: variation between operations, or what these traces cannot show",
+    "no known pattern: variation between operations, or causes that this trace cannot show",
     NOWHERE,
     NOWHERE,
     Effect(),

@@ -1,1 +1,1 @@
-"""Which strategy to use against fail-slows, and when: S1 to S4, the planner, the life of a job."""
+"""Mitigation of fail-slows: strategies S1 to S4, the planner, and simulated lives of jobs."""

@@ -14,15 +14,15 @@ _GERUNDS = (("move ", "moving "), ("swap ", "swapping "), ("checkpoint, and rest
 
 
 def advice(measured: Measured, result: WhatIf) -> str | None:
-    """The strategy that recovers most; a restart only if the others do not apply.
+    """The strategy that recovers most. A restart is chosen only if the others do not apply.
 
-    None if no machine is slow, or if only the job's programs are known.
+    None if no machine is slow, or if the job has recorded programs.
 
     Args:
         measured: slow steps of the job.
         result: their analysis.
     """
-    if not measured.graph.of_whole_passes:  # what another pipeline would do is not known
+    if not measured.graph.of_whole_passes:  # the effect of another pipeline is not known
         return None
     faults = faults_of(Case(measured, result, diagnose(measured, result)))
     if not faults:

@@ -10,16 +10,16 @@ from typing import Any
 from paceline.errors import MitigateError
 from paceline.trace.job import place_name
 
-#: A machine by its place: (dp, pp), or (dp, pp, peer) where peers are shown apart.
+#: A machine, named by its place: (dp, pp), or (dp, pp, peer) if peers are apart.
 Worker = tuple[int, ...]
 
 COMPUTE, LINK, NIC = "compute", "link", "nic"
 KINDS = (COMPUTE, LINK, NIC)
 
-#: Beyond this factor, times lose their digits.
+#: Largest factor: beyond it, times lose precision.
 LARGEST_FACTOR = 1e6
 
-#: No file has a higher number.
+#: Largest number of a rank or stage that is accepted.
 _LARGEST = 2**63 - 1
 
 
@@ -27,7 +27,7 @@ def whole_number(value: Any) -> int:
     """A whole number in the form of JSON, 7 or 7.0.
 
     Raises:
-        ValueError, TypeError: it is no whole number.
+        ValueError, TypeError: it is not a whole number.
     """
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("no whole number")  # nor are NaN and infinity
@@ -40,7 +40,7 @@ def place_from(values: Any) -> Worker:
     """A place in the form of JSON.
 
     Raises:
-        ValueError, TypeError: it is no place.
+        ValueError, TypeError: it is not a place.
     """
     if len(values) not in (2, 3):
         raise ValueError("no place")
@@ -55,10 +55,10 @@ class Fault:
     fault stays with that machine, wherever it moves later.
 
     Attributes:
-        kind: "compute": its computes take longer; "nic": all that it sends and receives; "link":
-            the traffic between it and ``other``.
+        kind: the slow part: "compute" (its computes), "nic" (all its sends and receives) or "link"
+            (the traffic between it and ``other``).
         worker: the machine, (dp, pp) or (dp, pp, peer).
-        factor: times over healthy times, above 1.
+        factor: slow time over healthy time, above 1.
         other: the other end of a link.
     """
 
@@ -76,13 +76,15 @@ class Fault:
                 f"not {self.factor:g}"
             )
         if (self.other is None) == (self.kind == LINK):
-            raise MitigateError("a slow link has two ends, worker and other; nothing else has")
+            raise MitigateError(
+                "only a slow link, and every slow link, has two ends, worker and other"
+            )
         if self.other == self.worker:
             raise MitigateError(f"a link has two different ends, not {self.worker} twice")
 
     @property
     def machines(self) -> tuple[Worker, ...]:
-        """The machines it concerns."""
+        """The affected machines."""
         return (self.worker,) if self.other is None else (self.worker, self.other)
 
     @property
@@ -96,7 +98,7 @@ class Fault:
         )
 
     def describe(self) -> str:
-        """The fault in words."""
+        """The fault as text."""
         ends = " to ".join(place_name(place) for place in self.machines)
         part_name = {COMPUTE: "computes of", NIC: "NIC of", LINK: "link from"}[self.kind]
         return f"{part_name} {ends}: {self.factor:.2f}x"

@@ -1,4 +1,4 @@
-"""From a diagnosed trace to fail-slows: the slow machines and links, and their factors."""
+"""Fail-slows of a diagnosed trace: slow machines and links with their factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_FACTOR = 1.1
 def faults_of(case: Case) -> tuple[Fault, ...]:
     """The slow workers and links that the diagnosis found, and their factors."""
     if case.measured.graph.n_dp == 1:
-        return ()  # nothing shows the usual level
+        return ()  # the usual level is unknown
     suspects = list[tuple[str, Worker, float, Worker | None]]()
     if finding_of(case, "worker") is not None:
         measured = case.measured
@@ -45,7 +45,7 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
 
 
 def _link_factor(case: Case, dp: int, low: int, high: int) -> float:
-    """Median of a link's transfer times over those of the same stages' links elsewhere."""
+    """Median of a link's transfer times over the median of other replicas' links."""
     durations = case.measured.durations
     graph = durations.graph
     own_s, usual_s = list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float64]]()

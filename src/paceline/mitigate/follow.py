@@ -1,4 +1,4 @@
-"""Feed a planner from a stream of lines: step times, fail-slows, ``paceline detect``'s output."""
+"""Feed a planner with a stream of lines: step times, fail-slows, output of ``paceline detect``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole_number
 from paceline.mitigate.planner import Action, Planner
 from paceline.trace.job import place_of
 
-_UNKNOWN = "who is slow is unknown: run paceline validate, and give an event with its worker"
+_UNKNOWN = "the slow worker is unknown: run paceline validate, and give an event with its worker"
 
 
 class Follower:
@@ -35,21 +35,21 @@ class Follower:
             planner: the planner to feed.
             measured: the job's trace, which gives the worker of each rank.
             steps_left: steps until the job ends, including the first one that is read.
-            note: called with each line that is skipped although it might matter.
+            note: called with a message for each skipped line that might matter.
         """
         self.planner, self.measured, self.note = planner, measured, note
         self.steps_left = steps_left
-        self._begin: int | None = None  # the first step that is read
-        self._ranks_reported: set[Any] = set()  # ranks that told of the step that is not over yet
-        self._step, self._longest_s = 0, 0.0  # that step
-        self._slow: set[int] = set()  # ranks whose steps are slow, as detected
-        self._blamed: set[str] = set()  # fail-slows that follow from it
+        self._begin: int | None = None  # the first step in the stream
+        self._ranks_reported: set[Any] = set()  # ranks that have reported the current step
+        self._step, self._longest_s = 0, 0.0  # the current step
+        self._slow: set[int] = set()  # ranks with slow steps, as detected
+        self._blamed: set[str] = set()  # the resulting fail-slows
 
     def take(self, line: Mapping[str, Any]) -> Action | None:
         """The action after a line, if any.
 
         Raises:
-            MitigateError: it cannot be understood.
+            MitigateError: the line is invalid.
         """
         try:
             step, event = whole_number(line["step"]), line.get("event")
@@ -70,16 +70,16 @@ class Follower:
         return None
 
     def end(self) -> Action | None:
-        """End the stream, and so the step whose ranks were awaited."""
+        """End the stream; the current step is then complete."""
         if not self._ranks_reported:
             return None
         self._ranks_reported = set()
         return self._update(self._step, self._longest_s)
 
     def _time(self, step: int, line: Mapping[str, Any]) -> Action | None:
-        """A step of the job, or of one rank: the job takes the time of the slowest rank."""
+        """A step of the job or of one rank. The job's time is the slowest rank's time."""
         rank, value = line.get("rank"), line["duration_s"]
-        seconds = 0.0 if value is None else float(value)  # null = no sample, as detect has it
+        seconds = 0.0 if value is None else float(value)  # null = no sample, as in detect's files
         if rank is None:
             return None if value is None else self._update(step, seconds)
         if value is not None and not 0 < seconds < math.inf:
@@ -91,7 +91,7 @@ class Follower:
             action = self.end()
         if not self._ranks_reported:
             self._step, self._longest_s = step, 0.0
-        if value is not None and step == self._step:  # else it comes too late
+        if value is not None and step == self._step:  # otherwise it comes too late
             self._ranks_reported.add(rank)
             self._longest_s = max(self._longest_s, seconds)
         return action
@@ -104,7 +104,7 @@ class Follower:
         return self.planner.update(step, duration_s, steps_left)
 
     def _take_event(self, step: int, line: Mapping[str, Any]) -> None:
-        """An event of ``paceline detect``: a rank's slow steps mean that its worker is slow."""
+        """An event of ``paceline detect``. Slow steps of a rank mean that its worker is slow."""
         kind = line["kind"]
         if kind in ("silent", "clock-jump", "faster"):
             return
@@ -119,7 +119,7 @@ class Follower:
         affected = self._slow if kind == "onset" else ranks
         if job.workers > 1 and len(affected) >= whole_number(line.get("of", job.ranks)):
             self.note(f"step {step:,}: {kind} of all ranks: {_UNKNOWN}")
-            for name in self._blamed if kind == "onset" else ():  # they were only the first
+            for name in self._blamed if kind == "onset" else ():  # these ranks were only the first
                 self.planner.relief(name, step)
             return
         lost_s = max(0.0, float(line.get("lost_s", 0.0)))
@@ -131,19 +131,20 @@ class Follower:
                 fault = Fault(COMPUTE, worker, factor)
                 self.planner.onset(fault, whole_number(line.get("since_step", step)), lost_s)
                 self._blamed.add(fault.name)
-                lost_s = 0.0  # the job lost it once
+                lost_s = 0.0  # the job lost this time once
             elif kind == "relief" and is_active and self.planner.state.phase == "mitigated":
-                # Steps are short again because of the mitigation: taking it back would undo that.
+                # Steps may be short because of the mitigation. Undoing it would make them long
+                # again.
                 self.note(
-                    f"step {step:,}: {fault.name} may be slow still: mitigation makes steps "
-                    "short; give an event relief when paceline validate finds it healthy"
+                    f"step {step:,}: {fault.name} may still be slow, for the mitigation makes "
+                    "steps short; give a relief event when paceline validate finds it healthy"
                 )
             elif kind == "relief":
                 self.planner.relief(fault, step)
                 self._blamed.discard(fault.name)
 
     def _worker(self, rank: int) -> Worker:
-        """A rank's worker: as recorded in the trace, else in Megatron's order (tp, cp, dp, pp)."""
+        """A rank's worker, from the trace or else by Megatron's order (tp, cp, dp, pp)."""
         job = self.measured.job
         if not 0 <= rank < job.ranks:
             raise MitigateError(f"there is no rank {rank}; the job has {job.ranks}")
@@ -154,11 +155,11 @@ class Follower:
         return self._place(outer % job.dp_size * job.peers, outer // job.dp_size, rank)
 
     def _place(self, replica: int, pp: int, rank: int) -> Worker:
-        """The place of a rank; if peers are shown apart, the peer that has the rank."""
+        """The place of a rank; if peers are apart, the place of its peer."""
         job = self.measured.job
         if job.peers > 1:
             exact = np.argwhere(self.measured.rank == rank)
             if not len(exact):
-                raise MitigateError(f"rank {rank}: the trace does not show which peer it is")
+                raise MitigateError(f"rank {rank}: the trace does not show its peer")
             replica, pp = int(exact[0, 0]), int(exact[0, 1])
         return place_of(replica, pp, job.peers)

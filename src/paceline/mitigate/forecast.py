@@ -1,4 +1,4 @@
-"""The planner's next actions if the fail-slows stay as they are."""
+"""The planner's next actions if the fail-slows do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Due:
 
     Attributes:
         after_steps: steps from the onset.
-        after_s: seconds from the onset, overheads of earlier actions included.
+        after_s: seconds from the onset, including overheads of earlier actions.
         action: the strategy.
     """
 
@@ -35,7 +35,7 @@ class Forecast:
     Attributes:
         faults: the fail-slows.
         now_s: seconds of a step with them.
-        healthy_s: seconds of a step without.
+        healthy_s: seconds of a step without them.
         options: S1 to S4.
         due: actions, in their order.
     """
@@ -68,11 +68,11 @@ def forecast(
     rule: str,
     steps_left: int | None = None,
 ) -> Forecast:
-    """Remedies for fail-slows, and the time when the planner will use each.
+    """Strategies against fail-slows, and the times when the planner will use them.
 
     Args:
         strategies: the job, and the costs of actions.
-        faults: the fail-slows; all begin now.
+        faults: the fail-slows, which all begin now.
         rule: see :data:`paceline.mitigate.planner.RULES`.
         steps_left: steps until the job ends; None: far away.
 

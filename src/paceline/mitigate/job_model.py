@@ -1,9 +1,9 @@
-"""A job whose machines have fail-slows: step time by simulation, for any place and any share.
+"""A job with fail-slows: its simulated step time for any placement and any shares.
 
-Healthy durations are those typical of the job: for each op the lower median over replicas and
-steps. Fail-slows multiply them: those of computes by machine; those of transfers by the link or
-the NICs that they pass. A data-parallel collective is a ring over the replicas of its stage, in
-their order. It is as slow as the slowest link or NIC of the ring.
+The healthy duration of an op is the lower median over replicas and steps. Fail-slows multiply
+durations: computes by their machine's factor, transfers by the factors of their link or NICs. A
+data-parallel collective is a ring over the replicas of its stage, in their order. It is as slow as
+the slowest link or NIC of the ring.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ MAX_VALUES = 1 << 23
 
 _MAX_GRAPHS = 64
 
-#: Reason why microbatches of a recorded program cannot move.
+#: The reason why microbatches of a recorded program cannot move.
 OF_PROGRAMS = (
-    "launches and waits were recorded, or computes of a worker run at once: what a replica would "
-    "launch and wait for with other numbers of microbatches is not known, and where each pass "
-    "gathers or reduces all need as many"
+    "launches and waits were recorded, or computes of a worker run at once: the program of a "
+    "replica with another number of microbatches is not known, and if each pass gathers or "
+    "reduces, all replicas need the same number"
 )
 
-#: Reason why they cannot move if groups of replicas meet in every microbatch.
+#: The reason why microbatches cannot move if groups of replicas communicate in each of them.
 OF_GROUPS = (
-    "groups of replicas, such as tensor-parallel peers, meet in each microbatch: what they would "
-    "do with other numbers of microbatches is not simulated"
+    "groups of replicas, such as tensor-parallel peers, communicate in each microbatch: other "
+    "numbers of microbatches are not simulated for them"
 )
 
 
@@ -55,7 +55,7 @@ class Setting:
 
     Attributes:
         counts: [replica] microbatches of each.
-        moved: (machine, its present place) of moved machines, ascending.
+        moved: (machine, its present place) of each moved machine, ascending.
         replaced: names of the fail-slows whose machines were replaced.
     """
 
@@ -64,7 +64,7 @@ class Setting:
     replaced: frozenset[str] = frozenset()
 
     def swap(self, machine: Worker, place: Worker) -> Setting:
-        """The setting with the machine at a place, and that place's machine at its former place."""
+        """The setting after the machine swaps places with the machine at ``place``."""
         at = dict(self.moved)
         here = at.get(machine, machine)
         there = next((machine_ for machine_, place_ in at.items() if place_ == place), place)
@@ -77,12 +77,12 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """Factors of one candidate: [replica, ...] for distinct replicas only; and the stages' rings.
+    """Factors of one candidate: [replica, ...] of distinct replicas, and of the stages' rings.
 
     Attributes:
         counts: [replica] microbatches.
         rows: [replica, 3, pp] factors of computes, of the link to the next stage, of NICs.
-        ring: [pp] factors of the collectives over the replicas of a stage.
+        ring: [pp] factors of collectives over a stage's replicas.
         lane: [replica] the distinct replica that it equals.
     """
 
@@ -93,13 +93,13 @@ class _Factors:
 
 
 class JobModel:
-    """The typical step of a job, for any fail-slows and settings; results are kept."""
+    """The typical step of a job for any fail-slows and settings. Results are cached."""
 
     def __init__(self, measured: Measured, *, dp: int | None = None, scale: float = 1.0) -> None:
-        """From graph and durations of a trace.
+        """Make the model from the graph and durations of a trace.
 
         Args:
-            measured: the trace; its replicas stand for all.
+            measured: the trace; its replicas represent all replicas of the job.
             dp: replicas of the job, if the trace shows fewer.
             scale: factor on all durations.
 
@@ -110,7 +110,8 @@ class JobModel:
             raise MitigateError("a job needs one replica or more, and a scale above 0")
         graph = measured.graph
         _check_program(graph)
-        #: Groups of some replicas meet: then each has to be simulated, not only distinct ones.
+        #: If groups of some replicas communicate, every replica is simulated, not only distinct
+        #: ones.
         self._all = graph if graph.has_families or graph.peers > 1 else None
         self.peers = graph.peers
         self.dp = graph.n_dp // self.peers if dp is None else dp
@@ -122,7 +123,7 @@ class JobModel:
         self._replica = _typical_replica(measured, variant, scale)
         self.unit = 1
         self._resizer: Resizer | None = None
-        #: Why other numbers of microbatches cannot be simulated; "" = they can.
+        #: The reason why other numbers of microbatches cannot be simulated; "" = they can.
         self.fixed = ""
         try:
             if not graph.of_whole_passes:
@@ -150,10 +151,10 @@ class JobModel:
 
     @classmethod
     def of_spec(cls, spec: SynthSpec, *, step_s: float | None = None) -> JobModel:
-        """A healthy job as :mod:`paceline.synth` makes it.
+        """A healthy job made by :mod:`paceline.synth`.
 
         Args:
-            spec: its shape and durations; its causes of slowness and its noise do not count.
+            spec: its shape and durations; its causes of slowness and its noise are ignored.
             step_s: the healthy step time to scale all durations to, seconds.
 
         Raises:
@@ -179,11 +180,11 @@ class JobModel:
         return self.step_s(self.plain, frozenset())
 
     def n_ops(self, n: int) -> int:
-        """Ops of a replica with ``n`` microbatches."""
+        """Number of ops of a replica with ``n`` microbatches."""
         return self._lane(n).graph.n_ops
 
     def step_s(self, setting: Setting, faults: frozenset[Fault]) -> float:
-        """Seconds of a step with these fail-slows (those whose machines were replaced included)."""
+        """Seconds of a step with these fail-slows, which may include replaced machines."""
         key = (setting, frozenset(f for f in faults if f.name not in setting.replaced))
         if key not in self._cache:
             self.check(faults)
@@ -195,7 +196,7 @@ class JobModel:
         return self._cache[key]
 
     def steps_s(self, settings: Sequence[Setting], faults: frozenset[Fault]) -> Array:
-        """[setting] seconds of a step; many settings at once cost little more than one."""
+        """[setting] seconds of a step. Many settings at once cost little more than one."""
         self.check(faults)
         return self._steps_of([self._factors(setting, faults) for setting in settings])
 
@@ -210,7 +211,7 @@ class JobModel:
         return np.concatenate([self._simulate(batch, lanes_of) for batch in batches])
 
     def replica_s(self, n: int, setting: Setting, faults: frozenset[Fault]) -> Array:
-        """[replica] seconds of each alone with ``n`` microbatches."""
+        """[replica] seconds of each replica alone with ``n`` microbatches."""
         factors = self._factors(replace(setting, counts=self.plain.counts), faults)
         key = n.to_bytes(8) + factors.rows.tobytes() + factors.ring.tobytes()
         if key not in self._alone_s:
@@ -225,7 +226,7 @@ class JobModel:
         """Check that the machines belong to the job.
 
         Raises:
-            MitigateError: one does not.
+            MitigateError: a machine does not belong to the job.
         """
         for machine in (machine for fault in faults for machine in fault.machines):
             self._check_place(machine)
@@ -233,8 +234,8 @@ class JobModel:
             between = {self.worker_at(machine)[0] for machine in fault.machines}
             if self._all is not None and (fault.kind == NIC or len(between) > 1):
                 raise MitigateError(
-                    f"{fault.name}: collectives join groups of some replicas only, so which of "
-                    "them pass a slow NIC or link between replicas is not known"
+                    f"{fault.name}: collectives join groups of some replicas only, so the ones "
+                    "that pass a slow NIC or link between replicas are not known"
                 )
 
     def _check_place(self, place: Worker) -> None:
@@ -259,9 +260,9 @@ class JobModel:
         return dp * self.peers + (peer[0] if peer else 0), pp
 
     def factor_of(self, fault: Fault, slowdown: float) -> float:
-        """The factor with which the fail-slow makes the healthy step ``slowdown`` times as long.
+        """The factor of the fail-slow that makes the healthy step ``slowdown`` times as long.
 
-        Step times show the slowdown of the job; the result is the factor for one machine.
+        Step times show the slowdown of the job. The result is the factor of one machine.
 
         Raises:
             MitigateError: no factor makes the step that long.
@@ -302,7 +303,7 @@ class JobModel:
                 ring[pp] = max(ring[pp], fault.factor)
         ends = np.maximum(rows[:, 2], np.roll(rows[:, 2], -1, axis=1))
         rows[:, 1] = np.maximum(rows[:, 1], ends)
-        # Most replicas are healthy: only the rows of the others are compared.
+        # Most replicas are healthy, so only the rows of the others are compared.
         slow = np.flatnonzero((rows != 1).any(axis=(1, 2)))
         _, sort = np.unique(rows[slow].reshape(-1, 3 * self.pp), axis=0, return_inverse=True)
         key = np.array(setting.counts, dtype=np.int64) * (self.replicas + 1)
@@ -316,7 +317,7 @@ class JobModel:
     def _slow_link(
         self, rows: Array, ring: Array, a: tuple[int, int], b: tuple[int, int], factor: float
     ) -> None:
-        """Factor between two places that exchange data: neighbours of a pipeline, or of a ring."""
+        """Factor between two places that exchange data: neighbours in a pipeline or in a ring."""
         (dp, pp), (other_dp, other_pp) = a, b
         if dp == other_dp:
             for low, high in ((pp, other_pp), (other_pp, pp)):
@@ -326,7 +327,7 @@ class JobModel:
             ring[pp] = max(ring[pp], factor)
 
     def _lane(self, n: int) -> Durations:
-        """One replica with ``n`` microbatches, healthy."""
+        """One healthy replica with ``n`` microbatches."""
         if n not in self._lanes:
             if self._resizer is None:
                 self._lanes[n] = self._replica.durations
@@ -358,15 +359,16 @@ class JobModel:
             lane, block = self._lane(n), durations.block(v)
             for i, factors in enumerate(candidates):
                 mine = np.flatnonzero(factors.counts == n)
-                if len(mine):  # else 0 s: nobody waits for it
-                    # A candidate with fewer distinct replicas repeats its last: no difference.
+                if len(mine):  # otherwise 0 s: no replica waits for it
+                    # A candidate with fewer distinct replicas repeats its last one, which changes
+                    # nothing.
                     mine = mine[np.minimum(np.arange(lanes_of[n]), len(mine) - 1)]
                     block[:, i] = lane.values[:, None] * self._of_ops(lane.graph, factors)[mine].T
         return predicted_step_s(durations)
 
     def _of_ops(self, graph: StepGraph, factors: _Factors) -> Array:
         """[replica, op] factors."""
-        if graph.n_ops not in self._columns_of:  # a job's graphs differ in microbatches only
+        if graph.n_ops not in self._columns_of:  # a job's graphs differ only in microbatches
             self._columns_of[graph.n_ops] = self._column_of(graph)
         of_ops: Array = self._columns(factors)[:, self._columns_of[graph.n_ops]]
         return of_ops
@@ -396,17 +398,17 @@ class JobModel:
 
 
 def _check_program(graph: StepGraph) -> None:
-    """Raise MitigateError where replicas of a recorded program cannot be simulated apart."""
+    """Raise MitigateError if replicas of a recorded program cannot be simulated separately."""
     if graph.programmed and graph.n_variants > 1:
         raise MitigateError(
-            "replicas run unlike programs; paceline remedy says what single changes gain"
+            "replicas run different programs; paceline remedy predicts the gain of single changes"
         )
 
 
 def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured:
     """One step of one replica: for each op the lower median over replicas and steps.
 
-    The lower median: of two replicas, a slow one must not count as half healthy.
+    With two replicas, the mean would count a slow one as half healthy.
     """
     graph = measured.graph
     block = measured.durations.block(variant).reshape(

@@ -1,8 +1,8 @@
-"""The life of a job: fail-slows come and go, and a planner answers them.
+"""The life of a job: fail-slows come and go, and a planner reacts.
 
-Every step takes the simulated time for the machines as they are at its start, times noise. A
+Every step takes the simulated time for the state of the machines at its start, times noise. A
 planner learns of a fail-slow some steps after its onset, as from a detector, and after a validation
-that costs seconds. It learns of its end in the same way.
+of some seconds. It learns of the end in the same way.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from paceline.mitigate.strategies import ACTIONS, OVERHEAD_S, TITLES, Strategies
 
 Array = npt.NDArray[np.float64]
 
-#: More steps would take minutes.
+#: A simulation of more steps would take minutes.
 MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, order=True)
 class FailSlow:
-    """A fault for some time.
+    """A fault with start and duration.
 
     Attributes:
         start_s: seconds after the job's start.
-        duration_s: seconds; inf = for good.
+        duration_s: seconds; inf = permanent.
         fault: the slow machine or link, and its factor.
     """
 
@@ -47,7 +47,7 @@ class FailSlow:
 
     @property
     def end_s(self) -> float:
-        """Seconds after the job's start."""
+        """Seconds from the job's start to the end of the fail-slow."""
         return self.start_s + self.duration_s
 
 
@@ -57,15 +57,15 @@ class Scenario:
 
     Attributes:
         model: the job.
-        steps: steps it has to make.
+        steps: number of steps of the job.
         fail_slows: the fail-slows.
-        overhead_s: strategy -> seconds, once; None = not to be used.
+        overhead_s: strategy -> one-off seconds; None = not allowed.
         noise: coefficient of variation of the step times (falcon paper, Table 2: 0.01 for GPUs to
             0.29 for RDMA transfers).
         seed: seed of the noise.
-        detect_steps: steps from onset or relief until the planner knows.
+        detect_steps: steps from onset or relief until the planner knows it.
         validate_s: seconds of pause to find the slow machine, for each onset.
-        rule: the planner's, see :data:`paceline.mitigate.planner.RULES`.
+        rule: the planner's rule, one of :data:`paceline.mitigate.planner.RULES`.
     """
 
     model: JobModel
@@ -109,7 +109,7 @@ class Life:
     """One simulated life of the job.
 
     Attributes:
-        name: its policy.
+        name: name of its policy.
         step_s: [step] seconds of each step.
         pause_s: [step] seconds of validation and action before each step.
         actions: the actions taken.
@@ -133,7 +133,7 @@ class Lives:
     Attributes:
         scenario: the scenario.
         lives: "healthy", "none", "planner", each single strategy, "oracle".
-        oracle_exact: no better policy exists that acts when fail-slows come or go.
+        oracle_exact: whether no policy that acts when fail-slows come or go is better.
     """
 
     scenario: Scenario
@@ -180,7 +180,7 @@ def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = No
 
     Args:
         scenario: the job and its fail-slows.
-        progress: called with the number of finished policies and of all.
+        progress: called with the numbers of finished policies and of all.
     """
     usable = {name: s for name, s in scenario.overhead_s.items() if s is not None}
     policies: dict[str, dict[str, float]] = {"healthy": {}, "none": {}, "planner": usable}
@@ -210,7 +210,7 @@ def live(
     overhead_s: Mapping[str, float],
     fail_slows: Sequence[FailSlow] | None = None,
 ) -> Life:
-    """A life under a planner with these strategies; without any, no action is taken."""
+    """A life under a planner with these strategies; without any, there are no actions."""
     planner = Planner(Strategies(scenario.model, overhead_s), rule=scenario.rule)
     news = _News(scenario.fail_slows if fail_slows is None else fail_slows, scenario)
     step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
@@ -231,7 +231,7 @@ def live(
 
 
 def replay(scenario: Scenario, visits: Sequence[Visit]) -> Life:
-    """A life under a policy that is fixed in advance: the oracle's."""
+    """A life under the oracle's policy, which is fixed in advance."""
     step_s, pause_s = scenario.noise_factors(), np.zeros(scenario.steps)
     news = _News(scenario.fail_slows, scenario)
     clock, visits_left = 0.0, list(visits)
@@ -257,7 +257,7 @@ class _News:
         )
         self.now: frozenset[Fault] = frozenset()
         self.passed = 0
-        self.onset_steps: dict[Fault, int] = {}  # present -> since which step
+        self.onset_steps: dict[Fault, int] = {}  # present fail-slow -> step of its onset
         self.relief_steps: dict[Fault, int] = {}
         self.reported: set[Fault] = set()
 
@@ -273,14 +273,16 @@ class _News:
         return self.now
 
     def tell(self, planner: Planner, step: int, step_s: Array) -> float:
-        """Tell the planner what a detector knows by now; returns seconds of validation."""
+        """Tell the planner the detector's present knowledge; returns seconds of validation."""
         if self.now == self.reported:
             self.onset_steps, self.relief_steps = {}, {}
             return 0.0
         wait, pause = self.scenario.detect_steps, 0.0
         for fault in sorted(self.now - self.reported):
             if fault.name in planner.state.setting.replaced:
-                self.reported.add(fault)  # the job no longer uses the machine: nobody sees it
+                self.reported.add(
+                    fault
+                )  # the job no longer uses the machine, so no detector sees it
                 continue
             since = self.onset_steps.setdefault(fault, step)
             if step - since >= wait:

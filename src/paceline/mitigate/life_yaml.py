@@ -86,7 +86,7 @@ def _model(job: Section, step_s: float | None) -> JobModel:
         extra = [field for field in job.nodes if field not in ("trace", "meta")]
         if extra:
             job.fail(extra[0], "a job is either a trace or described by its shape, not both")
-        # Beside the scenario, wherever the command is run.
+        # Paths are relative to the scenario file, not to the working directory.
         folder = job.path.parent
         meta = folder / job.text("meta") if "meta" in job else None
         measured = from_trace(load(folder / job.text("trace"), meta), by_rules=True)
@@ -99,7 +99,7 @@ def _model(job: Section, step_s: float | None) -> JobModel:
         try:
             kind = OpKind.from_label(name)
         except KeyError:
-            job.section("base_s").fail(name, "is no kind of operation, such as forward-compute")
+            job.section("base_s").fail(name, "is not a kind of operation, such as forward-compute")
         base_s[kind] = job.section("base_s").quantity(name, "seconds")
     try:
         spec = SynthSpec(noise=0.0, **values)

@@ -1,9 +1,9 @@
-"""An oracle that knows when fail-slows will come and go: no planner can beat it.
+"""An oracle that knows all times of fail-slows: no planner can be better.
 
-It acts when one comes or goes, never in between: it learns nothing there, and an action that is
-worth its price pays at once. Between those moments steps pass at a constant rate. If several ways
-lead to one setting at one moment, the one with most steps done is kept: dynamic programming. A way
-is dropped if another is further even after a change to the same setting.
+It acts only when a fail-slow comes or goes. In between it learns nothing, and an action that is
+worth its cost should come early. Steps pass at a constant rate there. Dynamic programming: if
+several paths lead to the same setting at the same time, the one with most steps is kept. A path is
+dropped if another one is ahead even after a change to the same setting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paceline.mitigate.fault import Fault
 from paceline.mitigate.job_model import Setting
 from paceline.mitigate.strategies import MICROBATCHES, TOPOLOGY, Strategies
 
-#: Number of settings followed at one moment; beyond, those with fewest steps done are dropped.
+#: Most settings followed at one time; the ones with the fewest finished steps are dropped.
 MAX_SETTINGS = 50
 
-#: Most actions in a row at one moment: placement and then microbatches, say.
+#: Most successive actions at one time, such as placement and then microbatches.
 _IN_A_ROW = 2
 
 
@@ -47,12 +47,12 @@ class _Path:
 def best_policy(
     strategies: Strategies, fail_slows: Sequence[tuple[float, float, Fault]], steps: int
 ) -> tuple[tuple[Visit, ...], bool]:
-    """The actions with which the job is done first, and whether no way was dropped.
+    """The actions that finish the job first, and whether no path was dropped.
 
     Args:
         strategies: the possible actions.
         fail_slows: (from, to, fault), seconds.
-        steps: steps to make.
+        steps: number of steps.
     """
     moments = sorted({0.0, *(s for low, high, _ in fail_slows for s in (low, high))})
     moments = [moment for moment in moments if moment < float("inf")]
@@ -75,7 +75,7 @@ def best_policy(
                     visits = (*visits, Visit(moment, overhead_s, new))
                 begin = moment + overhead_s
                 best = min(best, (rates.finish(begin, steps - path.done, new), visits), key=_first)
-                # The next moment to act at is the first after the action is over.
+                # The next time to act is the first one after the end of the action.
                 j = bisect_right(moments, begin) if overhead_s else i + 1
                 if j < len(moments):
                     done = path.done + rates.steps(begin, moments[j], new)
@@ -88,7 +88,7 @@ def best_policy(
 def _undominated(
     strategies: Strategies, paths: dict[Setting, _Path], present: frozenset[Fault]
 ) -> list[tuple[Setting, _Path]]:
-    """The ways that no other leads by more than the change between them, furthest first."""
+    """The paths, furthest first, that no other path leads by more than the change between them."""
     undominated: list[tuple[Setting, _Path]] = []
     for setting, path in sorted(paths.items(), key=lambda item: -item[1].done):
         step_s = strategies.model.step_s(setting, present)
@@ -110,7 +110,8 @@ def _change_s(strategies: Strategies, here: Setting, there: Setting) -> float:
         overhead_s = strategies.overhead_s[name]
         if differ:
             seconds += float("inf") if overhead_s is None else overhead_s
-    # Machines that were replaced are healthy for good; the others were never.
+    # Replaced machines stay healthy, so having replaced more is no obstacle; having replaced fewer
+    # is one.
     return seconds if here.replaced >= there.replaced else float("inf")
 
 
@@ -121,7 +122,7 @@ def _first(pair: tuple[float, tuple[Visit, ...]]) -> float:
 def _choices(
     strategies: Strategies, setting: Setting, present: frozenset[Fault]
 ) -> list[tuple[Setting, float]]:
-    """Settings that a few actions lead to, each with its least overhead."""
+    """Settings that a few actions reach, each with its smallest overhead."""
     least_overhead = {setting: 0.0}
     newest = dict(least_overhead)
     for _ in range(_IN_A_ROW):
@@ -142,7 +143,7 @@ def _choices(
 
 
 class _Rates:
-    """Steps made between moments, in a setting."""
+    """Steps finished between the times, in a setting."""
 
     def __init__(
         self, strategies: Strategies, moments: list[float], present: list[frozenset[Fault]]
@@ -151,7 +152,7 @@ class _Rates:
         self.moments, self.present = moments, present
 
     def steps(self, begin: float, end: float, setting: Setting) -> float:
-        """Steps made from ``begin`` to ``end``."""
+        """Steps finished from ``begin`` to ``end``."""
         steps_done, i = 0.0, bisect_right(self.moments, begin) - 1
         while begin < end:
             until = min(end, self.moments[i + 1] if i + 1 < len(self.moments) else end)
@@ -160,7 +161,7 @@ class _Rates:
         return steps_done
 
     def finish(self, begin: float, steps: float, setting: Setting) -> float:
-        """When these steps are made, if no further action is taken."""
+        """The time when these steps are finished without further actions."""
         i = bisect_right(self.moments, begin) - 1
         while True:
             step_s = self.model.step_s(setting, self.present[i])

@@ -1,13 +1,13 @@
-"""When to act: the falcon paper's Algorithm 1 as a state machine that survives a restart.
+"""The planner: the falcon paper's Algorithm 1 as a state machine that survives a restart.
 
-The rule is a ski rental: nobody knows how long a fail-slow will last. So ignore it (S1) until its
-cost so far equals the cost of the cheapest strategy, then apply that. Go on in the same way with
-the dearer ones. No rule without foresight can promise better.
+The rule is a ski rental, since the length of a fail-slow is unknown. Ignore it (S1) until its cost
+so far equals the cost of the cheapest strategy, then apply that strategy. Continue in the same way
+with the more expensive ones. No rule without foresight has a better guarantee.
 
 Beyond the paper: the simulator is asked first, and a strategy that does not help is skipped. Losses
-are counted for each strategy and fail-slow, so that several at once, and one that comes back, count
-correctly. The same rule takes back an action that is no longer needed. For a job without
-fail-slows, S2 shares the microbatches out evenly again.
+are counted for each strategy and fail-slow, so several fail-slows at once and returning ones count
+correctly. The same rule undoes an action that is no longer needed. Without fail-slows, S2
+distributes the microbatches evenly again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from paceline.mitigate.strategies import ACTIONS, RESTART, Option, Strategies
 
 VERSION = 1
 
-#: Rule by which a strategy is due. By "loss", the loss since the onset equals its overhead, as in
-#: the paper. By "savings", the time that it would have saved does. It is then worth its price.
+#: Rules for the time when a strategy is due. By "loss", the loss since the onset equals its
+#: overhead, as in the paper. By "savings", the time that it would have saved equals its overhead.
 RULES = ("loss", "savings")
 
-#: Key of losses while no fail-slow is present: those that taking back a change would save.
+#: Key of losses without a fail-slow: the savings of undoing a change.
 _NONE = "none"
 
 
@@ -43,8 +43,8 @@ class State:
     Attributes:
         setting: the changes that mitigation has made.
         active: present fail-slows, without those of replaced machines.
-        lost_s: seconds lost since the first of them began, without mitigation's overheads.
-        since_step: the step in which it began; None if there is none.
+        lost_s: seconds lost since the onset of the first one, without overheads of mitigation.
+        since_step: the step of that onset; None without fail-slows.
         accrued_s: (strategy, fail-slow) -> seconds that count towards the strategy.
         applied: strategies applied since then, in order.
     """
@@ -58,7 +58,7 @@ class State:
 
     @property
     def phase(self) -> str:
-        """One of healthy, ignoring (S1), mitigated, undoing (there is nothing to mitigate)."""
+        """One of healthy, ignoring (S1), mitigated, undoing (no fail-slow is left)."""
         changed = any(name != RESTART for name in self.applied)
         if self.active:
             return "mitigated" if changed else "ignoring"
@@ -70,11 +70,11 @@ class Action:
     """The action to take now.
 
     Attributes:
-        step: after this step.
+        step: the action comes after this step.
         option: the strategy, its setting and its gain.
-        lost_s: seconds lost until now.
+        lost_s: seconds lost so far.
         since_step: the step in which the loss began.
-        faults: the fail-slows that it answers, in words.
+        faults: the fail-slows that it answers, as text.
     """
 
     step: int
@@ -84,7 +84,7 @@ class Action:
     faults: tuple[str, ...]
 
     def explain(self) -> str:
-        """The action in words and numbers."""
+        """The action as text."""
         option = self.option
         reason = "; ".join(self.faults) if self.faults else "no fail-slow is left"
         return (
@@ -111,7 +111,7 @@ def _seconds(value: float) -> str:
 
 
 class Planner:
-    """Decides after each step whether to act. Deterministic: equal inputs, equal decisions."""
+    """Decides after each step whether to act. Equal inputs give equal decisions."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class Planner:
 
         Args:
             strategies: the possible actions, and their overheads.
-            state: state of an earlier planner (:func:`load_state`); None: at the beginning.
+            state: state of an earlier planner (:func:`load_state`); None: a new planner.
             healthy_s: seconds of a healthy step as measured; None: as simulated.
             rule: one of :data:`RULES`.
 
         Raises:
-            MitigateError: the rule is not known, or the state is that of another job.
+            MitigateError: the rule is unknown, or the state belongs to another job.
         """
         if rule not in RULES:
             raise MitigateError(f"there is no rule {rule!r}; known are {', '.join(RULES)}")
@@ -143,23 +143,24 @@ class Planner:
             or len(counts) != len(model.plain.counts)
             or min(counts) < 1
         ):
-            raise MitigateError("the state is that of a job with other replicas or microbatches")
+            raise MitigateError("the state belongs to a job with other replicas or microbatches")
         machines = (machine for pair in self.state.setting.moved for machine in pair)
         model.check(self.state.active | {Fault(COMPUTE, machine, 2.0) for machine in machines})
         self.healthy_s = model.healthy_s if healthy_s is None else healthy_s
 
     def onset(self, fault: Fault, step: int, lost_s: float = 0.0) -> None:
-        """A fail-slow was found, or its factor has changed.
+        """A fail-slow was found, or its factor changed.
 
-        If a machine was replaced, the new one is slow now.
+        If its machine was replaced, the new machine is slow now.
 
         Args:
             fault: the slow machine or link, and its factor.
-            step: step of the finding.
-            lost_s: seconds lost to it before it was found, a detector event's ``lost_s``.
+            step: step in which it was found.
+            lost_s: seconds that it cost before it was found: ``lost_s`` of a detector's event.
 
         Raises:
-            MitigateError: its machine is not the job's, or ``lost_s`` is no time.
+            MitigateError: its machine does not belong to the job, or ``lost_s`` is not a valid
+                time.
         """
         self.strategies.model.check(frozenset([fault]))
         if not 0 <= lost_s < math.inf:
@@ -178,7 +179,7 @@ class Planner:
         )
 
     def relief(self, fault: Fault | str, step: int) -> None:
-        """A fail-slow is over; its losses are remembered, should it come back."""
+        """A fail-slow is over. Its losses are remembered in case it returns."""
         name = fault if isinstance(fault, str) else fault.name
         active = frozenset(f for f in self.state.active if f.name != name)
         if active == self.state.active:
@@ -190,10 +191,10 @@ class Planner:
     def update(
         self, step: int, duration_s: float, steps_left: int | None = None, *, steps: int = 1
     ) -> Action | None:
-        """Take note of a step; returns the action before the next one, if any.
+        """Record a step; returns the action before the next step, if any.
 
         A pause (more than :data:`~paceline.detect.limits.PAUSE` healthy steps: a checkpoint, an
-        evaluation) is no effect of a fail-slow: it counts as the expected step.
+        evaluation) is not an effect of a fail-slow. It counts as a step of the expected time.
 
         The action counts as done when it is returned. Apply its ``option.setting``. If its real
         cost is known by then, give it to ``strategies.set_overhead``.
@@ -201,11 +202,12 @@ class Planner:
         Args:
             step: its number.
             duration_s: its duration, seconds.
-            steps_left: steps until the job ends: an overhead that these cannot save is not paid.
-            steps: number of equal steps that this stands for; ``step`` is the last one.
+            steps_left: steps until the job ends. An action is skipped if they cannot save its
+                overhead.
+            steps: number of equal steps that this call records; ``step`` is the last one.
 
         Raises:
-            MitigateError: the duration is no time.
+            MitigateError: the duration is not a valid time.
         """
         if not 0 < duration_s < math.inf:
             raise MitigateError(f"step {step}: a duration must be above 0 s, not {duration_s:g}")
@@ -214,7 +216,7 @@ class Planner:
             return None
         options = self.strategies.options(state.setting, state.active)
         if not state.active and not any(option.applicable for option in options[1:]):
-            # Nothing to take back: the episode is over.
+            # Nothing to undo: the episode is over.
             self.state = replace(state, applied=(), lost_s=0.0, since_step=None)
             return None
         if duration_s > PAUSE * self.healthy_s:
@@ -229,7 +231,7 @@ class Planner:
         return None
 
     def steps_to_action(self, duration_s: float) -> int | None:
-        """Number of further steps of this duration before the planner acts; None: never."""
+        """Number of further steps of this duration until the planner acts; None: never."""
         options = self.strategies.options(self.state.setting, self.state.active)
         waits = []
         for strategy, more_s in self._per_step(options, duration_s).items():
@@ -242,7 +244,7 @@ class Planner:
         return [fault.name for fault in self.state.active] or [_NONE]
 
     def _per_step(self, options: Sequence[Option], duration_s: float) -> dict[str, float]:
-        """Strategy that helps -> seconds of a step that count towards it."""
+        """Helpful strategy -> seconds of a step that count towards it."""
         loss_s = duration_s - self.healthy_s
         return {
             o.strategy: loss_s if self.rule == "loss" else duration_s * (1 - o.step_s / o.now_s)
@@ -269,7 +271,7 @@ class Planner:
             return False
         if steps_left is not None and option.pays_after_steps >= steps_left:
             return False
-        # Sums of equal steps may miss it by a rounding.
+        # Sums of equal steps may miss the threshold by rounding.
         return self._most(option.strategy) >= option.overhead_s * (1 - 1e-9)
 
     def _apply(self, option: Option, step: int) -> Action:
@@ -291,7 +293,7 @@ class Planner:
 
 
 def save_state(state: State, path: Path) -> None:
-    """Write a state; a crash leaves the old file or the new one.
+    """Write a state atomically: a crash leaves the old file or the new one.
 
     Raises:
         OutputError: the file cannot be written.
@@ -311,10 +313,10 @@ def save_state(state: State, path: Path) -> None:
 
 
 def load_state(path: Path) -> State:
-    """The state that was saved.
+    """The saved state.
 
     Raises:
-        MitigateError: the file cannot be read, or holds no state of this version.
+        MitigateError: the file cannot be read, or has no state of this version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -340,7 +342,7 @@ def load_state(path: Path) -> State:
     except OSError as error:
         raise MitigateError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
-        raise MitigateError(f"{path} holds no planner's state; start anew without it") from None
+        raise MitigateError(f"{path} is not a planner's state; start again without it") from None
 
 
 def _time(value: Any) -> float:

@@ -1,8 +1,8 @@
 """Strategies against fail-slows (falcon paper, 5.1), each with its step time by simulation.
 
-S1 ignores them; S2 shares microbatches out by speed; S3 moves machines; S4 restarts from a
-checkpoint on healthy machines. A strategy that brings no gain does not apply. In the paper's table
-S2 never helps against slow links; here the simulator decides it for each case.
+S1 ignores fail-slows. S2 distributes microbatches by speed. S3 moves machines. S4 restarts from a
+checkpoint on healthy machines. A strategy without gain does not apply. In the paper's table, S2
+never helps against slow links; here the simulator decides each case.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ACTIONS = (MICROBATCHES, TOPOLOGY, RESTART)
 #: parameters swapped through memory, "within one minute". S4: a checkpoint written and read, "tens
 #: of minutes".
 OVERHEAD_S: Mapping[str, float] = {MICROBATCHES: 5.0, TOPOLOGY: 60.0, RESTART: 1800.0}
-#: A strategy that takes longer is never used.
+#: Largest accepted overhead.
 LARGEST_OVERHEAD_S = 1e9
 
-#: A step that is shorter by less than this share is not worth an action.
+#: Least saving, as a share of the step, that is worth an action.
 MIN_GAIN = 0.01
 
 TITLES: Mapping[str, str] = {
@@ -46,33 +46,33 @@ WEIGHT = (
     "(falcon paper, 5.3)"
 )
 
-#: Limits of the predicted gain of a placement away from a slow link.
+#: The note on the range of the gain of a placement away from a slow link.
 OF_LINKS = (
-    "the high end takes rings in the order of replicas and no other traffic over the slow link; at "
-    "the low end all that its ends send stays slow. Measured on 16 GPUs: 25 and 54% (falcon "
-    "paper, Figure 15)"
+    "the high end assumes rings in the order of replicas and no other traffic over the slow "
+    "link; at the low end all sends of its two ends stay slow. Measured on 16 GPUs: 25 and 54% "
+    "(falcon paper, Figure 15)"
 )
 
-#: Number of changes that a sentence lists.
+#: Most changes listed in a sentence.
 _MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Option:
-    """One strategy, for the present fail-slows.
+    """One strategy against the present fail-slows.
 
     Attributes:
         strategy: "s1" to "s4".
-        setting: the job after it.
-        step_s: predicted seconds of a step then.
+        setting: the job's setting after it.
+        step_s: predicted seconds of a step after it.
         now_s: seconds of a step at present.
         healthy_s: seconds of a step without fail-slows and changes.
-        overhead_s: its cost, once; None = it must not be used.
+        overhead_s: its one-off cost; None = not allowed.
         text: the advice.
-        why_not: why it does not apply; "" = it does.
-        change: the change, as JSON can hold it.
+        why_not: the reason why it does not apply; "" = it applies.
+        change: the change in a form for JSON.
         notes: limits and assumptions.
-        unsure_s: seconds of a step in the worst case of what the trace leaves open; None: as
+        unsure_s: seconds of a step in the worst case that the trace allows; None: equal to
             ``step_s``.
     """
 
@@ -90,18 +90,18 @@ class Option:
 
     @property
     def applicable(self) -> bool:
-        """Whether it may be used and makes the step shorter."""
+        """Whether it is allowed and makes the step shorter."""
         return not self.why_not
 
     @property
     def recovered(self) -> float:
-        """Share of the step time lost to fail-slows that it recovers."""
+        """Recovered share of the step time that fail-slows cost."""
         lost_s = self.now_s - self.healthy_s
         return (self.now_s - self.step_s) / lost_s if lost_s > 0 else 0.0
 
     @property
     def recovered_low(self) -> float:
-        """The recovered share in the worst case of what the trace leaves open; at least 0."""
+        """The recovered share in the worst case that the trace allows; at least 0."""
         if self.unsure_s is None:
             return self.recovered
         lost_s = self.now_s - self.healthy_s
@@ -109,14 +109,14 @@ class Option:
 
     @property
     def recovered_text(self) -> str:
-        """The share in words, "25 to 96%"; no prediction is ever all of it."""
+        """The share as text, "25 to 96%"; never 100%, for predictions have errors."""
         high = ">99" if self.recovered > 0.99 else f"{100 * self.recovered:.0f}"
         low = f"{100 * self.recovered_low:.0f}"
         return f"{high}%" if self.recovered - self.recovered_low < 0.01 else f"{low} to {high}%"
 
     @property
     def pays_after_steps(self) -> float:
-        """Steps after which its overhead is saved; inf if it does not apply."""
+        """Steps until its overhead is saved; inf if it does not apply."""
         gain_s = self.now_s - self.step_s
         if self.overhead_s is None or not self.applicable or gain_s <= 0:
             return np.inf
@@ -144,7 +144,7 @@ class Option:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Input of :func:`best_counts`: times of replicas for their microbatches."""
+    """Input of :func:`best_counts`: times of replicas by their numbers of microbatches."""
 
     model: JobModel
     setting: Setting
@@ -166,7 +166,7 @@ def check_overhead(name: str, seconds: float | None) -> None:
     """Check that a strategy may have this cost.
 
     Raises:
-        MitigateError: there is no such strategy, or its overhead is negative or endless.
+        MitigateError: the strategy is unknown, or its overhead is negative or infinite.
     """
     if name not in ACTIONS:
         raise MitigateError(f"there is no strategy {name!r}; known are {', '.join(ACTIONS)}")
@@ -177,7 +177,7 @@ def check_overhead(name: str, seconds: float | None) -> None:
 
 
 class Strategies:
-    """The options of a job for any fail-slows; they are kept, since a planner asks every step."""
+    """The options of a job for any fail-slows, cached because a planner asks every step."""
 
     def __init__(
         self, model: JobModel, overhead_s: Mapping[str, float | None] = OVERHEAD_S
@@ -186,7 +186,7 @@ class Strategies:
 
         Args:
             model: the job.
-            overhead_s: "s2", "s3", "s4" -> seconds, once; None or missing = not to be used.
+            overhead_s: "s2", "s3", "s4" -> one-off seconds; None or missing = not allowed.
 
         Raises:
             MitigateError: there is no such strategy, or its overhead is negative.
@@ -200,17 +200,17 @@ class Strategies:
             self.set_overhead(name, seconds)
 
     def set_overhead(self, name: str, seconds: float | None) -> None:
-        """Set the cost of a strategy: as given, or as measured.
+        """Set the given or measured cost of a strategy.
 
         Raises:
-            MitigateError: there is no such strategy, or its overhead is negative or endless.
+            MitigateError: the strategy is unknown, or its overhead is negative or infinite.
         """
         check_overhead(name, seconds)
         self.overhead_s[name] = seconds
         self._options_of.clear()
 
     def options(self, setting: Setting, faults: frozenset[Fault]) -> tuple[Option, ...]:
-        """S1 to S4 for the present state: also those that take back earlier ones."""
+        """S1 to S4 for the present state, including options that undo earlier ones."""
         key = (setting, faults)
         if key not in self._options_of:
             now_s = self.model.step_s(setting, faults)
@@ -256,13 +256,13 @@ class Strategies:
         )
 
     def shared_out(self, setting: Setting, faults: frozenset[Fault]) -> Setting:
-        """The setting with the numbers of microbatches that make the slowest replica fastest."""
+        """The setting whose numbers of microbatches minimise the slowest replica's time."""
         model = self.model
         even = replace(setting, counts=model.plain.counts)
         if (even, faults) not in self._counts:
             counts, _ = best_counts(_Sizes(model, setting, faults))
             new = replace(setting, counts=tuple(counts.tolist()))
-            # Replicas alone do not show what they wait for: the plain shares may be as good.
+            # Times of single replicas do not show waiting, so even shares may be equally good.
             better = model.step_s(new, faults) < model.step_s(even, faults)
             self._counts[even, faults] = new if better else even
         return self._counts[even, faults]
@@ -289,7 +289,7 @@ class Strategies:
         return replace(option, unsure_s=unsure_s)
 
     def _with_all_flows(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> float:
-        """Seconds of a step if all sends and receives of a slow link's ends stay slow."""
+        """Seconds of a step if all sends and receives of a slow link's two ends stay slow."""
         ends = {
             Fault(NIC, machine, fault.factor) if fault.kind == LINK else fault
             for fault in faults
@@ -298,7 +298,7 @@ class Strategies:
         }
         try:
             return self.model.step_s(setting, frozenset(ends))
-        except MitigateError:  # which groups pass a NIC is not known: nothing may be won
+        except MitigateError:  # the groups that pass a NIC are unknown, so the gain may be 0
             return now_s
 
     def _restart(self, setting: Setting, faults: frozenset[Fault], now_s: float) -> Option:
@@ -314,7 +314,7 @@ class Strategies:
 
 
 def weights(counts: tuple[int, ...]) -> list[float]:
-    """[dp] weights of the replicas' mean gradients that keep the loss that of the whole batch.
+    """[dp] weights of the replicas' mean gradients that keep the loss of the whole batch.
 
     The mean over all microbatches is the sum of the replicas' means times their shares of the
     microbatches. Frameworks that average over D replicas multiply each by D times its weight.
@@ -336,7 +336,7 @@ def _counts_text(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[str, 
     plural = "s" if len(fewer) > 1 else ""
     change: dict[str, Any] = {"microbatches": list(after), "weights": weights(after)}
     if len(set(after)) == 1:
-        return f"share the microbatches out evenly again ({after[0]} each)", change
+        return f"distribute the microbatches evenly again ({after[0]} each)", change
     return f"move {n_moved} {noun} off replica{plural} {replicas}{others}", change
 
 

@@ -1,6 +1,6 @@
-"""Advice about a fail-slow with known step times only: ignore it, or restart (S1, S4).
+"""Advice about a fail-slow if only step times are known: ignore it, or restart (S1, S4).
 
-Nothing tells the replica or place to change, so S2 and S3 are out. The rule is the planner's ski
+The slow replica or place is unknown, so S2 and S3 do not apply. The rule is the planner's ski
 rental (falcon paper, Algorithm 1): a restart pays when the loss since the onset equals its cost.
 """
 
@@ -15,20 +15,21 @@ from paceline.detect.event import SLOW_KINDS, duration
 from paceline.errors import MitigateError
 from paceline.mitigate.fault import whole_number
 
-#: Number of steps in ``at_stake_s_per_1000_steps``, a field of ``paceline detect --json``'s events.
+#: Number of steps in ``at_stake_s_per_1000_steps``, a field of events of ``paceline detect
+#: --json``.
 _STAKE_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Restart:
-    """The time when a restart pays.
+    """Advice about a restart.
 
     Attributes:
-        step: step of the line that led to it.
-        due_step: first step from which it pays; None = never (restarts forbidden, or no loss).
-        is_due: whether that step has come.
+        step: step of the line behind the advice.
+        due_step: first step at which a restart pays; None = never (not allowed, or no loss).
+        is_due: whether that step is reached.
         lost_s: seconds lost since the onset.
-        overhead_s: cost of a restart; None = it must not be used.
+        overhead_s: cost of a restart; None = not allowed.
         factor: factor of the fail-slow; None = over.
     """
 
@@ -40,7 +41,7 @@ class Restart:
     factor: float | None
 
     def explain(self) -> str:
-        """The advice in words and numbers."""
+        """The advice as text."""
         head = f"step {self.step:,}:"
         if self.factor is None:
             return f"{head} the fail-slow is over; {duration(self.lost_s)} lost: nothing to do"
@@ -70,10 +71,10 @@ class Restart:
 
 
 class TimesOnly:
-    """Takes the lines of ``paceline detect --json`` and, if there are any, step times.
+    """Reads the lines of ``paceline detect --json`` and, if present, step times.
 
     Args:
-        overhead_s: cost of a restart; None = it must not be used.
+        overhead_s: cost of a restart; None = not allowed.
     """
 
     def __init__(self, overhead_s: float | None) -> None:
@@ -85,10 +86,10 @@ class TimesOnly:
         self._is_told = False
 
     def take(self, line: Mapping[str, Any]) -> Restart | None:
-        """The action after a line, if it is new.
+        """The advice after a line, if it is new.
 
         Raises:
-            MitigateError: it is neither an event nor a step.
+            MitigateError: the line is neither an event nor a step.
         """
         try:
             step = whole_number(line["step"])
@@ -131,7 +132,7 @@ class TimesOnly:
         return answer
 
     def _answer(self, step: int) -> Restart:
-        """The present advice; ``due_step`` assumes that the level stays."""
+        """The present advice; ``due_step`` assumes that the slowdown stays."""
         due_step = None
         factor = self._factor or 1.0
         per_step_s = (factor - 1) * self._healthy_s

@@ -1,9 +1,9 @@
-"""S3: places for slow machines, so that they and slow links cost least (falcon paper, 5.3).
+"""S3: a placement of slow machines in which they and slow links cost least (falcon paper, 5.3).
 
-The paper gathers stragglers in as few stages as hold them, interior ones first. It moves congested
-links to where little passes. Here the simulator judges each placement. If placements are few, all
-are tried. Otherwise gathered ones and single moves are tried, with a bound on the distance from the
-best.
+The paper gathers stragglers in the fewest possible stages, interior ones first. It moves congested
+links to places with little traffic. Here the simulator judges each placement. If placements are
+few, all are tried. Otherwise gathered ones and single moves are tried, and a bound on the best
+placement is computed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from paceline.remedies.arrange import END, STAGE, SWAP
 #: Up to this number, all placements are tried.
 MAX_EXACT = 3000
 
-#: Values (ops x distinct replicas x placements) that a search may simulate; about a second.
+#: Most values (ops x distinct replicas x placements) that a search simulates; about a second.
 BUDGET = 20_000_000
 
-#: Number of replicas offered to one end of a slow link, besides those with slow machines.
+#: Number of replicas tried for one end of a slow link, besides replicas with slow machines.
 _OFFERED = 16
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Places for machines.
+    """A placement of machines.
 
     Attributes:
-        moved: (machine, place) of moved machines.
-        step_s: seconds of a step there.
-        bound_s: no placement makes the step shorter than this.
-        exact: all placements were tried.
+        moved: (machine, place) of each moved machine.
+        step_s: seconds of a step with it.
+        bound_s: lower bound of the step for all placements.
+        exact: whether all placements were tried.
         tried: number of tried placements.
     """
 
@@ -47,12 +47,12 @@ class Placement:
 
     @property
     def gap(self) -> float:
-        """The step could be shorter by this share at most."""
+        """The largest share by which another placement could shorten the step."""
         return 0.0 if self.exact else max(0.0, 1 - self.bound_s / self.step_s)
 
 
 def best_placement(model: JobModel, faults: frozenset[Fault]) -> Placement:
-    """The placement of slow machines with the shortest step, with the job's microbatches.
+    """The placement of slow machines with the shortest step, at the job's microbatches.
 
     Args:
         model: the job.
@@ -97,7 +97,7 @@ class _Search:
         return min(self.step_s_of, key=self._score)
 
     def _score(self, setting: Setting) -> float:
-        """Step time; nearly equal ones rank by slow stages, then interior ones, then moves."""
+        """Sort key: the step time; at nearly equal times slow stages, interior stages, moves."""
         at = _units_at(setting)
         stages = {at.get(machine, machine)[1] for machine in self.machines}
         ends = sum(stage in (0, self.model.pp - 1) for stage in stages)
@@ -105,7 +105,7 @@ class _Search:
         return self.step_s_of[setting] * (1 + extra)
 
     def _try(self, settings: Iterable[Setting]) -> bool:
-        """Simulate settings not yet known, within the budget; returns False once it is spent."""
+        """Simulate unknown settings within the budget; returns False once it is spent."""
         new = [s for s in dict.fromkeys(settings) if s not in self.step_s_of]
         budget_left = max(0, BUDGET // self.values - len(self.step_s_of))
         affordable = new[:budget_left] if self.step_s_of else new
@@ -124,7 +124,7 @@ class _Search:
         return 0 < count <= min(MAX_EXACT, BUDGET // self.values)
 
     def _all(self) -> Iterator[Setting]:
-        """Every placement; of replicas that are alike as many as there are machines."""
+        """Every placement; of equal replicas only as many as there are machines."""
         model = self.model
         symmetric = not self.linked and len(set(model.plain.counts)) == 1
         own_dps = list(dict.fromkeys(dp for dp, _ in self.machines))
@@ -141,7 +141,7 @@ class _Search:
         return setting
 
     def _moved(self, setting: Setting, unit: Worker, place: Worker) -> Setting:
-        """The setting with a unit at a place; each of its peers takes the same peer's place."""
+        """The setting with a unit at a place; each peer takes the place of the same peer."""
         if _units_at(setting).get(unit, unit) == place:
             return setting
         if self.model.peers == 1:
@@ -153,7 +153,7 @@ class _Search:
     # --- some of them ---------------------------------------------------------------------------
 
     def _consolidations(self) -> list[Setting]:
-        """Slow machines in the fewest stages that hold them, beginning with each stage."""
+        """Slow machines in the fewest possible stages, starting at each stage in turn."""
         machines = [m[:2] for f in self.active if f.kind != LINK for m in f.machines]
         machines = list(dict.fromkeys(machines))
         if not machines:
@@ -167,8 +167,8 @@ class _Search:
     def _in_stages(self, machines: Sequence[Worker], stages: Sequence[int]) -> Setting:
         """The slowest machines in the first stage; each in its own replica if that is free.
 
-        If a replica has several, those of one stage ascend and those of the next descend. So the
-        slowest shares its replica with the fastest.
+        If a replica has several slow machines, one stage ascends by speed and the next descends. So
+        the slowest shares its replica with the fastest of them.
         """
         setting, dp = self.home, self.model.dp
         for layer, stage in enumerate(stages):
@@ -187,13 +187,13 @@ class _Search:
         return setting
 
     def _sides(self) -> list[Setting]:
-        """The two sides of slow links, each in its own stages: then only pipelines cross.
+        """The two sides of slow links, each in its own stages, so that only pipelines cross.
 
-        Two nodes of many workers with a congested link between them are such sides.
+        Two nodes of many workers with a congested link between them form such sides.
         """
         side: dict[Worker, int] = {}
         links = [(f.machines[0][:2], f.machines[1][:2]) for f in self.active if f.kind == LINK]
-        for _ in links:  # a side spreads along one link after the other
+        for _ in links:  # a side grows along one link after another
             for a, b in links:
                 if a not in side and b not in side and not side:
                     side[a] = 0
@@ -213,7 +213,7 @@ class _Search:
         return settings if side else []
 
     def _moves(self, setting: Setting) -> Iterator[Setting]:
-        """One machine to another stage, or to another replica; there the two change places."""
+        """One machine moved to another stage or replica, where it swaps with the machine there."""
         at = _units_at(setting)
         occupied = [at.get(machine, machine) for machine in self.machines]
         dps = list(dict.fromkeys(dp for dp, _ in occupied))
@@ -227,10 +227,11 @@ class _Search:
     # --- what no placement can beat -------------------------------------------------------------
 
     def _bound(self) -> float:
-        """A bound, since fewer or faster stragglers never make a step longer.
+        """A lower bound of the step: fewer or faster stragglers never make it longer.
 
-        One case has the slowest machine alone, where it costs least. The other has as many of the
-        least slow ones as some replica must hold, in the cheapest stages of one replica.
+        One case has only the slowest machine, at its cheapest place. The other has the number of
+        machines that some replica must hold, all as slow as the least slow one, in the cheapest
+        stages of one replica.
         """
         single = [f for f in self.active if f.kind != LINK]
         bounds = [self.model.step_s(self.home, frozenset())]
@@ -243,12 +244,12 @@ class _Search:
         )
         per_replica = -(-len(computes) // self.model.dp)
         if 1 < per_replica <= self.model.pp and math.comb(self.model.pp, per_replica) <= MAX_EXACT:
-            # All as slow as the least slow of them: no more than any that may come together.
+            # All are as slow as the least slow one, so no combination is faster.
             bounds.append(self._least_of([computes[0]] * per_replica))
         return max(bounds)
 
     def _least_of(self, faults: Sequence[Fault]) -> float:
-        """The shortest step with these in one replica, each in another stage."""
+        """The shortest step with these machines in one replica, each in a different stage."""
         peer = () if self.model.peers == 1 else (0,)
         slow = frozenset(
             Fault(fault.kind, (0, i, *peer), fault.factor) for i, fault in enumerate(faults)
@@ -259,7 +260,7 @@ class _Search:
             for i, stage in enumerate(stages):
                 setting = self._moved(setting, (0, i), (0, stage))
             settings.append(setting)
-        # Replicas without any are alike: two lanes stand for all.
+        # Replicas without slow machines are equal, so two lanes represent all.
         if len(settings) * 2 * self.values_of_one > BUDGET:
             return 0.0
         return float(self.model.steps_s(settings, slow).min())

@@ -75,9 +75,9 @@ def propose(case: Case) -> Remedy:
         readings.worst,
         {"size": best, "latency_s": list(trial.latencies), "compared": table},
         notes=(
-            "DDP: bucket_cap_mb times as much; gradients are taken to be ready evenly over the "
-            "backward of their bucket; none holds less than one parameter, whatever its size",
-            "computes are taken to be as fast beside a reduction as alone",
+            "DDP: multiply bucket_cap_mb by this; the gradients of a bucket are assumed to "
+            "become ready evenly over its backward; a bucket holds at least one parameter",
+            "computes are assumed to be as fast beside a reduction as alone",
         ),
         otherwise=[readings.best],
         margin=MARGIN,
@@ -108,7 +108,7 @@ def _requested(case: Case) -> float | None:
         return None
     power = math.log2(float(size)) if float(size) > 0 else 0.0
     if not power or not power.is_integer():
-        raise RemedyError(f"--bucket-size {size} is no power of 2 (0.5, 2, 4, ...) other than 1")
+        raise RemedyError(f"--bucket-size {size} is not a power of 2 other than 1 (0.5, 2, 4, ...)")
     return float(size)
 
 
@@ -117,7 +117,7 @@ def _latencies(case: Case) -> tuple[float, float]:
     given = case.options.get("latency_us")
     if given is not None:
         if float(given) < 0:
-            raise RemedyError(f"a latency of {given} us is none")
+            raise RemedyError(f"a latency of {given} us is not possible")
         return float(given) * 1e-6, float(given) * 1e-6
     if any(doubt.code == LATE_ENDS for doubt in case.measured.doubts):
         raise NotApplicableError(
@@ -163,10 +163,10 @@ class _Trial:
         """The reason why the readings of a size differ."""
         low, high = self.latencies
         if low == high:
-            return "as pieces of a bucket vary alike or each on its own"
+            return "depending on whether the pieces of a bucket vary alike or independently"
         return (
-            f"for a latency between {seconds(low)} and {seconds(high)}: the trace holds no bytes "
-            "to tell it; give --latency-us, the time of a very small all-reduce"
+            f"for a latency between {seconds(low)} and {seconds(high)}: the trace has no bytes to "
+            "narrow it down; give --latency-us, the time of a very small all-reduce"
         )
 
     def of(self, size: float) -> _Readings:

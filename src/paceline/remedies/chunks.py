@@ -42,7 +42,7 @@ def chunk_counts(case: Case) -> list[int]:
         error = NotApplicableError if requested is None else RemedyError
         raise error(
             f"stages of {', '.join(map(str, layers))} layers cannot be cut into "
-            f"{' or '.join(map(str, options))} chunks of as many layers each"
+            f"{' or '.join(map(str, options))} chunks of equal size"
         )
     return allowed
 

@@ -47,7 +47,7 @@ def propose(case: Case) -> Remedy:
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
         raise NotApplicableError(
-            f"hiding these delays ({hide}) saves nothing: they lie beside others"
+            f"hiding these delays ({hide}) saves nothing: they coincide with other delays"
         )
     names = sorted(saved, key=lambda name: -saved[name])
     table = [
@@ -104,7 +104,7 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
 def _action(hide: str, gains: Mapping[str, float]) -> str:
     """The advice, with the gain of each of its parts alone."""
     if hide == START:
-        return "load the data of a step during the one before (prefetch)"
+        return "load the data of a step during the step before (prefetch)"
     sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]
     if hide != ALL:  # only the step's start may be a part of a kind's delays
         sorts = [START] if START in sorts and hide == OpKind.FORWARD_COMPUTE.label else []
@@ -122,7 +122,8 @@ def _notes(hide: str) -> tuple[str, ...]:
         return (most,)
     return (
         most,
-        "the start of a step shows data loading, but also all else that Python does there",
+        "the delay at the start of a step is data loading and everything else that Python does "
+        "there",
     )
 
 

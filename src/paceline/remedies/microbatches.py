@@ -27,8 +27,8 @@ MIN_GAIN = 0.01
 
 GPIPE_MEMORY = "GPipe keeps the activations of all microbatches: more of them need more memory"
 NEW_SEQUENCES = (
-    "microbatches differ in cost here; the last ones of slow replicas are taken to move with what "
-    "they hold, so single steps will differ"
+    "microbatches differ in cost here; the last ones of slow replicas are assumed to move with "
+    "their data, so single steps will differ"
 )
 
 
@@ -48,7 +48,7 @@ def redistribute(times: Array, least: int, total: int, now: Ints) -> Ints:
     """
     n_replicas, width = times.shape
     if not least * n_replicas <= total <= (least + width - 1) * n_replicas:
-        raise RemedyError(f"{total} cannot be shared out over {n_replicas} replicas")
+        raise RemedyError(f"{total} cannot be distributed over {n_replicas} replicas")
 
     # Rows ascend, so the count of times within the limit is the number of microbatches.
     nth = total - n_replicas * (least - 1) - 1
@@ -142,9 +142,9 @@ def propose(case: Case) -> Remedy:
     slowest = float(alone_s.max() / np.median(alone_s)) - 1
     if (counts == resize.counts).all():
         raise NotApplicableError(
-            f"the slowest replica takes {slowest:.1%} longer than the middle one, too little for "
-            f"{'one' if resize.unit == 1 else resize.unit} of its "
-            f"{int(resize.counts.max())} microbatches to move"
+            f"the slowest replica takes {slowest:.1%} longer than the median one, too little for "
+            f"{'one' if resize.unit == 1 else resize.unit} of its {int(resize.counts.max())} "
+            "microbatches to move"
         )
     new = resize.resized(counts, case.delays)
     after = case.predicted(new.durations, new.delays)

@@ -77,7 +77,7 @@ def outcome(
         notes.append(_delays_note(gain, bare[0]))
     if (n_steps := len(before.step_s)) < MIN_STEPS:
         few = "one step was" if n_steps == 1 else f"{n_steps} steps were"
-        notes.append(f"{few} analysed: the interval cannot hold how much steps differ")
+        notes.append(f"{few} analysed: the interval cannot include the variation of steps")
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
     low, high = low - margin, high + margin
@@ -104,8 +104,8 @@ def outcome(
 
 def _delays_note(gain: float, bare: float) -> str:
     return (
-        f"the gain counts the launch delays as they are ({gain:.1%}); if some of them are waits "
-        f"that the trace does not record, it tends to what it is without delays ({bare:.1%})"
+        f"the gain includes the launch delays ({gain:.1%}); if some of them are unrecorded waits, "
+        f"it is closer to the gain without delays ({bare:.1%})"
     )
 
 
@@ -122,9 +122,9 @@ def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) 
     if gain >= 1 or (speedup := 1 / (1 - gain)) < MIN_BEYOND_RATIO * slowdown:
         return None
     return (
-        f"a speed-up of {speedup:.2f} above S = {slowdown:.2f} is no contradiction: S takes "
-        "the mean of all workers as the ideal, and the mean contains the slow ones (what-if paper, "
-        "3.2); to take the slowness itself away gains more"
+        f"a speed-up of {speedup:.2f} above S = {slowdown:.2f} is no contradiction: the ideal in "
+        "S is the mean of all workers, including the slow ones (what-if paper, 3.2); removing "
+        "the slowness itself gains more"
     )
 
 
@@ -148,7 +148,7 @@ def need_gain(case: Case, after: Prediction, change: str) -> None:
     now = case.before.mean_s
     if after.mean_s > now * (1 - MIN_OF_STEP):
         loss = after.mean_s / now - 1
-        effect = "gains next to nothing" if loss < MIN_OF_STEP else f"makes steps {loss:.1%} longer"
+        effect = "gains almost nothing" if loss < MIN_OF_STEP else f"makes steps {loss:.1%} longer"
         raise NotApplicableError(
             f"{change} {effect}: a step takes {seconds(after.mean_s)}, now {seconds(now)}"
         )

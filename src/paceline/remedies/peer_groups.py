@@ -21,12 +21,12 @@ def fix_peer_network(case: Case) -> Remedy:
     return outcome(
         case,
         NETWORK,
-        f"repair what connects {name_workers(case.measured.job, workers)}",
+        f"repair the connections between {name_workers(case.measured.job, workers)}",
         _without(case, "peer-network"),
         {"workers": [list(worker) for worker in workers]},
         notes=(
-            "which member's link it is the trace cannot show: test them pairwise",
-            "the group comes to take what the others take; the members' own jitter stays",
+            "the trace cannot show which member's link is slow: test them pairwise",
+            "the group is assumed to become as fast as the others; its members keep their jitter",
         ),
     )
 
@@ -43,7 +43,7 @@ def balance_experts(case: Case) -> Remedy:
         "expert-imbalance",
         "uneven experts",
         "give all experts of a group as many tokens",
-        "; the exchange of tokens is as it was",
+        "; the exchange of tokens does not change",
     )
 
 
@@ -67,14 +67,14 @@ def _balance(
 ) -> Remedy:
     finding = needed_finding(case, cause, description)
     notes = [
-        "each member takes the mean of its group in every layer and step; members then differ as "
-        f"they do in computes beside the exchange{exchange}"
+        "each member is assumed to take its group's mean time in every layer and step; members "
+        f"still differ as they do in computes beside the exchange{exchange}"
     ]
     noise_is_known = finding.evidence["computes_beside"] > 0
     if not noise_is_known:
         notes.append(
-            "every compute follows an exchange, so the trace cannot tell shares from noise, which "
-            "would stay: the interval reaches to no gain"
+            "every compute follows an exchange, so uneven shares cannot be told from noise, "
+            "which would stay: the interval reaches down to no gain"
         )
     return outcome(
         case,
@@ -98,7 +98,7 @@ def _without(case: Case, cause: str) -> Prediction:
 
 NETWORK = RemedyKind(
     "fix-peer-network",
-    "repair what connects the members of slow groups",
+    "repair the connections between the members of slow groups",
     frozenset({"peer-network"}),
     fix_peer_network,
     whole_passes=False,

@@ -43,7 +43,8 @@ def propose(case: Case) -> Remedy:
         raise NotApplicableError("nothing to swap: no worker and no link is slow")
     if graph.n_dp == 1:
         raise NotApplicableError(
-            "with one replica (dp 1) nothing shows what a slow worker or link would cost elsewhere"
+            "with one replica (dp 1) the trace does not show the cost of a slow worker or link "
+            "at another place"
         )
     durations, swaps = case.measured.durations, list[Swap]()
     if workers:
@@ -69,7 +70,7 @@ def propose(case: Case) -> Remedy:
     if not swaps or after.mean_s > now * (1 - MIN_OF_STEP):
         raise NotApplicableError(
             f"no swap of workers makes the step more than {MIN_OF_STEP:.1%} faster: the slow ones "
-            "stand where they cost least, or a NIC is slow, which would move along"
+            "already are where they cost least, or a NIC is slow and would move along"
         )
     return outcome(
         case,
@@ -89,7 +90,9 @@ def _closed_stages(case: Case) -> frozenset[int]:
     n_dp, n_pp = case.measured.graph.n_dp, case.measured.graph.n_pp
     if n_dp > FEW_REPLICAS:
         return frozenset()
-    place = np.exp(fit_computes(case.measured.durations).place)  # the workers' factors contradict it
+    place = np.exp(
+        fit_computes(case.measured.durations).place
+    )  # the workers' factors contradict it
     loads = place.sum(axis=0).reshape(n_pp, -1).sum(axis=1)
     usual = np.sort(loads)[(n_pp - 1) // 2]
     return frozenset(np.flatnonzero(loads > (1 + HEAVY_SHARE) * usual).tolist())
@@ -130,9 +133,9 @@ MOVING = (
     "swapping takes about a minute (falcon paper, 5.3)"
 )
 ONE_LINK = (
-    "the slowness of a link is taken to lie between its two ends: once these no longer talk to "
-    "each other it is gone; if it follows one of them, the swap gains nothing (the interval holds "
-    "that): repair that one's NIC"
+    "a slow link is assumed to be slow between its two ends: once these no longer communicate, "
+    "the slowness is gone; if it follows one of them, the swap gains nothing (the interval "
+    "includes that): repair that worker's NIC"
 )
 
 
@@ -172,7 +175,7 @@ def swaps_around(
 
 KIND = RemedyKind(
     "placement",
-    "swap workers: slow ones to where they cost least, slow links to where nothing passes",
+    "swap workers: slow ones to places where they cost least, slow links out of use",
     frozenset({"worker", "link"}),
     propose,
 )

@@ -44,7 +44,7 @@ def propose(case: Case) -> Remedy:
     pause = float(np.quantile(seconds, SLOW_QUANTILE))
     now = case.before.mean_s
     if calm.mean_s >= now:
-        raise NotApplicableError("the pauses cost nothing: other workers are waited for longer")
+        raise NotApplicableError("the pauses cost nothing: the job waits longer for other workers")
     table = [_row(every, calm.mean_s + pause / every, now) for every in EVERY_STEPS]
     every = _interval(case, table, 1 - calm.mean_s / now)
     rate = len(seconds) / n_chances  # collections per worker and step
@@ -62,10 +62,11 @@ def propose(case: Case) -> Remedy:
         calm.plus(pause / every),
         change,
         notes=(
-            f"a planned collection is taken to last {units.seconds(pause)}, the "
-            f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, whatever the interval",
+            f"a planned collection is assumed to last {units.seconds(pause)}, the "
+            f"{SLOW_QUANTILE:.0%} quantile of the pauses seen, at any interval",
             f"a worker now collects about every {1 / rate:.3g} steps; memory that only a "
-            "collection frees grows in between: lengthen the interval bit by bit and watch it",
+            "collection frees grows in between: lengthen the interval step by step and watch the "
+            "memory",
         ),
     )
 

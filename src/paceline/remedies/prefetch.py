@@ -33,7 +33,7 @@ def propose(case: Case) -> Remedy:
     """
     requested = case.options.get("distance")
     if requested is not None and int(requested) < 1:
-        raise RemedyError(f"a distance of {requested} units is none; give 1 or more")
+        raise RemedyError(f"a distance of {requested} units is not possible; give 1 or more")
     if not (case.measured.graph.kind == OpKind.PARAMS_ALL_GATHER).any():
         raise NotApplicableError("the trace has no gather of parameters (params-all-gather)")
     distances = DISTANCES if requested is None else (int(requested),)
@@ -58,9 +58,9 @@ def propose(case: Case) -> Remedy:
             "FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; where "
             "gathers block the host (CPU), also _set_unshard_async_op(True)",
             f"memory: the gathered parameters of up to {units} more at a time",
-            "computes are taken to be as fast beside a gather as alone; the interval reaches to "
+            "computes are assumed to be as fast beside a gather as alone; the interval includes "
             "the gain if gathers and reductions cannot share the network",
-            "gathers that block and are recorded early stay where a pass reduces nothing: there "
+            "blocking gathers that were recorded early stay in passes without reductions: there "
             "the gain may be larger",
         ),
         otherwise=[_predicted(case, programs[distance], one_network=True)],

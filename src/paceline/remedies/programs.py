@@ -335,7 +335,7 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
         if step >= 0 and replica.kind(step) == K.PARAMS_ALL_GATHER and step not in passes:
             raise NotApplicableError(
                 f"params-all-gather {replica.ops.seq[step]} of stage {stage} is not waited for "
-                "before any pass, so what needs it is not known"
+                "before any pass, so the pass that needs it is not known"
             )
     return passes
 

@@ -220,18 +220,18 @@ class RemedyKind:
         graph = case.measured.graph
         if self.of_programs and not case.measured.programs:
             raise NotApplicableError(
-                "the trace does not say when communication was launched and waited for (no "
+                "the trace does not record when communication was launched and awaited (no "
                 "columns issued and awaited)"
             )
         if self.whole_passes and graph.has_parts:
             raise NotApplicableError(
-                "passes were recorded in parts, between launches and waits; this remedy knows "
-                "whole passes only"
+                "passes were recorded in parts, between launches and waits; this remedy needs "
+                "whole passes"
             )
         if self.rebuilds and not graph.of_whole_passes:
             raise NotApplicableError(
-                "the job's program was recorded, or computes of a worker run at once; what they "
-                "would be with another pipeline is not known"
+                "the job's program was recorded, or computes of a worker run at once; their "
+                "order in another pipeline is not known"
             )
         return self.propose(case)
 

@@ -80,7 +80,7 @@ def replace_worker(case: Case) -> Remedy:
     durations = case.measured.durations
     if durations.graph.n_dp == 1:
         raise NotApplicableError(
-            "with one replica (dp 1) a worker has no peers that show how fast a healthy one is"
+            "with one replica (dp 1) a worker has no peers that show the speed of a healthy one"
         )
     changed = copy_of(durations)
     for healthy in healthy_workers(durations, computes_of(durations.graph), workers):
@@ -93,8 +93,8 @@ def replace_worker(case: Case) -> Remedy:
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
         notes=(
-            "a healthy worker computes as its peers do: the median of the same op over the other "
-            "data-parallel ranks, with the cost of its own microbatches",
+            "a healthy worker is assumed to be as fast as its peers: the median of the same op "
+            "over the other data-parallel ranks, with the cost of its own microbatches",
         ),
     )
 
@@ -129,8 +129,9 @@ def fix_link(case: Case) -> Remedy:
         case.predicted(changed),
         {"links": [[[dp, low], [dp, high]] for dp, low, high in links]},
         notes=(
-            "a healthy link takes the median of the same transfer over the other replicas' links; "
-            "where all of these are slow, that of the other links in the same step",
+            "a healthy link is assumed to take the median of the same transfer over the other "
+            "replicas' links; if all of these are slow, the median of the other links in the "
+            "same step",
         ),
     )
 
@@ -159,13 +160,14 @@ def fix_nic(case: Case) -> Remedy:
         case.predicted(changed),
         {"groups": [{"stage": entry["stage"], "kind": entry["kind"]} for entry in entries]},
         notes=(
-            "which member's NIC it is the trace cannot show: a collective ends everywhere at once; "
-            "test the members pairwise (falcon paper, 4.3)"
+            "the trace cannot show which member's NIC is slow: a collective ends everywhere at "
+            "once; test the members pairwise (falcon paper, 4.3)"
             if member is None
             else f"worker {case.measured.job.worker_name(*member)} is in all slow groups: test its "
             "NIC first",
-            "a group that is slow in all steps comes to take what other stages' groups take, one "
-            "that is slow in some what it takes in the others; the members' own jitter stays",
+            "a group that is slow in all steps is assumed to become as fast as other stages' "
+            "groups; one that is slow in some steps, as fast as in its other steps; the members "
+            "keep their jitter",
         ),
     )
 
@@ -176,16 +178,19 @@ def _on_time(case: Case, finding: Finding, changed: Durations) -> Remedy:
     return outcome(
         case,
         NIC,
-        f"find what makes {name_workers(case.measured.job, workers)} end collectives late",
+        f"find out why {name_workers(case.measured.job, workers)} end collectives late",
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers], "kinds": finding.evidence["kinds"]},
-        notes=("a healthy member ends with the middle one of its group; its own jitter stays",),
+        notes=(
+            "a healthy member is assumed to end with the median member of its group; it keeps "
+            "its jitter",
+        ),
     )
 
 
 WORKER = RemedyKind(
     "replace-worker",
-    "put healthy machines in the place of slow workers",
+    "replace slow workers with healthy machines",
     frozenset({"worker"}),
     replace_worker,
     whole_passes=False,

@@ -160,7 +160,7 @@ def resizer(measured: Measured) -> Resizer:
             return Resizer(measured, name, counts[graph.replica_variant], unit)
     raise NotApplicableError(
         "the order of operations follows none of the known schedules "
-        f"({', '.join(BY_LIKELIHOOD)}): what other numbers of microbatches would do is unknown"
+        f"({', '.join(BY_LIKELIHOOD)}): the effect of other numbers of microbatches is unknown"
     )
 
 

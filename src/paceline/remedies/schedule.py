@@ -67,7 +67,7 @@ def overlap_dp(case: Case) -> Remedy:
     if buckets == 1 and (graph.chunk[scatter].max() < 1 or case.measured.job.vpp_size == 1):
         raise NotApplicableError(
             "with one chunk per stage its gradients are complete only when the last backward has "
-            "ended; give buckets to ask what reducing them in parts would gain"
+            "ended; give --buckets to predict the gain of reducing them in parts"
         )
     new = with_overlap(case.measured, case.delays)
     if buckets > 1:
@@ -82,8 +82,8 @@ def overlap_dp(case: Case) -> Remedy:
         after,
         {"overlap": True, "buckets": buckets},
         notes=(
-            "computes are taken to be as fast beside a reduction as alone; they share memory and, "
-            "on NVIDIA GPUs, multiprocessors with it",
+            "computes are assumed to be as fast beside a reduction as alone; they share memory "
+            "and, on NVIDIA GPUs, multiprocessors with it",
         ),
     )
 
@@ -107,7 +107,7 @@ def one_f_one_b(case: Case) -> Remedy:
         "run 1F1B in the place of GPipe",
         after,
         {"schedule": "1f1b"},
-        notes=("it also keeps the activations of at most as many microbatches as stages",),
+        notes=("it also keeps the activations of fewer microbatches: at most as many as stages",),
     )
 
 
@@ -123,7 +123,7 @@ def interleave(case: Case) -> Remedy:
     """
     requested = case.options.get("chunks")
     if requested is not None and int(requested) < 2:
-        raise RemedyError(f"{requested} chunks per stage are not interleaved; give 2 or more")
+        raise RemedyError(f"{requested} chunks per stage are not possible; give 2 or more")
     _need_pipeline(case)
     graph = case.measured.graph
     counts = {n_microbatches(graph, v) for v in range(graph.n_variants)}
@@ -203,8 +203,8 @@ def _short_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction
     if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
             f"the trace leaves open what interleaving does: a step takes {after.mean_s:.4g} s if "
-            "the workers that end collectives late do so in each chunk's as now, "
-            f"{otherwise.mean_s:.4g} s if they are less late in smaller ones; mend that first"
+            f"late workers are as late in each chunk's collectives as now, {otherwise.mean_s:.4g} "
+            "s if they are less late in smaller collectives; repair these workers first"
         )
     return otherwise
 
@@ -226,14 +226,14 @@ def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction 
     otherwise = trial.predicted(even)
     if abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         hint = (
-            "with so few replicas slow machines look like that"
+            "with so few replicas, slow machines look the same"
             if case.layers is not None
             else "give --layers to rule that out"
         )
         raise NotApplicableError(
             f"the trace leaves open what interleaving does: a step takes {seconds(after.mean_s)} "
-            "if what the first or last stage computes longer than the others is the embedding or "
-            f"the loss layer, {seconds(otherwise.mean_s)} if it is all of its layers; {hint}"
+            "if the extra time of the first or last stage is the embedding or the loss layer, "
+            f"{seconds(otherwise.mean_s)} if all layers of the stage are slower; {hint}"
         )
     return otherwise
 
@@ -241,23 +241,23 @@ def _even_reading(trial: _Trial, share: Array, after: Prediction) -> Prediction 
 def _interleave_notes(case: Case, chunks: int, is_open: bool) -> Iterator[str]:
     if case.layers is None:
         yield (
-            f"the layers of the stages are unknown: every stage is taken to hold as many, a "
-            f"multiple of {chunks}; --layers checks that"
+            "the layers of the stages are unknown: all stages are assumed to have the same "
+            f"number, a multiple of {chunks}; --layers checks that"
         )
     yield (
-        f"a chunk is taken to compute for 1/{chunks} of its stage's layers, the embedding in the "
-        "first chunk and the loss in the last; small chunks may use the GPU worse"
+        f"a chunk is assumed to take 1/{chunks} of its stage's layers, with the embedding in the "
+        "first chunk and the loss in the last; small chunks may use the GPU less efficiently"
     )
     if is_open:
-        yield "the interval also holds the gain if all chunks of a stage compute alike"
+        yield "the interval includes the gain if all chunks of a stage compute equally long"
     yield (
-        f"transfers between stages become {chunks} times as many, each as long as the same link's "
-        "now, and the activations of more microbatches are kept"
+        f"there are {chunks} times as many transfers between stages, each as long as now on the "
+        "same link, and the activations of more microbatches are kept"
     )
     if case.measured.graph.n_pp > 2:
         yield (
-            "the link from the last stage to the first, which the job does not use today, is taken "
-            "to be as fast as the others are in the middle"
+            "the link from the last stage to the first, which the job does not use now, is "
+            "assumed to be as fast as the median link"
         )
 
 

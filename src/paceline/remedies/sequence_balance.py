@@ -35,7 +35,7 @@ MAX_LISTED = 512
 IN_ORDER = {
     "falling": "the dearest first",
     "rising": "the cheapest first",
-    "hill": "the cheap ones first and last, the dear ones in between",
+    "hill": "the cheap ones first and last, the expensive ones in between",
 }
 
 AMBIGUOUS = (
@@ -60,14 +60,14 @@ def propose(case: Case) -> Remedy:
     gain = 1 - after.mean_s / case.before.mean_s
     if gain < MIN_GAIN:
         raise NotApplicableError(
-            f"microbatches are balanced well enough: other places and another order for them gain "
+            "microbatches are balanced well enough: another assignment and order of them gains "
             f"{max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     otherwise = None if balancing.otherwise is None else case.predicted(balancing.otherwise)
     if otherwise is not None and abs(otherwise.mean_s / after.mean_s - 1) > MAX_OPEN_GAP:
         raise NotApplicableError(
-            "the trace leaves open what an exchange of microbatches does: a step takes "
-            f"{after.mean_s:.4g} s if ranks that took longer had costlier microbatches, "
+            "the trace leaves the effect of an exchange of microbatches open: a step takes "
+            f"{after.mean_s:.4g} s if ranks that took longer had more expensive microbatches, "
             f"{otherwise.mean_s:.4g} s if they are slow; --seqlens tells that apart"
         )
     exchanged = balancing.plan.mostly
@@ -140,8 +140,8 @@ def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any
 def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[str]:
     if not has_lengths:
         yield (
-            "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by the "
-            "times they took here; a live job needs the lengths to know them beforehand"
+            "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by "
+            "the times they took here; a live job needs the lengths to predict these times"
         )
     if exchanged == SEQUENCES and balancing.max_tokens is not None:
         n_steps = sum(exchange != SEQUENCES for exchange in balancing.plan.exchanged)
@@ -154,12 +154,12 @@ def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[
     order_gains = [gain for (exchange, _), gain in balancing.gains.items() if exchange == NOTHING]
     if exchanged != NOTHING and order_gains and max(order_gains) >= MIN_GAIN:
         yield f"another order of each rank's own microbatches alone gains {max(order_gains):.1%}"
-    yield "sums over a step do not change: gradients are those of the same sequences"
+    yield "each step has the same sequences as before, so its gradients do not change"
 
 
 KIND = RemedyKind(
     "sequence-balance",
-    "share sequences out over ranks and microbatches by what they cost, and order them",
+    "distribute sequences over ranks and microbatches by their cost, and order them",
     frozenset({"sequence-length"}),
     propose,
 )

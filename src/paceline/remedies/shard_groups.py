@@ -142,9 +142,11 @@ def recorded_groups(measured: Measured, ranks_per_node: int) -> ShardGroups:
             raise NotApplicableError(f"the trace has no {kind.label} of sharded parameters")
     assert shard is not None
     if graph.n_variants > 1:
-        raise NotApplicableError("replicas have unlike programs, so their groups stay as they are")
+        raise NotApplicableError(
+            "replicas have different programs, so their groups cannot be changed"
+        )
     if (measured.rank < 0).any():
-        raise NotApplicableError("the trace does not say which rank is where")
+        raise NotApplicableError("the trace does not record the ranks of workers")
     replicate = _sets(graph, (K.SEPARATE_GRADS_ALL_REDUCE,))
     partitions = [shard] if replicate is None else [shard, replicate]
     world = np.unique(joined_sets(partitions), return_inverse=True)[1].reshape(-1)
@@ -179,7 +181,7 @@ def _sets(graph: StepGraph, kinds: tuple[OpKind, ...]) -> Ints | None:
     }
     if len(partitions) > 1:
         names = " and ".join(kind.label for kind in kinds)
-        raise NotApplicableError(f"{names} join unlike groups of ranks")
+        raise NotApplicableError(f"{names} join different groups of ranks")
     return np.array(partitions.pop()) if partitions else None
 
 

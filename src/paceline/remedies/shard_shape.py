@@ -59,8 +59,8 @@ def propose(case: Case) -> Remedy:
     if gap > MAX_OPEN_GAP and fast.mean_s < case.before.mean_s:
         raise NotApplicableError(
             f"with {name} a step takes {seconds(fast.mean_s)} or {seconds(slow.mean_s)}, now "
-            f"{seconds(case.before.mean_s)}, as the network is: the trace holds no bytes to tell; "
-            f"{_missing(case, groups, best)}"
+            f"{seconds(case.before.mean_s)}, depending on the network: the trace has no bytes to "
+            f"narrow it down; {_missing(case, groups, best)}"
         )
     need_gain(case, slow, name)
     now_s = case.before.mean_s
@@ -79,8 +79,8 @@ def propose(case: Case) -> Remedy:
             f"FSDP2: a mesh of {groups.ranks // best} x {best} (replicate, shard)",
             f"memory: sharded parameters, gradients and optimizer states take {memory:g} times as "
             "much of each GPU; the trace does not say whether they fit",
-            "times of the other groups follow from a ring model; computes are taken to be as fast "
-            "beside collectives as now",
+            "times of the other groups follow from a ring model; computes are assumed to be as "
+            "fast beside collectives as now",
         ),
         otherwise=tried[best][:-1],
     )
@@ -90,10 +90,10 @@ def _missing(case: Case, groups: ShardGroups, size: int) -> str:
     """Options that would give more information about the network."""
     options = []
     if len(_hops(case, groups)) > 1:
-        options.append("--latency-us, the time of a very small all-reduce in a group of now")
+        options.append("--latency-us, the time of a very small all-reduce in a present group")
     if len(_node_speedups(case, groups, size, 0.0, 1)) > 1:
         options.append(
-            "--node-speedup, how many times as fast as a network adapter a link within a node is"
+            "--node-speedup, the speed of a link within a node over that of a network adapter"
         )
     if len(_passes(case, groups)) > 1:
         options.append("--backend, nccl or gloo, whose scatter is an all-reduce")
@@ -107,7 +107,7 @@ def _ranks_per_node(case: Case) -> int:
             "the trace does not say which ranks share a node; give --ranks-per-node"
         )
     if int(given) < 1:
-        raise RemedyError(f"a node of {given} ranks is none")
+        raise RemedyError(f"a node of {given} ranks is not possible")
     return int(given)
 
 
@@ -119,7 +119,7 @@ def _sizes(case: Case, groups: ShardGroups) -> list[int]:
         sizes = [n for n in range(2, ranks + 1) if ranks % n == 0 and n != now]
         even = [n for n in sizes if groups.fits(n)]
         if not even:
-            raise NotApplicableError(f"{ranks} ranks cannot be grouped otherwise than by {now}")
+            raise NotApplicableError(f"{ranks} ranks can only be grouped by {now}")
         return even
     size = int(given)
     if size < 2 or ranks % size:
@@ -175,7 +175,7 @@ def _passes(case: Case, groups: ShardGroups) -> tuple[int, ...]:
     if backend is None:
         return groups.scatter_passes
     if backend not in _PASSES:
-        raise RemedyError(f"--backend {backend} is not known; known are {', '.join(_PASSES)}")
+        raise RemedyError(f"--backend {backend} is unknown; choose one of {', '.join(_PASSES)}")
     return (_PASSES[backend],)
 
 
@@ -186,7 +186,7 @@ def _node_speedups(
     given = case.options.get("node_speedup")
     if given is not None:
         if not 1 <= float(given) < 1e4:
-            raise RemedyError(f"--node-speedup {given} is not at least 1")
+            raise RemedyError(f"--node-speedup {given} must be at least 1")
         return (float(given),)
     if not groups.across(size):
         return (1.0,)
@@ -289,8 +289,8 @@ class _Regrouped:
                 edited += self._replicated(op, place) if step < 0 else []
                 if ~op not in place:
                     raise NotApplicableError(
-                        "reductions are not waited for within the step, so when one between the "
-                        "copies could begin is not known"
+                        "reductions are not waited for within the step, so the earliest start of "
+                        "a reduction between the copies is not known"
                     )
         steps[:] = [*edited, *self._open]
 

@@ -43,8 +43,8 @@ def propose(case: Case) -> Remedy:
     layout, after = search.best(case.before)
     if layout == layers:
         raise NotApplicableError(
-            f"the layers {list(layers)} are split as well as they can be: no allowed split is "
-            f"more than {MIN_GAIN:.1%} faster"
+            f"the layers {list(layers)} are split in the best way: no allowed split is more than "
+            f"{MIN_GAIN:.1%} faster"
         )
     costs = search.costs
     change: dict[str, Any] = {
@@ -85,14 +85,13 @@ def _bound(case: Case) -> Remedy:
         changed.block(v)[variant.ops] *= scale[:, :, None, None, None]
     after, now = case.predicted(changed), case.before.mean_s
     if after.mean_s > now * (1 - MIN_GAIN):
-        raise NotApplicableError(
-            f"a split that leaves all stages the same to compute gains under {MIN_GAIN:.1%}"
-        )
+        raise NotApplicableError(f"a split with equally loaded stages gains under {MIN_GAIN:.1%}")
     n_pp = case.measured.graph.n_pp
     return outcome(
         case,
         KIND,
-        "split the layers so that all stages compute alike (whole layers gain at most this)",
+        "split the layers so that all stages are equally loaded (a split of whole layers gains "
+        "at most this)",
         after,
         {
             "bound": True,
@@ -100,8 +99,8 @@ def _bound(case: Case) -> Remedy:
             "load_even_s": float(_per_stage(seconds, n_pp).mean()),
         },
         notes=(
-            f"how many layers each stage has is not in the trace: --layers with {n_pp} numbers "
-            "gives the best split of whole layers and what it gains",
+            f"the trace does not have the layers of the stages: --layers with {n_pp} numbers "
+            "gives the best split of whole layers and its gain",
         ),
     )
 
@@ -120,19 +119,22 @@ def _layout_text(layout: Layout, n_pp: int) -> str:
 
 def _notes(bounds: Bounds, change: dict[str, Any]) -> list[str]:
     notes = [
-        "all layers of the model are taken as equal; a stage's own machines keep their speed",
-        "the split is chosen for healthy workers, the gain predicted with the workers as they are",
+        "all layers of the model are assumed to be equal; the machines of each stage keep their "
+        "speed",
+        "the split is chosen for healthy workers; its gain is predicted with the present workers",
         "a stage with more layers needs more memory (1F1B: the first stages most): limit it with "
         "--max-layers",
     ]
     if len(bounds.least) == 2:
         notes.append(
-            "with two stages embedding and loss cannot be told apart: embedding taken as 0"
+            "with two stages embedding and loss cannot be told apart: the embedding is assumed "
+            "to take 0 s"
         )
     if "gap" in change:
         notes.append(
-            f"found by search; without noise at most {change['gap']:.1%} above a lower bound for "
-            "any split (all computes of a stage, fill, drain and tail)"
+            "the split was found by search; without noise its step is at most "
+            f"{change['gap']:.1%} above a lower bound for all splits (all computes of a stage, "
+            "fill, drain and tail)"
         )
     return notes
 
@@ -146,7 +148,7 @@ def _layers(case: Case, requested: tuple[int, ...]) -> Layout:
     n_pp, n_chunks = case.measured.graph.n_pp, case.measured.job.vpp_size
     layers = tuple(int(count) for count in requested)
     if min(layers, default=0) < 0 or sum(layers) == 0:
-        raise RemedyError(f"layers {list(layers)} are not numbers of layers")
+        raise RemedyError(f"layers {list(layers)} are not valid numbers of layers")
     if len(layers) == n_pp * n_chunks:
         return layers
     if len(layers) != n_pp:
@@ -189,7 +191,7 @@ def bounds_of(case: Case, n_virtual: int, total: int) -> Bounds:
 
 KIND = RemedyKind(
     "stage-layout",
-    "split the layers over the stages so that none has more to do than the others",
+    "split the layers over the stages so that all stages are equally loaded",
     frozenset({"stage-imbalance"}),
     propose,
 )

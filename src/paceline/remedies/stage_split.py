@@ -68,8 +68,8 @@ def estimate_costs(loads: Array, layers: Layout) -> LayerCosts:
     inner &= count > 0
     if not inner.any():
         raise NotApplicableError(
-            f"layers {list(layers)}: no stage between the first and the last has any, so what a "
-            "layer costs cannot be told"
+            f"layers {list(layers)}: no stage between the first and the last has layers, so the "
+            "cost of a layer is not known"
         )
     own = loads / np.maximum(count, 1)
     usual = np.median(own[:, inner], axis=1, keepdims=True)

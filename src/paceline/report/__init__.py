@@ -1,1 +1,1 @@
-"""Finished results -> terminal, JSON, CSV, Perfetto. Only drawings are computed here."""
+"""Outputs of finished results: terminal, JSON, CSV, Perfetto. Only drawings are computed here."""

@@ -2,8 +2,8 @@
 
 Perfetto binds each end of an arrow to the slice that is open on its thread at that moment. The
 arrow points from the slice that starts earlier (v54, ``json_trace_parser.cc``,
-``flow_tracker.cc``). So the transfer of an operation that waits for its peers is a slice of its
-own, inside the operation's. It starts when the last peer is launched, and the arrow ends there.
+``flow_tracker.cc``). So an operation that waits for its peers gets an inner slice for its transfer.
+The slice starts when the last peer is launched, and the arrow ends there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of a scene in the order in which they are written.
+    """The slices of a scene in the order of the file.
 
     Attributes:
         order: [slice] its event.
         pid, row: [slice] process and thread.
-        start_ns, end_ns: [slice] times in the file.
+        start_ns, end_ns: [slice] begin and end in the file.
         shift_ns: [slice] from times since its step's start to times in the file.
     """
 
@@ -40,25 +40,25 @@ class Slices:
 
 
 class Ties:
-    """Events behind the slices of a scene."""
+    """Events that follow the slices of a scene in the file."""
 
     def __init__(self, events: Events, links: Links, slices: Slices, first_id: int) -> None:
-        """Arrows are numbered from ``first_id``."""
+        """Number the arrows from ``first_id`` on."""
         self.slices, self.first_id = slices, first_id
         place = np.empty(len(slices.order), dtype=np.int64)
         place[slices.order] = np.arange(len(place))
         begin_s = np.where(np.isfinite(links.begin_s), links.begin_s, events.start_s)
         begin_ns = nanoseconds(begin_s)[slices.order] + slices.shift_ns
-        # Inside the slice, not where the next one may start.
+        # One nanosecond inside the slice: the next slice may start at its end.
         last_ns = np.maximum(slices.end_ns - 1, slices.start_ns)
         self.begin_ns = np.clip(begin_ns, slices.start_ns, last_ns)
         self.waits = np.flatnonzero(self.begin_ns > slices.start_ns)
         source, target = place[links.source], place[links.target]
-        # An arrow must start at least a nanosecond before it ends. Of equal times the file's order
-        # counts, and there its target may come first.
+        # An arrow must start at least a nanosecond before it ends. At equal times the order in the
+        # file counts, and its target may come first there.
         start_ns = np.maximum(self.begin_ns[source] - 1, slices.start_ns[source])
         end_ns = np.clip(start_ns + 1, self.begin_ns[target], last_ns[target])
-        real = end_ns > start_ns  # not so where a transfer takes no time
+        real = end_ns > start_ns  # false for transfers of no duration
         self.ends = (
             _End('"s"', source[real], start_ns[real]),
             _End('"f","bp":"e"', target[real], end_ns[real]),
@@ -86,18 +86,18 @@ class _End:
     """One end of all arrows."""
 
     def __init__(self, phase: str, place: Ints, at_ns: Ints) -> None:
-        """Arrows in any order: the slice of this end, and when it is."""
+        """Arrows in any order: the slice and the time of this end."""
         self.phase = phase
         self.arrow = np.argsort(place, kind="stable")
         self.place, self.at_ns = place[self.arrow], at_ns[self.arrow]
 
     def within(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """(slice, arrow, time) of those at slices low..high."""
+        """(slice, arrow, time) of the ends at slices low..high."""
         first, last = np.searchsorted(self.place, (low, high))
         columns = (column[first:last].tolist() for column in (self.place, self.arrow, self.at_ns))
         return zip(*columns, strict=True)
 
 
 def nanoseconds(seconds: npt.NDArray[np.float64]) -> Ints:
-    """Whole nanoseconds, so that times that meet still meet when printed."""
+    """Whole nanoseconds, so that equal times stay equal in print."""
     return np.rint(seconds * 1e9).astype(np.int64)

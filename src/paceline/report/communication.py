@@ -14,7 +14,7 @@ from paceline.units import percent
 
 
 def communication_lines(communication: Communication | None, width: int) -> list[Text]:
-    """Cost of collectives in the step, kind by kind, and their arrangement in the job."""
+    """Cost of collectives by kind, and their arrangement in the job."""
     if communication is None:
         return []
     title = Text().append("communication", style="bold").append(f": {ABOUT}", style="dim")
@@ -31,7 +31,7 @@ def communication_lines(communication: Communication | None, width: int) -> list
 
 
 def _aligned(table: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """Columns as wide as their longest cell; if there is no room, the last ones are dropped."""
+    """Columns as wide as their longest cell. The last columns are dropped if there is no room."""
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]
     columns = len(wide)
     while columns > 2 and sum(wide[:columns]) + 2 * (columns - 1) > width:

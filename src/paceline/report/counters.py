@@ -1,4 +1,4 @@
-"""Numbers over time for a viewer: slowdown and launch delay by step, workers in launch delay."""
+"""Counters for a viewer: slowdown and launch delay by step, workers in launch delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = 256
 def job_counters(
     durations: Durations, delays: Durations, ideal: Floats, steps: Ints
 ) -> tuple[Counter, Counter]:
-    """The slowdown S of each step, and the lengthening by its launch delays.
+    """The slowdown S of each step, and its slowdown by launch delays.
 
     Args:
         durations: measured durations of these steps.
@@ -44,7 +44,7 @@ def job_counters(
 def waiting_counter(timeline: Timeline, delays: Durations, steps: Ints) -> Counter:
     """Number of workers (of all replicas) in the launch delay of a compute, over time.
 
-    Each sample is the mean from it to the next one.
+    Each sample is the mean until the next sample.
 
     Args:
         timeline: the steps with launch delays.
@@ -75,7 +75,7 @@ def waiting_counter(timeline: Timeline, delays: Durations, steps: Ints) -> Count
 
 
 def _seconds_until(moment: Floats, edges: Floats) -> Floats:
-    """[edge] seconds passed since each of the moments, summed over those before the edge."""
+    """[edge] seconds since each earlier moment, summed over these moments."""
     ordered = np.sort(moment)
     n = np.searchsorted(ordered, edges, side="right")
     total = np.append(0.0, np.cumsum(ordered))

@@ -11,7 +11,7 @@ from paceline.trace import Job
 
 
 def path_lines(path: PathSummary | None, job: Job, width: int) -> list[Text]:
-    """Parts of the step, and the worker it mostly waits for."""
+    """Parts of the step, and the worker that it mostly waits for."""
     if path is None:  # an older document
         return []
     title = Text().append("critical path", style="bold")

@@ -1,4 +1,4 @@
-"""Operations as events to be drawn: from a simulated timeline, or from a trace unchanged."""
+"""Operations as drawable events, from a simulated timeline or unchanged from a trace."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Events:
         dp: data-parallel rank.
         pp: stage.
         kind: :class:`OpKind`.
-        seq: number among its kind on its worker in its step.
-        chunk: model chunk on the stage, -1 = not applicable; a transfer has that of its compute.
-        microbatch: microbatch, -1 = not applicable or unknown; a transfer has that of its compute.
+        seq: number within its kind, worker and step.
+        chunk: model chunk on the stage, -1 = not applicable; a transfer has its compute's chunk.
+        microbatch: microbatch, -1 = not applicable or unknown; a transfer has its compute's
+            microbatch.
         start_s: launch, seconds since the step's start.
         end_s: end, seconds since the step's start.
-        part: place of a compute within its pass, unit or bucket of a collective, -1 = there is
-            only one; None: passes are whole.
+        part: number of a compute within its pass, or unit or bucket of a collective; -1: there is
+            only one. None: passes are whole.
     """
 
     step: Ints
@@ -57,7 +58,7 @@ def from_timeline(timeline: Timeline, steps: Ints, replicas: Sequence[int] | Non
     """The events of a simulated timeline.
 
     Args:
-        timeline: when every op runs.
+        timeline: start and end of every op.
         steps: [step] their numbers.
         replicas: data-parallel ranks to take; None takes all.
     """
@@ -105,7 +106,7 @@ def from_rows(trace: Trace, replicas: Sequence[int] | None = None) -> Events:
 
 
 def _named_parts(kind: Ints, part: Ints) -> Ints:
-    """[op] its part, if that distinguishes it from others of its pass, else -1."""
+    """[op] its part if its pass has several parts, otherwise -1."""
     numbered = np.isin(kind, [int(k) for k in _PART_KINDS])
     for compute in PASSES:
         own = kind == compute
@@ -114,7 +115,7 @@ def _named_parts(kind: Ints, part: Ints) -> Ints:
 
 
 def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
-    """[row] the same for a trace: transfer k belongs to compute k, if there are as many."""
+    """Chunk and microbatch of a trace's rows: transfer k serves compute k if counts agree."""
     chunk, microbatch = trace.chunk.astype(np.int64), trace.microbatch.astype(np.int64)
     if trace.program is not None:
         worker = np.repeat(np.arange(trace.counts[..., 0].size), trace.counts.sum(axis=-1).ravel())
@@ -138,7 +139,7 @@ def _served_rows(trace: Trace) -> tuple[Ints, Ints]:
 def label(kind: OpKind, microbatch: int, chunk: int, seq: int, part: int = -1) -> str:
     """A short name: ``F3``, ``send B3``, ``F3 c1`` (chunk 1), ``grads-reduce-scatter``.
 
-    ``chunk`` is to be -1 where the job has one per stage. Part 2 of a forward is ``F3.2``, the
+    Pass -1 as ``chunk`` if the job has one chunk per stage. Part 2 of a forward is ``F3.2``, the
     gather of unit 2 ``params-all-gather 2``.
     """
     if kind not in TRANSFERS and kind not in PASSES:

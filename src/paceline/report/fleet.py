@@ -1,4 +1,4 @@
-"""The page of a study: one file that fetches nothing, as legible for a million jobs as for ten."""
+"""The page of a study: one self-contained file, legible for ten jobs and for a million."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.units import count, percent
 
 #: The page in a study's folder.
 REPORT_FILE = "report.html"
-#: Points of a scatter: the slowest jobs, and a sample of the others.
+#: Most points of a scatter: the slowest jobs, and a sample of the others.
 _SLOWEST, _SAMPLE = 100, 400
 _SCRIPTS = ("base.js", "chart.js", "fleet.js")
 _GROUP_NAMES = {"team": "Team", "size": "GPUs", "cause": "Main cause", "week": "Week from"}
@@ -38,7 +38,7 @@ def write(study: Study) -> str:
     """Write the page into the study; returns its address.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the page cannot be written.
     """
     study.store.write(REPORT_FILE, page(study).encode())
     return f"{study.address.rstrip('/')}/{REPORT_FILE}"
@@ -217,7 +217,7 @@ _PLAIN = ("rank_correlation", "mean_slowdown", "mean_slowdown_above", "mean_slow
 
 
 def _said(figure: Figure) -> list[str]:
-    """A figure's numbers in words."""
+    """A figure's numbers as text."""
     said = []
     for name, number in figure.numbers.items():
         if isinstance(number, Mapping) or name not in _SAID:
@@ -235,7 +235,7 @@ def _said(figure: Figure) -> list[str]:
 
 
 def chart(figure: Figure, jobs: Jobs) -> Spec | None:
-    """Data of a figure for the page's script; None where no job has it."""
+    """Data of a figure for the page's script; None if no job has the figure."""
     defined = figure.definition
     if figure.points is not None:
         return _scatter(figure, jobs)
@@ -250,7 +250,7 @@ def _named(curve: Curve, jobs: Jobs) -> Distribution:
 
 
 def _scatter(figure: Figure, jobs: Jobs) -> Spec | None:
-    """All points if they are few; else the slowest and a sample, with all in the table."""
+    """All points if they are few; otherwise the slowest and a sample. The table covers all."""
     assert figure.points is not None
     x, y, row = figure.points
     if not len(x):

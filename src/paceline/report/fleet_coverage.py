@@ -1,4 +1,4 @@
-"""Tables of a study's page that describe its jobs: sizes, severe ones, and rules."""
+"""Tables of a study's page about its jobs: sizes, severe slowdowns, and rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Numbers = Mapping[str, Any]
 
 
 def estimate_value(estimate: Estimate) -> str:
-    """The number; a dash without any job."""
+    """The number; a dash if there are no jobs."""
     return "–" if estimate.value is None else percent(estimate.value)
 
 
 def estimate_interval(estimate: Estimate) -> str:
-    """Its interval, or why there is none."""
+    """Its interval, or the reason why there is none."""
     if estimate.low is None or estimate.high is None:
         return f"{count(estimate.n, 'job')}: too few for an interval"
     return f"{percent(estimate.low)} to {percent(estimate.high)}"
@@ -60,7 +60,7 @@ def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:
     Args:
         rows: of the summary.
         n_traces: traces of the study.
-        bounds: of the rules, as ``study.json`` has them.
+        bounds: bounds of the rules, in the form of ``study.json``.
     """
     cells = [("all traces", "", f"{n_traces:,}", "", "", "", "")]
     cells += [

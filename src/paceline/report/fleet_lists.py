@@ -1,4 +1,4 @@
-"""Lists of a study's page: the jobs that lose most, and hosts that are slow in several jobs."""
+"""Lists of a study's page: jobs with the largest losses, hosts that are slow in several jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from paceline.fleet import results
 from paceline.report.page.markup import escape, foreign, table
 from paceline.results.words.names import cause_name
 
-#: Hosts of the list.
+#: Most hosts in the list.
 _HOSTS = 20
 
 
 def worst(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The ten straggling jobs that lose most, with links to their results."""
+    """The ten straggling jobs with the largest losses, with links to their results."""
     if not rows:
         return "<p>No job is straggling.</p>"
     cells = [

@@ -32,11 +32,11 @@ def check_folder(
     Args:
         folder: target folder.
         extra: names of further files.
-        inputs: paths that are read, and must not be overwritten.
+        inputs: input paths, which must not be overwritten.
         force: overwrite.
 
     Raises:
-        OutputError: a file of that name or one of the results exists, or one of them is read.
+        OutputError: one of the files exists or is an input.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
@@ -56,16 +56,16 @@ def write_folder(
     extra: Mapping[str, Writer] | None = None,
     force: bool = False,
 ) -> tuple[str, ...]:
-    """Write the document, the workers' table, the ideal timeline and, of a diagnosis, the page.
+    """Write the document, the workers' table, the ideal timeline and, with a diagnosis, the page.
 
     Args:
         report: the document, with the slowdown of every worker in every step.
-        result: the analysis that it came from, for the drawings.
+        result: its analysis, for the drawings.
         measured: graph and durations, for the drawings.
-        folder: where to.
+        folder: the target folder.
         gpu_hour_cost: price of a GPU-hour, in the user's currency.
         per_step_workers: keep the slowdown of every worker in every step in ``result.json``.
-        extra: further files by name.
+        extra: further files, name -> writer.
         force: overwrite.
 
     Returns:
@@ -89,7 +89,7 @@ def write_folder(
             replica_names=drawing.replica_names,
             compress=True,
         )
-    except OutputError as error:  # too large for any viewer: the numbers are worth having still
+    except OutputError as error:  # too large for any viewer; the numbers are still useful
         notes.append(f"{IDEAL} is not written: {error}")
     if report.findings is not None:
         writers[folder / REPORT] = report_writer(

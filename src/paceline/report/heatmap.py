@@ -1,4 +1,4 @@
-"""Slowdown of every worker as a map of coloured cells: stages down, data-parallel ranks across."""
+"""Map of every worker's slowdown in coloured cells: stages down, data-parallel ranks across."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.text import Text
 
 from paceline.trace.job import place_of
 
-MAX_ROWS = 16  # more would push the rest off one screen
+MAX_ROWS = 16  # more rows would not fit one screen
 
-#: The scale never ends below this: else noise would look like fire in a healthy job.
+#: Least upper end of the scale. Otherwise noise in a healthy job would look like a fault.
 MIN_TOP = 1.1
 
 _VALUE_WIDTH = 5  # " 1.98": cells at least as wide show the number
 _MAX_CELL_WIDTH = 7
 _LEVELS = 10
-_ZERO = "·"  # the lowest level, so that hot spots stand out where digits replace colours
+_ZERO = "·"  # the lowest level, so that hot spots stand out in digits
 
-# "inferno" (Matplotlib, CC0) without its ends. Its steps look as even as the numbers are, also in
-# grey and to the colour-blind. Bright stands out on light and dark terminals alike.
+# "inferno" (Matplotlib, CC0) without its ends. It is perceptually uniform, also in grey and for the
+# colour-blind. Bright cells stand out on light and dark terminals.
 _SCALE = (
     (43, 11, 87), (87, 16, 109), (120, 28, 109), (154, 41, 100), (188, 55, 84),
     (217, 77, 61), (237, 105, 37), (250, 142, 9), (250, 184, 34), (242, 225, 87),
@@ -30,7 +30,7 @@ _SCALE = (
 
 @dataclass(frozen=True)
 class _Map:
-    """Selection and look of a table."""
+    """Selection and layout of the cells."""
 
     values: npt.NDArray[np.float64]  # [row, column]
     stages: list[int]
@@ -55,7 +55,7 @@ def heatmap(
     Args:
         slowdown: [pp, replica] S_w.
         width: available characters.
-        colour: whether the terminal shows at least 256 colours; digits stand for them otherwise.
+        colour: whether the terminal shows at least 256 colours; otherwise digits replace them.
         peers: replicas of one data-parallel rank.
     """
     grid = _choose(slowdown, width, colour, peers)
@@ -85,7 +85,7 @@ def _choose(slowdown: npt.NDArray[np.float64], width: int, colour: bool, peers: 
 
 
 def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
-    """The ``n`` slowest, in their own order."""
+    """The ``n`` slowest, in their original order."""
     return np.sort(np.argsort(-slowdown, kind="stable")[:n])
 
 
@@ -105,7 +105,7 @@ def _title(shape: tuple[int, ...], grid: _Map) -> Text:
 
 
 def _ruler(grid: _Map) -> Text:
-    """Numbers of the dp ranks, as many as there is room for."""
+    """Numbers of the dp ranks, as far as there is room."""
     digits = len(grid.name(len(grid.dps) - 1)) + 1
     steps = (m * 10**e for e in range(5) for m in (1, 2, 5))
     every = next(n for n in steps if n * grid.cell >= digits or n >= len(grid.dps))
@@ -132,7 +132,7 @@ def _cell(value: float, grid: _Map) -> Text:
 
 
 def _four(value: float) -> str:
-    """The value in four characters, which leaves a blank between cells."""
+    """The value in at most four characters, so that cells stay apart."""
     for decimals, below in ((2, 9.995), (1, 99.95), (0, 9999.5)):
         if value < below:
             return f"{value:.{decimals}f}"
@@ -144,13 +144,13 @@ def _digit(place: float) -> str:
 
 
 def _style(place: float) -> str:
-    """Background of a place 0..1 on the scale, and a foreground that can be read on it."""
+    """Background for a position 0..1 on the scale, and a readable foreground."""
     at = place * (len(_SCALE) - 1)
     low = min(int(at), len(_SCALE) - 2)
     red, green, blue = (
         round(a + (b - a) * (at - low)) for a, b in zip(_SCALE[low], _SCALE[low + 1], strict=True)
     )
-    # The usual weights of the eye's sensitivity (ITU-R BT.601).
+    # Luma weights (ITU-R BT.601).
     bright = 0.299 * red + 0.587 * green + 0.114 * blue > 128
     return f"#{'000000' if bright else 'ffffff'} on #{red:02x}{green:02x}{blue:02x}"
 

@@ -42,7 +42,7 @@ def _rank_line(rank: RankTimes) -> str:
 def _verdict(report: TimesReport) -> str:
     slow = [rank for rank in report.ranks if rank.stands_out]
     if all(isnan(rank.factor) and isnan(rank.late_s) for rank in report.ranks):
-        return "who is slow cannot be told: no rank has another to be compared with"
+        return "a slow rank cannot be found: no rank has another to be compared with"
     if not slow:
         return "nobody stands out"
     return "stands out: " + "; ".join(f"rank {rank.rank} {_reason(rank)}" for rank in slow)
@@ -50,8 +50,8 @@ def _verdict(report: TimesReport) -> str:
 
 def _reason(rank: RankTimes) -> str:
     if rank.factor > STANDS_OUT:
-        return f"computes {rank.factor:.2f} times as long as its like"
-    return f"comes last to synchronise in {rank.last:.0%} of the steps"
+        return f"computes {rank.factor:.2f} times as long as comparable ranks"
+    return f"is the last to synchronise in {rank.last:.0%} of the steps"
 
 
 def _ratio(imbalance: float) -> str:

@@ -1,7 +1,7 @@
-"""The report: one HTML file that opens from disk, fetches nothing and prints.
+"""The report: one self-contained HTML file, which can be printed.
 
-Text, tables and bars are HTML written here. The page holds numbers as JSON for the figures that
-move (heatmaps, curves, timeline); the scripts in ``page/static`` draw them.
+Text, tables and bars are written as HTML here. The page holds JSON for the interactive figures
+(heatmaps, curves, timeline), which the scripts in ``page/static`` draw.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.results.document import JobReport
 from paceline.results.headline import details, headline, is_healthy
 from paceline.units import count, percent
 
-#: The order counts: each uses definitions of the ones before it.
+#: The order matters: each script uses definitions of the ones before it.
 SCRIPTS = (
     "base.js",
     "heatmap.js",
@@ -57,12 +57,12 @@ def report_writer(
     """The writer of ``report.html``.
 
     Args:
-        report: the document, with a diagnosis; it may have no findings.
+        report: the document with a diagnosis, which may have no findings.
         drawings: timeline and scatter.
         gpu_hour_cost: price of a GPU-hour, in the user's currency.
         perfetto: the file with the ideal timeline, relative to the report.
     """
-    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot encode.
+    # Names are foreign input and may contain half a surrogate pair, which UTF-8 cannot encode.
     content = _html(_Page(report, drawings, gpu_hour_cost, perfetto)).encode("utf-8", "replace")
     return lambda file: _write(file, content)
 
@@ -110,7 +110,7 @@ def _data(page: _Page) -> dict[str, object]:
 
 
 def _findings_and_remedies(report: JobReport) -> str:
-    """Findings and remedies: what a reader acts on."""
+    """Findings and remedies."""
     return Template(static("answers.html")).substitute(
         findings=findings_html(report), remedies=remedies_html(report)
     )
@@ -133,13 +133,13 @@ def _figures(page: _Page) -> str:
 
 
 def _doubt(report: JobReport) -> str:
-    """A caution under the headline, if the simulation is far from the trace."""
+    """A caution under the headline, if the simulation differs much from the trace."""
     if not report.doubtful:
         return ""
     return (
         '<p class="doubt"><b>Doubtful:</b> the simulation is '
         f"{percent(report.discrepancy)} off the "
-        "trace (over 5%): time passes that the operations do not explain. See launch delays, and "
+        "trace (over 5%): the operations do not explain all of the time. See launch delays, and "
         'the <a href="#warnings">warnings</a>.</p>'
     )
 
@@ -147,7 +147,7 @@ def _doubt(report: JobReport) -> str:
 def _perfetto(name: str | None) -> str:
     if name is None:
         return ""
-    # Quoted as a path, no name can be a scheme (javascript:) or a host (//).
+    # Quoted as a path, a name cannot become a scheme (javascript:) or a host (//).
     target = escape(quote(name.lstrip("/\\")))
     return (
         "<p>The whole ideal timeline for Perfetto: "
@@ -158,7 +158,7 @@ def _perfetto(name: str | None) -> str:
 
 
 def _warnings(report: JobReport) -> str:
-    """Warnings, steps that were left out, times that were clamped; empty where there are none."""
+    """Warnings, left-out steps and clamped times; empty without any."""
     notes = [foreign(note) for note in report.warning_texts]
     clamped = sum(sum(counts.values()) for counts in report.clamped.values())
     if clamped:

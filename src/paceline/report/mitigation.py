@@ -1,4 +1,4 @@
-"""Strategies against fail-slows, and a job's life with them: lines for the terminal."""
+"""Lines for the terminal: strategies against fail-slows, and lives of jobs with them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paceline.mitigate.strategies import TITLES, Option
 from paceline.report.layout import wrap
 from paceline.units import seconds
 
-#: Actions of a life that are written out.
+#: Most actions of a life that are listed.
 _MAX_ACTIONS = 30
 
 
 def forecast_lines(result: Forecast, width: int) -> list[Text]:
-    """Fail-slows, the options as a table, and what the planner will do."""
+    """Fail-slows, a table of the options, and the planner's next actions."""
     slowdown = result.now_s / result.healthy_s
     head = f"a step takes {seconds(result.now_s)} instead of {seconds(result.healthy_s)}"
     lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
@@ -49,7 +49,7 @@ def _option_lines(option: Option, width: int) -> list[Text]:
 
 def _due_lines(result: Forecast, width: int) -> list[Text]:
     if not result.due:
-        return wrap("planner: nothing to do: no strategy that may be used helps", width)
+        return wrap("planner: nothing to do: no allowed strategy helps", width)
     lines = [Text("planner, if nothing changes", style="bold")]
     for due in result.due:
         option = due.action.option
@@ -63,7 +63,7 @@ def _due_lines(result: Forecast, width: int) -> list[Text]:
 
 
 def lives_lines(lives: Lives, width: int) -> list[Text]:
-    """Completion times under each policy, and what the planner did when."""
+    """Completion times under each policy, and the planner's actions with their times."""
     columns = f"{'policy':24}{'completion':>14}{'slowdown':>10}{'reduced by':>12}{'actions':>9}"
     lines = [Text(columns, style="dim")]
     for name, life in lives.lives.items():
@@ -72,7 +72,7 @@ def lives_lines(lives: Lives, width: int) -> list[Text]:
         row = f"{name:24}{duration(life.completion_s):>14}{lives.slowdown(name):10.3f}"
         style = "bold" if name == "planner" else ""
         lines.append(Text(f"{row}{reduced:>12}{actions:>9}", style=style))
-    kind = "the oracle" if lives.oracle_exact else "the oracle (not all of its ways were followed)"
+    kind = "the oracle" if lives.oracle_exact else "the oracle (its search was not exhaustive)"
     text = (
         f"The planner loses {lives.competitive_ratio:.2f} times as much as {kind}, which knows "
         "when fail-slows will end."

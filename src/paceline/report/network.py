@@ -16,11 +16,11 @@ _LISTED = 10
 
 
 def prediction_lines(prediction: NetworkPrediction) -> list[str]:
-    """One prediction: the step, its parts, memory, its limits."""
+    """One prediction: step, parts, memory, limits."""
     gpu, step = prediction.cluster.gpu, prediction.step_time_s
     lines = [
         f"{prediction.network.name}, {prediction.strategy.describe()}, {gpu.name}",
-        *(f"it CANNOT RUN: {reason}; if it could:" for reason in prediction.limits),
+        *(f"it CANNOT RUN: {reason}; the prediction if it could:" for reason in prediction.limits),
         f"step: {step:.4g} s, {prediction.samples_per_s:,.0f} samples/s",
     ]
     for name, seconds in sorted(prediction.breakdown.items(), key=lambda item: -item[1]):
@@ -73,7 +73,7 @@ def prediction_mapping(prediction: NetworkPrediction) -> dict[str, Any]:
 def search_lines(
     result: NetworkSearch, samples: float | None = None, top: int = _LISTED
 ) -> list[str]:
-    """A search: the best by each measure, then the fastest ones, then what was left out."""
+    """A search: the best strategy by each measure, the fastest ones, and the left-out ones."""
     lines = []
     for label, row in (
         ("fastest", result.fastest),

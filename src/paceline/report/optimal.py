@@ -55,7 +55,7 @@ def _row(sized: Sized) -> tuple[str, ...]:
 
 
 def explanation(result: Optimal) -> list[str]:
-    """The answer, and why it differs from the one by FLOPs at peak."""
+    """The answer, and the reason why it differs from the answer by peak FLOPs."""
     naive, real = result.naive, result.realistic
     text = []
     if naive is not None:
@@ -65,9 +65,15 @@ def explanation(result: Optimal) -> list[str]:
             f"{naive.ideal_days:.1f} days; {fate}."
         )
     if real is None:
-        return [*text, "No candidate can really be trained in the time; add days, GPUs or --grid."]
+        return [
+            *text,
+            (
+                "No candidate can be trained in this time; give more days or GPUs, or "
+                "smaller sizes in --grid."
+            ),
+        ]
     text.append(
-        f"The largest that really fits is {_size_text(real)} in {real.days:.1f} days: "
+        f"The largest that fits in practice is {_size_text(real)} in {real.days:.1f} days: "
         f"{real.plan.describe() if real.plan else ''} on {real.gpus:,} GPUs, "
         f"{real.step_time_s:.2f} s a step."
     )
@@ -86,7 +92,7 @@ def _size_text(sized: Sized) -> str:
 
 
 def to_mapping(result: Optimal, law: str | None = None) -> dict[str, Any]:
-    """The result as JSON knows it."""
+    """The result in the form of JSON."""
     return {
         "schema": SCHEMA,
         "cluster": result.cluster.name,

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def meta(event_name: str, pid: int, tid: int, **args: Any) -> str:
-    """An event that names or places a process or thread."""
+    """A metadata event with the name or position of a process or thread."""
     event = {"ph": "M", "name": event_name, "pid": pid, "tid": tid, "args": args}
     return json.dumps(event, ensure_ascii=False)
 
@@ -32,12 +32,12 @@ def overview(
 
     Args:
         scene: the drawn scene.
-        steps: [step] numbers of all steps drawn, ascending.
+        steps: [step] numbers of all drawn steps, ascending.
         shift_ns: [step] from times since the step's start to times in the file.
-        slot_ns: [step] where a step begins in the file.
-        length_ns: [step] how long it takes in this scene; 0 = not drawn.
-        pid: the process.
-        place: its place among the processes.
+        slot_ns: [step] begin of a step in the file.
+        length_ns: [step] its length in this scene; 0 = not drawn.
+        pid: id of the process.
+        place: its position among the processes.
     """
     before = f"{scene.name}: " if scene.name else ""
     first_thread = pid * 100
@@ -62,7 +62,7 @@ def overview(
 def _path_events(
     path: CriticalPath, steps: Ints, shift_ns: Ints, pid: int, tid: int
 ) -> Iterator[str]:
-    """One slice per segment; a segment that runs backwards (clock error) has no length."""
+    """One slice per segment. A segment that runs backwards (clock error) gets length 0."""
     begin = shift_ns[np.searchsorted(steps, path.steps)]
     stop = np.maximum.accumulate(
         np.rint(path.end_s * 1e9).astype(np.int64) + begin[path.step_index]

@@ -1,4 +1,4 @@
-"""Scenes as a Chrome trace (JSON, gzipped or not), which Perfetto and chrome://tracing open."""
+"""Scenes as a Chrome trace (JSON, optionally gzipped) for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from paceline.report.overview import meta, overview
 from paceline.report.scene import Scene
 from paceline.trace import Job, OpKind
 
-#: Most events that a browser still opens; beyond it Perfetto's page runs out of memory.
+#: Most events that a browser can open; with more, Perfetto's page runs out of memory.
 MAX_EVENTS = 2_000_000
 
-#: An overlap within one stream up to this is rounding of the recorder. It is cut off, since a
-#: viewer wants the events of a row to be disjoint. Longer ones get a second row.
+#: An overlap within one stream of up to this many nanoseconds is rounding of the recorder. It is
+#: cut off, since a viewer needs disjoint events in a row. Longer overlaps get a second row.
 _ROUNDING_NS = 1_000_000
 
 _AT_ONCE = 8192  # events formatted per write
 _GZIP_LEVEL = 4  # a third of the time of the default 9, for 15% more bytes
 
-#: Number of rows of a stream: one, and those for overlapping events.
+#: Rows reserved per stream: one, and rows for overlapping events.
 MOST_LANES = 13
 
-#: Threads of one process; their ids differ from the process's, which would make one its main one.
+#: Threads of one process. Their ids differ from the process id, which would mark a main thread.
 THREADS = 100
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ _STREAM_OF = {
     OpKind.CONTEXT_COMM: 6,
 }
 
-#: Names of colours that chrome://tracing knows; Perfetto colours by the name of the event.
+#: Colour names of chrome://tracing. Perfetto colours by the name of the event.
 _COLOURS = {
     OpKind.FORWARD_COMPUTE: "thread_state_running",
     OpKind.BACKWARD_COMPUTE: "rail_response",
@@ -94,7 +94,7 @@ def check_size(n_events: int, n_steps: int, n_replicas: int) -> None:
 
 
 def fitting(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """The scenes; without their arrows if these would make a viewer's page run out of memory."""
+    """The scenes, without arrows if these would make a viewer run out of memory."""
     ties = [scene.links for scene in scenes if scene.links is not None]
     arrows = sum(int(np.isfinite(tie.begin_s).sum()) + 2 * len(tie.source) for tie in ties)
     if sum(len(scene.events) for scene in scenes) + arrows <= MAX_EVENTS:
@@ -114,9 +114,9 @@ def trace_writer(
 ) -> Callable[[BinaryIO], None]:
     """The writer of the Chrome trace of some scenes.
 
-    One process per scene and worker and one thread per stream. Several steps lie one after another;
-    a step starts at the same time in all scenes. An overview process per scene has the steps, the
-    critical path and the counters.
+    Each scene and worker has a process, each stream a thread. Steps follow one another, and a step
+    starts at the same time in all scenes. An overview process per scene has the steps, the critical
+    path and the counters.
 
     Args:
         scenes: the scenes to draw.
@@ -144,7 +144,7 @@ def trace_writer(
         return write
 
     def write_compressed(file: BinaryIO) -> None:
-        # Without a name and time in the header, equal timelines are equal files.
+        # Without name and time in the header, equal timelines give equal files.
         with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
             write(packed)  # type: ignore[arg-type]  # gzip says too little of itself
 
@@ -161,10 +161,10 @@ def _blocks(
     """Pieces of the event list, without the commas between the pieces."""
     times = [_Times.of(scene, steps) for scene in scenes]
     longest = np.max([t.length_ns for t in times], axis=0)
-    slot_ns = np.cumsum(longest) - longest  # [step] where a step begins, in every scene
+    slot_ns = np.cumsum(longest) - longest  # [step] begin of a step, in every scene
     arrow_id = 1
     for number, (scene, t) in enumerate(zip(scenes, times, strict=True)):
-        first_pid = 1 + number * (job.workers + 1)  # 0 is the kernel's idle process to Perfetto
+        first_pid = 1 + number * (job.workers + 1)  # for Perfetto, 0 is the kernel's idle process
         shift_ns = slot_ns - t.first_ns
         yield ",\n".join(
             overview(
@@ -177,13 +177,13 @@ def _blocks(
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of a scene's events in whole nanoseconds, so that what meets still meets in print.
+    """Times of a scene's events in whole nanoseconds, so that equal times stay equal in print.
 
     Attributes:
         index: [event] index of its step.
         start_ns, end_ns: [event] since its step's start; no event ends before its start (clock
             errors may make a transfer end before its launch).
-        first_ns, length_ns: [step] first start, and time to the last end; 0 where nothing is drawn.
+        first_ns, length_ns: [step] first start, and time to the last end; 0 if nothing is drawn.
     """
 
     index: Ints
@@ -201,7 +201,7 @@ class _Times:
         first, last = np.full(len(steps), 2**62), np.full(len(steps), -(2**62))
         np.minimum.at(first, index, start)
         np.maximum.at(last, index, end)
-        if scene.path is not None:  # it may pass replicas that are not drawn
+        if scene.path is not None:  # the path may pass replicas that are not drawn
             path_steps = np.searchsorted(steps, scene.path.steps)
             first[path_steps] = np.minimum(first[path_steps], 0)
             last[path_steps] = np.maximum(last[path_steps], nanoseconds(scene.path.step_s))
@@ -241,7 +241,7 @@ def _scene_blocks(
             )
         ]
         for place, text in ties.within(low, low + len(texts)) if ties is not None else ():
-            texts[place - low] += ",\n" + text  # behind its slice: equal times keep their order
+            texts[place - low] += ",\n" + text  # after its slice: equal times keep their order
         yield ",\n".join(texts)
 
 
@@ -257,7 +257,7 @@ def _slices(events: Events, times: _Times, shift_ns: Ints, first_pid: int, job: 
 
 
 def _disjoint(row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """[event] ends without small overlaps, and on which row of its stream each event is drawn.
+    """[event] ends without small overlaps, and each event's row within its stream.
 
     Events come sorted by (row, start).
     """
@@ -268,7 +268,8 @@ def _disjoint(row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     small = np.flatnonzero((overlap > 0) & (overlap <= _ROUNDING_NS))
     end = end.copy()
     end[small - 1] = start[small]
-    # The latest end so far on the same row: rows are moved apart so that one running maximum does.
+    # The latest end so far on the same row. Rows are shifted apart, so one running maximum
+    # suffices.
     span = int(end.max(initial=0) - start.min(initial=0)) + 1
     row_offset = np.cumsum(~same_row) * span
     latest = np.maximum.accumulate(end + row_offset) - row_offset
@@ -278,9 +279,9 @@ def _disjoint(row: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def _lanes(row: Ints, start: Ints, end: Ints, above: npt.NDArray[np.bool_]) -> Ints:
-    """[event] 0 on the first row of its stream; those ``above`` go where there is room."""
+    """[event] row: 0 is the first row of its stream; events ``above`` go to the next free row."""
     lane = above.astype(np.int64)
-    free: list[int] = []  # [further row] when it is free again
+    free: list[int] = []  # [further row] time when it is free again
     last_row = -1
     for event in np.flatnonzero(above).tolist():
         if row[event] != last_row:
@@ -295,9 +296,9 @@ def _lanes(row: Ints, start: Ints, end: Ints, above: npt.NDArray[np.bool_]) -> I
 def _heads(
     events: Events, critical: npt.NDArray[np.bool_], job: Job
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The text that events of one kind, microbatch and chunk share; [event] which text."""
+    """Texts shared by events of the same kind, microbatch and chunk; [event] index of its text."""
     chunk = events.chunk if job.vpp_size > 1 else np.full(len(events), -1)
-    # Names count by seq only where the microbatch is unknown.
+    # Names use seq only if the microbatch is unknown.
     seq = np.where(events.microbatch < 0, events.seq, 0)
     part = np.full(len(events), -1) if events.part is None else events.part
     table = np.stack([events.kind, events.microbatch, chunk, seq, critical, part], axis=1)
@@ -327,7 +328,7 @@ def _names(
     scene: str,
     replica_names: Mapping[int, str],
 ) -> Iterator[str]:
-    """Names and places of processes and threads."""
+    """Names and positions of processes and threads."""
     before = f"{scene}: " if scene else ""
     for process in np.unique(slices.pid).tolist():
         dp, pp = divmod(process - first_pid, job.pp_size)

@@ -31,7 +31,7 @@ _BAR = 24  # characters of the longest bar
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    """The plan's fields; ``overlap_factor`` only where a forward overlaps with a backward."""
+    """The plan's fields; ``overlap_factor`` only if a forward overlaps with a backward."""
     fields = asdict(plan)
     if plan.schedule not in OVERLAPPING:
         del fields["overlap_factor"]
@@ -39,7 +39,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
 
 
 def to_mapping(prediction: Prediction) -> dict[str, Any]:
-    """The prediction as JSON knows it; ``docs/predict.md`` lists the keys."""
+    """The prediction in the form of JSON; ``docs/predict.md`` lists the keys."""
     plan, cluster = prediction.plan, prediction.cluster
     fullest = int(np.argmax(prediction.memory_bytes))
     return {
@@ -221,7 +221,7 @@ def timeline_writer(prediction: Prediction, *, compress: bool) -> Callable[[Bina
 
 
 def error_text(errors: Mapping[str, float | None]) -> str:
-    """Errors in a line."""
+    """The errors in one line."""
     text = (
         f"mean error {errors['mape']:.1%}, median {errors['median']:.1%}, p90 {errors['p90']:.1%}"
     )
@@ -231,7 +231,7 @@ def error_text(errors: Mapping[str, float | None]) -> str:
 def error_lines(
     errors: Mapping[str, float | None], worst: Sequence[tuple[str, float]], width: int
 ) -> list[Text]:
-    """How far predictions are from measured runs."""
+    """Errors of predictions against measured runs."""
     text = [Text(f"{errors['n']} measured runs: {error_text(errors)}", style="bold")]
     for name, share in worst:
         text += wrap(f"  {share:+.0%}  {name}", width, indent="        ")
@@ -239,7 +239,7 @@ def error_lines(
 
 
 def expectation_lines(expectation: Expectation, width: int) -> list[Text]:
-    """Measured beside modelled."""
+    """The measured beside the modelled step."""
     e = expectation
     head = (
         f"the model of this job ({e.model}, {e.plan}) takes {seconds(e.modelled_step_s)} per step; "

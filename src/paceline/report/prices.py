@@ -1,4 +1,4 @@
-"""The price of a GPU-hour in words: its source with the date, and how to give another."""
+"""The price of a GPU-hour as text: its source with the date, and the option for another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _PRESET_SOURCES = frozenset(preset.price_source for preset in CLUSTER_PRESETS.va
 
 
 def price_text(cluster: Cluster) -> str:
-    """``$6.88 per GPU-hour (AWS ..., 2025-06: ...; not checked since; --price takes yours)``."""
+    """``$6.88 per GPU-hour (AWS ..., 2025-06: ...; not checked since; ...)``."""
     price, source = cluster.price_per_gpu_hour, cluster.price_source
     if price is None:
         return f"no price of a GPU-hour is known for {cluster.name}: give --price (dollars)"
     text = f"${price:,.2f} per GPU-hour"
     if source in _PRESET_SOURCES:
-        return f"{text} ({source}; not checked since; --price takes yours)"
+        return f"{text} ({source}; not checked since; give yours with --price)"
     return f"{text} ({source})" if source else text

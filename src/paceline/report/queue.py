@@ -24,7 +24,7 @@ from paceline.units import count, percent
 SCHEMA = 1
 JOBS, TIMELINE, RESULT, REPORT = "jobs.parquet", "timeline.parquet", "result.json", "report.html"
 
-#: Points of a curve, and jobs of a list, that a page shows.
+#: Most points of a curve, and most jobs of a list, in a page.
 _POINTS, _LISTED = 400, 20
 _SCRIPTS = ("base.js", "chart.js", "queue.js")
 
@@ -57,7 +57,7 @@ def _row(entry: Labelled, first: Labelled) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """A time of a queue: hours, or minutes and seconds where these are few."""
+    """A time of a queue in hours, or in minutes and seconds if short."""
     if seconds >= 3600:
         return f"{seconds / 3600:,.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.3g} s"
@@ -72,7 +72,7 @@ def describe(entries: Sequence[Labelled]) -> str:
 def lines(
     entries: Sequence[Labelled], notes: Sequence[str], warnings: Sequence[str], width: int
 ) -> list[Text]:
-    """The screen: a table with a row for each policy, why jobs were refused, what was assumed."""
+    """The screen: a table of the policies, reasons of refusals, and assumptions."""
     width = max(40, width)
     rows = [_HEAD, *(_row(entry, entries[0]) for entry in entries)]
     text = [*wrap(describe(entries), width, style="bold"), Text("")]
@@ -89,7 +89,7 @@ def lines(
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> list[Text]:
-    """One row a policy, or on a narrow screen one block a policy."""
+    """One row per policy, or one block per policy on a narrow screen."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     if sum(widths) + 2 * len(widths) <= width:
         text = []
@@ -122,7 +122,7 @@ def _reasons(entry: Labelled) -> list[tuple[str, int]]:
 def to_mapping(
     entries: Sequence[Labelled], choices: Mapping[str, Any], warnings: Sequence[str]
 ) -> dict[str, Any]:
-    """The replays as JSON knows them."""
+    """The replays in the form of JSON."""
     first = entries[0]
     return {
         "schema": SCHEMA,
@@ -201,10 +201,10 @@ def _parquet(columns: Mapping[str, Any]) -> Writer:
 
 
 def check_folder(folder: Path, *, force: bool = False) -> None:
-    """Make sure that :func:`write_folder` may write.
+    """Check that :func:`write_folder` may write.
 
     Raises:
-        OutputError: a file of that name or one of the results exists.
+        OutputError: one of the files exists.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
@@ -241,7 +241,7 @@ def write_folder(
 
 
 def page(entries: Sequence[Labelled], notes: Sequence[str], warnings: Sequence[str]) -> str:
-    """One file that fetches nothing, like that of ``analyze``."""
+    """The page: one self-contained file, like the page of ``analyze``."""
     script = "\n".join(static(name) for name in _SCRIPTS)
     first = entries[0]
     rows = [tuple(escape(cell) for cell in _row(entry, first)) for entry in entries]
@@ -322,7 +322,7 @@ def _curves(entry: Labelled) -> dict[str, Any]:
 
 
 def _quantiles(values: Any) -> list[float | None]:
-    """Values at even shares of the jobs: a cumulative distribution."""
+    """A cumulative distribution, sampled at even shares of the jobs."""
     finite = np.sort(values[np.isfinite(values)])
     if not len(finite):
         return []

@@ -1,4 +1,4 @@
-"""Groups of jobs, replayed by themselves: means and their intervals."""
+"""Groups of jobs, each replayed separately: means and their intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.report.queue import SCHEMA, duration
 from paceline.scheduling.summary import Labelled, Mean, figures, means
 from paceline.units import count, percent
 
-#: Figure, words, whether it is a share.
+#: Figure, its name, whether it is a share.
 _FIGURES = (
     ("deadline_ratio", "deadlines met", True),
     ("mean_jct_s", "mean JCT", False),
@@ -64,7 +64,7 @@ def to_mapping(
     choices: Mapping[str, Any],
     warnings: Sequence[str],
 ) -> dict[str, Any]:
-    """The groups as JSON knows them."""
+    """The groups in the form of JSON."""
     return {
         "schema": SCHEMA,
         "by": column,

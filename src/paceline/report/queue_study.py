@@ -1,4 +1,4 @@
-"""vTrain's case study as text and as JSON: every window, beside the paper."""
+"""vTrain's case study as text and as JSON: every window, beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.scheduling.summary import interval_of_mean
 SCHEMA = 1
 RESULT = "result.json"
 
-#: Part, jobs (0 = all), words, key of the summary.
+#: Part, jobs (0 = all), name, key of the summary.
 _PARTS = (
     ("deadlines", 64, "deadlines met, 64 jobs, best plans over fixed", "deadline_gain_64"),
     ("deadlines", 128, "deadlines met, 128 jobs, best plans over fixed", "deadline_gain_128"),
@@ -72,11 +72,12 @@ def _interval(part: str, gains: list[float]) -> str:
 
 
 def choices(study: Study) -> list[str]:
-    """Gaps in the paper, and the values taken for them."""
+    """Details that the paper leaves out, and the chosen values."""
     c = study.choices
     degrees = ", ".join(f"{name} tp {t} pp {p}" for name, (t, p) in study.tables.degrees.items())
     return [
-        "The paper leaves much open; these were chosen, so agreement means plausible, no more:",
+        "The paper leaves many details open; agreement with it shows only that these choices are "
+        "plausible:",
         f"arrivals stretched to {c.span_h:g} h; durations log-uniform from {c.duration_h[0]:g} to "
         f"{c.duration_h[1]:g} h on {', '.join(map(str, c.duration_gpus))} GPUs with the fixed "
         "plan; models drawn evenly.",
@@ -87,7 +88,7 @@ def choices(study: Study) -> list[str]:
 
 
 def to_mapping(study: Study) -> dict[str, Any]:
-    """The study as JSON knows it."""
+    """The study in the form of JSON."""
     return {"schema": SCHEMA, **study_mapping(study)}
 
 
@@ -95,7 +96,7 @@ def write(study: Study, folder: Path, *, force: bool = False) -> str:
     """Write ``result.json``; returns a note for the user.
 
     Raises:
-        OutputError: it exists and ``force`` is not given, or cannot be written.
+        OutputError: the file exists and ``force`` is not given, or it cannot be written.
     """
     path = folder / RESULT
     check_targets([path], force=force)

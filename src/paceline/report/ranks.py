@@ -13,14 +13,14 @@ from paceline.ranks.passes import Passes
 from paceline.report.layout import wrap
 from paceline.units import count, percent, seconds
 
-#: Kernels of a rank, and ranks whose steps and kernels are listed; ``--json`` has all.
+#: Most kernels of a rank, and most ranks with steps and kernels, on the screen. ``--json`` has all.
 MAX_KERNELS, MAX_RANKS = 10, 4
 
 _HEAD = ("time", "compute", "comm exposed", "hidden", "copies", "idle: host", "idle: device")
 
 
 def ranks_lines(report: RanksReport, width: int) -> list[Text]:
-    """The lines of the screen, at most ``width`` characters where a name can be cut."""
+    """The lines of the screen. Names are cut so that lines have at most ``width`` characters."""
     lines: list[Text] = []
     if len(report.ranks) > 1:
         lines += [*_ranks_table(report.ranks), Text("")]
@@ -74,12 +74,14 @@ def _cells(device: Breakdown | None) -> tuple[str, ...]:
 def _launch_words(rank: RankReport, device: Breakdown) -> str:
     launches = rank.launches
     if not launches.count:
-        return "  no launch is in the file, so why the device was idle is unknown"
+        return "  the file has no launches, so the reason for idle time is unknown"
     bound = percent(device.idle_host_s / (device.window_s or 1.0))
-    words = f"  launch-bound {bound}: idle before the host launched what ran next; "
+    words = f"  launch-bound {bound}: idle until the host launched the next work; "
     delays = (launches.delay_median_s, launches.delay_p95_s, launches.shorter_than_launch)
     if delays[0] is None or delays[1] is None or delays[2] is None:
-        return f"{words}the calls last as long as their work, so from launch to begin is unknown"
+        return (
+            f"{words}calls last as long as their work, so the time from launch to begin is unknown"
+        )
     return (
         f"{words}from launch to begin {seconds(delays[0])} (median), {seconds(delays[1])} (95%); "
         f"{percent(delays[2])} of the kernels are shorter than their launch"
@@ -109,8 +111,8 @@ def _passes(passes: Passes, width: int) -> Iterable[Text]:
     ]
     yield from _table(rows)
     yield from wrap(
-        f"  {percent(passes.at_once_share)} of the time in which any of these passes ran, work of "
-        f"two directions ran at once ({seconds(passes.at_once_s)}); beside others: communication "
+        f"  {percent(passes.at_once_share)} of the time with any of these passes, work of two "
+        f"directions ran at once ({seconds(passes.at_once_s)}); 'beside others' is communication "
         "while another direction computes",
         width,
         indent="  ",
@@ -141,7 +143,7 @@ def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Itera
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[Text]:
-    """Columns under their heads, the first to the left."""
+    """Columns under their heads, the first one left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for place, row in enumerate(rows):

@@ -14,7 +14,7 @@ from paceline.results.document import JobReport
 
 
 def dumps(report: JobReport) -> str:
-    """The document as one line of JSON per key, so that people and ``diff`` can read it."""
+    """The document as JSON with one line per key, for people and ``diff``."""
     return lines_of_json(report.to_mapping())
 
 
@@ -35,7 +35,7 @@ def json_writer(report: JobReport) -> Callable[[BinaryIO], None]:
 def worker_csv_writer(report: JobReport) -> Callable[[BinaryIO], None]:
     """The writer of ``by_worker.csv``: the columns dp, pp, slowdown; the slowest worker first.
 
-    Where peers are apart, the column peer stands behind pp.
+    If peers are apart, the column peer follows pp.
     """
     n_dp = report.by_worker.shape[1]
     flat = report.by_worker.ravel()

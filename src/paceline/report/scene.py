@@ -1,4 +1,4 @@
-"""One scenario as it is drawn: its events, what ties them, its critical path and counters."""
+"""One drawn scenario: its events, the links between them, critical path and counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.whatif.segments import Replay
 
 Ints = npt.NDArray[np.int64]
 
-#: Arrows out of one collective: to the drawn members that waited longest.
+#: Most arrows out of one collective, to the drawn members that waited longest.
 MAX_ARROWS = 8
 
 
@@ -27,13 +27,12 @@ class Links:
     """Links between the events of a simulated timeline.
 
     Attributes:
-        begin_s: [event] begin of its transfer, when all its peers are launched; -inf if it has no
-            peers.
+        begin_s: [event] begin of its transfer: all its peers are launched then. -inf without peers.
         critical: [event] whether it is on the critical path.
-        source: [arrow] event at its start: a send; the member of a collective that is launched
-            last; or an op that a program waited for.
-        target: [arrow] event at its end: the recv, a member that waited, or the compute that runs
-            behind a wait.
+        source: [arrow] event at its start: a send, the member of a collective that is launched
+            last, or an op that a program waited for.
+        target: [arrow] event at its end: the recv, a member that waited, or the compute after a
+            wait.
     """
 
     begin_s: npt.NDArray[np.float64]
@@ -42,14 +41,14 @@ class Links:
     target: Ints
 
     def without_arrows(self) -> Links:
-        """The same events, with nothing drawn between them."""
+        """The same events without links."""
         nothing = np.empty(0, dtype=np.int64)
         return Links(np.full(len(self.begin_s), -np.inf), self.critical, nothing, nothing)
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A number over time.
+    """A counter over time.
 
     Attributes:
         name, unit: its name and unit.
@@ -67,7 +66,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Scene:
-    """One scenario as it is drawn.
+    """One drawn scenario.
 
     Attributes:
         events: the operations.
@@ -96,11 +95,11 @@ def scene_of(
     """The scene of a simulated timeline.
 
     Args:
-        timeline: when every op of these steps runs.
+        timeline: start and end of every op of these steps.
         steps: [step] their numbers.
         replicas: data-parallel ranks to draw; None draws all.
-        name: what to call the scenario.
-        replay: what the steps were simulated from, where launch delays were replayed.
+        name: name of the scenario.
+        replay: the input of the simulation, if launch delays were replayed.
         counters: numbers over time.
     """
     scene_events = events.from_timeline(timeline, steps, replicas)
@@ -110,7 +109,7 @@ def scene_of(
 
 
 class _Places:
-    """Where the events of :func:`paceline.report.events.from_timeline` stand."""
+    """Indices of the events of :func:`paceline.report.events.from_timeline`."""
 
     def __init__(self, timeline: Timeline, replicas: Sequence[int] | None) -> None:
         graph = timeline.graph
@@ -122,12 +121,12 @@ class _Places:
         sizes = self.n_ops * self.n_dp * self.n_steps
         self.first = np.cumsum(sizes) - sizes
         self.n_events = int(sizes.sum())
-        self.rank = np.full(graph.n_dp, -1)  # [dp] place among the drawn ranks of its variant
+        self.rank = np.full(graph.n_dp, -1)  # [dp] index among the drawn ranks of its variant
         for dps in self.dps:
             self.rank[dps] = np.arange(len(dps))
 
     def of(self, step: Ints, dp: Ints, op: Ints) -> Ints:
-        """Events of ops in steps (by index); -1 where their replica is not drawn."""
+        """Events of ops in steps (by index); -1 if their replica is not drawn."""
         v = self.graph.variant[op]
         row = step * self.n_dp[v] + self.rank[dp]
         place = self.first[v] + row * self.n_ops[v] + op - self.graph.variant_ptr[v]
@@ -154,7 +153,7 @@ def _links(timeline: Timeline, places: _Places, path: CriticalPath) -> Links:
 def _pair_arrows(
     timeline: Timeline, places: _Places, begin: npt.NDArray[np.float64]
 ) -> list[tuple[Ints, Ints]]:
-    """Arrows send -> recv; through an all-reduce of two, from the one that is launched last."""
+    """Arrows from send to recv; in an all-reduce of two, from the member that is launched last."""
     graph, arrows = timeline.graph, []
     for v, dps in enumerate(places.dps):
         pairs = graph.variant_pairs(v)
@@ -182,7 +181,7 @@ def _pair_arrows(
 
 
 def _wait_arrows(timeline: Timeline, places: _Places) -> list[tuple[Ints, Ints]]:
-    """Arrows from communication to the computes that programs held back for it."""
+    """Arrows from communication to computes whose programs waited for it."""
     graph, arrows = timeline.graph, []
     if not graph.programmed:
         return []
@@ -226,10 +225,10 @@ def _meeting_arrows(
     dp: Ints,
     start: npt.NDArray[np.float64],
 ) -> list[tuple[Ints, Ints]]:
-    """Arrows among members that meet in one collective: from the last launched to the others.
+    """Arrows within one collective, from the last launched member to the others.
 
     Args:
-        places: where events are.
+        places: indices of events.
         begin: [event] starts of transfers, to be filled in.
         op: [member].
         dp: [member].
@@ -242,7 +241,7 @@ def _meeting_arrows(
         event = places.of(np.full(len(drawn_members), step), dp[drawn_members], op[drawn_members])
         begin[event] = start[step, last]
         if places.rank[dp[last]] < 0:
-            continue  # whom all wait for is not drawn
+            continue  # the last launched member is not drawn
         longest = np.argsort(start[step, drawn_members], kind="stable")
         longest = longest[drawn_members[longest] != last][:MAX_ARROWS]
         source = event[drawn_members == last]

@@ -37,14 +37,14 @@ def describe(result: SearchResult) -> str:
 
 
 def columns(result: SearchResult) -> Row:
-    """Heads of :func:`row`."""
+    """Heads of the columns of :func:`row`."""
     optional = [*(["days"] if result.days is not None else [])]
     optional += ["cost"] if result.dollars is not None else []
     return ("plan", "GPUs", "step s", f"{LEVEL:.0%} of steps", "MFU", "causal", "GiB", *optional)
 
 
 def row(result: SearchResult, i: int) -> Row:
-    """The plan at place ``i``, as texts."""
+    """The cells of plan ``i`` as text."""
     within = result.interval(i)
     cells = [
         result.plan(i).describe(),
@@ -63,7 +63,7 @@ def row(result: SearchResult, i: int) -> Row:
 
 
 def front(result: SearchResult) -> list[int]:
-    """Places of the Pareto front, fastest first."""
+    """Indices of the Pareto front, fastest first."""
     places = np.flatnonzero(result.pareto)
     order: list[int] = places[np.argsort(result.step_time_s[places], kind="stable")].tolist()
     return order
@@ -73,7 +73,7 @@ def front(result: SearchResult) -> list[int]:
 
 
 def lines(result: SearchResult, top: int, width: int) -> list[Text]:
-    """The screen: what was searched, the best plans, the rest of the front, what was pruned."""
+    """The screen: the search, the best plans, the rest of the front, the pruned plans."""
     width = max(40, min(width, 132))
     legal, fits = len(result.legal), len(result)
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
@@ -86,7 +86,10 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         *_table(result, best),
     ]
     if other_front:
-        text += [Text(""), Text("Others that no plan beats in both time and cost", style="bold")]
+        text += [
+            Text(""),
+            Text("Other plans that no plan beats in both time and cost", style="bold"),
+        ]
         text += _table(result, other_front)
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned_counts(result):
@@ -95,8 +98,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         "* no plan is both faster and cheaper.",
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
-        "causal: MFU without the half of the attention that the mask leaves out.",
-        f"A plan fits beside a reserve of {result.rules.least_reserve:.0%} of the memory.",
+        "causal: MFU without the masked half of attention.",
+        f"A plan fits if it leaves a reserve of {result.rules.least_reserve:.0%} of the memory.",
         *segments(result),
     ]
     notes.append(f"{gpu_memory(result.cluster.gpu.memory_bytes)}.")
@@ -107,14 +110,18 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
 
 
 def _unseen(result: SearchResult) -> list[str]:
-    """A sentence where plans have what no measured step has: intervals may be too narrow."""
+    """A sentence if plans have features that no measured step has: intervals may be too narrow."""
     llm, plan = result.llm, result.plan(0)
     unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
-    return [f"No measured step has {' or '.join(unseen)}: ours may lie outside."] if unseen else []
+    return (
+        [f"No measured step has {' or '.join(unseen)}: such steps may lie outside the interval."]
+        if unseen
+        else []
+    )
 
 
 def segments(result: SearchResult) -> list[str]:
-    """A sentence where plans need another setting of PyTorch's allocator than its default."""
+    """A sentence if plans need a setting of PyTorch's allocator that is not the default."""
     if not result.expandable.any():
         return []
     safe = np.flatnonzero(~result.expandable)
@@ -138,7 +145,7 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
-    """Why plan A beats plan B: what differs, seconds and bytes by term."""
+    """Comparison of plan A with plan B: differences, seconds and bytes by term."""
     first, second = explanation.first, explanation.second
     text = [Text(""), Text("Why A beats B", style="bold")]
     for mark, prediction in (("A", first), ("B", second)):
@@ -169,7 +176,7 @@ def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
 
 
 def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
-    """The result as JSON knows it: the best plans, the front, what was ruled out."""
+    """The result in the form of JSON: the best plans, the front, the rules that excluded others."""
     data = result.columns()
     gpus = result.legal.gpus
     return {

@@ -1,4 +1,4 @@
-"""The folder of a search for plans: all of them, the result, the page, a launch file."""
+"""The folder of a search for plans: all plans, the result, the page, a launch file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def parquet_writer(result: SearchResult) -> Writer:
 
 
 def check_folder(folder: Path, *, force: bool = False, launch: str | None = None) -> None:
-    """Make sure that :func:`write_folder` may write.
+    """Check that :func:`write_folder` may write.
 
     Raises:
-        OutputError: a file of that name or one of the results exists.
+        OutputError: one of the files exists.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; --out takes a folder")
@@ -56,7 +56,7 @@ def write_folder(
 ) -> str:
     """Write all plans, the result, the page, and a launch file; returns a note for the user.
 
-    ``launch`` is a framework and the text for it.
+    ``launch`` has the name of a framework and the text of its launch file.
 
     Raises:
         OutputError: a file exists and ``force`` is not given, or cannot be written.

@@ -27,14 +27,14 @@ from paceline.report.search import (
 )
 from paceline.units import GIB, day_count, dollars, in_gib
 
-#: Points of the page's plot at most, and how many times as dear as the line they may be.
+#: Most points of the plot, and their largest cost as a multiple of the front's.
 MAX_POINTS, _MAX_RATIO = 2000, 1.6
 
 _SCRIPTS = ("base.js", "chart.js", "search.js")
 
 
 def page_writer(result: SearchResult, top: int) -> Writer:
-    """The writer of ``report.html``: one file that fetches nothing, like that of ``analyze``."""
+    """The writer of ``report.html``: one self-contained file, like the page of ``analyze``."""
     content = page(result, top)
 
     def write(file: BinaryIO) -> None:
@@ -44,7 +44,7 @@ def page_writer(result: SearchResult, top: int) -> Writer:
 
 
 def page(result: SearchResult, top: int, controls: str = "") -> bytes:
-    """The page, with controls at its top where it is served."""
+    """The page, with controls at its top if it is served."""
     script = "\n".join(static(name) for name in _SCRIPTS)
     head = columns(result)
     best = range(min(top, len(result)))
@@ -72,7 +72,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
 
 
 def problem_page(problem: str, controls: str) -> bytes:
-    """The page where no plan fits: why, and the controls to change that."""
+    """The page if no plan fits: the reason, and controls to change it."""
     text = Template(static("search_problem.html")).substitute(
         policy=escape(_policy("", controls)),
         style=static("page.css"),
@@ -83,7 +83,7 @@ def problem_page(problem: str, controls: str) -> bytes:
 
 
 def _policy(script: str, controls: str) -> str:
-    """As of any page, but that served controls may ask this server again."""
+    """The content policy; served controls may also send a form to this server."""
     policy = content_policy(script)
     return policy.replace("form-action 'none'", "form-action 'self'") if controls else policy
 
@@ -96,7 +96,7 @@ def controls(
     price: float,
     max_price: float,
 ) -> str:
-    """A form with a slider for each number, which doubles or halves it, and one for the price."""
+    """A form with a slider for the price and for each number, which it doubles or halves."""
     rows = []
     for name, first in start.items():
         power = round(math.log2(values[name] / first))
@@ -162,14 +162,14 @@ def _price(result: SearchResult) -> str:
     text = price_text(result.cluster)
     if result.cluster.price_per_gpu_hour is not None:
         return f"{text}."
-    return f"{text[:1].upper()}{text[1:]}. So the cost is that of GPU-time."
+    return f"{text[:1].upper()}{text[1:]}. So the cost is GPU-time."
 
 
 def _points(result: SearchResult) -> dict[str, Any]:
-    """Points of the plot: time against cost, in the largest units that are known.
+    """Points of the plot: time against cost, in the largest known units.
 
-    With one number of GPUs cost is time; then memory is traded for it. Plans far from the
-    line would make it a point in a corner, and are left out.
+    With a single number of GPUs, cost is proportional to time, so memory takes its place. Plans far
+    from the line are left out, for they would shrink it into a corner.
     """
     x, x_label = result.step_time_s, "seconds per step"
     y, y_label = result.gpu_seconds, "GPU-seconds per step"

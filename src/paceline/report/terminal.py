@@ -1,4 +1,4 @@
-"""One screen that says how a job does: verdict, worst parts, worker heatmap, warnings."""
+"""One screen about a job: verdict, worst parts, worker heatmap, warnings."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 5  # entries of each table of the worst
 _MAX_WIDTH = 132  # lines longer than this are hard to read
-_SEVERE = 1.10  # where red starts; below WhatIf.HEALTHY_BELOW nothing is marked
+_SEVERE = 1.10  # start of red; nothing is marked below WhatIf.HEALTHY_BELOW
 _MAX_BAR, _MIN_BAR = 10, 3
 _GAP = 3
 
 
 def print_report(report: JobReport, console: Console | None = None) -> None:
-    """Print the screen; colours only where ``console`` (default: standard output) shows them."""
+    """Print the screen, in colours if ``console`` (default: standard output) shows them."""
     console = console or standard_output()
-    # Sixteen colours are too few for a scale; digits then say more.
+    # Sixteen colours are too few for a scale, so digits replace them.
     many_colours = console.color_system in ("256", "truecolor") and not console.no_color
     print_lines(screen(report, console.width, colour=many_colours), console)
 
 
 def print_lines(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Print lines that have the right width already, without what a terminal would obey.
+    """Print lines of the right width, without control characters.
 
-    Names come from files that others wrote: of a job, of kinds, of ranks.
+    Names of jobs, kinds and ranks are foreign input.
     """
     console = console or standard_output()
     for line in lines:
@@ -55,12 +55,12 @@ def print_lines(lines: Iterable[Text], console: Console | None = None) -> None:
 
 
 def standard_output() -> Console:
-    """A console on standard output that changes nothing in a text."""
+    """A console on standard output that does not change texts."""
     from rich.console import Console
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            raise  # while it is handled; rich itself would exit the process
+            raise  # raised here; rich itself would exit the process
 
     console = Plain(highlight=False, emoji=False, markup=False)
     if console.width < 1:  # COLUMNS=0, as some runners set it
@@ -72,8 +72,8 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
     """The lines of the screen.
 
     Args:
-        report: of an analysis, with its diagnosis or without.
-        width: characters there are.
+        report: report of an analysis, with or without a diagnosis.
+        width: available characters.
         colour: whether the terminal shows at least 256 colours.
     """
     full_width = max(width, 40)
@@ -113,7 +113,7 @@ def _head(report: JobReport, width: int) -> list[Text]:
 
 
 def _beyond_lines(report: JobReport, width: int) -> list[Text]:
-    """How S hangs together with a remedy that gains more."""
+    """A note on a remedy that gains more than S."""
     note = beyond_s(report.slowdown, report.diagnosis, report.remedies)
     return wrap(note, width, style="dim") if note else []
 
@@ -124,7 +124,7 @@ def _job_line(report: JobReport) -> str:
 
 
 def _none_shows(report: JobReport) -> bool:
-    """Whether few steps vary, and nothing in them repeats."""
+    """Whether a few steps vary without any lasting pattern."""
     few = any(warning.code == FEW_STEPS for warning in report.warnings)
     inside = [finding for finding in report.diagnosis.findings if finding.share is not None]
     return few and report.straggling and [f.cause for f in inside] == ["unexplained"]
@@ -136,7 +136,7 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
     elif report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
-        text = f"S says nothing: it is {report.slowdown:.2f}, faster than its reference"
+        text = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
         style = "bold yellow"
     elif not report.healthy and not report.straggling:
         cost = max(1 - 1 / report.lasting_slowdown, 0)
@@ -187,7 +187,7 @@ def _step_times(report: JobReport) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """The worst of one sort of part: (name, S), worst first."""
+    """The worst parts of one sort: (name, S), the worst first."""
 
     header: str
     rows: Sequence[tuple[str, float]]
@@ -201,7 +201,7 @@ class _Table:
         return self.name_width + len(" 1.234")
 
     def lines(self, bar: int, top: float) -> list[Text]:
-        """Lines of equal width, with bars of up to ``bar`` characters (``top`` is a full one)."""
+        """Lines of equal width, with bars of up to ``bar`` characters; ``top`` fills a bar."""
         blank = " " * (bar + 1 if bar else 0)
         lines = [Text(f"{self.header:<{self.name_width}} {'S':>5}{blank}", style="dim")]
         for name, slowdown in self.rows:
@@ -226,7 +226,7 @@ def _replica(job: Job, name: str) -> str:
 
 
 def _worst(report: JobReport, width: int) -> list[Text]:
-    """Tables of the worst kinds, stages, replicas, workers and, where they fit, steps."""
+    """Tables of the worst kinds, stages, replicas, workers and, if they fit, steps."""
     n_pp, n_dp = report.by_worker.shape
     flat = report.by_worker.ravel()
     worst = (-flat).argsort(kind="stable")[:MAX_ROWS].tolist()
@@ -294,14 +294,16 @@ def _shares(report: JobReport, width: int) -> list[Text]:
     wide = max(len(group) for _, group, _, _ in rows)
     title = Text().append("share of the loss", style="bold")
     title.append(" " * (wide + len("M_W    ") - len(title)))
-    title.append("won back if ideal   caused alone", style="dim")
+    title.append("saved if ideal      caused alone", style="dim")
     lines = [title]
     for name, group, value, only in rows:
         line = Text().append(name, style="bold").append(f"  {group:<{wide}}  ")
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if report.m_w is None:
-        lines += wrap("There is next to no loss (under 0.1%) to share out.", width, style="dim")
+        lines += wrap(
+            "The loss is negligible (under 0.1%), so it has no shares.", width, style="dim"
+        )
     return lines
 
 
@@ -320,7 +322,7 @@ def _style(slowdown: float) -> str:
 
 
 def _bar(share: float, width: int) -> str:
-    """A bar of eighths of a character, padded to ``width``."""
+    """A bar drawn in eighths of a character, padded to ``width``."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, eighth = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[eighth] if eighth else "")).ljust(width)

@@ -1,4 +1,4 @@
-"""Names for people of what a predicted step consists of: the same in every output."""
+"""Names of the terms of a predicted step, the same in every output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines that a user names: a job as traced, replayed, measured, ideal, or a mixture."""
+"""Timelines of scenarios that a user names: traced, replayed, measured, ideal, or a mixture."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from paceline.trace import Trace
 from paceline.whatif import Scenario, ideal_durations, rules_of
 from paceline.whatif.segments import Replay
 
-#: Scenarios that are no what-if: the rows themselves, and the simulation with launch delays.
+#: Scenarios beyond what-ifs: the traced rows, and the simulation with launch delays.
 TRACED, REPLAYED = "traced", "replayed"
 
 #: Other names for scenarios.
 ALIASES = MappingProxyType({"actual": REPLAYED, "simulated": "measured"})
 
-#: Separator in a list of scenarios; it does not match inside ``worker=3,1``.
+#: Separator in a list of scenarios. It does not match inside ``worker=3,1``.
 _BETWEEN = re.compile(r",(?=\s*[a-z])")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Scenes ready to be written.
+    """Scenes that are ready to be written.
 
     Attributes:
         scenes: the scenes to draw, one per scenario.
         about: the file's description of itself.
         notes: notes for the user.
-        replica_names: names of replicas that stand for others.
+        replica_names: names of replicas that represent others.
     """
 
     scenes: tuple[Scene, ...]
@@ -55,10 +55,10 @@ class Drawing:
 
 
 def scenarios_of(text: str) -> tuple[str, ...]:
-    """The scenarios of a list ``actual,ideal,only:worker=3,1``, as the user names them.
+    """The scenarios of a user's list such as ``actual,ideal,only:worker=3,1``.
 
     Raises:
-        ScenarioError: one of them is no scenario that can be drawn, or comes twice.
+        ScenarioError: a name is not a drawable scenario, or comes twice.
     """
     names = tuple(name.strip() for name in _BETWEEN.split(text))
     for name in names:
@@ -70,8 +70,8 @@ def scenarios_of(text: str) -> tuple[str, ...]:
             if ":" in name:
                 raise
             raise ScenarioError(
-                f"{error}; timelines can also be {TRACED} or {REPLAYED} (or actual), or several, "
-                "with commas between them"
+                f"{error}; timelines can also be {TRACED} or {REPLAYED} (or actual), or several "
+                "names separated by commas"
             ) from None
     canonical = [ALIASES.get(name, name) for name in names]
     twice = next((name for name in canonical if canonical.count(name) > 1), None)
@@ -90,8 +90,8 @@ def draw(
 ) -> Drawing:
     """The timelines of a trace under one or more scenarios.
 
-    Ideal durations are taken over all steps of the trace, as in the analysis, not only over the
-    drawn ones.
+    Ideal durations come from all steps of the trace, as in the analysis, not only from the drawn
+    steps.
 
     Args:
         trace: the trace.
@@ -142,7 +142,7 @@ def draw(
 
 
 def draw_ideal(measured: Measured) -> Drawing:
-    """One step of the ideal job: its steps and equally built replicas are all alike.
+    """One step of the ideal job, whose steps and replicas of equal structure are all alike.
 
     Raises:
         OutputError: too many events for a viewer.
@@ -150,7 +150,7 @@ def draw_ideal(measured: Measured) -> Drawing:
     graph = measured.graph
     perfetto.check_size(graph.n_ops, 1, graph.n_variants)
     first_dps = [int(dps[0]) for dps in graph.variant_dps]
-    # One replica stands for all of its structure.
+    # One replica represents all of its structure.
     one_each = replace(graph, replica_variant=np.arange(graph.n_variants))
     ideal = Rules.common(graph, ideal_durations(measured.durations))
     ideal_timeline = timeline(Durations.empty(one_each, 1), ideal)
@@ -158,7 +158,8 @@ def draw_ideal(measured: Measured) -> Drawing:
     scene_events = replace(scene.events, dp=np.array(first_dps)[scene.events.dp])
     path = scene.path and replace(scene.path, dp=np.array(first_dps)[scene.path.dp])
     note = (
-        "in the ideal, all steps and all replicas of one structure are alike: one of each is drawn"
+        "in the ideal job, all steps and all replicas of one structure are equal: one of each is "
+        "drawn"
     )
     equal_replicas = {str(dps[0]): dps.tolist() for dps in graph.variant_dps}
     about = {
@@ -204,18 +205,18 @@ class _Simulation:
     """Some steps of a job, simulated under one scenario or another."""
 
     def __init__(self, measured: Measured, steps: npt.NDArray[np.int64], n_scenes: int) -> None:
-        """Choose the steps; ``n_scenes`` scenes of them will lie in one file.
+        """Choose the steps; ``n_scenes`` scenes of them share one file.
 
         Raises:
-            TraceError: none of them is analysed.
+            TraceError: none of the steps is analysed.
         """
         index = np.flatnonzero(np.isin(measured.steps, steps))
         absent = steps[~np.isin(steps, measured.steps)]
         self.notes = _absent_note(absent, measured.left_out)
         if not len(index):
             raise TraceError(
-                f"none of the steps asked for is analysed ({self.notes[0]}); analysed are "
-                f"{measured.steps[0]} to {measured.steps[-1]}"
+                f"none of the requested steps is analysed ({self.notes[0]}); the analysed steps "
+                f"are {measured.steps[0]} to {measured.steps[-1]}"
             )
         self.graph, self.steps, self.n_scenes = measured.graph, measured.steps[index], n_scenes
         self.durations = measured.durations.of_steps(index)
@@ -225,7 +226,7 @@ class _Simulation:
     def scene(
         self, name: str, title: str, replicas: Sequence[int] | None, *, first: bool
     ) -> tuple[Scene, tuple[str, ...]]:
-        """One scenario; the first one simulated has the counters of the job.
+        """The scene of one scenario; the first simulated one has the job's counters.
 
         Raises:
             OutputError: too many events for a viewer.
@@ -252,12 +253,12 @@ class _Simulation:
 
 
 def _absent_note(absent: npt.NDArray[np.int64], left_out: Mapping[int, str]) -> tuple[str, ...]:
-    """A note on the steps asked for that are not there, with the reason of one."""
+    """A note on requested steps that are missing, with the reason for one of them."""
     if not len(absent):
         return ()
-    # A step that was left out says more than one that never was.
+    # Prefer a left-out step: its reason is more useful than "not in the trace".
     number = next((int(step) for step in absent if int(step) in left_out), int(absent[0]))
     reason = f"left out: {left_out[number]}" if number in left_out else "not in the trace"
     if len(absent) == 1:
         return (f"step {number} is {reason}",)
-    return (f"{len(absent)} of the steps asked for are not drawn; step {number} is {reason}",)
+    return (f"{len(absent)} of the requested steps are not drawn; step {number} is {reason}",)

@@ -1,4 +1,4 @@
-"""Warnings in the terminal: what to know before trusting the numbers."""
+"""Warnings on the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paceline.whatif import WhatIf
 
 
 def warning_lines(report: JobReport, width: int, *, usual: bool = True) -> list[Text]:
-    """Warnings, left-out steps and clamped times; without ``usual``, no warning of every job."""
+    """Warnings, left-out steps and clamped times; without ``usual``, no routine warnings."""
     chosen = [w for w in report.warnings if usual or w.code not in USUAL]
     return _lines([*chosen, *_counts(report.warnings, report)], width)
 
 
 def doubt_lines(result: WhatIf, width: int) -> list[Text]:
-    """The same of an analysis, without warnings of every job; the first line is empty."""
+    """The warnings of an analysis without routine ones; the first line is empty."""
     chosen = [doubt for doubt in result.doubts if doubt.code not in USUAL]
     lines = _lines([*chosen, *_counts(result.doubts, result)], width)
     return [Text(""), *lines] if lines else []
@@ -39,7 +39,7 @@ def _lines(warnings: Sequence[Warning], width: int) -> list[Text]:
 
 
 def _counts(warnings: Sequence[Warning], report: JobReport | WhatIf) -> list[Warning]:
-    """Steps that were left out, and times that were clamped."""
+    """Left-out steps and clamped times."""
     notes = []
     explained = [w.numbers["step"] for w in warnings if w.code == STEPS_LEFT_OUT]
     numbers = list(report.left_out_steps)

@@ -23,18 +23,18 @@ from paceline.units import NONE, count, percent, seconds
 
 _BAR = 24
 
-#: Characters of the two shares before a text.
+#: Width in characters of the two shares before a text.
 _SHARES = 17
 
 ARCHITECTURE = "changes of the job's architecture"
 
 
 def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
-    """Findings and the best remedies, a few lines for the screen of ``analyze``."""
+    """Findings and the best remedies in a few lines, for the screen of ``analyze``."""
     findings = [f for f in report.diagnosis.findings if f.cause != "unexplained"][:most]
     lines: list[Text] = []
     if findings:
-        lines = [_title("why", "what each cause costs, and how likely it is"), _heads(report)]
+        lines = [_title("why", "the cost of each cause, and its probability"), _heads(report)]
     for finding in findings:
         text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
         lines += _entry(finding.share_of_step, finding.share, text, width)
@@ -42,7 +42,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
             indent = " " * _SHARES
             lines += wrap(f"{indent}{reading}", width, indent=indent, style="dim")
     for name, about, remedies in (
-        ("what to do", "what each remedy would save", report.remedies),
+        ("what to do", "the predicted saving of each remedy", report.remedies),
         (ARCHITECTURE, "they answer no finding", report.architecture),
     ):
         lines += [Text("")] if remedies and lines else []
@@ -57,7 +57,7 @@ def _small(finding: Finding) -> str:
 
 
 def _outcome(remedy: Remedy) -> str:
-    """Advice and new step time; the gain stands beside it."""
+    """Advice and new step time, without the gain."""
     if not remedy.action:
         return remedy.text
     return f"{remedy.action}: a step then takes {seconds(remedy.step_time_s)}"
@@ -75,7 +75,7 @@ def _title(name: str, about: str) -> Text:
 
 
 def _heads(report: JobReport | None) -> Text:
-    """Heads of the two shares; of a report with the loss itself, unless it is next to nothing."""
+    """Heads of the two shares; with a report they include the loss, unless it is negligible."""
     heads = "of step of loss"
     if report is not None and report.straggling:
         lost_s = float((report.simulated_s - report.ideal_s).mean())
@@ -83,14 +83,14 @@ def _heads(report: JobReport | None) -> Text:
         of_simulated = percent(lost_s / float(report.simulated_s.mean()))
         if of_traced == of_simulated:
             heads += f"  the loss (T - T_ideal) is {of_traced} of the step"
-        else:  # launch delays are in the traced step only
+        else:  # only the traced step contains launch delays
             heads += f"  T - T_ideal is {of_traced} of the traced step, "
             heads += f"{of_simulated} of the simulated"
     return Text(heads, style="dim")
 
 
 def _entry(of_step: float, of_loss: float | None, text: str, width: int) -> list[Text]:
-    """A line that begins with both shares."""
+    """The two shares at the beginning of a line."""
     loss = NONE if of_loss is None else percent(of_loss)
     measures = f"{percent(of_step):>7} {loss:>7}"
     lines = wrap(f"{measures}  {text}", width, indent=" " * _SHARES)
@@ -101,10 +101,7 @@ def _entry(of_step: float, of_loss: float | None, text: str, width: int) -> list
 def diagnosis_lines(
     report: JobReport, width: int, gpu_hour_cost: float | None = None, *, every: bool = True
 ) -> list[Text]:
-    """Everything the diagnosis says; without ``every``, remedies that do not apply are named only.
-
-    Their reasons are left out then.
-    """
+    """The whole diagnosis. Without ``every``, inapplicable remedies are named without reasons."""
     low, high = report.diagnosis.slowdown_interval
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     head = (
@@ -148,7 +145,7 @@ def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
 
 
 def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
-    """The waterfall: seconds, share of the step, GPU time over the steps analysed, money."""
+    """The waterfall: seconds, share of the step, GPU time over the analysed steps, cost."""
     fall = report.waterfall
     if fall is None:  # an older document
         return []
@@ -175,7 +172,7 @@ def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
 
 
 def _cents(value: float) -> str:
-    """Two digits; no minus before 0."""
+    """Two decimals, without a minus before 0."""
     return f"{round(value, 2) + 0.0:,.2f}".replace("-", "−")
 
 
@@ -193,7 +190,7 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
     refused = report.not_applicable
     if refused and not every:
         names = f"{count(len(refused), 'remedy', 'remedies')} ({', '.join(refused)})"
-        text = f"not applicable: {names}; --all says why"
+        text = f"not applicable: {names}; --all gives the reasons"
         lines += [Text(""), *wrap(text, width, indent="  ", style="dim")]
     elif refused:
         lines += [Text(""), Text("not applicable", style="dim")]
@@ -204,7 +201,7 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
 
 
 def remedy_lines(remedy: Remedy, width: int, of_loss: float | None = None) -> list[Text]:
-    """One remedy: the shares that it saves, interval, the change, notes."""
+    """One remedy: its saved shares, interval, action and notes."""
     low, high = (percent(end) for end in remedy.interval)
     text = (
         f"{remedy.remedy}  saves {shares(remedy.gain, of_loss)} (90%: {low} to {high} of the "

@@ -136,7 +136,7 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
         loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
         return f"{loss}: {reason or 'no known pattern explains it'}"
     if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
-        loss = f"S says nothing: it is {report.slowdown:.2f}, faster than its reference"
+        loss = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
         return f"{loss}; {reason}" if reason else loss
     if not reason:
         modes = report.step_modes is not None

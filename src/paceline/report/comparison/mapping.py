@@ -13,7 +13,7 @@ from paceline.results.document import JobReport
 
 SCHEMA = 1
 
-#: Workers and hosts with the largest changes; the others changed less.
+#: Most workers and hosts in the document: the ones with the largest changes.
 MAX_ROWS = 20
 
 
@@ -23,7 +23,7 @@ def dumps(comparison: Comparison) -> str:
 
 
 def to_mapping(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in the form of JSON; later versions add keys, none changes.
+    """The comparison in the form of JSON. Later versions add keys and change none.
 
     Pairs are [before, after]; seconds are per ``unit``; None means no value.
     """

@@ -20,7 +20,7 @@ _MOODS = {"shorter": "healthy", "longer": "slow"}
 
 def page_writer(comparison: Comparison) -> Writer:
     """The page's writer."""
-    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot encode.
+    # Names are foreign input and may contain half a surrogate pair, which UTF-8 cannot encode.
     content = _page(comparison).encode("utf-8", "replace")
 
     def write(file: BinaryIO) -> None:
@@ -58,7 +58,7 @@ def _page(comparison: Comparison) -> str:
 
 
 def _name(comparison: Comparison) -> str:
-    """The job's name, or those of the two files."""
+    """The job's name, or the names of the two files."""
     jobs = {side.result.job.name for side in (comparison.before, comparison.after)}
     if len(jobs) == 1 and jobs != {""}:
         return f"{jobs.pop()}: before and after"
@@ -117,13 +117,13 @@ def _cells(row: Row, scale: float) -> list[str]:
 
 
 def _scale(rows: list[Row]) -> float:
-    """Seconds at either end of all bars' tracks: the largest change and a bit of its interval."""
+    """Seconds at both ends of the bars' tracks: the largest change and part of its interval."""
     largest = max((abs(row.change.seconds) for row in rows if row.change), default=0.0)
     return 1.3 * largest or 1.0
 
 
 def _bar(change: Change, scale: float) -> str:
-    """From the middle to the left where the step became shorter, to the right where longer."""
+    """A bar from the middle: to the left for a shorter step, to the right for a longer one."""
     end = 0.5 + 0.5 * max(-1.0, min(1.0, change.seconds / scale))
     name = "level" if not change.clear else "gain" if change.seconds < 0 else "share"
     interval = None

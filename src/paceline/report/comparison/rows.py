@@ -12,7 +12,7 @@ from paceline.units import percent, seconds
 
 Form = Callable[[float], str]
 
-#: Rows whose change is a smaller share of the step are counted, not listed.
+#: Rows with a change below this share of the step are counted, not listed.
 MIN_SHARE = 0.001
 
 _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
@@ -39,7 +39,7 @@ class Table:
         heads: headings of ``Row``'s name, before and after.
         rows: the rows worth showing, in order.
         n_rows: number of all rows.
-        note: text in place of rows, or about rows that are not shown; may be empty.
+        note: text in place of rows, or about omitted rows; may be empty.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Table:
 
 
 def tables(comparison: Comparison, most: int) -> list[Table]:
-    """All tables that have rows; of workers and hosts ``most`` rows at most."""
+    """All tables that have rows, with at most ``most`` workers and hosts."""
     all_tables = (
         _causes(comparison),
         _kinds(comparison),
@@ -68,20 +68,20 @@ def _causes(comparison: Comparison) -> Table:
         Row(cause_name(r.name), seconds(r.before_s), seconds(r.after_s), r.change)
         for r in comparison.causes
     ]
-    about = "drops of both waterfalls, and compute; the changes add up to that of the step"
+    about = "drops of both waterfalls, and compute; the changes add up to the change of the step"
     return _fold(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
 
 
 def _kinds(comparison: Comparison) -> Table:
     rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
-    about = "what the durations of each kind account for; they add up to the change of the step"
+    about = "changes due to the durations of each kind; they add up to the change of the step"
     heads = ("kind", "an operation, before", "after")
     return _fold(comparison, "kinds", "By kind of operation", about, heads, rows)
 
 
 def _stages(comparison: Comparison) -> Table:
     rows = [Row(f"stage {r.name}", *_seconds(r.mean_s), r.change) for r in comparison.stages]
-    about = "what durations and delays of each stage account for; they add up, too"
+    about = "changes due to the durations and delays of each stage; they add up, too"
     heads = ("stage", "computes, before", "after")
     return _fold(comparison, "stages", "By stage", about, heads, rows)
 
@@ -91,13 +91,13 @@ def _workers(comparison: Comparison, most: int) -> Table:
         Row(worker_name(r), f"S {r.slowdown[0]:.3f}", f"S {r.slowdown[1]:.3f}", r.change)
         for r in comparison.workers
     ]
-    about = "what each costs beside its peers (S_w); these do not add up"
+    about = "the cost of each worker compared with its peers (S_w); costs do not add up"
     return _largest(comparison, ("workers", "By worker", about), rows, most)
 
 
 def _hosts(comparison: Comparison, most: int) -> Table:
     rows = [Row(_host(r.host, r.workers), *_seconds(r.loss_s), r.change) for r in comparison.hosts]
-    about = "what the workers of each cost beside their peers; these do not add up"
+    about = "the cost of each host's workers compared with their peers; costs do not add up"
     return _largest(comparison, ("hosts", "By host", about), rows, most)
 
 
@@ -109,7 +109,7 @@ def _fold(
     heads: tuple[str, str, str],
     rows: Sequence[Row],
 ) -> Table:
-    """All rows but those that hardly change."""
+    """All rows except rows that hardly change."""
     threshold = MIN_SHARE * comparison.time.before_s
     if all(row.change is None for row in rows):
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
@@ -123,7 +123,7 @@ def _fold(
 def _largest(
     comparison: Comparison, head: tuple[str, str, str], rows: Sequence[Row], most: int
 ) -> Table:
-    """The largest changes that chance does not explain."""
+    """The largest changes beyond chance."""
     heads = (head[0].rstrip("s"), "before", "after")
     few = comparison.time.interval is None
     clear = [r for r in rows if r.change is not None and (few or r.change.clear)]
@@ -132,8 +132,8 @@ def _largest(
     note = ""
     if rows and not large:
         note = (
-            f"none of {len(rows):,} changed by {MIN_SHARE:.1%} of the {comparison.unit} and by "
-            f"more than chance shows among as many; the largest change is that of {rows[0].name}, "
+            f"none of {len(rows):,} changed by {MIN_SHARE:.1%} of the {comparison.unit} beyond "
+            f"chance; the largest change is that of {rows[0].name}, "
             f"{seconds(rows[0].change.seconds if rows[0].change else 0.0)}"
         )
     elif len(large) > most:
@@ -144,19 +144,19 @@ def _largest(
 
 
 def cause_name(name: str) -> str:
-    """A drop of the waterfall, for people."""
+    """The name of a drop of the waterfall."""
     if name == "compute":
         return "Compute of a worker"
     return CAUSES.get(name) or OTHERS.get(name, (name,))[0]
 
 
 def kind_name(name: str) -> str:
-    """A kind of operation or of launch delay, for people."""
+    """The name of a kind of operation or of launch delay."""
     return _KINDS.get(name, name)
 
 
 def worker_name(row: WorkerChange) -> str:
-    """``dp 3, stage 1 (node-7, GPU 5)``; where it moved, both hosts."""
+    """``dp 3, stage 1 (node-7, GPU 5)``; if the worker moved, both hosts."""
     hosts = list(dict.fromkeys(host for host in row.hosts if host))
     return f"dp {row.dp}, stage {row.pp}" + (f" ({' -> '.join(hosts)})" if hosts else "")
 
@@ -173,7 +173,7 @@ def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
 
 
 def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
-    """Name, before, after, and number format: the figures that a reader takes to a meeting."""
+    """Key figures: name, before, after, and number format."""
     unit, one, other = comparison.unit, comparison.before, comparison.after
     return [
         (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),

@@ -1,4 +1,4 @@
-"""A comparison on the terminal: verdict, what changed, key numbers, warnings."""
+"""A comparison on the terminal: verdict, changes, key numbers, warnings."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _COLOURS = {"shorter": "bold green", "longer": "bold red"}
 
 
 def refusal_lines(error: ComparisonError) -> list[str]:
-    """Why two jobs are not compared: a line for each thing that differs, and what to do."""
+    """The reasons why two jobs are not compared, a line each, and advice."""
     if not error.disagreements:
         return [str(error)]
     return [
-        "these jobs are unlike, so a step of one is not a step of the other:",
+        "these jobs differ, so their steps cannot be compared:",
         *(
             f"  {aspect}: {before} before, {after} after"
             for aspect, before, after in error.disagreements
         ),
-        "pass --anyway to compare them per microbatch (per token, where tokens are given); where "
-        "only a job file is missing, pass --job or --job-after",
+        "pass --anyway to compare them per microbatch (per token, if tokens are given); if only "
+        "a job file is missing, pass --job or --job-after",
     ]
 
 
 def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
-    """The screen, in lines of ``width`` characters where tables allow it."""
+    """The screen, in lines of ``width`` characters if the tables allow it."""
     width = max(width, 40)
     style = _COLOURS.get(comparison.verdict, "bold")
     lines = [
@@ -52,14 +52,14 @@ def _table_lines(table: Table, width: int) -> list[Text]:
     if table.rows:
         space = _name_width([row.name for row in table.rows])
         head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
-        # Long words of a head would only widen the columns of short numbers.
+        # Long heads would only widen the columns of short numbers.
         lines.append(Text(f"{head}  90% interval, for all rows at once", style="dim"))
         lines += [_row_line(row, space) for row in table.rows]
     return lines + (wrap(table.note, width, style="dim") if table.note else [])
 
 
 def _wrapped(text: Text, width: int) -> list[Text]:
-    """Lines of a text that has styles."""
+    """Lines of a styled text."""
     bold = text.spans[0].end if text.spans else 0
     lines = wrap(text.plain, width, style="dim")
     lines[0] = Text(lines[0].plain, style="dim")
@@ -104,7 +104,7 @@ def _warnings(comparison: Comparison, width: int) -> list[Text]:
 
 
 def warnings_of(side: Side) -> list[str]:
-    """Warnings about the numbers of a side."""
+    """Warnings about the numbers of one side."""
     left_out = side.result.left_out_steps
     notes = []
     if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):

@@ -1,4 +1,4 @@
-"""Sentences of a comparison, made once from its fields: the verdict, and notes beside it."""
+"""Sentences of a comparison, made from its fields: the verdict, and notes about it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from paceline.comparison import Comparison, Side, TimeChange
 from paceline.comparison.interval import MIN_STEPS
 from paceline.units import seconds
 
-#: Nine of ten pairs of runs of one job on one system differ by less than this, with equal software
-#: and machines. The runs are of MLPerf Training v5.1, 20 steps of each (docs/compare.md).
+#: Nine of ten pairs of runs of the same job on the same system differ by less than this. The runs
+#: are from MLPerf Training v5.1, 20 steps each (docs/compare.md).
 RUN_TO_RUN = 0.007
 
-#: The median is worth a sentence if it differs from the mean by this share of the step.
+#: The median gets a sentence if it differs from the mean by this share of the step.
 MIN_MEDIAN_GAP = 0.01
 
 _MAX_STEPS = 5
@@ -26,15 +26,15 @@ def share(value: float, *, sign: bool = False, digits: int | None = None) -> str
 
 
 def digits_of(*values: float) -> int:
-    """Digits behind the point of percentages of this size."""
+    """Decimals of percentages of this size."""
     return 2 if max(abs(value) for value in values) < 0.01 else 1
 
 
 def verdict(comparison: Comparison) -> str:
-    """The answer, in a sentence."""
+    """The verdict in a sentence."""
     change, unit = comparison.time, comparison.unit
     if comparison.same_steps:
-        return "No difference: both traces hold the very same steps."
+        return "No difference: both traces contain identical steps."
     if comparison.verdict == "no-difference" and change.interval is not None:
         low, high = change.interval
         digits = digits_of(low, high)
@@ -43,7 +43,7 @@ def verdict(comparison: Comparison) -> str:
             f"No difference that these steps can show: the time of a {unit} changed by between "
             f"{low_text} and {high_text} (90%)."
         )
-    sure = "" if change.interval else "; too few steps to say how sure that is"
+    sure = "" if change.interval else "; too few steps for an interval"
     times = f"{seconds(change.before_s)} before, {seconds(change.after_s)} after"
     return f"{_became(change, unit, f'The {unit}')}: {times}{sure}."
 
@@ -69,7 +69,7 @@ def _sure(change: TimeChange) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Notes beside the verdict, most important first."""
+    """Notes about the verdict, the most important first."""
     rows = (
         _unlike(comparison),
         _gpu_time(comparison),
@@ -91,7 +91,7 @@ def _unlike(comparison: Comparison) -> str:
     rows = (f"{d.what}: {d.before} before, {d.after} after" for d in comparison.disagreements)
     units = {"microbatch": "the microbatches of all replicas", "token": "the tokens of a step"}
     per = units.get(comparison.unit, "the step")
-    return f"unlike jobs, compared by their time over {per}: {'; '.join(rows)}"
+    return f"the jobs differ, so they are compared by their time over {per}: {'; '.join(rows)}"
 
 
 def _gpu_time(comparison: Comparison) -> str:
@@ -112,11 +112,13 @@ def _too_few(comparison: Comparison) -> str:
     if comparison.time.interval is not None:
         return ""
     n, m = (len(side.result.steps) for side in (comparison.before, comparison.after))
-    return f"{n} and {m} steps: an interval needs {MIN_STEPS} on each side, and 20 tell much more"
+    return (
+        f"{n} and {m} steps: an interval needs {MIN_STEPS} on each side; 20 make it much narrower"
+    )
 
 
 def _median(comparison: Comparison) -> str:
-    """A sentence for cases where a few odd steps, or two sorts of step, distort the mean."""
+    """A sentence for comparisons whose mean is distorted by odd steps or steps of two lengths."""
     mean, median = comparison.time, comparison.median
     odd = [
         f"{_step_list(steps)} {side_name}"
@@ -135,10 +137,10 @@ def _median(comparison: Comparison) -> str:
         text = _became(median, unit, f"the median {unit}")
     if odd:
         return (
-            f"{text}; odd steps decide the mean ({', '.join(odd)}): they are paid for, but leave "
-            "them out (--steps) where they do not belong to the comparison"
+            f"{text}; odd steps dominate the mean ({', '.join(odd)}): they cost GPU time, but "
+            "leave them out (--steps) if they do not belong to the comparison"
         )
-    return f"{text}; the mean says otherwise, and is what is paid"
+    return f"{text}; the mean differs, and it is the cost"
 
 
 def _step_list(steps: tuple[int, ...]) -> str:
@@ -152,12 +154,12 @@ def _run_to_run(comparison: Comparison) -> str:
         return ""
     return (
         f"a change under {RUN_TO_RUN:.1%} is also seen between two runs of one job on one system; "
-        "the interval knows these steps only"
+        "the interval covers these steps only"
     )
 
 
 def worth(comparison: Comparison) -> str:
-    """Number of steps, and of the independent steps that they are worth."""
+    """Number of steps, and the effective number of independent steps."""
     sides = (comparison.before, comparison.after)
     texts = [_worth(side) for side in sides]
     return f"{texts[0]} before, {texts[1]} after"

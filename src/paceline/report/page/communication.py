@@ -8,12 +8,12 @@ from paceline.results.words.communication import HEAD, noun, part_rows, rows, su
 from paceline.results.words.names import cause_name, confidence_text
 from paceline.units import percent, seconds
 
-#: Units and buckets in the table.
+#: Most units and buckets in the table.
 MAX_PARTS = 16
 
 
 def communication_html(communication: Communication | None) -> str:
-    """A section of the page."""
+    """The section of the page."""
     if communication is None:
         return ""
     return (
@@ -35,7 +35,7 @@ def communication_html(communication: Communication | None) -> str:
 
 
 def exposed_texts(communication: Communication | None) -> dict[str, dict[str, str]]:
-    """The timeline's text of a collective, by kind, stage and part; empty without programs."""
+    """Texts of collectives in the timeline, by kind, stage and part; empty without programs."""
     if communication is None:
         return {}
     name = noun(communication.by_part)

@@ -1,6 +1,7 @@
 """Charts of many jobs for the page's script: distributions, and points by size.
 
-A chart's data is thinned here, so that a page holds as much of a million jobs as of a hundred.
+Data of charts is thinned here, so that a page of a million jobs is no larger than one of a
+thousand.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from paceline.fleet.definitions import Definition
 
 Spec = dict[str, Any]
 
-#: Points of a distribution that a page holds: its curve is smooth, and each point has words.
+#: Most points of a distribution in a page: the curve is smooth, and each point has a text.
 MAX_CDF_POINTS = 200
-#: Points up to which each is drawn large.
+#: Up to this number of points, each is drawn large.
 _FEW_DOTS = 60
-#: Classes of curves, in their order.
+#: CSS classes of curves, in order.
 CURVES = tuple(f"curve{i}" for i in range(6))
 
 
 class Distribution(NamedTuple):
-    """Values in ascending order, and the owner of each; only drawn ones are looked up."""
+    """Values in ascending order and their owners. Owners are looked up only for drawn points."""
 
     values: Sequence[float]
     name_of: Callable[[int], str]
 
 
 def distribution(pairs: Sequence[tuple[float, str]]) -> Distribution:
-    """Of (value, its owner) in any order."""
+    """From pairs (value, owner) in any order."""
     ordered = sorted(pairs)
     return Distribution([value for value, _ in ordered], lambda i: ordered[i][1])
 
@@ -46,15 +47,15 @@ def cdf_chart(
     percent: bool = False,
     ref: tuple[float, str] | None = None,
 ) -> Spec | None:
-    """Cumulative distributions, one curve each; None where there is nothing to draw.
+    """A chart of cumulative distributions, one curve each; None without values.
 
     Args:
         curves: name -> its values.
-        label: description for readers who do not see the chart.
+        label: description for screen readers.
         x_label: label of the x axis.
         y_label: label of the y axis.
-        x_range: ends of the x axis; None = those of the values and the mark.
-        percent: values are shares, said as percentages.
+        x_range: ends of the x axis; None: from the values and the mark.
+        percent: values are shares, shown as percentages.
         ref: a value to mark, and its name.
     """
     drawn = {name: curve for name, curve in curves.items() if len(curve.values)}
@@ -101,7 +102,7 @@ def defined_cdf(
     y_label: str = "share of jobs",
     x_range: tuple[float, float] | None = None,
 ) -> Spec | None:
-    """The chart of a figure whose definition says axis, unit and mark."""
+    """The chart of a figure, with axis, unit and mark from its definition."""
     return cdf_chart(
         curves,
         label=f"{y_label.capitalize()} against {defined.x_label}",
@@ -114,7 +115,7 @@ def defined_cdf(
 
 
 def _thin(n: int, most: int = MAX_CDF_POINTS) -> list[int]:
-    """Places of at most ``most`` of ``n``, the last one among them."""
+    """At most ``most`` evenly spread indices below ``n``, including the last."""
     every = -(-n // most)
     return sorted({*range(0, n, every), n - 1})
 
@@ -132,9 +133,9 @@ def scatter_chart(
     y_label: str,
     table: Spec | None = None,
 ) -> Spec | None:
-    """Points (x, y, name) with x on a scale of powers of two; None where there are none.
+    """A chart of points (x, y, name), with x by powers of two; None without points.
 
-    ``table`` says them in words; None makes it of the points.
+    ``table`` has the points as text; None: it is made from the points.
     """
     placed = sorted((math.log2(x), y, x, name) for x, y, name in points if x > 0)
     if not placed:
@@ -163,13 +164,13 @@ def _table_of(placed: Sequence[tuple[float, float, float, str]], x_label: str) -
 
 
 def sizes_table(x: Any, y: Any, name_of: Callable[[int], str], x_label: str) -> Spec:
-    """Points in words: a row for each power of two of x.
+    """Points as a table: a row for each power of two of x.
 
     Args:
         x: [point] above 0.
         y: [point] S.
         name_of: a point's name.
-        x_label: what x is.
+        x_label: label of x.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     power = np.floor(np.log2(x)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The drawings of a page that need the trace: the document does not hold every operation."""
+"""Drawings that need the trace, for the document does not hold every operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.whatif import WhatIf
 
 @dataclass(frozen=True)
 class Drawings:
-    """Numbers of the timeline and of the scatter, as the page's scripts take them."""
+    """Data of the timeline and of the scatter for the page's scripts."""
 
     timeline: Mapping[str, Any]
     scatter: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The timelines of single steps as they were, above the ideal one, with their critical paths."""
+"""Timelines of single steps as traced, above the ideal step, with their critical paths."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from paceline.trace.kinds import DP_KINDS
 from paceline.whatif import WhatIf
 from paceline.whatif.critical_path import CriticalPath
 
-#: Rows and events of one step that a page still shows at ease; they decide how many replicas are
-#: drawn.
+#: Most rows and events of one step in a page; they limit the number of drawn replicas.
 MAX_ROWS, MAX_REPLICAS, MAX_EVENTS = 48, 4, 40_000
 
-#: Events of all steps together (11 bytes each in the page, so about 1 MB), and steps.
+#: Most events of all steps together (11 bytes each in the page, about 1 MB), and most steps.
 MAX_ALL_EVENTS, MAX_STEPS = 100_000, 100
 
 _VALUES_AT_ONCE = 1 << 19
@@ -31,10 +30,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
-    """Some steps as they were, each with the replicas that matter in it, and the ideal step.
+    """Some steps as traced, each with its most important replicas, and the ideal step.
 
-    The slowest step is always there. If there is room, the typical and the fastest one follow, then
-    others at even distances.
+    The slowest step is always included. If there is room, the typical and the fastest step follow,
+    then others at even distances.
     """
     graph = measured.graph
     n_replicas = _n_replicas(measured)
@@ -62,7 +61,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
 
 
 def _simulate(measured: Measured, index: Ints) -> Iterator[tuple[Ints, Timeline]]:
-    """Steps as they were, in batches that need little memory."""
+    """Steps as traced, in batches that need little memory."""
     per_step = len(measured.durations.values) // len(measured.steps)
     at_once = max(1, _VALUES_AT_ONCE // per_step)
     for low in range(0, len(index), at_once):
@@ -88,14 +87,14 @@ def _largest(measured: Measured) -> int:
 
 
 def _n_replicas(measured: Measured) -> int:
-    """How many replicas are drawn of each step."""
+    """Number of replicas drawn in each step."""
     graph = measured.graph
     room = min(MAX_ROWS // graph.n_pp - 1, MAX_EVENTS // _largest(measured) - 1, MAX_REPLICAS)
     return min(graph.n_dp, max(room, 1))
 
 
 def _ops_data(measured: Measured, variant: int) -> dict[str, Any]:
-    """Names and kinds of a replica's ops; the same in every step."""
+    """Names and kinds of a replica's ops, equal in every step."""
     graph = measured.graph
     ops = graph.variant_ops(variant)
     _, microbatch = served(graph)
@@ -112,7 +111,7 @@ def _ops_data(measured: Measured, variant: int) -> dict[str, Any]:
 def _step_data(
     result: WhatIf, actual: Timeline, place: int, step: int, n_replicas: int
 ) -> dict[str, Any]:
-    """One step: ``place`` among those simulated, ``step`` among those analysed."""
+    """One step: ``place`` is its index among simulated steps, ``step`` among analysed steps."""
     slowest_first, typical = _order(result, step)
     replicas = _choose(slowest_first, typical, n_replicas)
     path = result.critical_path
@@ -159,7 +158,7 @@ def _path_data(path: CriticalPath, step: int, first_op: Ints) -> dict[str, Any]:
 
 
 def _ideal_data(measured: Measured, variant: int) -> dict[str, Any]:
-    """The ideal step of one replica structure; in the ideal, its replicas and steps are alike."""
+    """The ideal step of one replica structure, whose replicas and steps are equal."""
     drawing = draw_ideal(measured)
     scene, events = drawing.scenes[0], drawing.events
     own = events.dp == int(measured.graph.variant_dps[variant][0])
@@ -175,7 +174,7 @@ def _ideal_data(measured: Measured, variant: int) -> dict[str, Any]:
 
 
 def _order(result: WhatIf, index: int) -> tuple[list[int], int]:
-    """Replicas, the one that costs the step most first; and the typical one."""
+    """Replicas, the most costly for the step first, and the typical one."""
     cost = result.by_replica_by_step[index]
     order = np.argsort(-cost, kind="stable")
     return order.tolist(), int(order[len(order) // 2])

@@ -14,7 +14,7 @@ from paceline.units import percent, seconds
 
 
 def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
-    """The figures that a reader takes to a meeting."""
+    """The key figures."""
     gpus = report.job.world_size
     low, high = report.diagnosis.slowdown_interval
     lost_gpus = report.waste * gpus
@@ -45,7 +45,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
 
 
 def _beside_s(report: JobReport, low: float, high: float) -> str:
-    """The interval of S, and S by the paper's reference where that is another number."""
+    """The interval of S, and S by the paper's reference if that differs."""
     paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
     lasts = of_which_lasts(report.slowdown, report.slowdown_lasting)
     return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", lasts, paper)))
@@ -57,7 +57,7 @@ def _gpus(lost_gpus: float) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of the waterfall: a level that remains, or a drop between two of them."""
+    """One line of the waterfall: a remaining level, or a drop between two levels."""
 
     name: str
     text: str
@@ -85,9 +85,9 @@ def _level(name: str, text: str, level_s: float) -> _Row:
 
 
 def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
-    """From the actual step down to pure compute; negative drops are shown as they are.
+    """The waterfall as HTML. Negative drops are shown as they are.
 
-    Empty where the document has no waterfall.
+    Empty if the document has no waterfall.
     """
     fall = report.waterfall
     if fall is None:

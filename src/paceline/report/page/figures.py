@@ -1,4 +1,4 @@
-"""Data of the figures: results in the form that the page's scripts take."""
+"""Data of the figures: results in the form for the page's scripts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
 from paceline.trace import Job
 
-#: Up to this many replicas the two heatmaps have room beside each other.
+#: Up to this many replicas, the two heatmaps fit beside each other.
 MAX_SIDE_BY_SIDE = 10
 
-#: Values of the per-step heatmap that a page holds at most (16 bits each, so about 1 MB).
+#: Most values of the per-step heatmap in a page (16 bits each, about 1 MB).
 MAX_STEP_VALUES = 400_000
 
 
 def figure_data(report: JobReport) -> dict[str, Any]:
-    """Everything but the timeline and the scatter."""
+    """Data of all figures except the timeline and the scatter."""
     n_pp, n_dp = report.by_worker.shape
     return {
         "steps": list(report.steps),
@@ -39,14 +39,14 @@ def figure_data(report: JobReport) -> dict[str, Any]:
 
 
 def replica_numbers(job: Job) -> list[str] | None:
-    """Suffix of "dp" in the name of each replica, where it is more than its number."""
+    """Suffix after "dp" in the names of replicas, if it is more than their numbers."""
     if job.peers == 1:
         return None
     return [job.replica_name(r).removeprefix("dp ") for r in range(job.replicas)]
 
 
 def _by_step(report: JobReport) -> dict[str, Any]:
-    """Slowdowns of every worker in every step, or in the steps there is room for."""
+    """Slowdowns of every worker in every step, or in as many steps as there is room for."""
     n_steps, room = len(report.steps), max(1, MAX_STEP_VALUES // report.by_worker.size)
     if n_steps <= room:
         index = np.arange(n_steps)
@@ -64,7 +64,7 @@ def blamed_workers(job: Job, diagnosis: Diagnosis) -> list[list[int]]:
 
 
 def host_name(hosts: Hosts, replica: int, pp: int) -> str:
-    """``node-7, GPU 3``; empty where it is not known."""
+    """``node-7, GPU 3``; empty if unknown."""
     name, gpu = hosts.get((replica, pp), ("", ""))
     return f"{name}, GPU {gpu}" if gpu else name
 

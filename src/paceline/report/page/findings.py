@@ -35,12 +35,12 @@ def findings_html(report: JobReport) -> str:
 
 
 def details_html(sentences: Sequence[str]) -> str:
-    """Text below the headline, a line for each sentence."""
+    """The text below the headline, a paragraph for each sentence."""
     return "".join(f'<p class="lead">{foreign(sentence)}</p>' for sentence in sentences)
 
 
 def rank_remedies(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """By gain, largest first; changes of the architecture behind the others."""
+    """Remedies by gain, largest first; changes of the architecture come last."""
     return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
 
 
@@ -66,7 +66,7 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
 
 
 def _size(finding: Finding) -> str:
-    """Its cost and how sure that is, with a bar."""
+    """Its cost with interval, confidence and a bar."""
     low, high = finding.interval
     between = f"90%: {percent(low)} to {percent(high)}"
     of_step, share = finding.share_of_step, finding.share
@@ -88,7 +88,7 @@ def _phrases(phrases: Sequence[str]) -> str:
 
 
 def _raw(entries: Mapping[str, Any]) -> str:
-    """All numbers under the names that ``result.json`` has for them, folded away."""
+    """All numbers under their names in ``result.json``, folded away."""
     if not entries:
         return ""
     return (
@@ -123,7 +123,7 @@ def _links(remedies: Sequence[int]) -> str:
 
 
 def remedies_html(report: JobReport) -> str:
-    """Remedies by gain, then changes of the architecture, and why others do not apply."""
+    """Remedies by gain, changes of the architecture, and reasons why others do not apply."""
     remedies, not_applicable = report.every_remedy, report.not_applicable
     top = max((abs(x) for r in remedies for x in (r.gain, *r.interval)), default=1.0) or 1.0
     cards: dict[bool, list[str]] = {False: [], True: []}

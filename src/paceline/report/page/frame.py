@@ -1,4 +1,4 @@
-"""The frame of all pages: static files, content policy, the job's line, the version."""
+"""Common parts of all pages: static files, content policy, the job's line, the version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def static(name: str) -> str:
 
 
 def content_policy(script: str) -> str:
-    """Nothing may be fetched, and no script but ours may run, whatever the page holds."""
+    """The content policy: nothing is fetched, and only the page's own script runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -34,7 +34,7 @@ def job_line(job: Job, steps: Sequence[int]) -> str:
 
 
 def paceline_version() -> str:
-    """The version that makes the page."""
+    """The running version of Paceline."""
     try:
         return version("paceline")
     except PackageNotFoundError:  # run from the source tree

@@ -1,4 +1,4 @@
-"""Small pieces of HTML: escaped text, numbers, tables, bars. Every string comes in unescaped."""
+"""Small pieces of HTML: escaped text, numbers, tables, bars. Arguments are unescaped strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.units import quantity
 
-#: Entries of a list, and levels of nesting, that a page shows; the rest is in result.json.
+#: Most entries of a list and most levels of nesting in a page; result.json has the rest.
 MAX_ENTRIES, MAX_DEPTH = 12, 3
 
 _MAX_TEXT = 400
@@ -17,12 +17,12 @@ _VISIBLE = 0.003  # of the width of a track
 
 
 def escape(text: object) -> str:
-    """Text that may stand in an element or a quoted attribute."""
+    """Text escaped for an element or a quoted attribute."""
     return html.escape(str(text), quote=True)
 
 
 def foreign(text: object) -> str:
-    """A name that others chose: escaped, and its direction of writing kept to itself."""
+    """A foreign name: escaped, and its writing direction isolated."""
     return f"<bdi>{escape(text)}</bdi>"
 
 
@@ -35,7 +35,7 @@ def table(
     numeric_from: int = 1,
 ) -> str:
     """A table of HTML cells; the first column heads its row."""
-    label = escape(caption or f"Table by {head[0].lower()}")  # it may scroll: keys must reach it
+    label = escape(caption or f"Table by {head[0].lower()}")  # it may scroll by keyboard
     lines = [f'<div class="scroll" tabindex="0" role="group" aria-label="{label}">']
     lines.append(f'<table class="{name}">')
     lines += [f"<caption>{escape(caption)}</caption>"] if caption else []
@@ -48,7 +48,7 @@ def table(
 
 
 def _head(name: str, attributes: str) -> str:
-    """A column's heading; a column without a name has none, also to a screen reader."""
+    """A column's heading. A column without a name has none for screen readers, either."""
     return f'<th scope="col"{attributes}>{escape(name)}</th>' if name else "<td></td>"
 
 
@@ -64,29 +64,29 @@ def bar(
     base: float | None = None,
     interval: tuple[float, float] | None = None,
 ) -> str:
-    """A bar from ``low`` to ``high`` (0..1) of its track; the numbers stand beside it.
+    """A bar from ``low`` to ``high`` (0..1) of its track. The numbers stand beside it as text.
 
     Args:
         low: start of the bar.
         high: its end.
-        name: its class: share, drop, gain, level or negative.
-        base: where to mark the track with a line.
+        name: its CSS class: share, drop, gain, level or negative.
+        base: position of a line that marks the track.
         interval: ends of a thin line over the bar, 0..1.
     """
     low, high = max(0.0, min(low, high)), min(1.0, max(low, high))
     mark = _piece("base", base) if base is not None else ""
-    # Under a pixel there is nothing to see, and a line would look like something.
+    # A bar of less than a pixel is not drawn: a line would look like a value.
     inner = _piece(name, low, high - low) if high - low >= _VISIBLE else ""
     line = ""
-    if interval is not None:  # however narrow, it is there to see
+    if interval is not None:  # visible even if narrow
         line = _piece("whisker", interval[0], max(interval[1] - interval[0], _VISIBLE))
     return f'<span class="track" aria-hidden="true">{mark}{inner}{line}</span>'
 
 
 def _piece(name: str, start: float, width: float | None = None) -> str:
-    """A rectangle, one pixel wide without a width.
+    """A rectangle; one pixel wide if no width is given.
 
-    SVG, as the monitor's Content-Security-Policy refuses style attributes.
+    It is SVG, for the monitor's Content-Security-Policy refuses style attributes.
     """
     size = "1" if width is None else f"{width:.2%}"
     return (
@@ -96,7 +96,7 @@ def _piece(name: str, start: float, width: float | None = None) -> str:
 
 
 def value(data: Any, depth: int = 0) -> str:
-    """Evidence or a change, whatever its shape, as short HTML."""
+    """Evidence or a change of any shape as short HTML."""
     if isinstance(data, bool) or data is None:
         return {True: "yes", False: "no", None: "–"}[data]
     if isinstance(data, int):
@@ -130,7 +130,7 @@ def _overflow(length: int) -> str:
 
 
 def words(key: object) -> str:
-    """``forward_ratio`` -> ``forward ratio``, ``load_s`` -> ``load (s)``; not escaped yet."""
+    """``forward_ratio`` -> ``forward ratio``, ``load_s`` -> ``load (s)``; not escaped."""
     text = str(key)
     for end, unit in (("_s_per_step", " (s per step)"), ("_s", " (s)"), ("_bytes", " (bytes)")):
         if text.endswith(end):
@@ -156,7 +156,7 @@ def _pair(key: object, data: Any) -> str:
 
 
 def _is_table(data: Any) -> bool:
-    """Whether it is a list of records with the same few fields."""
+    """Whether the value is a list of records with the same few fields."""
     if not isinstance(data, list | tuple) or not data:
         return False
     if not all(isinstance(entry, Mapping) for entry in data):

@@ -1,4 +1,4 @@
-"""Arrays and mappings in the compact form in which the page holds them."""
+"""Compact forms of arrays and mappings for the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNIFICANT = 6
 
 
 def slowdowns(values: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Slowdowns as 16-bit numbers of a unit that keeps three decimals, up to a slowdown of 65."""
+    """Slowdowns up to 65 as 16-bit numbers in thousandths."""
     finite = np.isfinite(values)
     top = float(values[finite].max(initial=1.0))
     unit = max(0.001, top / (MISSING - 1))
@@ -30,12 +30,12 @@ def base64_of(values: npt.NDArray[Any]) -> str:
 
 
 def round_values(values: npt.NDArray[np.float64]) -> list[float | None]:
-    """Six significant digits; None where there is no value."""
+    """Six significant digits; None without a value."""
     return [float(f"{v:.{_SIGNIFICANT}g}") if np.isfinite(v) else None for v in values.tolist()]
 
 
 def safe_json(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever strings it holds."""
+    """JSON that is safe inside a script element for any strings."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""The critical path as HTML: what the step consists of, by kind, stage and worker."""
+"""The critical path as HTML: parts of the step by kind, stage and worker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.units import percent, seconds
 from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
 
-#: Workers in the table.
+#: Most workers in the table.
 MAX_WORKERS = 8
 
 
 def path_html(path: PathSummary | None, job: Job) -> dict[str, str]:
-    """The pieces that ``figures.html`` asks for; empty where the document has no path."""
+    """The pieces for ``figures.html``; empty if the document has no path."""
     if path is None:
         return dict.fromkeys(("path_text", "path_kinds", "path_stages", "path_workers"), "")
     kinds = {label: share for label, share in path.by_kind.items() if share > 0}
@@ -42,8 +42,8 @@ def _text(path: PathSummary, job: Job) -> str:
     occupied = path.by_sort[Sort.OCCUPIED.label]
     if occupied >= 0.005:
         sentences.append(
-            f"{percent(occupied)} of it is of operations behind which the next one was launched "
-            "although it does not depend on them (occupied workers)."
+            f"{percent(occupied)} of it is occupied workers: the next operation started after "
+            "such an operation without depending on it."
         )
     return f"<p>{escape(' '.join(sentences))}</p>" if sentences else ""
 
@@ -58,7 +58,7 @@ def _shares(shares: Mapping[str, float], head: str) -> str:
 
 
 def _workers(path: PathSummary, job: Job) -> str:
-    """The workers with the largest shares, and how much longer their computes could take."""
+    """The workers with the largest shares, and the slack of their computes."""
     head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
     rows = []
     for dp, pp, share in path.by_worker[:MAX_WORKERS]:
@@ -74,6 +74,6 @@ def _workers(path: PathSummary, job: Job) -> str:
 
 
 def _slack(slack: SlackSummary | None, dp: int, pp: int) -> list[str]:
-    """The least and the median slack of a worker, as far as they are known."""
+    """The least and the median slack of a worker, if known."""
     tables = (None, None) if slack is None else (slack.by_worker, slack.median_by_worker)
     return ["–" if s is None else seconds(max(float(s[pp, dp]), 0.0)) for s in tables]

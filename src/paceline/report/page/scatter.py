@@ -1,4 +1,4 @@
-"""Forward against backward of single microbatches: the data of the scatter."""
+"""Data of the scatter: forward against backward of single microbatches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def scatter_data(measured: Measured) -> dict[str, Any]:
-    """Forward and backward of the same microbatch, on the paper's stage (5.3), sampled.
+    """A sample of forward and backward times of the same microbatch, on the paper's stage (5.3).
 
     The stage is the second (or the only one). Of several chunks the first is left out.
     """

@@ -2,7 +2,7 @@
 /* Numbers, elements, the tooltip and the theme: what all figures use. */
 const Paceline = {};
 
-/** What follows "dp": the number of a data-parallel rank, and of its peer where these are apart. */
+/** The text after "dp": the number of a data-parallel rank, and of its peer if peers are apart. */
 Paceline.replica = (data, number) => data?.replicas?.[number] ?? String(number);
 
 /** The same in short, for axes: "3", or "3.1" of dp 3 and peer 1. */
@@ -32,7 +32,7 @@ Paceline.replicaName = (data) => (number) => Paceline.replica(data, number).repl
   Paceline.octets = (text) => new Uint8Array(bytes(text));
 
   const MISSING = 65535;
-  /** Slowdowns packed as 16-bit numbers; NaN where there is none. */
+  /** Slowdowns packed as 16-bit numbers; NaN for a missing one. */
   Paceline.slowdowns = (packed) =>
     Float32Array.from(Paceline.shorts(packed.u16), (v) => (v === MISSING ? NaN : v * packed.unit));
 
@@ -72,7 +72,7 @@ Paceline.replicaName = (data) => (number) => Paceline.replica(data, number).repl
   };
   Paceline.hideTip = () => (tip().hidden = true);
 
-  /** A table that is filled when first opened, for those who do not see the figure. */
+  /** A table for readers who cannot see the figure; it is filled when first opened. */
   Paceline.tableOf = (title, head, rows) => {
     const details = Paceline.el("details", {}, Paceline.el("summary", {}, title));
     const fill = () => {
@@ -85,7 +85,7 @@ Paceline.replicaName = (data) => (number) => Paceline.replica(data, number).repl
     return details;
   };
 
-  /** A line under a figure that says what is pointed at; screen readers hear it. */
+  /** A line under a figure about the item under the pointer; screen readers read it aloud. */
   Paceline.readout = (hint = "") => Paceline.el("p", { class: "readout", "aria-live": "polite" }, hint);
 
   const redraws = [];
@@ -136,7 +136,7 @@ Paceline.replicaName = (data) => (number) => Paceline.replica(data, number).repl
       try {
         localStorage.setItem("paceline-theme", theme);
       } catch {
-        /* then it lasts as long as the page */
+        /* then the choice is lost with the page */
       }
       show();
     });

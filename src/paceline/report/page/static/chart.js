@@ -95,10 +95,10 @@
 
   /**
    * Draws into box.
-   * options: label, xLabel, yLabel, xRange, yRange, ref {x, label}; xName(i): what the whole number
- * i on the x axis is called (then nothing else is marked there);
+   * options: label, xLabel, yLabel, xRange, yRange, ref {x, label}; xName(i): the name of the whole
+ * number i on the x axis (then nothing else is marked there);
    * series [{label, name (class), points [[x, y]...], stairs, breaks}] as curves, broken before the points in breaks;
-   * dots [{x, y, name}] as points; stops [{x, y, lines}]: what pointer and arrow keys can reach.
+   * dots [{x, y, name}] as points; stops [{x, y, lines}]: the points that pointer and arrow keys can reach.
    */
   Paceline.chart = (box, options) => {
     const { series = [], dots = [], stops } = options;

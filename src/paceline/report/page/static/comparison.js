@@ -1,4 +1,4 @@
 "use strict";
-/* The page of a comparison: nothing moves but the theme. Needs base.js. */
+/* The page of a comparison: only the theme is interactive. Needs base.js. */
 Paceline.startThemes();
 document.documentElement.dataset.ready = "true";

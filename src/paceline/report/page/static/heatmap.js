@@ -4,7 +4,7 @@
 (() => {
   const { el, svg, clamp } = Paceline;
   const LEVELS = 16;
-  const MIN_TOP = 1.1; // the scale never ends below, or noise would look like fire
+  const MIN_TOP = 1.1; // least end of the scale: noise must not look like a fault
   const MIN_CELL = 6;
   const LEFT = 46;
   const TOP = 22;
@@ -12,7 +12,7 @@
   const levelOf = (value, top) =>
     Number.isFinite(value) ? clamp(Math.round(((value - 1) / (top - 1)) * (LEVELS - 1)), 0, LEVELS - 1) : -1;
 
-  /** Cells that fill the width and stay cells: more columns than fit go on in a band below. */
+  /** Layout of cells that fill the width; columns that do not fit continue in a band below. */
   const layout = (width, rows, cols) => {
     const room = Math.max(width - LEFT - 4, MIN_CELL);
     const bands = Math.ceil(cols / Math.floor(room / MIN_CELL));
@@ -86,8 +86,8 @@
   /**
    * Draws a heatmap into box.
    * options: rows, cols, values (row by row), top (end of the scale), label (for screen readers),
-   * describe(row, col, value) -> lines of text; nameOf(col) -> what stands above a column, nameWidth
-   * wide; rowOf(row) -> what stands beside a row, rowLabel above them; marks: columns with a line in
+   * describe(row, col, value) -> lines of text; nameOf(col) -> the label above a column, nameWidth
+   * wide; rowOf(row) -> the label of a row, rowLabel above them; marks: columns with a line in
    * front; pick(row, col): a cell is double-clicked, or Enter pressed on it.
    * Returns update(values): other values, same scale.
    */

@@ -2,7 +2,7 @@
 /* Puts the figures of the report into the page. */
 (() => {
   const { el, seconds, ratio } = Paceline;
-  const data = JSON.parse(document.getElementById("data").textContent) ?? {}; // a healthy job has none
+  const data = JSON.parse(document.getElementById("data").textContent) ?? {}; // a healthy job has no data
   Paceline.replicas = data.replicas; // timelines name them, too
   const box = (name) => document.getElementById(`fig-${name}`);
 
@@ -66,7 +66,7 @@
       ["without launch delays", "c-simulated", data.simulated_s],
       ["ideal", "c-ideal", data.ideal_s],
     ];
-    // Steps lie side by side, whatever was not traced between them; there the curve is broken.
+    // Steps lie side by side; the curve is broken where steps between them were not traced.
     const apart = data.steps.slice(1).map((step, i) => step - data.steps[i]);
     const usual = [...apart].sort((a, b) => a - b)[Math.floor(apart.length / 2)] ?? 1;
     const breaks = new Set(apart.flatMap((size, i) => (size > 3 * usual ? [i + 1] : [])));
@@ -150,7 +150,7 @@
     const linesOf = (i) => [`dp ${Paceline.replica(data, dp[i])}, step ${step[i]}, microbatch ${microbatch[i]}`, `forward ${seconds(x[i])}`, `backward ${seconds(y[i])}`];
     const stops = dots.map((dot) => ({ ...dot, lines: linesOf(dot.i) }));
     const sample = x.length < all ? `, a sample of ${x.length.toLocaleString("en")} of ${all.toLocaleString("en")}` : "";
-    const text = `One point per microbatch on stage ${stage}${sample}. A narrow rising line that is long says: the microbatches differ in work (sequence lengths). A round cloud says they do not; a second cloud up and to the right is a slow worker.${blamed ? " Ringed points are of workers that a finding blames." : ""}`;
+    const text = `One point per microbatch on stage ${stage}${sample}. A long, narrow, rising cloud means that the microbatches differ in work (sequence lengths). A round cloud means that they do not. A second cloud up and to the right is a slow worker.${blamed ? " Ringed points belong to workers that a finding names." : ""}`;
     box("scatter").append(el("p", {}, text));
     const label = "Forward against backward time of microbatches; arrow keys go from point to point";
     Paceline.chart(box("scatter"), { label, xLabel: "forward (ms)", yLabel: "backward (ms)", dots, stops });

@@ -17,7 +17,7 @@
   const points = order.filter((i) => data.pareto[i]).map((i) => [data.x[i], data.y[i]]);
   const series = [{ label: "no plan is better in both", name: "c-ideal", points, stairs: true }];
   if (data.x.length < data.all)
-    box.append(Paceline.el("p", {}, `Of ${data.all.toLocaleString("en")} plans the ${data.x.length.toLocaleString("en")} nearest to the line are drawn.`));
+    box.append(Paceline.el("p", {}, `${data.x.length.toLocaleString("en")} of ${data.all.toLocaleString("en")} plans are drawn, the nearest to the line.`));
   Paceline.chart(box, {
     label: "Plans by time and cost; arrow keys go from plan to plan",
     xLabel: data.x_label,

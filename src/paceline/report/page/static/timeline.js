@@ -3,7 +3,7 @@
 (() => {
   const { el, svg, clamp, seconds } = Paceline;
   const HINT = "Drag to pan, Ctrl + wheel or pinch to zoom, or focus the timeline: arrows pan and change the row, + and − zoom, , and . go from operation to operation, c along the critical path, 0 shows all.";
-  const CLOSEST = 2000; // how far one may zoom in
+  const CLOSEST = 2000; // largest zoom factor
 
   const legend = (data) => {
     const seen = new Set(data.events.kind);
@@ -20,7 +20,7 @@
     return el("p", { class: "legend" }, ...items);
   };
 
-  /** The part of the time that is seen; zooming and panning keep it inside [0, end]. */
+  /** The visible part of the time; zooming and panning keep it inside [0, end]. */
   class View {
     constructor(end) {
       [this.end, this.from, this.to] = [end, 0, end];
@@ -61,9 +61,9 @@
     ];
   };
 
-  /** The event at a time in a row; at the same height computes before what runs beside them.
+  /** The event at a time in a row. At the same height, computes come before other events.
 
-      `depth` is how far down in the row, 0 to 1; -1 for anywhere. */
+      `depth` is the position from top to bottom of the row, 0 to 1; -1 for anywhere. */
   const eventAt = (data, row, time, slack, depth = -1) => {
     const { events } = data;
     let found = null;
@@ -112,7 +112,7 @@
     );
   };
 
-  /** Mouse and touch: one pointer pans, two zoom; calls at(event) for a pointer that only looks. */
+  /** Mouse and touch: one pointer pans, two zoom; calls at(event) for a pointer that hovers. */
   const pointers = (canvas, view, timeAt, repaint, look) => {
     const down = new Map();
     const spread = () => {
@@ -255,7 +255,7 @@
     });
     pointers(canvas, view, timeAt, repaint, look);
     const head = ["kind", "dp", "stage", "microbatch", "start", "length"];
-    const below = el("div"); // what changes with the step
+    const below = el("div"); // parts that change with the step
     box.append(buttons(view, repaint), canvas, below, readout);
     const draw = (width) => {
       place = Paceline.timelineRows(data.rows, width);

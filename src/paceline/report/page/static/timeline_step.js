@@ -30,7 +30,7 @@
     return rows;
   };
 
-  /** Columns of events, by row and start; what takes no time is left out. */
+  /** Columns of events, by row and start; events without duration are left out. */
   const columns = (found) => {
     found.sort((a, b) => a.row - b.row || a.start - b.start);
     const column = (type, name) => type.from(found, (event) => event[name]);
@@ -46,7 +46,7 @@
     };
   };
 
-  /** Gives what a timeline draws of the k-th step there is. */
+  /** Returns the data that a timeline draws for the k-th step. */
   Paceline.timelineSteps = (packed) => {
     const variants = packed.variants.map(unpackOps);
     Paceline.timelineBeside(variants.some((ops) => ops.part !== null));
@@ -95,7 +95,7 @@
     };
   };
 
-  /** A segment of the path in words. */
+  /** A segment of the path as text. */
   Paceline.segmentName = (data, segment) => {
     const number = segment.microbatch === MISSING ? "" : ` of microbatch ${segment.microbatch}`;
     const name = `${data.kinds[segment.kind]}${number}`;

@@ -1,11 +1,11 @@
 "use strict";
-/* How a timeline is painted: rows, kinds, the time axis. Needs base.js; knows no events. */
+/* How a timeline is painted: rows, kinds, the time axis. Needs base.js; handles no input. */
 (() => {
   const { clamp, ticks } = Paceline;
   const AXIS = 24;
   const GAP = 8; // between replicas
 
-  /* Kinds by what they look like: CSS variable, part of the row (top, height), whether labelled. */
+  /* Looks of kinds: CSS variable, part of the row (top, height), whether labelled. */
   const BAND = [0, 0.66];
   const LOOKS = {
     "forward-compute": { colour: "--k-forward", part: BAND, letter: "F" },
@@ -19,7 +19,7 @@
     "weight-compute": { colour: "--k-weight", part: BAND },
   };
   const OTHER = { colour: "--k-collective", part: [0.1, 0.46] };
-  /** Whether collectives run beside computes: then they have a part of the row of their own. */
+  /** Whether collectives run beside computes: then they get their own part of the row. */
   Paceline.timelineBeside = (beside) => {
     OTHER.part = beside ? [0.7, 0.3] : [0.1, 0.46];
   };
@@ -34,7 +34,7 @@
   /** The CSS variable of a kind's colour. */
   Paceline.timelineColour = (kind) => lookOf(kind).colour;
 
-  /** What the colours mean: [CSS variable, words]. */
+  /** Legend of the colours: [CSS variable, text]. */
   Paceline.timelineLegend = [
     ["--k-forward", "forward compute (F)"],
     ["--k-backward", "backward compute (B)"],
@@ -46,7 +46,7 @@
     ["--k-gc", "garbage collection"],
   ];
 
-  /** Where rows lie: heads (a line of text above each replica) and the top of each row. */
+  /** Positions of rows: heads (a line of text above each replica) and the top of each row. */
   Paceline.timelineRows = (rows, width) => {
     const height = rows.length > 24 ? 15 : rows.length > 12 ? 19 : 24;
     const left = width < 560 ? 30 : 52;
