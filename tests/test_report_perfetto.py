@@ -175,7 +175,7 @@ def test_the_ideal_is_drawn_once_and_takes_as_long_as_the_analysis_says(trace: T
     drawing = draw_ideal(from_trace(trace))
     assert len(drawing.events) == len(trace) // (2 * 3)
     assert drawing.events.end_s.max() == pytest.approx(analyze(trace).ideal_s[0], rel=1e-12)
-    assert "alike" in drawing.about["note"]
+    assert "are equal" in drawing.about["note"]
     assert drawing.replica_names == {0: "dp 0 and 2 alike"}
     file = io.BytesIO()
     trace_writer(

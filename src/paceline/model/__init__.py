@@ -1,1 +1,1 @@
-"""Workloads, plans, machines, and what they cost: operators, seconds, bytes."""
+"""Workloads, plans and machines, and the costs of plans: operators, seconds, bytes."""

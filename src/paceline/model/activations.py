@@ -1,14 +1,14 @@
-"""Memory that one layer, and the model's ends, keep of a microbatch, and need while they work.
+"""Memory of one microbatch in one layer and at the model's ends: kept and temporary tensors.
 
-Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", tensor by
-tensor. So models it does not cover (gated MLPs, grouped-query attention, experts, fused attention)
-are counted by the same rules. For its models the sums equal its Table 2. Beyond it, as the sources
-named in ``memory_rules`` have it:
+The rules are those of Korthikanti et al. 2022, "Reducing activation recomputation in large
+transformer models". They are applied tensor by tensor, so they also cover gated MLPs, grouped-query
+attention, experts and fused attention. For the paper's models the sums equal its Table 2. Further
+rules come from the sources named in ``memory_rules``:
 
 - rotated queries and keys are new tensors, and the values remain a view of the whole projection
   (Megatron-Core, ``attention.py``, ``SplitAlongDim``);
-- in fp8 Transformer Engine keeps a product's input once more in one byte (``linear.py``); FSDP2
-  with torchao keeps it in bf16 and casts again;
+- in fp8, Transformer Engine also keeps a product's input in one byte (``linear.py``); FSDP2 with
+torchao keeps it in bf16 and casts again;
 - FSDP2's models do not fuse the gated activation: its two factors and their product are kept.
 """
 
@@ -35,7 +35,7 @@ class _Sizes:
         self.element = plan.element_bytes
         self.wide = self.element * self.tokens * llm.hidden  # a tensor of the residual stream
         self.fp8 = plan.quantised and not is_fsdp(plan)
-        #: Of a product's input, as a share of the tensor that it is made from.
+        #: Bytes of a product's input, as a share of the tensor it is made from.
         self.share = plan.input_bytes / self.element
         self.input = self.wide * self.share if self.fp8 else self.wide  # as an input of a product
         heads = llm.heads / plan.tp
@@ -51,7 +51,7 @@ class _Sizes:
 def layer_activations(
     llm: LLM, kind: LayerKind, plan: Plan, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[float, float]:
-    """Bytes that one layer keeps of one microbatch, and those recomputed while it is at work."""
+    """Bytes that one layer keeps of one microbatch, and bytes recomputed in its backward."""
     s = _Sizes(llm, plan)
     if plan.adapter_rank:
         full, cheap = _adapted_layer(llm, s, plan, rules), 0.0
@@ -73,9 +73,9 @@ def layer_activations(
 def _without_modules(
     llm: LLM, kind: LayerKind, s: _Sizes, plan: Plan, rules: MemoryRules, full: float
 ) -> tuple[float, float]:
-    """(kept, of the layer made again) where the plan names the modules that are recomputed.
+    """(kept, recomputed) bytes if the plan names the recomputed modules.
 
-    All of one layer's is counted as made again at once, at the layer's backward.
+    All recomputed tensors of a layer are counted as present at once, in the layer's backward.
     """
     modules = frozenset(plan.recompute_modules)
     again = 0.0
@@ -101,9 +101,9 @@ def _without_modules(
 
 
 def _core(llm: LLM, s: _Sizes, plan: Plan) -> float:
-    """Bytes that a checkpoint of attention's core does not keep: scores, or statistics.
+    """Bytes that a checkpoint of attention's core frees: scores, or statistics.
 
-    Only the products' inputs stay: the output where it is stored once more in fp8 goes.
+    Only the products' inputs stay. An output that is also stored in fp8 is freed.
     """
     if not plan.flash:
         return _scores(llm, s, plan)
@@ -113,7 +113,7 @@ def _core(llm: LLM, s: _Sizes, plan: Plan) -> float:
 def _whole_layer(
     llm: LLM, kind: LayerKind, s: _Sizes, plan: Plan, rules: MemoryRules
 ) -> tuple[float, float]:
-    """(kept without recomputation, of that what selective recomputation makes again)."""
+    """(bytes kept without recomputation, the part of them that selective recomputation repeats)."""
     mask = s.tokens * llm.hidden if s.dropout else 0.0
     blocks = len(kind.blocks)
     # Inputs of the norms and of the blocks, masks of the residual dropouts.
@@ -130,11 +130,11 @@ def _whole_layer(
     if "G" in kind.blocks and llm.delta is not None:
         full += _delta_net(llm.delta, s, plan)
     full += mlp
-    return full, act + blocks * s.input / s.split  # what the norms and the activation give
+    return full, act + blocks * s.input / s.split  # outputs of the norms and of the activation
 
 
 def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
-    """Tensors that the scan saves, its result, and the gated norm's tensors.
+    """Tensors that the scan saves, its result, and tensors of the gated norm.
 
     The scan saves its input and its output before the gate (mamba_ssm,
     ``MambaSplitConv1dScanCombinedFn``).
@@ -149,9 +149,9 @@ def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
 def _delta_net(delta: DeltaNet, s: _Sizes, plan: Plan) -> float:
     """Tensors that a gated DeltaNet saves.
 
-    The projection (with the gate), the convolution's result, queries and keys behind their norms.
-    Also the inverse of each chunk's triangle, the rule's result and what the gated norm makes of
-    it.
+    They are the projection with the gate, the convolution's result, and queries and keys after
+    their norms. Also the inverse of each chunk's triangle, the rule's result and the gated norm's
+    output.
     """
     columns = delta.projected + delta.convolved + 2 * delta.keys + delta.values * (1 + s.share)
     return s.element * s.tokens / plan.tp * (columns + delta.value_heads * delta.chunk)
@@ -165,7 +165,7 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     if llm.gated_attention:
         core += s.queries + s.out  # the gate, and the result before it
     if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
-        core += s.queries + s.keys  # the projection, of which the values are a view
+        core += s.queries + s.keys  # the projection; the values are a view of it
     if s.fp8 and plan.flash:
         core += s.out * s.share
     core += s.statistics if plan.flash else _scores(llm, s, plan)
@@ -175,10 +175,11 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
 
 
 def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads: float) -> float:
-    """Tensors that sparse attention keeps, as ``operators`` runs it.
+    """Tensors that sparse attention keeps, with the operators of ``operators``.
 
-    Queries before and behind their up-projection, the shared key, the result before and behind its
-    own. Of the indexer queries, key, weights and the kept keys' numbers and scores, in 4 bytes.
+    They are queries before and after their up-projection, the shared key, and the result before and
+    after its up-projection. The indexer keeps queries, key and weights, and indices and scores of
+    the kept keys in 4 bytes each.
     """
     key = latent.kv_rank + latent.rope_dim
     core = heads * (key + latent.kv_rank) + key + (latent.q_rank or 0) + latent.kv_rank
@@ -194,26 +195,26 @@ def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:
 
 
 def _dense(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> tuple[float, float]:
-    """(an MLP's activations, of these what its activation gives)."""
+    """(bytes of an MLP's activations, the part that its activation function outputs)."""
     through = s.element * s.tokens * llm.ffn / plan.tp
     up, result = (2 if llm.gated else 1) * through, through * s.share if s.fp8 else through
     if rules.fp8_activation and s.fp8:
         up /= 2
     if is_fsdp(plan) and llm.gated:
-        result += through  # silu(w1 x), beside its product with w3 x
+        result += through  # silu(w1 x), besides its product with w3 x
     return up + result, result
 
 
 def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
-    """The same of a mixture's experts, evenly loaded, the shared ones and the router."""
+    """The same for a mixture: evenly loaded experts, shared experts and the router."""
     moe = llm.moe
     if moe is None:  # pragma: no cover (a layer kind with experts has them)
         raise AssertionError
-    result = s.share if s.fp8 else 1.0  # of the activation, as an input of a product
+    result = s.share if s.fp8 else 1.0  # output of the activation, as an input of a product
     routed = s.tokens / plan.tp * moe.top_k * min(1.0, moe.capacity or 1.0)
     inner = routed * moe.ffn + s.tokens * moe.shared_ffn / plan.tp
     within, given = _experts_between(llm, s, inner)
-    # Tokens in the experts' order (an input of products), and what the experts give.
+    # Tokens in the experts' order (an input of products), and the experts' outputs.
     tokens = s.element * routed * moe.width(llm.hidden) * (result + 1.0)
     # The dispatched tokens, and the experts' sum as an input of the projection out of the latent.
     tokens += s.element * s.tokens / plan.tp * moe.latent * (1.0 + result)
@@ -222,19 +223,19 @@ def _mixture(llm: LLM, s: _Sizes, plan: Plan) -> tuple[float, float]:
 
 
 def _experts_between(llm: LLM, s: _Sizes, inner: float) -> tuple[float, float]:
-    """(input and result of the activation of ``inner`` elements, of these the result)."""
+    """(bytes of the activation's input and result for ``inner`` elements, bytes of the result)."""
     given = s.element * (s.share if s.fp8 else 1.0) * inner
     return s.element * (2 if llm.gated else 1) * inner + given, given
 
 
 def _per_op(llm: LLM, s: _Sizes, plan: Plan) -> float:
-    """The per-op policy of torchtitan: the layer's input, fused attention, every other product.
+    """Bytes kept under torchtitan's per-op policy: input, fused attention, every other product.
 
     Of wq, wk, wv, wo, w1, w3, w2 the first, third, ... are kept (``parallelize_llama.py`` at
     ba246978, ``_custom_policy``). Two matrices of a plain MLP count as w1 and w2.
     """
     through = s.element * s.tokens * llm.ffn / plan.tp
-    # With two matrices the seven products are six: w2 is recomputed.
+    # With two matrices there are six products, not seven, so w2 is recomputed.
     products = s.queries + s.values + through + (s.wide / s.split if llm.gated else 0.0)
     return s.wide / s.split + products + s.out + s.statistics
 
@@ -242,8 +243,8 @@ def _per_op(llm: LLM, s: _Sizes, plan: Plan) -> float:
 def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float:
     """LoRA on the attention's products: frozen products keep no input.
 
-    Inputs of the norms, of the adapters (with their dropout's mask, where they have one, not
-    counted), the attention, the input of the activation. The adapters' own are thin.
+    Kept are inputs of the norms and of the adapters, the attention, and the input of the
+    activation. The adapters' own tensors are thin, and a dropout mask of theirs is not counted.
     """
     up = (2 if llm.gated else 1) * s.element * s.tokens * llm.ffn / plan.tp
     if rules.fp8_activation and s.fp8:
@@ -254,12 +255,12 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
 
 
 def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
-    """Bytes beside the kept ones while the backward of one layer's MLP is at work.
+    """Temporary bytes during the backward of one layer's MLP.
 
-    The residual stream's gradient. Then the larger of two moments: the activation's backward (the
-    gradients of its result and of its input), and the first product's (the gradients of its output,
-    in fp8 once more cast and transposed, and of its input before that is reduced; with sequence
-    parallelism the input gathered again).
+    They are the residual stream's gradient and the larger of two moments. In the activation's
+    backward there are gradients of its result and input. In the first product's backward there are
+    the gradients of its output and of its unreduced input. In fp8 the former is also cast and
+    transposed; with sequence parallelism the input is gathered again.
     """
     s = _Sizes(llm, plan)
     if kind.blocks == "*":
@@ -270,7 +271,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
         delta = llm.delta
         channels = delta.projected + 2 * delta.convolved + 2 * delta.values
         states = 2 * delta.value_heads * delta.key_dim * delta.value_dim / delta.chunk
-        wide = 4 * delta.value_heads * delta.key_dim  # of each value head: keys and gradients
+        wide = 4 * delta.value_heads * delta.key_dim  # for each value head: keys and gradients
         elements = channels + states + wide
         return s.wide / s.split + s.element * elements * s.tokens / plan.tp
     if kind.moe and llm.moe is not None:
@@ -286,9 +287,9 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
 
 
 def _mixer_work(mamba: Mamba, s: _Sizes, plan: Plan) -> float:
-    """Gradients of the scan's input and result, the convolution again, states of the chunks.
+    """Gradients of the scan's input and result, the repeated convolution, states of the chunks.
 
-    Of the states fp32 copies, their gradients, and both once more as elements.
+    The states need fp32 copies, gradients, and both again in the precision of activations.
     """
     channels = mamba.projected + 2 * mamba.convolved + 2 * mamba.inner
     states = (8 + 2 * s.element) * mamba.inner * mamba.state / mamba.chunk
@@ -298,11 +299,12 @@ def _mixer_work(mamba: Mamba, s: _Sizes, plan: Plan) -> float:
 def end_activations(
     llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[float, float, float]:
-    """Bytes of one microbatch at the model's ends: held at the first, at the last, of its loss.
+    """Bytes of one microbatch at the model's ends: kept at the first and last, and by its loss.
 
-    The embedding's dropout mask, and a vision tower's. Inputs of the final norm and the output
-    projection and what the loss keeps of the logits (4.2.2), once more per multi-token-prediction
-    module. Beside that, the need of the loss at its peak.
+    The first end keeps the embedding's dropout mask and a vision tower's tensors. The last end
+    keeps inputs of the final norm and output projection, and the logits as the loss needs them
+    (4.2.2). Each multi-token-prediction module keeps these again. The third value is temporary
+    memory at the peak of the loss.
     """
     s = _Sizes(llm, plan)
     mask = s.tokens * llm.hidden / s.split if s.dropout else 0.0
@@ -316,11 +318,11 @@ def end_activations(
 def vision_activations(
     llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[float, float]:
-    """Bytes that a vision tower keeps of one microbatch, and those of a layer's backward.
+    """Bytes that a vision tower keeps of one microbatch, and temporary bytes of a layer's backward.
 
-    Its layers keep what layers of the language model do. Besides: pixels, inputs of the end norms,
-    and of the projectors the norm's input, the products' and the activations'. A frozen tower keeps
-    nothing but the projectors' part, and nothing at all under adapters.
+    Its layers keep the same tensors as layers of the language model. The tower also keeps pixels,
+    inputs of the end norms, and inputs of the projectors' norm, products and activations. A frozen
+    tower keeps only the projectors' part, and nothing under adapters.
     """
     tower = llm.vision
     if tower is None:
@@ -331,7 +333,7 @@ def vision_activations(
     if layers is None or plan.adapter_rank:
         return 0.0, 0.0
     merged = own.element_bytes * plan.micro_batch * tower.image_tokens
-    stream = merged * tower.merge * tower.hidden  # of the tokens that the projectors take
+    stream = merged * tower.merge * tower.hidden  # for the tokens that enter the projectors
     inner = sum(2 * merged * n for _, n in tower.split(llm.hidden, plan.tp)[:-1])
     norms = tower.projector_norm + tower.deepstack
     kept: float = (1 + tower.deepstack) * (stream + inner) + norms * stream

@@ -1,4 +1,4 @@
-"""Attention, operator by operator: projections, and a core that is fused, sparse or neither."""
+"""Operators of attention: projections, and a core that is fused, sparse or unfused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AttentionMaker(WorkMaker):
     """Adds the work of attention."""
 
     def attention(self, window: int) -> None:
-        """Projections and the core; multi-head latent attention has a longer way in."""
+        """Projections and the core; multi-head latent attention has more projections."""
         llm, plan = self.llm, self.plan
         heads = llm.heads // plan.tp
         kv_heads = max(1, llm.kv_heads // plan.tp)
@@ -35,7 +35,7 @@ class AttentionMaker(WorkMaker):
             if llm.index is None:
                 expanded = heads * (latent.nope_dim + latent.value_dim)
                 self.linear("kv-up", self.tokens, expanded, latent.kv_rank)
-            rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated anew, too
+            rotated = 4.0 * self.tokens * heads * llm.qk_dim  # concatenated again, too
         if llm.positions == "rotary":
             self.memory("rotary", 2 * rotated, 2 * rotated, kernels=2)
         if llm.qk_norm:
@@ -53,11 +53,11 @@ class AttentionMaker(WorkMaker):
         self.adapter("projection", llm.hidden, heads * llm.value_dim)
 
     def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
-        """FlashAttention: only what is unmasked is computed; backward has 5 products to 2."""
+        """FlashAttention: only unmasked pairs are computed; 2 products forward, 5 backward."""
         llm, plan = self.llm, self.plan
         s = llm.seq_len
         reach = min(window or s, s)
-        # Keys that a query meets, on average.
+        # Average number of keys of a query.
         pairs = float(s) if llm.bidirectional else reach * (1 - reach / (2 * s))
         widths = llm.qk_dim + llm.value_dim
         flops = 2.0 * self.tokens * heads * pairs * widths
@@ -85,13 +85,13 @@ class AttentionMaker(WorkMaker):
             )
 
     def _sparse_core(self, heads: int, latent: LatentAttention, index: Indexer) -> None:
-        """The indexer, then attention to the keys it keeps, with kernels of their own.
+        """The indexer, then attention to the keys that it keeps, each with its own kernels.
 
-        As Megatron-Core runs it with fused kernels (d98e8a6, ``dsa.py``, ``absorbed_mla.py``,
+        It follows Megatron-Core with fused kernels (d98e8a6, ``dsa.py``, ``absorbed_mla.py``,
         ``dsa_cudnn_kernels.py``). The indexer is not split over tp. All heads share the latent as
-        their key and value: the up-projections are applied to queries and results instead.
-        The indexer's loss compares its scores of the kept keys with the attention's, which are
-        computed once more; its inputs are detached.
+        their key and value: the up-projections are applied to queries and results instead. The
+        indexer's loss compares its scores of the kept keys with the attention's scores, which are
+        computed again. Its inputs are detached.
         """
         tokens, s, wide = self.tokens, self.llm.seq_len, self.wide
         seen, kept = mean_keys(s, s), mean_keys(index.top_k, s)
@@ -118,12 +118,12 @@ class AttentionMaker(WorkMaker):
         run("core-attention", 2.0 * heads * kept * (key + latent.kv_rank), widths)
         run("index-loss", 2.0 * heads * kept * key, self.element * (heads + 1) * key + 8 * kept)
         self.linear("absorb-value", tokens, latent.value_dim, latent.kv_rank, **absorbed)
-        # Of the five products three are as wide as keys, two as values.
+        # Three of the five products have the width of keys, two the width of values.
         flops = 2.0 * heads * kept * (3 * key + 2 * latent.kv_rank)
         run("core-attention-backward", flops, 2.5 * widths, backward=True)
         run("index-scores-backward", 6.0 * inner * kept, 2.5 * reads + 8 * kept, backward=True)
         if self.plan.cp > 1:
-            # Keys of both are gathered: a query may keep any.
+            # The keys of both are gathered, for a query may keep any key.
             size = float(self.element * tokens * self.plan.cp * (key + index.head_dim))
             self.collective(
                 Collective("keys", "cp", "all_gather", size),

@@ -1,4 +1,4 @@
-"""Blocks of a language model with fields of their own: experts, latent and sparse attention."""
+"""Blocks of a language model that have their own fields: experts, latent and sparse attention."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class MoE:
         shared_experts: experts that every token visits.
         shared_ffn: total inner width of the shared experts; 0 = ``shared_experts * ffn``.
         dense_layers: leading layers that stay dense.
-        every: of the layers after those, every n-th is a mixture (the n-th, the 2n-th, ...).
-        capacity: capacity factor, tokens kept per expert over the even share; None = dropless and
+        every: every n-th of the following layers is a mixture (the n-th, the 2n-th, ...).
+        capacity: capacity factor: tokens kept per expert over the even share. None = dropless and
             evenly loaded.
-        shared_gate: the shared experts' result has a gate of one number a token (Qwen3-Next).
-        latent: width that routed experts work in (Nemotron 3 Super). One projection leads into it
-            before tokens are dispatched, and one out of it behind. 0 = the residual stream's.
+        shared_gate: the shared experts' result has a gate of one number per token (Qwen3-Next).
+        latent: width of the routed experts' tokens (Nemotron 3 Super). One projection leads into it
+            before the dispatch, one leads out of it after the combine. 0 = the width of the
+            residual stream.
     """
 
     experts: int
@@ -107,7 +108,7 @@ class LatentAttention:
 class Indexer:
     """The lightning indexer of sparse attention (DeepSeek-V3.2; Megatron-Core d98e8a6, ``dsa.py``).
 
-    It scores all keys for each query, of which latent attention then meets the best alone.
+    It scores all keys for each query. Latent attention then uses only the best keys.
 
     Attributes:
         heads: query heads of the indexer; they share one key.
@@ -132,16 +133,16 @@ class Indexer:
         return self.matmul(hidden, q_rank) + 2 * self.head_dim
 
     def model_flops_per_token(self, hidden: int, q_rank: int, pairs: float, kept: float) -> float:
-        """FLOPs of one layer, forward and backward: ``pairs`` keys scored, ``kept`` of them.
+        """FLOPs of one layer, forward and backward, for ``pairs`` scored and ``kept`` kept keys.
 
-        Its inputs are detached, so that projections have no gradients of inputs; its loss looks
-        at the keys that are kept.
+        Its inputs are detached, so projections have no gradients of inputs. Its loss covers only
+        the kept keys.
         """
         scores = 2.0 * self.heads * self.head_dim * (pairs + 2 * kept)
         return 4.0 * self.matmul(hidden, q_rank) + scores
 
 
 def mean_keys(kept: int, seq_len: int) -> float:
-    """Keys that a query meets on average, of those before it at most ``kept``."""
+    """Average number of keys of a query if it keeps at most ``kept`` of the keys before it."""
     kept = min(kept, seq_len)
     return kept * (1 - kept / (2 * seq_len))

@@ -1,4 +1,4 @@
-"""Runs behind a calibration, kept in the cluster file beside the constants."""
+"""The runs behind a calibration, kept in the cluster file with its constants."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from paceline.errors import ModelError
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
 
-#: Beyond the fitted range by less than this factor is no news.
+#: Values beyond the fitted range by less than this factor give no warning.
 _MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Where the constants of a cluster's efficiency come from.
+    """The origin of the constants in a cluster's efficiency.
 
     Attributes:
-        runs: measured steps that were fitted.
+        runs: number of fitted measured steps.
         constants: fitted constant -> its relative standard error.
-        fixed: constants that the runs do not determine, left at their sourced values.
+        fixed: constants that the runs do not determine; they keep the values of their sources.
         mape: mean absolute error of the fitted runs, as a share.
         median: median absolute error, as a share.
-        ranges: what the runs cover: name -> [lowest, highest].
-        words: what the runs cover: name -> values seen.
+        ranges: numbers that the runs cover: name -> [lowest, highest].
+        words: texts that the runs cover: name -> values.
     """
 
     runs: int
@@ -37,7 +37,7 @@ class Calibration:
     words: Mapping[str, tuple[str, ...]] = field(hash=False)
 
     def outside(self, llm: LLM, plan: Plan) -> list[str]:
-        """Properties of a job beyond the runs, in words; empty where there are none."""
+        """Properties of a job outside the runs, as text; empty if there are none."""
         beyond = []
         for name, value in features(llm, plan).items():
             if isinstance(value, str):
@@ -51,7 +51,7 @@ class Calibration:
         return beyond
 
     def to_mapping(self) -> dict[str, Any]:
-        """As YAML knows it."""
+        """The calibration in the form of YAML."""
         return {
             "runs": self.runs,
             "constants": dict(self.constants),

@@ -1,7 +1,7 @@
 """The machines that a plan runs on: GPU, node, network, price.
 
-``cluster_presets`` holds the known ones, ``cluster_yaml`` reads and writes a user's own.
-Units: FLOP/s without sparsity, bytes (decimal prefixes), byte/s in ONE direction, seconds.
+``cluster_presets`` has known clusters, ``cluster_yaml`` reads and writes a user's own. Units:
+FLOP/s without sparsity, bytes (decimal prefixes), byte/s in ONE direction, seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Gpu:
         memory_bytes: size of its memory.
         memory_bandwidth: byte/s of its memory.
         sms: streaming multiprocessors (compute units).
-        source: where the numbers come from.
+        source: source of the numbers.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Node:
             "mesh": the bandwidth is divided among links to each of the others.
         host_bandwidth: byte/s in one direction between a GPU and its host's memory while all GPUs
             of the node copy; None = unknown.
-        source: where the numbers come from.
+        source: source of the numbers.
     """
 
     gpus: int
@@ -125,7 +125,7 @@ class Network:
         nic_bandwidth: byte/s of each adapter in one direction.
         latency_s: seconds per hop between nodes, without the data.
         oversubscription: how many times more bandwidth the nodes have than the core (1 = none).
-        source: where the numbers come from.
+        source: source of the numbers.
     """
 
     nics: int
@@ -159,12 +159,12 @@ class Cluster:
     Attributes:
         name: its name.
         gpu: one of its GPUs.
-        node: what joins the GPUs of a node.
-        network: what joins the nodes.
+        node: interconnect of the GPUs in a node.
+        network: the network between nodes.
         price_per_gpu_hour: dollars; None = unknown.
-        price_source: where the price comes from, with its date.
-        efficiency: which shares of the peaks are reached.
-        calibration: what the efficiencies were fitted to; None = not calibrated.
+        price_source: source of the price, with its date.
+        efficiency: reached shares of the peaks.
+        calibration: the runs behind the efficiencies; None = not calibrated.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Known GPUs in the nodes that their makers sell, with sources and dated prices.
 
-Peaks are dense: datasheets that print "with sparsity" are halved. Memory: the datasheets' "GB" are
-counted in GiB, because five HBM stacks of 16 GiB make an "80 GB" A100. (nvidia-smi shows 81,920
-MiB, and for newer ones, of "141", "180" and "186 GB", 0.4 to 0.6% less.)
+Peaks are dense: datasheet values "with sparsity" are halved. The datasheets' "GB" of memory are
+counted as GiB, because an "80 GB" A100 has five HBM stacks of 16 GiB. (nvidia-smi shows 81,920 MiB;
+for newer GPUs of "141", "180" and "186 GB" it shows 0.4 to 0.6% less.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _A100 = Gpu(
 )
 _RTX3090 = Gpu(
     name="GeForce RTX 3090 24GB",
-    # Tensor cores adding up in fp32, as training does; in fp16 they are twice as fast.
+    # Tensor cores with fp32 accumulation, as in training; fp16 accumulation is twice as fast.
     peak_flops={"fp32": 35.6 * _T, "fp16": 71 * _T, "bf16": 71 * _T},
     memory_bytes=24 * _GIB,
     memory_bandwidth=0.936e12,
@@ -104,10 +104,10 @@ _MI355X = Gpu(
     source="AMD Instinct MI355X datasheet (2025); sms = compute units",
 )
 
-# Bandwidth to the host, in one direction: x16 of PCI Express 3.0, 4.0 and 5.0, one for each GPU.
+# Bandwidth to the host in one direction: x16 of PCI Express 3.0, 4.0 and 5.0 for each GPU.
 _PCIE3_HOST, _PCIE4_HOST, _PCIE5_HOST = 15.75e9, 31.5e9, 63e9
 # A Grace has 900 GB/s of NVLink-C2C in both directions together (GB200 datasheet). Its two GPUs are
-# taken to share them; no measurement of both at once was found.
+# assumed to share them; no measurement of both at once was found.
 _GRACE_HOST = 225e9
 
 _DGX1V = Node(
@@ -194,7 +194,7 @@ class _Preset(NamedTuple):
 
 
 _UNPRICED = "no public on-demand price known; give price_per_gpu_hour"
-#: AWS's prices as that repository's 109-gpu-pricing/hyperscalers.json gives them.
+#: AWS's prices from that repository's file 109-gpu-pricing/hyperscalers.json.
 _RECEIPTS = "2026-11-09 by datareceipts/data-receipts"
 _A100_8NIC = _network(8, 200, "NVIDIA DGX A100 datasheet (2021), HDR")
 _H100_NET = _network(8, 400, "NVIDIA DGX H100 datasheet (2023), NDR")
@@ -423,10 +423,10 @@ _ALIASES = {
 
 
 def cluster_preset(name: str, gpus_per_node: int | None = None) -> Cluster:
-    """The nodes that are usually built from a GPU, as many as a job needs.
+    """A cluster of the usual nodes with a GPU, as large as a job needs.
 
     Args:
-        name: "a100-80g", or as people write it: "A100", "DGX-H100", "H100 SXM", "A100_80GB".
+        name: "a100-80g", or another spelling: "A100", "DGX-H100", "H100 SXM", "A100_80GB".
         gpus_per_node: GPUs of a node; None = as sold. The adapters change in proportion.
 
     Raises:
@@ -474,13 +474,13 @@ def _find(name: str) -> str:
 
 
 def _squeeze(name: str) -> str:
-    """Without case, separators and the B of GB."""
+    """The name without case, separators and the B of GB."""
     plain = "".join(c for c in name.lower() if c.isalnum())
     return plain[:-1] if plain.endswith("gb") and plain[-3:-2].isdigit() else plain
 
 
 def _plain(squeezed: str) -> str:
-    """Without the name of the system and of the socket."""
+    """The name without the names of system and socket."""
     for system in ("dgx", "hgx"):
         squeezed = squeezed.removeprefix(system)
     for memory in ("gbhbm3", "gbhbm3e"):  # nvidia-smi: "NVIDIA H100 80GB HBM3"

@@ -16,11 +16,11 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.efficiency import Efficiency
 from paceline.quantities import format_quantity
 
-#: Of the file; a file that does not say its version is of this one. Fields that are added do not
-#: change it, a field that means something else does.
+#: Version of the file; a file without one has this version. New fields do not change it; a changed
+#: meaning of a field does.
 VERSION = 1
 
-#: Field -> its quantity, for the fields that are no text and no whole number.
+#: Field -> its quantity, for fields that are neither text nor a whole number.
 _MEASURES = {
     "memory_bytes": "bytes",
     "memory_bandwidth": "byte/s",
@@ -40,7 +40,7 @@ _Part = TypeVar("_Part", Gpu, Node, Network, Efficiency)
 def load_cluster(path: Path | str) -> Cluster:
     """The cluster that a YAML file describes.
 
-    With ``preset: a100-80g`` the file may say only what differs from that preset.
+    With ``preset: a100-80g`` the file needs only the differences from the preset.
 
     Raises:
         ModelError: the file cannot be read, or a field is unknown, missing or wrong.
@@ -161,7 +161,7 @@ def _saved(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings and tuples as YAML has them."""
+    """Mappings and tuples in the form of YAML."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

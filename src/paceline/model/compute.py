@@ -1,4 +1,4 @@
-"""Seconds of an operator: the roofline, with the efficiencies that real kernels reach."""
+"""Seconds of an operator: the roofline with the efficiencies of real kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.model.operators import Operator
 #: An operator -> seconds that the GPU is busy with it.
 ComputeCost = Callable[[Operator], float]
 
-#: Output tiles of GEMM kernels and the share of the best kernel's rate that each reaches. Smaller
-#: ones load more per FLOP. (NVIDIA, "Matrix multiplication background user's guide", 4. 256 x 128
-#: is the most efficient tile, 128 x 128 nearly, 64 x 64 far from it.)
+#: Output tiles of GEMM kernels, and their shares of the best kernel's rate. Smaller tiles load more
+#: bytes per FLOP. (NVIDIA, "Matrix multiplication background user's guide", 4: 256 x 128 is the
+#: most efficient tile, 128 x 128 nearly so, 64 x 64 much less.)
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.55))
 
 #: Filling and draining a tile costs as much as this many steps of its inner dimension.
@@ -23,11 +23,11 @@ _K_OVERHEAD = 64
 
 @lru_cache(maxsize=65536)
 def gemm_shape_efficiency(m: int, n: int, k: int, batch: int, sms: int) -> float:
-    """Share of the large-GEMM rate that a shape reaches: tiles, waves over the SMs, short inners.
+    """Share of the large-GEMM rate for a shape: tiles, waves over the SMs, short inner dimensions.
 
-    Tile and wave quantisation as in NVIDIA's guide, 4 and 5. An output that does not fill its
-    tiles, or tiles that do not fill the SMs in the last wave, leave some idle. Of the tiles the
-    best is taken, as cuBLAS does.
+    Tile and wave quantisation as in NVIDIA's guide, 4 and 5. SMs are partly idle if the output does
+    not fill its tiles, or the tiles do not fill the last wave. The best tile is chosen, as in
+    cuBLAS.
     """
     best = 0.0
     for tall, wide, rate in _TILES:

@@ -1,4 +1,4 @@
-"""Cost of one step of a plan, stage by stage: the durations that ``graph.from_plan`` lays out.
+"""Cost of one step of a plan, stage by stage: the durations for ``graph.from_plan``.
 
 Seconds of one microbatch on one GPU of each place. A *place* is a chunk's position in the model,
 ``chunk * pp + stage`` (so with vpp = 1, the stage).
@@ -23,11 +23,11 @@ from paceline.model.plan import Plan
 
 _DP = PARTS.index("dp")
 
-#: Bytes that Adam moves per parameter: reads gradient, master copy and two moments in fp32, writes
-#: the latter three and the 16-bit weight. Before it the gradients are read once for their norm.
+#: Bytes that Adam moves per parameter. It reads gradient, master copy and two moments in fp32, and
+#: writes the latter three and the 16-bit weight. Before that, the norm reads the gradients once.
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2 + 4
-#: Gradients travel in buckets of this many elements where they overlap with the backward pass. The
-#: rest when it ends is the last bucket (Megatron-Core's default, 40 million).
+#: Elements of a bucket of gradients that overlaps with the backward pass. The last bucket remains
+#: at its end (Megatron-Core's default, 40 million).
 BUCKET_ELEMENTS = 40_000_000
 
 
@@ -47,11 +47,11 @@ class PlanCosts:
         embedding_grads_s: seconds of the all-reduce between the first and the last stage.
         clip_s: seconds of the norm over all ranks.
         optimizer_s: [pp] seconds of the update.
-        fixed_s: seconds of each step that no op accounts for (data loading, logging, ...).
+        fixed_s: seconds of each step outside all ops (data loading, logging, ...).
         overlapped: whether gradients are reduced during the backward pass.
         flops: [direction, place] as in :class:`StageWork`.
-        weight_s: [place] seconds of the backward that are gradients of weights: what schedules with
-            split backwards run apart. Attention has no weights; recomputation comes with the
+        weight_s: [place] seconds of the backward for gradients of weights, which schedules with
+            split backwards run separately. Attention has no weights. Recomputation belongs to the
             gradients of the inputs.
     """
 
@@ -71,7 +71,7 @@ class PlanCosts:
 
     @property
     def exchange_s(self) -> tuple[Array, Array]:
-        """[place] seconds of a forward and of a backward in which experts' tokens are exchanged."""
+        """[place] seconds of the exchange of experts' tokens in a forward and in a backward."""
         return self.parts_s[0, EXCHANGE], self.parts_s[1, EXCHANGE]
 
     @property
@@ -102,7 +102,7 @@ def plan_costs(
 
 
 class CostModel(LayerCosts):
-    """Costs of many plans of one model on one cluster; what plans share is computed once."""
+    """Costs of many plans of one model on one cluster; common parts are computed once."""
 
     # Compute.
 
@@ -130,12 +130,12 @@ class CostModel(LayerCosts):
         )
 
     def groups(self, plan: Plan) -> tuple[Group, Group]:
-        """Ranks that share the dense parameters, and those that share one rank's experts."""
+        """Ranks that share the dense parameters, and ranks that share one rank's experts."""
         ranks = plan.shard_ranks
         return Group(ranks, plan.tp), Group(max(1, ranks * plan.tp // plan.ep), plan.ep)
 
     def _reduced_s(self, plan: Plan, count: float, group: Group) -> float:
-        """Seconds of reducing ``count`` gradients to shards, over HSDP's copies, too."""
+        """Seconds to reduce ``count`` gradients to shards, also over HSDP's copies."""
         size = plan.grad_bytes * count
         copies = plan.dp * plan.cp * plan.copies // plan.shard_ranks
         others = Group(copies, plan.tp * plan.shard_ranks)
@@ -145,7 +145,7 @@ class CostModel(LayerCosts):
     def gradients_s(self, plan: Plan, work: StageWork) -> tuple[Array, Array]:
         """[place] seconds of gathering parameters and of reducing gradients, once per step.
 
-        :meth:`repeated_s` has the traffic of ZeRO-2 and ZeRO-3 with every microbatch.
+        :meth:`repeated_s` has the traffic of ZeRO-2 and ZeRO-3 in every microbatch.
         """
         weight = plan.element_bytes
         gather, reduce = np.zeros(plan.chunks), np.zeros(plan.chunks)
@@ -200,12 +200,12 @@ class CostModel(LayerCosts):
         return under, total - under + self.efficiency.overlap * under
 
     def repeated_s(self, plan: Plan, dense: Array, expert: Array) -> Array:
-        """[direction, place] seconds of what shards cost in each pass of every microbatch.
+        """[direction, place] seconds of sharding traffic in each pass of every microbatch.
 
-        ZeRO-2 keeps gradients in shards, so that each backward ends in a reduction; ZeRO-3 keeps
-        the parameters so, too, and gathers them ahead of their use in both passes (Rajbhandari et
-        al. 2020, 5 and 7). HSDP sums the shards of gradients over its copies in each backward.
-        Under a pipeline FSDP2 does all of it once a step, as torchtitan sets it.
+        ZeRO-2 keeps gradients in shards, so each backward ends in a reduction. ZeRO-3 also keeps
+        parameters in shards and gathers them before their use in both passes (Rajbhandari et al.
+        2020, 5 and 7). HSDP sums the shards of gradients over its copies in each backward. Under a
+        pipeline, FSDP2 with torchtitan's settings does all this once per step.
         """
         repeated = np.zeros((2, plan.chunks))
         if plan.zero < 2 or plan.pp > 1:
@@ -226,11 +226,11 @@ class CostModel(LayerCosts):
         return repeated
 
     def exposed(self, plan: Plan, seconds: Array, room: Array) -> Array:
-        """Exposed data-parallel traffic beside the compute (``room``) it may hide behind."""
+        """Exposed data-parallel traffic, given the compute (``room``) that may hide it."""
         return self.overlapped(seconds, seconds, room)[1] if plan.overlap_dp else seconds
 
     def _sharded(self, plan: Plan, work: StageWork) -> Array:
-        """The computes, with what ZeRO-2 and ZeRO-3 exchange in every microbatch."""
+        """The computes, with the traffic of ZeRO-2 and ZeRO-3 in every microbatch."""
         if plan.zero < 2:
             return work.parts_s
         parts_s = work.parts_s.copy()
@@ -239,10 +239,10 @@ class CostModel(LayerCosts):
         return parts_s
 
     def p2p_s(self, plan: Plan) -> Array:
-        """[place] seconds of one microbatch's activations to the next place.
+        """[place] seconds to send one microbatch's activations to the next place.
 
-        Each tensor-parallel rank sends its share and the receivers gather it among themselves
-        (Narayanan et al. 2021, 4.1). With sequence parallelism the shares are all there is.
+        Each tensor-parallel rank sends its share, and the receivers gather the shares among
+        themselves (Narayanan et al. 2021, 4.1). With sequence parallelism nothing is gathered.
         """
         seconds = np.zeros(plan.chunks)
         if plan.pp == 1:
@@ -258,7 +258,7 @@ class CostModel(LayerCosts):
         return seconds
 
     def layernorm_s(self, plan: Plan) -> Array:
-        """[pp] sequence parallelism leaves partial gradients of the norms (Megatron-LM)."""
+        """[pp] seconds to sum partial gradients of norms (sequence parallelism, Megatron-LM)."""
         if not plan.sequence_parallel or plan.adapter_rank:
             return np.zeros(plan.pp)
         layers = np.array([len(x) for x in plan.chunk_layers(self.llm)], dtype=np.float64)
@@ -267,7 +267,7 @@ class CostModel(LayerCosts):
         return np.array([self.fabric.all_reduce(float(x), group) for x in size])
 
     def embedding_s(self, plan: Plan) -> float:
-        """Both copies of a tied embedding take the sum of their gradients (Megatron-LM)."""
+        """Seconds to sum the gradients of both copies of a tied embedding (Megatron-LM)."""
         if plan.pp == 1 or not self.llm.tied or ends_meet(plan) or plan.adapter_rank:
             return 0.0
         size = plan.grad_bytes * self.llm.padded_vocab(plan.tp) * self.llm.hidden / plan.tp

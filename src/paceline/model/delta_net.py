@@ -3,7 +3,7 @@
 Yang et al. 2024, "Gated Delta Networks". Its tensors are those of Megatron-Core (d98e8a6,
 ``ssm/gated_delta_net``) and of transformers 5.23 (``Qwen3NextGatedDeltaNet``). The rule runs in
 chunks, as in transformers' ``torch_chunk_gated_delta_rule``. Kernels keep its inputs and the
-inverse of each chunk's triangle, and compute the rest again in the backward pass.
+inverse of each chunk's triangle, and recompute the rest in the backward pass.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeltaNet:
 
     @property
     def projected(self) -> int:
-        """Columns of the input projection: these, the gate of the result, two numbers a head."""
+        """Columns of the input projection: queries, keys, values, gate, two numbers per head."""
         return self.convolved + self.values + 2 * self.value_heads
 
     def matmul(self, hidden: int) -> int:
@@ -71,7 +71,7 @@ class DeltaNet:
         return hidden * (self.projected + self.values)
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of one layer's, its gated norm included, the block's norm not."""
+        """Parameters of one layer's DeltaNet with its gated norm, without the block's norm."""
         # The convolution without a bias; dt_bias and A_log of each head; the norm of a head.
         small = self.conv * self.convolved + 2 * self.value_heads + self.value_dim
         return self.matmul(hidden) + small
@@ -80,7 +80,7 @@ class DeltaNet:
     def model_flops_per_token(self) -> float:
         """FLOPs of the rule, forward, as Megatron-LM counts it (``training.py``).
 
-        Four products with a state: two of the update, of the value and of the query.
+        Four products with a state: two for the update, one for the value, one for the query.
         """
         return 8.0 * self.value_heads * self.key_dim * self.value_dim
 
@@ -89,8 +89,8 @@ class DeltaNet:
         """(forward, backward) FLOPs of the chunked rule's products.
 
         Forward: the triangle of keys, its solution for keys and values, scores, scores times
-        values; the state read for values and queries, and updated. Backward: keys and values of
-        the triangle, states and new values once more, then the gradients of each product.
+        values, and three products with the state (for values, queries and the update). Backward:
+        these for the triangle, states and new values again, then the gradients of each product.
         """
         by_key = 2.0 * self.value_heads * self.chunk * self.key_dim
         by_value = 2.0 * self.value_heads * self.chunk * self.value_dim
@@ -100,12 +100,12 @@ class DeltaNet:
     def rule_bytes_per_token(self, element: int) -> tuple[float, float]:
         """(forward, backward) bytes that the rule's kernels move, each tensor once per kernel.
 
-        Kernels: norms of queries and keys, triangle (in fp32), its inverse, keys and values times
-        it, states, results. Backward: the last three again, gradients of values, of states, of
-        queries and keys, of the triangle.
+        The kernels are: norms of queries and keys, the triangle (in fp32), its inverse, keys and
+        values times it, states, results. The backward repeats the last three and computes the
+        gradients of values, states, queries and keys, and the triangle.
         """
         keys, values = element * self.keys, element * self.values
-        wide = element * self.value_heads * self.key_dim  # keys of each value head
+        wide = element * self.value_heads * self.key_dim  # keys for each value head
         state = element * self.value_heads * self.key_dim * self.value_dim / self.chunk
         triangle = self.value_heads * self.chunk
         forward = 9 * keys + 6 * values + 2 * wide + 2 * state + (8 + 2 * element) * triangle

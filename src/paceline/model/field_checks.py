@@ -1,4 +1,4 @@
-"""Checks of the fields of a model's records; every complaint names the record and the field."""
+"""Checks of the fields of a model's records. Every error names the record and the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LAYERS = 10_000
 
 
 def check_whole_number(record: Any, field: str, least: int, where: str) -> None:
-    """Refuse a field that is no whole number from ``least`` to :data:`MAX_FIELD`.
+    """Refuse a field that is not a whole number from ``least`` to :data:`MAX_FIELD`.
 
     Raises:
         ModelError: it is not.
@@ -31,7 +31,7 @@ def check_whole_number(record: Any, field: str, least: int, where: str) -> None:
 
 
 def one_of(record: Any, field: str, words: tuple[str, ...], where: str) -> None:
-    """Refuse a field that is none of ``words``.
+    """Refuse a field that is not one of ``words``.
 
     Raises:
         ModelError: it is not.

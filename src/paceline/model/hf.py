@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json`` read as an LLM, for the architectures that can be counted exactly.
+"""Reads a Hugging Face ``config.json`` as an LLM, for architectures that can be counted exactly.
 
 Field names and their defaults are those of the ``transformers`` configuration classes.
 """
@@ -29,12 +29,12 @@ def from_hf(
 
     Args:
         source: the file, the folder that holds it, or its content.
-        seq_len: tokens of one training sample; None = the context before any stretching of the
-            rotary positions (``original_max_position_embeddings``), else the whole context.
-        name: what to call the model; "" = the config's ``_name_or_path``, or the folder, or the
+        seq_len: tokens of one training sample; None = the context before rotary positions were
+            stretched (``original_max_position_embeddings``) if given, otherwise the whole context.
+        name: name of the model; "" = the config's ``_name_or_path``, or the folder, or the
             ``model_type``.
-        images: images of one training sample (Llama 4: tiles), by which the vision tower is
-            counted; None = it is left out.
+        images: images of one training sample (Llama 4: tiles), for the vision tower; None = the
+            tower is left out.
 
     Raises:
         ModelError: the file is missing or is no JSON object, or the architecture is not modelled.
@@ -74,7 +74,7 @@ def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) 
 
 
 def _language(config: HFConfig) -> HFConfig:
-    """The part of the config that is the language model's."""
+    """The language model's part of the config."""
     text = config.values.get("text_config")
     return HFConfig(text) if isinstance(text, Mapping) else config
 
@@ -95,12 +95,12 @@ def _refusal_text(architecture: str, config: HFConfig) -> str:
 
 
 def _with_vision(config: HFConfig) -> dict[str, Any]:
-    """The language model of Qwen3-VL, Qwen3.5 or Llama 4, whose class is named alike."""
+    """The language model's part of a Qwen3-VL, Qwen3.5 or Llama 4 config."""
     text = config.values.get("text_config")
     if not isinstance(text, Mapping):
         config.need("text_config")
         raise ModelError("text_config must be a mapping of the language model's fields")
-    # Tied ends are said of the whole model.
+    # Tied embeddings are a field of the whole model.
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", False)}
     name = config.architecture().replace("VL", "")
     architecture = name.replace("ForConditionalGeneration", "ForCausalLM")

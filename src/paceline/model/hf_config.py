@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json``: its file, and its fields, checked where they are read."""
+"""A Hugging Face ``config.json``: its file and its fields, which are checked when read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME = 60  # characters of a model's name that are kept
 MAX_BYTES = 1 << 22  # of a config.json; real ones have a few thousand
 
 
-#: ``model_type`` -> the class that it stands for where a config names none.
+#: ``model_type`` -> its class, for configs that name no class.
 MODEL_TYPES = {
     "gpt2": "GPT2LMHeadModel",
     "opt": "OPTForCausalLM",
@@ -56,7 +56,7 @@ MODEL_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """The fields of a config; every complaint names the field."""
+    """The fields of a config. Every error names the field."""
 
     values: Mapping[str, Any]
 
@@ -87,17 +87,17 @@ class HFConfig:
         return value
 
     def text(self, key: str) -> str:
-        """A text; "" where there is none."""
+        """A text; "" if absent."""
         value = self.values.get(key)
         return value if isinstance(value, str) else ""
 
     def refuse(self, unless: bool, feature: str) -> None:
-        """Say that ``feature`` is not modelled, unless the condition holds."""
+        """Refuse the config because of ``feature``, unless the condition holds."""
         if not unless:
             raise ModelError(f"{feature} is not modelled for {self.architecture()}")
 
     def architecture(self) -> str:
-        """The class that the config is of."""
+        """The model class of the config."""
         names = self.values.get("architectures")
         if isinstance(names, list | tuple) and names and isinstance(names[0], str):
             return names[0]
@@ -109,7 +109,7 @@ class HFConfig:
         return MODEL_TYPES.get(kind, kind)
 
     def rotary_base(self) -> int:
-        """Base of the rotary positions; 0 where none is said, or one for each kind of layer."""
+        """Base of the rotary positions; 0 if none is given, or one for each kind of layer."""
         if self.values.get("rope_local_base_freq") is not None:
             return 0
         for mapping in (self.values, self.values.get("rope_parameters")):
@@ -122,7 +122,7 @@ class HFConfig:
         return 0
 
     def original_context(self) -> int:
-        """Context before the rotary positions were stretched; 0 where they were not."""
+        """Context before the rotary positions were stretched; 0 if they were not."""
         for key in ("rope_scaling", "rope_parameters"):
             scaling = self.values.get(key)
             if isinstance(scaling, Mapping):
@@ -134,7 +134,7 @@ def load_config(path: Path) -> Mapping[str, Any]:
     """The content of a file.
 
     Raises:
-        ModelError: it cannot be read, or is no JSON object.
+        ModelError: it cannot be read, or is not a JSON object.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Fields that the configurations of many Hugging Face models share, as those of an LLM."""
+"""LLM fields from configuration fields that many Hugging Face models share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LLAMA_NEEDS = (
 
 
 def sizes(config: HFConfig) -> dict[str, Any]:
-    """The fields that Llama's names give."""
+    """The LLM fields from Llama's field names."""
     config.need(*LLAMA_NEEDS)
     return {
         "layers": config.whole("num_hidden_layers"),
@@ -48,19 +48,19 @@ def modern(config: HFConfig, tied: bool = False) -> dict[str, Any]:
 
 
 def mixture(config: HFConfig, experts: str, ffn: str, **others: Any) -> MoE:
-    """The mixture of experts whose number and width the fields ``experts`` and ``ffn`` give."""
+    """The mixture of experts; fields ``experts`` and ``ffn`` have their number and width."""
     config.need(experts, "num_experts_per_tok", ffn)
     top_k = config.whole("num_experts_per_tok")
     return MoE(experts=config.whole(experts), top_k=top_k, ffn=config.whole(ffn), **others)
 
 
 def experts_of(config: HFConfig) -> str:
-    """The field with the number of experts; transformers 5 may save it under its general name."""
+    """Name of the field with the number of experts; transformers 5 may use its general name."""
     return "num_local_experts" if "num_local_experts" in config.values else "num_experts"
 
 
 def windows(config: HFConfig, default: int) -> dict[str, Any]:
-    """Sliding windows on all layers but every n-th, as ``layer_types`` lists them."""
+    """Sliding windows on all layers except every n-th, from ``layer_types``."""
     window, kinds = config.whole("sliding_window"), config.values.get("layer_types")
     if not window:
         return {}

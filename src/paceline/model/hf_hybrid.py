@@ -59,7 +59,7 @@ _BLOCK_OF_TYPE = {
 
 
 def _pattern(config: HFConfig, listed: str, letters: str) -> str:
-    """Layers as one letter each; newer configs list them by name."""
+    """Layers as one letter each; newer configs list their names."""
     kinds = config.values.get(listed)
     if kinds is None:
         config.need(letters)
@@ -83,7 +83,7 @@ def nemotron_h(config: HFConfig) -> dict[str, Any]:
         mtp_pattern = _pattern(config, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     if "E" in pattern:
         shared = config.whole("moe_shared_expert_intermediate_size", 7688)
-        # One shared MLP of that width, whatever n_shared_experts says.
+        # One shared MLP of that width, for any n_shared_experts.
         moe = mixture(
             config,
             "n_routed_experts",

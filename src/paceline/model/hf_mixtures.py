@@ -101,7 +101,7 @@ def gpt_oss(config: HFConfig) -> dict[str, Any]:
 def glm4_moe(config: HFConfig) -> dict[str, Any]:
     """Fields of GLM-4.5 and 4.6."""
     config.need("num_key_value_heads")
-    bias = config.flag("attention_bias", False)  # of queries, keys and values alone
+    bias = config.flag("attention_bias", False)  # only for queries, keys and values
     fields = modern(HFConfig({**config.values, "attention_bias": False}))
     moe = mixture(
         config,

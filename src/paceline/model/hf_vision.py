@@ -1,6 +1,6 @@
 """The vision tower of a Hugging Face ``config.json``: Qwen3-VL, Qwen3.5, Llama 4.
 
-Held against the modules of transformers 5.23 on torch's meta device.
+Compared with the modules of transformers 5.23 on torch's meta device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.model.vision import VisionTower
 def vision_tower(config: HFConfig, images: int, hidden: int) -> VisionTower:
     """The tower of a model whose language model has width ``hidden``.
 
-    An image has as many patches as the table of positions has rows (Qwen), or is one tile of the
-    config's ``image_size`` (Llama 4).
+    The number of patches of an image is the number of rows in the table of positions (Qwen). For
+    Llama 4 an image is one tile of the config's ``image_size``.
 
     Raises:
-        ModelError: the config has no vision tower that is modelled, or a field of it is wrong.
+        ModelError: the config has no vision tower of a modelled kind, or a field of it is wrong.
     """
     content = config.values.get("vision_config")
     reader = next(
@@ -30,7 +30,7 @@ def vision_tower(config: HFConfig, images: int, hidden: int) -> VisionTower:
             f"images are of models with a vision tower; {config.architecture()} has none that is "
             f"modelled (those of {', '.join(_READERS)} are)"
         )
-    # Complaints name the tower's fields, and the model's class.
+    # Errors name the tower's fields and the model's class.
     vision = HFConfig({**content, "architectures": [config.architecture()]})
     return reader(vision, images, hidden)
 
@@ -69,7 +69,7 @@ def _qwen(vision: HFConfig, images: int, hidden: int) -> VisionTower:
 
 
 def _aliased(vision: HFConfig) -> dict[str, object]:
-    """Fields under the names that configs are saved with, whichever of two they have."""
+    """The fields of the tower, each under whichever of its two names a config has."""
     aliases = {"num_hidden_layers": "depth", "num_attention_heads": "num_heads"}
     return {aliases.get(key, key): value for key, value in vision.values.items()}
 

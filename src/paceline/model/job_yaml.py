@@ -49,10 +49,10 @@ class PlannedJob:
 
     Attributes:
         llm: the model.
-        cluster: the machines, with the price that the job gives.
-        plan: how the model is spread over the GPUs; None = to be searched.
+        cluster: the machines, with the job's price.
+        plan: split of the model over the GPUs; None = to be searched.
         gpus: GPUs in all; None = the plan's, or to be searched.
-        tokens: tokens to train on; None = not said.
+        tokens: tokens to train on; None = unknown.
         source: the file it was read from; "" = options.
     """
 
@@ -128,14 +128,14 @@ def job_from_options(
     images: int | None = None,
     **plan_fields: Any,
 ) -> PlannedJob:
-    """The job that options of a command describe; an option that is None was not given.
+    """The job from a command's options; None means that an option was not given.
 
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or a model.
         gpu: a GPU preset's name; either this or ``cluster``.
         cluster: a cluster file, or a cluster.
         gpus: GPUs in all.
-        gpus_per_node: with ``gpu``: other than the preset's.
+        gpus_per_node: with ``gpu``: GPUs per node instead of the preset's.
         tokens: tokens to train on.
         price_per_gpu_hour: dollars, instead of the preset's or the file's.
         seq_len: tokens of a sample, instead of the model's.
@@ -161,7 +161,7 @@ def job_from_options(
 
 
 def derive_dp(gpus: int, tp: int = 1, pp: int = 1, cp: int = 1) -> int:
-    """Data-parallel replicas that use up ``gpus`` GPUs.
+    """The number of data-parallel replicas that uses all ``gpus`` GPUs.
 
     Raises:
         PlanError: the other degrees do not divide them; the nearest GPU counts are named.
@@ -184,7 +184,7 @@ def derive_dp(gpus: int, tp: int = 1, pp: int = 1, cp: int = 1) -> int:
 
 
 def _complete(values: Mapping[str, Any], gpus: int | None) -> Plan:
-    """A plan, its dp derived from the GPUs where it is not given."""
+    """A plan; dp is derived from the GPUs if not given."""
     if "global_batch" not in values:
         raise PlanError("the plan lacks global_batch, the samples of one step")
     values = dict(values)
@@ -255,7 +255,7 @@ def _base_model(section: Section) -> LLM | None:
 def _model_value(section: Section, field: str, base: LLM | None) -> Any:
     if field in RECORDS and section.is_section(field):
         inner, kind, record = section.section(field), RECORDS[field], getattr(base, field, None)
-        if isinstance(kind, tuple):  # of several, the one whose fields these are
+        if isinstance(kind, tuple):  # the record with these fields
             names = [{item.name for item in fields(one)} for one in kind]
             kind = kind[max(range(len(kind)), key=lambda i: len(names[i] & set(inner.nodes)))]
             record = record if isinstance(record, kind) else None
@@ -284,7 +284,7 @@ def _new(section: Section, kind: type[_Record], values: Mapping[str, Any]) -> _R
 
 
 def _changed(llm: LLM, values: Mapping[str, Any]) -> LLM:
-    """The model with other values; sizes that followed from the old ones follow from the new."""
+    """The model with other values; derived sizes are derived again."""
     derived = {
         "kv_heads": llm.kv_heads == llm.heads and "heads" in values,
         "head_dim": llm.head_dim * llm.heads == llm.hidden and {"hidden", "heads"} & set(values),
@@ -297,7 +297,7 @@ def _changed(llm: LLM, values: Mapping[str, Any]) -> LLM:
 
 
 def _named_model(name: str, folder: Path, seq_len: int | None, images: int | None = None) -> LLM:
-    """A preset, or a config.json where the name is that of a file or a folder that holds one."""
+    """A preset, or a config.json if the name is a file or a folder that contains one."""
     path = folder / name
     if name.endswith(".json") or (path / "config.json").is_file():
         return from_hf(path, seq_len=seq_len, images=images)

@@ -45,15 +45,15 @@ _GEMM = PARTS.index("gemm")
 _LAUNCH = PARTS.index("launch")
 _MEMORY = PARTS.index("memory")
 EXCHANGE = PARTS.index("ep")
-#: Tokens of a microbatch on one tensor-parallel group from which on collectives that overlap with
-#: products hide. With fewer, each of the chunks they are cut into is too small a product. Read off
-#: the shared MLPerf rows (those under 4,096 tokens a rank are slower than others), not fitted.
+#: Least tokens of a microbatch on a tensor-parallel group for collectives to hide behind products.
+#: With fewer tokens, the chunks of a product are too small. The number is read from the shared
+#: MLPerf rows, not fitted: rows under 4,096 tokens per rank are slower.
 TP_OVERLAP_TOKENS = 4096
 #: Share of the link to the host that copies of pinned memory reach: 26.0 of the 31.5 GB/s of PCI
 #: Express 4.0 (NVIDIA/nvbandwidth 66746a3, README, ``host_to_device_memcpy_ce``, on GPUs with the
 #: NVLink of an A100).
 HOST_SHARE = 0.82
-#: Operators whose kernels wait for the host: how many tokens an expert gets is known late.
+#: Operators whose kernels wait for the host, which learns the experts' numbers of tokens late.
 _OF_EXPERTS = ("expert-", "router", "permute", "unpermute")
 
 
@@ -78,7 +78,7 @@ class StageWork:
 
 
 class LayerCosts:
-    """Costs of the computes of many plans of one model; what plans share is computed once."""
+    """Costs of the computes of many plans of one model; common parts are computed once."""
 
     def __init__(self, llm: LLM, cluster: Cluster, cost: ComputeCost | None = None) -> None:
         self.llm, self.cluster = llm, cluster
@@ -132,7 +132,8 @@ class LayerCosts:
 
         Copies queue up behind the layers. Layer ``layers - offload_layers + i`` waits for the copy
         of layer i; the backward is the mirror image (Transformer Engine d0067d0,
-        ``cpu_offload.py``, ``DefaultOffloadSynchronizer``). ``compute_s``: of all layers.
+        ``cpu_offload.py``, ``DefaultOffloadSynchronizer``). ``compute_s`` has the seconds of all
+        layers.
         """
         link = self.cluster.node.host_bandwidth
         if link is None:
@@ -147,7 +148,7 @@ class LayerCosts:
         copy_s = [kept[kind] / (link * HOST_SHARE) for kind in kinds]
         layer_s = compute_s / self.llm.layers
         now_s, waits_s = np.zeros(2), np.zeros(2)
-        copied_s: list[Array] = []  # when the copy of each layer ends
+        copied_s: list[Array] = []  # end of each layer's copy
         for layer in range(self.llm.layers):
             due = layer - (self.llm.layers - n)
             wait_s = np.maximum(0.0, copied_s[due] - now_s) if due >= 0 else np.zeros(2)
@@ -183,7 +184,7 @@ class LayerCosts:
         return layer_work(self.llm, name, plan)  # type: ignore[arg-type]  # a kind, by now
 
     def _entry_work(self, plan: Plan) -> LayerWork:
-        """Work before the first layer: of the embedding, and of a vision tower."""
+        """Work before the first layer: the embedding and a vision tower."""
         work = embedding_work(self.llm, plan)
         images = vision_work(self.llm, plan)
         for name in ("forward", "backward", "recompute"):
@@ -191,9 +192,9 @@ class LayerCosts:
         return work
 
     def layer_weight_s(self, name: object, plan: Plan) -> float:
-        """Seconds of a layer's backward, or an end's, that are gradients of weights.
+        """Seconds for gradients of weights in the backward of a layer or an end of the model.
 
-        With their share of what the host needs longer to launch the backward's kernels.
+        They include their share of the time in which the GPU waits for launches of the backward.
         """
         key = (name, *_layer_key(plan))
         if key not in self._weights:
@@ -212,8 +213,8 @@ class LayerCosts:
     def _direction(self, work: Iterable[Work], plan: Plan) -> Array:
         """[part] seconds of one pass.
 
-        The GPU runs kernel after kernel; where the host needs longer to launch them, the rest is
-        "launch". Collectives are exposed but for what hides behind compute.
+        The GPU runs kernel after kernel. If the host needs longer to launch them, the difference is
+        the part "launch". Collectives are exposed, except for the part that hides behind compute.
         """
         seconds = dict.fromkeys(PARTS, 0.0)
         by_name: dict[str, float] = {}
@@ -259,9 +260,9 @@ class LayerCosts:
         return float(call(collective.bytes, Group(size, stride)))
 
     def neighbour_s(self, size: float, ranks: int, stride: int) -> float:
-        """Seconds of a hand-over to the next of ``ranks`` ranks; of all, the slowest counts.
+        """Seconds of the slowest hand-over between neighbours among ``ranks`` ranks.
 
-        A chain that is longer than a node crosses to the next somewhere.
+        A chain that is longer than a node crosses between nodes somewhere.
         """
         node = self.cluster.node.gpus
         if stride < node < ranks * stride:
@@ -270,7 +271,7 @@ class LayerCosts:
 
 
 def _layer_key(plan: Plan) -> tuple[object, ...]:
-    """The key of a layer's work."""
+    """The cache key of a layer's work."""
     return (
         plan.tp,
         plan.cp,

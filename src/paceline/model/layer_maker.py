@@ -1,4 +1,4 @@
-"""Products, element-wise kernels and messages of tensor parallelism, of which layers are made."""
+"""Builder of layers from products, element-wise kernels and tensor-parallel messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkMaker:
             )
 
     def collective(self, forward: Collective | None, backward: Collective | None) -> None:
-        """Messages of a pass forward and of one backward; none of tensor parallelism of 1."""
+        """Messages of a forward and of a backward pass; none for groups of one rank."""
         if self.plan.tp == 1 and (forward or backward).part == "tp":  # type: ignore[union-attr]  # one of them is given
             return
         if forward is not None:
@@ -53,11 +53,11 @@ class WorkMaker:
         self.memory(name, forward * size, backward * size)
 
     def enter(self, name: str) -> None:
-        """The activations enter tensor-parallel operators: Megatron's f, or its g-bar."""
+        """Messages where activations enter tensor-parallel operators (Megatron's f, or g-bar)."""
         self._tensor_parallel(name, into=True)
 
     def leave(self, name: str) -> None:
-        """Partial results leave them: Megatron's g, or its g-bar's conjugate."""
+        """Messages where partial results leave them: Megatron's g, or its g-bar's conjugate."""
         self._tensor_parallel(name, into=False)
 
     def _tensor_parallel(self, name: str, *, into: bool) -> None:
@@ -69,7 +69,7 @@ class WorkMaker:
                 Collective(name, "tp", first, size, behind),
                 Collective(f"{name}-backward", "tp", second, size, behind),
             )
-            # The input was kept in shards: gathered once more for the weights' gradient.
+            # The input was kept in shards, so it is gathered again for the weights' gradient.
             if into and not self.plan.adapter_rank:
                 repeated = Collective(f"{name}-again", "tp", "all_gather", size, "*")
                 self.collective(None, repeated)
@@ -93,9 +93,8 @@ class WorkMaker:
     ) -> None:
         """A product y = x w: one product forward, two backward (gradients of x and of w).
 
-        A batch is that of experts, for each of which the host launches its own kernels
-        (Transformer Engine's GroupedLinear), but where they are fused. Or it is of heads, in one
-        kernel. A ``detached`` input gets no gradient.
+        A batch of experts has one kernel per expert (Transformer Engine's GroupedLinear), unless
+        they are fused. A batch of heads is one kernel. A ``detached`` input gets no gradient.
         """
         of_experts = name.startswith("expert-")
         fused = of_experts and self.plan.fused_experts
@@ -108,8 +107,8 @@ class WorkMaker:
         if quantised and fused:
             self._cast_fused(name, x, y)
         elif quantised:
-            # Read to find the largest, read to scale and cast, write that, once more transposed.
-            # NVFP4 with a Hadamard transform has as many passes (Transformer Engine d0067d0,
+            # Two reads (maximum; scale and cast) and two writes (the second one transposed). NVFP4
+            # with a Hadamard transform has as many passes (Transformer Engine d0067d0,
             # ``NVFP4Quantizer::quantize_impl``).
             passes = 2 * self.element + 2 * input_bytes
             self.memory(f"{name}-cast", passes * x, passes * y, kernels=2 * batch)
@@ -150,9 +149,9 @@ class WorkMaker:
         )
 
     def _cast_fused(self, name: str, x: int, y: int) -> None:
-        """Inputs of fused experts are cast at once; in between, products write cast values.
+        """Casts of fused experts' inputs in one kernel; products write values already cast.
 
-        Block scales need no maximum of the whole: one read, two writes.
+        Block scales need no maximum of the whole tensor: one read, two writes.
         """
         passes = self.element + 2 * self.plan.input_bytes
         if name.endswith("-up"):
@@ -163,8 +162,8 @@ class WorkMaker:
     def adapter(self, name: str, n: int, k: int) -> None:
         """A LoRA adapter beside a product: down to its rank, up again, and an addition.
 
-        Thin products move bytes only: the input twice (forward; gradient of the down projection),
-        the output three times to add it.
+        Thin products are bound by bytes: the input twice (forward, and gradient of the down
+        projection), and the output three times for the addition.
         """
         if not self.plan.adapter_rank:
             return

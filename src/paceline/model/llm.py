@@ -125,7 +125,7 @@ class LLM(LLMFields):
 
     @property
     def tower(self) -> LLM | None:
-        """The layers of the vision tower as a model, one image its sample; None where it has none.
+        """The layers of the vision tower as a model whose sample is one image; None without layers.
 
         Its word embedding has one row.
         """
@@ -145,7 +145,7 @@ class LLM(LLMFields):
     def vision_flops(self) -> tuple[float, float]:
         """FLOPs of one sample's images: forward and backward, and forward alone.
 
-        A tower whose cost is given says none.
+        A tower with a given cost has none.
         """
         tower = self.tower
         if tower is None or not isinstance(self.vision, VisionTower):
@@ -162,7 +162,7 @@ class LLM(LLMFields):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: all but the experts that it does not visit."""
+        """Active parameters of one token: all except the experts that it does not visit."""
         if self.moe is None:
             return self.parameters
         idle = (self.moe.experts - self.moe.top_k) * self.expert_parameters
@@ -170,7 +170,7 @@ class LLM(LLMFields):
         return self.parameters - idle * (self.moe_layers + mtp)
 
     def padded_vocab(self, tp: int, multiple: int = 128) -> int:
-        """Rows of the embedding once it splits over ``tp`` ranks, ``multiple`` rows to each.
+        """Rows of the embedding, padded to ``multiple`` rows for each of ``tp`` ranks.
 
         The rule of Megatron-LM's ``make-vocab-size-divisible-by``, 128 by default.
         """
@@ -180,10 +180,10 @@ class LLM(LLMFields):
     # FLOPs.
 
     def attention_pairs(self, i: int, seq_len: int | None = None, causal: bool = False) -> float:
-        """Keys that one query of layer ``i`` meets, on average over the sequence.
+        """Average number of keys of a query in layer ``i``, over the sequence.
 
-        The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens. Without ``causal``
-        it is twice that, as if the masked half were computed too.
+        The causal mean is s/2, or w (1 - w / 2s) in a window of w < s tokens. Without ``causal`` it
+        is twice that, as if the masked half were computed, too.
         """
         s = self.seq_len if seq_len is None else seq_len
         if self.bidirectional:
@@ -193,23 +193,23 @@ class LLM(LLMFields):
         return mean if causal else 2 * mean
 
     def model_flops_per_token(self, seq_len: int | None = None, causal: bool = False) -> float:
-        """FLOPs of one token's forward and backward, recomputation not counted.
+        """FLOPs of one token's forward and backward, without recomputation.
 
-        6 per element of each matrix that the token meets (2 forward, 4 backward; the output
-        projection once, the embedding's look-up free). And, per layer, 6 s heads (qk_dim +
-        value_dim) for the attention's two products. For a GPT this is Eq. 7 of Korthikanti et al.
-        2022 ("Reducing activation recomputation in large transformer models") per token, 72 L h^2
-        (1 + s / 6h + V / 12hL); Eq. 3 of Narayanan et al. 2021 ("Efficient large-scale language
-        model training on GPU clusters using Megatron-LM"), 96 L h^2 (1 + s / 6h + V / 16hL), adds
-        the forward that full recomputation repeats. A Mamba-2 scan counts as in Megatron-LM
+        They are 6 per element of each matrix of the token (2 forward, 4 backward; the embedding's
+        look-up is free). Each layer adds 6 s heads (qk_dim + value_dim) for the attention's two
+        products. For a GPT this is Eq. 7 of Korthikanti et al. 2022 ("Reducing activation
+        recomputation in large transformer models") per token, 72 L h^2 (1 + s / 6h + V / 12hL); Eq.
+        3 of Narayanan et al. 2021 ("Efficient large-scale language model training on GPU clusters
+        using Megatron-LM"), 96 L h^2 (1 + s / 6h + V / 16hL), adds the forward that full
+        recomputation repeats. A Mamba-2 scan counts as in Megatron-LM
         (:attr:`Mamba.model_flops_per_token`), DeltaNets alike, three times: forward and backward;
         an indexer as :meth:`Indexer.model_flops_per_token` says. A vision tower's FLOPs are shared
         out over the sample's tokens.
 
         Args:
             seq_len: tokens in the sequence; None = the model's.
-            causal: count the half of the attention that the causal mask leaves; both papers, and
-                so the usual MFU, count all of it.
+            causal: count only the unmasked half of the attention. Both papers, and so the usual
+                MFU, count all of it.
         """
         attends = [i for i in range(self.layers) if "*" in self.layer_blocks(i)]
         if self.mtp_layers:
@@ -230,7 +230,7 @@ class LLM(LLMFields):
 
     @property
     def weight_gradient_flops_per_token(self) -> float:
-        """FLOPs of one token's gradients of weights, a third of those of the matrix products.
+        """FLOPs of one token's gradients of weights, a third of the matrix products' FLOPs.
 
         With frozen weights a vision tower has no backward at all.
         """

@@ -1,4 +1,4 @@
-"""Which fields of a language model contradict each other."""
+"""Checks for fields of a language model that contradict each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.model.vision import VisionTower
 
-#: Letter of a pattern -> the field that holds such blocks.
+#: Letter of a pattern -> the field for such blocks.
 _FIELD_OF_BLOCK = {"M": "mamba", "E": "moe", "G": "delta"}
 
 

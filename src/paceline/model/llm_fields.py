@@ -1,4 +1,4 @@
-"""Fields of a language model, and what follows of them for each layer."""
+"""Fields of a language model, and the properties of each layer that follow from them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ RECORDS: dict[str, type[Any] | tuple[type[Any], ...]] = {
 class LLMFields:
     """A decoder-only transformer, or a hybrid of attention, Mamba-2 and gated DeltaNets.
 
-    A field whose default is 0 is filled in at construction, as described: a finished LLM has its
-    number. ``dataclasses.replace`` therefore keeps, say, ``ffn`` when it changes ``hidden``.
+    A field with default 0 is filled in at construction, as described, so a finished LLM has its
+    number. Therefore ``dataclasses.replace`` keeps ``ffn``, for example, when it changes
+    ``hidden``.
 
     Attributes:
         name: the model's name.
@@ -55,45 +56,47 @@ class LLMFields:
         norm: "layernorm" (scale and shift) or "rmsnorm" (scale).
         positions: "learned" (a table of parameters), "rotary" or "none".
         max_positions: rows of the learned table; 0 = ``seq_len``.
-        rotary_base: base of the rotary positions' angles, for launch files; 0 = not said. It
-            changes no time, so models that differ in it alone are equal.
+        rotary_base: base of the rotary positions' angles, for launch files; 0 = unknown. It changes
+            no time, so models that differ only in it are equal.
         tied: the output projection is the word embedding.
-        bias: every linear layer but the output projection has a bias.
-        qkv_bias: queries, keys and values have one even where ``bias`` is False; True with it.
+        bias: every linear layer except the output projection has a bias.
+        qkv_bias: queries, keys and values have a bias even if ``bias`` is False; always True with
+            ``bias``.
         qk_norm: a norm over the head width on queries and on keys (Qwen3).
         qk_norm_wide: that norm spans all heads (OLMo 2, MiniMax-M2).
         post_norms: a norm behind each block, too (Gemma 2 and 3).
         window: tokens that a sliding-window layer attends to, itself included; None = all.
         window_every: layers 0, n, 2n, ... use the window, the others see all (1 = all use it;
             GPT-OSS alternates: 2).
-        full_every: layers n - 1, 2n - 1, ... see all and the others use the window (Gemma 3: 6);
-            0 = by ``window_every``.
-        chunked: the window is a chunk of the sequence (Llama 4). A token sees what is before it in
-            the chunk, instead of the tokens right before each.
-        sinks: the softmax of attention has a learnable logit more (GPT-OSS); see ``software``.
+        full_every: layers n - 1, 2n - 1, ... see all, the others use the window (Gemma 3: 6); 0 =
+            ``window_every`` decides.
+        chunked: the window is a chunk of the sequence (Llama 4). A token sees the tokens before it
+            in its chunk.
+        sinks: the softmax of attention has an additional learnable logit (GPT-OSS); see
+            ``software``.
         gated_attention: the result of attention has a gate, as wide as it, from the queries'
             projection (Qwen3-Next).
-        bidirectional: all tokens of a sample attend to each other, and nothing drops out: the
-            layers of a vision transformer.
+        bidirectional: all tokens of a sample attend to each other, without dropout, as in a vision
+            transformer.
         moe: the mixture of experts; None = dense.
         latent: multi-head latent attention in place of the grouped-query one.
         index: the indexer of sparse attention, which keeps the best keys of each query (DeepSeek
-            V3.2, GLM-5); None = all keys are met.
+            V3.2, GLM-5); None = all keys are used.
         mtp_layers: multi-token-prediction modules. Each is one more layer of the last layer's kind
             with a (2 hidden x hidden) projection, sharing embedding and head (DeepSeek-V3, 2.2).
-        mtp_pattern: the blocks of such a module, in letters of ``pattern``, each behind one norm;
-            "" = those of the last layer.
+        mtp_pattern: the blocks of such a module, in letters of ``pattern``, each after one norm; ""
+            = the blocks of the last layer.
         mtp_shared: all modules are one set of weights, run ``mtp_layers`` times.
-        pattern: of a hybrid model, a letter per layer, each one block behind one norm. "M" Mamba-2,
-            "G" gated DeltaNet, "*" attention, "-" MLP, "E" experts (NemotronH's
+        pattern: the layers of a hybrid model as letters, each one block after one norm. "M"
+            Mamba-2, "G" gated DeltaNet, "*" attention, "-" MLP, "E" experts (NemotronH's
             ``hybrid_override_pattern``); "" = all layers are attention and MLP, or attention and
             experts.
         mamba: the Mamba-2 mixers of a hybrid model.
         delta: the gated DeltaNets, in place of the attention of most layers.
         vision: the vision tower before the first layer, whose tokens are among ``seq_len``; None =
             text alone.
-        left_out: what of the model these fields do not count, such as "the vision tower"; a
-            prediction warns of it.
+        left_out: part of the model that these fields do not count, such as "the vision tower"; a
+        prediction warns about it.
 
     Raises:
         ModelError: a value is out of range or two contradict each other.
@@ -198,10 +201,10 @@ class LLMFields:
         for field, value in filled.items():
             object.__setattr__(self, field, value)
 
-    # Which layer is what.
+    # Kinds of layers.
 
     def layer_blocks(self, i: int) -> str:
-        """The blocks of layer ``i`` (from 0), each behind its norm, as letters of ``pattern``."""
+        """The blocks of layer ``i`` (from 0), each after its norm, as letters of ``pattern``."""
         if self.pattern:
             return self.pattern[i]
         linear = self.delta is not None and (i + 1) % self.delta.full_every
@@ -214,7 +217,7 @@ class LLMFields:
 
     @property
     def block_counts(self) -> Mapping[str, int]:
-        """Letter of ``pattern`` -> blocks of the model, multi-token prediction not among them."""
+        """Letter of ``pattern`` -> number of such blocks, without multi-token prediction."""
         if self.pattern:
             return {letter: self.pattern.count(letter) for letter in "MG*-E"}
         dense = self.layers - self.moe_layers
@@ -245,7 +248,7 @@ class LLMFields:
             return None
         if not self.chunked or self.window is None or self.window >= self.seq_len:
             return None if i % self.window_every else self.window
-        # The window w with which as many keys are seen: w (1 - w / 2s) is half a chunk.
+        # The window w with the same number of keys: w (1 - w / 2s) is half a chunk.
         s = self.seq_len
         return round(s * (1 - math.sqrt(1 - self.window / s)))
 
@@ -268,7 +271,7 @@ class LLMFields:
 
     @property
     def adapter_width(self) -> int:
-        """Elements that each rank of one layer's LoRA adapters has, on qkv and the projection."""
+        """Elements per unit of rank in one layer's LoRA adapters, on qkv and the projection."""
         return 2 * self.hidden + self.qkv_columns + self.heads * self.value_dim
 
     @property
@@ -284,11 +287,11 @@ class LLMFields:
 
     @property
     def mtp_modules(self) -> int:
-        """Multi-token-prediction modules with weights of their own."""
+        """Number of multi-token-prediction modules with their own weights."""
         return min(1, self.mtp_layers) if self.mtp_shared else self.mtp_layers
 
     def _passes(self, letter: str) -> int:
-        """Blocks of this letter that a token passes."""
+        """Number of blocks of this letter that a token passes."""
         mtp = self.mtp_layers * self.mtp_blocks.count(letter) if self.mtp_layers else 0
         return self.block_counts[letter] + mtp
 

@@ -27,7 +27,7 @@ from paceline.model.mamba import Mamba
 
 
 def llm_preset(name: str) -> LLM:
-    """The preset that ``name`` means, however it is spelled.
+    """The preset for ``name`` in any spelling.
 
     Case, dashes, underscores, blanks and parentheses do not count, nor does the organisation of a
     Hugging Face name. "LLAMA3.1_405B" and "meta-llama/Llama-3.1-405B" are both "llama3.1-405b".
@@ -71,10 +71,10 @@ def _gpt2() -> Iterator[LLM]:
 
 
 def _gpt3() -> Iterator[LLM]:
-    # Brown et al. 2020, "Language models are few-shot learners", Table 2.1. Two rows of it
-    # contradict themselves: 1.3b has 24 heads of 128 for a width of 2048, 13b a width of 5140;
-    # 16 heads and 5120 give the counts that the table states. The alternating sparse attention
-    # of the paper is modelled as dense.
+    # Brown et al. 2020, "Language models are few-shot learners", Table 2.1. Two of its rows
+    # contradict themselves: 1.3b has 24 heads of 128 for a width of 2048, 13b a width of 5140. 16
+    # heads and 5120 give the table's counts. The alternating sparse attention of the paper is
+    # modelled as dense.
     rows = (
         ("125m", 12, 768, 12),
         ("350m", 24, 1024, 16),
@@ -152,8 +152,8 @@ def _llama() -> Iterator[LLM]:
 
 def _mixtral() -> Iterator[LLM]:
     # Jiang et al. 2024, "Mixtral of experts", Table 1, and config.json of
-    # mistralai/Mixtral-8x{7B,22B}-v0.1. Their contexts are 32k and 64k; 4,096 is what training
-    # benchmarks use (NVIDIA's Megatron-Bridge recipes).
+    # mistralai/Mixtral-8x{7B,22B}-v0.1. Their contexts are 32k and 64k; training benchmarks use
+    # 4,096 (NVIDIA's Megatron-Bridge recipes).
     shared: dict[str, Any] = {"kv_heads": 8, "seq_len": 4096, "rotary_base": 1_000_000, **MODERN}
     yield LLM(
         name="mixtral-8x7b",
@@ -374,10 +374,10 @@ _NEMOTRON_H_47B = (
 
 
 def _nemotron_h() -> Iterator[LLM]:
-    # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; what these
-    # leave out by its HybridModelProvider (groups, chunks, no positions). Vocabulary: the default
-    # of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano. 56B:
-    # Megatron-Bridge d9f7643, models/nemotronh/nemotron_h_provider.py.
+    # Megatron-Bridge 067f987, recipes/nemotronh/h100/{nemotronh,nemotron_3_nano}.py; fields that
+    # these leave out come from its HybridModelProvider (groups, chunks, no positions). Vocabulary:
+    # the default of transformers' NemotronHConfig (13923c6), documented there for Nemotron 3 Nano.
+    # 56B: Megatron-Bridge d9f7643, models/nemotronh/nemotron_h_provider.py.
     shared: dict[str, Any] = {
         **MODERN,
         "gated": False,  # squared ReLU
@@ -496,7 +496,7 @@ LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
     {llm.name: llm for family in _FAMILIES for llm in family()}
 )
 
-# Other names in use by people and published tables.
+# Other names in common use and in published tables.
 _ALIASES = {
     "gpt2": "gpt2-124m",
     "gpt2-small": "gpt2-124m",

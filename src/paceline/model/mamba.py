@@ -2,7 +2,7 @@
 
 Its tensors are those of Megatron-Core (d98e8a6, ``ssm/mamba_mixer.py``) and of transformers 5.23
 (``NemotronHMamba2Mixer``). Its scan is the chunked one of mamba_ssm (``ssd_combined.py``). It saves
-its inputs and its output and computes the rest again in the backward pass.
+its inputs and its output and recomputes the rest in the backward pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from paceline.errors import ModelError
 from paceline.model.field_checks import check_whole_number
 
-#: Letters of a layer pattern: what the one block of a layer is.
+#: Letters of a layer pattern: the block of each layer.
 BLOCKS = {
     "M": "a Mamba-2 mixer",
     "G": "a gated DeltaNet",
@@ -72,7 +72,7 @@ class Mamba:
         return hidden * (self.projected + self.inner)
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of a mixer, its gated norm included, the block's norm not."""
+        """Parameters of a mixer with its gated norm, without the block's norm."""
         # The convolution with its bias; dt_bias, A_log and D of each head; the gated norm.
         small = (self.conv + 1) * self.convolved + 3 * self.heads + self.inner
         return self.matmul(hidden) + small
@@ -86,8 +86,9 @@ class Mamba:
     def scan_flops_per_token(self) -> tuple[float, float]:
         """(forward, backward) FLOPs of the chunked scan's products (Dao & Gu 2024, 6).
 
-        Per chunk: scores of C and B, their product with x, the chunk's state from B and x. Also the
-            output of the state that comes in. Backward: 3, 3, and of the state 5 products.
+        Forward per chunk: scores of C and B, their product with x, the chunk's state from B and x,
+        and the output of the incoming state. Backward: 3 products for the scores, 3 for their
+        product with x, 5 for the state.
         """
         scores = 2.0 * self.chunk * self.state * self.groups
         within = 2.0 * self.chunk * self.inner
@@ -97,17 +98,18 @@ class Mamba:
     def scan_bytes_per_token(self, element: int) -> tuple[float, float]:
         """(forward, backward) bytes that the scan's kernels move, each tensor once per kernel.
 
-        As ``_mamba_chunk_scan_combined_fwd`` and ``_bwd`` of mamba_ssm have them: the states of
-        chunks and scores in fp32, handed on in ``element`` bytes; B and C stand for one token of
-        all groups. dt and its sums are too narrow to count.
+        They follow ``_mamba_chunk_scan_combined_fwd`` and ``_bwd`` of mamba_ssm. States of chunks
+        and scores are in fp32 and passed on in ``element`` bytes. dt and its sums are too narrow to
+        count.
         """
         channels = element * self.inner
         shared = element * self.groups * self.state
         score = 4.0 * self.groups * self.chunk
         state = self.inner * self.state / self.chunk
-        # Chunk states write 4 bytes; handing on reads these, writes elements, which are read.
+        # Chunk states write 4 bytes. Passing them on reads these and writes elements, which are
+        # read.
         forward = 5 * channels + 4 * shared + 2 * score + (8 + 2 * element) * state
-        # States again: 12; their gradient: written 4, handed back 8, elements twice; 3 reads.
+        # States again: 12 bytes. Their gradient: 4 written, 8 passed back, elements twice, 3 reads.
         wide = 4.0 * self.groups * self.state  # gradients of B and C before they are summed
         of_states = (24 + 5 * element) * state
         backward = 17 * channels + 11 * shared + 4 * wide + 6 * score + of_states
@@ -115,7 +117,7 @@ class Mamba:
 
 
 def check_pattern(pattern: object, where: str, field: str = "pattern") -> None:
-    """Refuse a layer pattern that has other letters than :data:`BLOCKS`.
+    """Refuse a layer pattern with letters that are not in :data:`BLOCKS`.
 
     Raises:
         ModelError: it has.

@@ -1,6 +1,7 @@
-"""Where a plan holds the model: parameters and states of each stage, microbatches in flight.
+"""The model's memory under a plan: parameters and states of each stage, microbatches in flight.
 
-States by ZeRO (Rajbhandari et al. 2020, 3 and 5); what the software changes by ``memory_rules``.
+States follow ZeRO (Rajbhandari et al. 2020, 3 and 5); ``memory_rules`` has the differences of
+software.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ FSDP_GRADIENT = 4.0
 def stage_states(
     llm: LLM, plan: Plan, rules: MemoryRules, places: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array, Array]:
-    """[stage] bytes of parameters, gradients and optimizer, adapters and fp8 weights considered.
+    """[stage] bytes of parameters, gradients and optimizer, with adapters and fp8 weights.
 
-    ``places`` are those of :func:`place_parameters` where they are at hand.
+    ``places`` is the result of :func:`place_parameters`, if already known.
     """
     of_places = place_parameters(llm, plan) if places is None else places
     dense, expert = (by_stage(plan, x).sum(axis=0) for x in of_places)
@@ -42,10 +43,10 @@ def stage_states(
 
 
 def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
-    """[place] parameters on one GPU: those that all DP ranks share, and those of experts.
+    """[place] parameters on one GPU: shared by all DP ranks, and of experts.
 
     Embedding and output projection lie on the first and last place, split over the TP ranks. Tied
-    ones are held twice when these are two stages.
+    ones are held twice if these are different stages.
     """
     dense, expert = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind = {}
@@ -71,7 +72,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
 
 
 def vision_share(llm: LLM, plan: Plan) -> tuple[float, float]:
-    """Parameters of a vision tower on one GPU of the first place, and those that are frozen."""
+    """Parameters of a vision tower on one GPU of the first place, and the frozen part of them."""
     tower = llm.vision
     if tower is None:
         return 0.0, 0.0
@@ -89,7 +90,7 @@ def tower_layer_share(llm: LLM, plan: Plan) -> float:
 
 
 def frozen_parameters(llm: LLM, plan: Plan) -> Array:
-    """[place] parameters on one GPU that have no gradients, adapters apart."""
+    """[place] parameters on one GPU that have no gradients, without adapters."""
     frozen = np.zeros(plan.chunks)
     frozen[0] = vision_share(llm, plan)[1]
     return frozen
@@ -121,7 +122,7 @@ def _attention_share(llm: LLM, plan: Plan, norms: int) -> float:
 
 
 def stage_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
-    """[stage] parameters on one GPU: those that all DP ranks share, and those of experts."""
+    """[stage] parameters on one GPU: shared by all DP ranks, and of experts."""
     dense, expert = place_parameters(llm, plan)
     return by_stage(plan, dense).sum(axis=0), by_stage(plan, expert).sum(axis=0)
 
@@ -133,7 +134,7 @@ def by_stage(plan: Plan, values: Array) -> Array:
 
 
 def ends_meet(plan: Plan) -> bool:
-    """Whether each stage with the model's first chunk has its last one, too: one of all, or a V."""
+    """Whether stages with the model's first chunk also have its last: one stage, or a V."""
     return plan.chunks == 1 or plan.places[0][0] == plan.chunks - 1 - plan.places[-1][0]
 
 
@@ -142,8 +143,8 @@ def model_states(
 ) -> tuple[Array, Array, Array]:
     """[stage] bytes of parameters, gradients and optimizer (ZeRO, 3 and 5).
 
-    FSDP2 shards the master copy alone, counted as parameters; under a pipeline it accumulates
-    gradients whole.
+    FSDP2 shards the master copy, which is counted as parameters. Under a pipeline it accumulates
+    unsharded gradients.
     """
     ranks = plan.shard_ranks
     expert_ranks = max(1, ranks * plan.tp // plan.ep)
@@ -167,7 +168,7 @@ def model_states(
 
 
 def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array, Array]) -> Array:
-    """[stage] bytes by which weights of ``weight_bytes`` differ; words and head stay in bf16."""
+    """[stage] change in bytes by weights of ``weight_bytes``; embedding and head stay in bf16."""
     of_layers = places[0] + places[1]
     rows = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp
     of_layers[0] -= rows + vision_share(llm, plan)[0]
@@ -177,7 +178,7 @@ def weight_change(llm: LLM, plan: Plan, weight_bytes: float, places: tuple[Array
 
 
 def adapter_states(llm: LLM, plan: Plan, rules: MemoryRules) -> tuple[Array, Array]:
-    """[stage] bytes of the adapters' gradients and optimizer, on qkv and the projection."""
+    """[stage] bytes of gradients and optimizer of the adapters on qkv and the projection."""
     layers = np.array([len(held) for held in plan.chunk_layers(llm)], dtype=np.float64)
     elements = plan.adapter_rank * llm.adapter_width / plan.tp * by_stage(plan, layers).sum(axis=0)
     return plan.grad_bytes * elements, rules.optimizer_bytes * elements
@@ -186,10 +187,11 @@ def adapter_states(llm: LLM, plan: Plan, rules: MemoryRules) -> tuple[Array, Arr
 def in_flight(plan: Plan) -> Array:
     """[stage] chunks of microbatches whose activations a stage holds at once, at its peak.
 
-    1F1B: as many as there are stages from it on (Korthikanti et al., 4.2.1, for the first);
-    interleaved: L (1 + (p - 1) / (p v)) layers' worth (4.2.3); GPipe: all. Where the backward is
-    split, until the gradient of the weights is done, as the orders of ``graph.zero_bubble`` have it
-    (ZB-H1: what the first stage of 1F1B holds, on all stages; DualPipe: PP + 1, by its README).
+    1F1B: the number of stages from this one on (Korthikanti et al., 4.2.1, for the first).
+    Interleaved: L (1 + (p - 1) / (p v)) layers' worth (4.2.3). GPipe: all. With a split backward,
+    activations are held until the gradient of the weights is done, by the orders of
+    ``graph.zero_bubble``. ZB-H1: on all stages as many as on the first stage of 1F1B. DualPipe: PP
+    + 1, by its README.
     """
     p, v, m = plan.pp, plan.vpp, plan.microbatches
     stage = np.arange(p)
@@ -204,7 +206,7 @@ def in_flight(plan: Plan) -> Array:
 
 
 def split_in_flight(schedule: str, p: int, m: int) -> Array:
-    """[stage] the same where the backward is split; a test counts the orders."""
+    """[stage] the same with a split backward; a test counts the orders."""
     stage = np.arange(p)
     held = {
         "zb-h1": np.full(p, min(p, m)),
@@ -216,7 +218,7 @@ def split_in_flight(schedule: str, p: int, m: int) -> Array:
 
 
 def end_stages(plan: Plan) -> tuple[list[int], list[int]]:
-    """Stages that hold the model's first chunk, and those that hold its last."""
+    """Stages with the model's first chunk, and stages with its last."""
     places = np.array(plan.places)
     first, last = (np.argwhere(places == place)[:, 1] for place in (0, plan.chunks - 1))
     return first.tolist(), last.tolist()

@@ -1,7 +1,7 @@
-"""A plan's need of each GPU's memory, stage by stage, and when in the step.
+"""A plan's peak memory on each GPU, stage by stage, and its moment in the step.
 
-A step has three moments at which memory may peak (:data:`MOMENTS`). They are the loss of the newest
-microbatch, the backward of the layer behind it, and the end of the last backward.
+Memory may peak at three moments of a step (:data:`MOMENTS`): the loss of the newest microbatch, the
+backward of the last layer right after it, and the end of the last backward.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ NCCL_BYTES = 16 * 2 * (4 * 2**20 + 120 * 640 * 8 * 8 + 512 * 8 * 8 * 16)
 #: (``get_cublas_workspace_size_bytes``).
 CUBLAS_BYTES = 5 * 32 * 2**20
 
-#: Layers whose activations are on the GPU beside those that are not offloaded. While a layer is at
-#: work, one that it waits for is copied (Transformer Engine d0067d0, ``cpu_offload.py``).
+#: Number of offloaded layers whose activations are on the GPU at once. While one layer runs,
+#: another one is copied (Transformer Engine d0067d0, ``cpu_offload.py``).
 OFFLOAD_BUFFERS = 1
 
-#: Products of a layer whose tensor-parallel exchange Transformer Engine overlaps, each with a
-#: buffer of a microbatch's whole residual stream. They are forward and input gradient of qkv,
-#: projection, fc1 and fc2 (``initialize_ub``), and one that both weight gradients share.
+#: Number of products of a layer whose tensor-parallel exchange Transformer Engine overlaps. Each
+#: has a buffer of a microbatch's whole residual stream. They are forward and input gradient of qkv,
+#: projection, fc1 and fc2 (``initialize_ub``), and one shared by both weight gradients.
 _OVERLAP_BUFFERS = 9
 
 PARTS = (
@@ -71,16 +71,16 @@ class StageMemory:
     """Bytes on a GPU of one stage at its peak.
 
     Attributes:
-        stage: which.
+        stage: the stage.
         parameters: weights; FSDP2's shards of the master copy.
         gradients: their gradients.
         optimizer: master weights and moments.
         activations: kept for the backward passes of all microbatches in flight.
-        transient: of the work at hand: the loss, or recomputed activations and gradients of a
-            layer. Also parameters and gradients that FSDP2 has whole at that moment.
-        workspace: of cuBLAS, and buffers of overlapped tensor parallelism.
+        transient: temporary tensors: of the loss, or recomputed activations and gradients of a
+            layer. Also unsharded parameters and gradients of FSDP2 at that moment.
+        workspace: workspaces of cuBLAS, and buffers of overlapped tensor parallelism.
         framework: CUDA and NCCL, outside PyTorch's allocator.
-        moment: when the peak is (:data:`MOMENTS`).
+        moment: moment of the peak (one of :data:`MOMENTS`).
     """
 
     stage: int
@@ -95,12 +95,12 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return float(sum(getattr(self, part) for part in PARTS))
 
     @property
     def allocated_bytes(self) -> float:
-        """Blocks of PyTorch's allocator: ``torch.cuda.max_memory_allocated``."""
+        """Bytes in PyTorch's allocator, as ``torch.cuda.max_memory_allocated`` counts them."""
         return self.total_bytes - self.framework
 
     @property
@@ -112,7 +112,7 @@ class StageMemory:
 def stage_memory(
     llm: LLM, plan: Plan, cluster: Cluster | None = None, rules: MemoryRules = DEFAULT_RULES
 ) -> list[StageMemory]:
-    """Need of each stage on each of its GPUs; ``cluster`` changes nothing today."""
+    """Memory of each stage on each of its GPUs. ``cluster`` has no effect at present."""
     moments = memory_moments(llm, plan, rules)
     peaks = moments.sum(axis=1).argmax(axis=0)
     return [
@@ -148,9 +148,9 @@ def memory_moments(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) -> 
 
 
 def holds_gradients(plan: Plan) -> bool:
-    """Whether all gradients are there while activations are: else they come as these go.
+    """Whether all gradients exist beside all activations; otherwise they grow while these shrink.
 
-    Megatron-Core allocates one buffer for good; FSDP2 has none before the first backward.
+    Megatron-Core allocates one permanent buffer; FSDP2 has no gradients before the first backward.
     """
     return not is_fsdp(plan) or plan.microbatches > 1
 
@@ -164,8 +164,8 @@ def workspace_bytes(llm: LLM, plan: Plan) -> float:
 def framework_bytes(llm: LLM, plan: Plan) -> float:
     """Bytes outside PyTorch's allocator: CUDA, NCCL's communicators, symmetric memory.
 
-    A communicator of all GPUs, and one of each kind of group. PyTorch's overlapped tensor
-    parallelism exchanges through one buffer of symmetric memory.
+    There is a communicator of all GPUs, and one for each kind of group. PyTorch's overlapped tensor
+    parallelism uses one buffer of symmetric memory.
     """
     groups = [plan.tp, plan.cp, plan.dp, plan.dp * plan.cp * (plan.cp > 1), plan.ep]
     groups += [plan.pp, plan.expert_dp * (plan.ep > 1)]
@@ -186,10 +186,10 @@ class StageActivations:
     """[stage] bytes of activations.
 
     Attributes:
-        kept: of all microbatches in flight, the logits of one among them.
-        logits: of these, what the model's last place holds of one microbatch.
-        loss: more at the peak of its loss.
-        work: more in the backward of a layer: recomputed activations and gradients.
+        kept: bytes kept for all microbatches in flight, with the logits of one.
+        logits: the part of them for one microbatch at the model's last place.
+        loss: additional bytes at the peak of its loss.
+        work: additional bytes in the backward of a layer: recomputed activations and gradients.
     """
 
     kept: Array
@@ -199,7 +199,7 @@ class StageActivations:
 
 
 def stage_activations(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) -> StageActivations:
-    """Activations kept, and of the work at hand."""
+    """Kept and temporary activations."""
     kept_bytes, work_bytes = place_activations(llm, plan, rules)
     kept = by_stage(plan, kept_bytes).mean(axis=0) * in_flight(plan)
     work = by_stage(plan, work_bytes).max(axis=0)
@@ -216,9 +216,9 @@ def stage_activations(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) 
 def place_activations(
     llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[Array, Array]:
-    """[place] bytes that its layers keep of a microbatch, and of a layer at work.
+    """[place] bytes that its layers keep of a microbatch, and temporary bytes of a layer.
 
-    :func:`end_activations` has the tensors that the model's ends keep beside that.
+    :func:`end_activations` has the tensors of the model's ends.
     """
     kept_bytes, work_bytes = np.zeros(plan.chunks), np.zeros(plan.chunks)
     of_kind: dict[LayerKind, tuple[float, float]] = {}
@@ -241,21 +241,21 @@ def place_activations(
 
 
 def vision_excess(llm: LLM, plan: Plan, kept: float, rules: MemoryRules = DEFAULT_RULES) -> float:
-    """Bytes that a vision tower's backward needs beyond the ``kept`` ones that are free by then.
+    """Bytes that a vision tower's backward needs beyond the ``kept`` bytes that are free by then.
 
-    These are the first place's of the same microbatch.
+    The ``kept`` bytes are those of the first place for the same microbatch.
     """
     return max(0.0, vision_activations(llm, plan, rules)[1] - kept)
 
 
 def gathered_bytes(llm: LLM, plan: Plan) -> Array:
-    """[moment, stage] bytes of parameters and gradients that FSDP2 has whole.
+    """[moment, stage] bytes of unsharded parameters and gradients of FSDP2.
 
-    Without a pipeline (torchtitan, ``apply_fsdp``) words and head stay gathered, and a vision
-    tower's parameters outside its layers. At the loss the
-    last layer is, too. In a backward two layers are, one of them in its flat buffer besides, with
-    a layer's gradient and the fp32 buffer of another's reduction. At the end words and head are
-    reduced. Under a pipeline all of a stage stays gathered.
+    Without a pipeline (torchtitan, ``apply_fsdp``), embedding and head stay gathered, and a vision
+    tower's parameters outside its layers. At the loss the last layer is gathered, too. In a
+    backward two layers are gathered, one of them also in its flat buffer. There are also a layer's
+    gradient and the fp32 buffer of another's reduction. At the end, embedding and head are reduced.
+    Under a pipeline all of a stage stays gathered.
     """
     whole = np.zeros((len(MOMENTS), plan.pp))
     if not is_fsdp(plan) or plan.shard_ranks == 1:
@@ -285,13 +285,13 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
 def pipelining_bytes(llm: LLM, plan: Plan) -> Array:
     """[stage] bytes that ``torch.distributed.pipelining`` holds over the whole step.
 
-    A buffer per chunk and microbatch for received tensors of each direction. On the last stage
+    There is a buffer per chunk, microbatch and direction for received tensors. The last stage keeps
     the logits of all microbatches (torch 2.13, ``stage.py``).
     """
     split = plan.tp if plan.sequence_parallel else 1
     held = np.full(plan.pp, 2.0 * plan.vpp)
-    held[0] -= 1  # tokens come in, no activations
-    held[-1] -= 1  # nor does a gradient come into the last
+    held[0] -= 1  # tokens arrive here, not activations
+    held[-1] -= 1  # the last stage receives no gradient
     buffers: Array = held * plan.microbatches * _stream_bytes(llm, plan) / split
     logits = plan.micro_batch * llm.seq_len / plan.cp * llm.padded_vocab(plan.tp) / plan.tp
     buffers[-1] += plan.element_bytes * plan.microbatches * logits

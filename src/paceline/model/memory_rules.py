@@ -1,6 +1,6 @@
-"""Memory that training software keeps beyond the plan's own.
+"""Rules for memory that depends on the training software.
 
-The defaults are Megatron-Core's up to ZeRO-2 and FSDP2's at ZeRO-3. Read in their sources:
+The defaults follow Megatron-Core up to ZeRO-2 and FSDP2 at ZeRO-3. They were read in these sources:
 Megatron-Core d98e8a64 (2026-08), Transformer Engine d0067d0d (2026-08), torchtitan ba246978
 (2024-12) and b5bcd76c (2026-08), Megatron-Bridge 067f987d (2026-08).
 """
@@ -16,36 +16,33 @@ from paceline.model.plan import Plan
 
 Loss = Literal["unfused", "in-place", "fused", "chunked"]
 Selective = Literal["norms", "per-op"]
-#: Whether a plan fits whatever the allocator, with expandable segments alone, or not at all.
+#: Whether a plan fits with any allocator, only with expandable segments, or not at all.
 Fit = Literal["yes", "expandable segments", "no"]
 
-#: Loss -> bytes a logit held until the backward, and at the peak of the loss.
-#: Unfused (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the
-#: logits' in fp32; a test counts them. In place (Megatron-Core,
-#: ``tensor_parallel/cross_entropy.py``): one fp32 copy that becomes softmax and gradient, logits in
-#: bf16. Fused (``torch.compile``, Liger): logits and gradient in bf16. Chunked: fused, an eighth of
-#: the tokens at a time.
+#: Loss -> bytes per logit that are held until the backward, and at the peak of the loss. Unfused
+#: (eager PyTorch: ``cross_entropy(logits.float())``): log-softmax, its gradient and the logits' in
+#: fp32; a test counts them. In place (Megatron-Core, ``tensor_parallel/cross_entropy.py``): one
+#: fp32 copy that becomes softmax and gradient, logits in bf16. Fused (``torch.compile``, Liger):
+#: logits and gradient in bf16. Chunked: fused, an eighth of the tokens at a time.
 LOSS_BYTES = MappingProxyType(
     {"unfused": (4.0, 12.0), "in-place": (4.0, 6.0), "fused": (2.0, 4.0), "chunked": (0.0, 0.5)}
 )
 
-#: Bytes that Adam holds of a parameter: fp32 master copy and two moments (Rajbhandari et al. 2020).
+#: Bytes of Adam per parameter: fp32 master copy and two moments (Rajbhandari et al. 2020).
 OPTIMIZER_BYTES = 12.0
 
-#: Reserved over allocated bytes of PyTorch's allocator, of torchtitan's runs with expandable
-#: segments. It is the one number here that is fitted (shared torchtitan rows of
-#: ``docs/accuracy.md``).
+#: Reserved over allocated bytes of PyTorch's allocator, in torchtitan's runs with expandable
+#: segments. It is the only fitted number here (shared torchtitan rows of ``docs/accuracy.md``).
 FRAGMENTATION = 1.17
 
-#: Share of a GPU's memory that plans leave free, unless told otherwise: fragmentation, and what is
-#: not modelled.
+#: Default share of a GPU's memory that plans leave free, for fragmentation and unmodelled memory.
 RESERVE = 0.08
 
-#: The same where PyTorch's allocator has no expandable segments, which it has not unless told so
-#: (torch 2.13, ``CUDAAllocatorConfig``). A free piece of one segment cannot
-#: join that of another, so memory runs out while much of it is free. One measured job (Llama 3 70B,
-#: tp 4, pp 4, vpp 5, H100 of 80 GB; ``memory_peaks.csv``, mb-70b-0) did so at a peak of 58.8 GB.
-#: Megatron-Bridge calls it "segmentation penalties" (067f987, its performance guide).
+#: The same without expandable segments, the default of PyTorch's allocator (torch 2.13,
+#: ``CUDAAllocatorConfig``). Free pieces of two segments cannot be joined, so memory can run out
+#: while much of it is free. One measured job (Llama 3 70B, tp 4, pp 4, vpp 5, H100 of 80 GB;
+#: ``memory_peaks.csv``, mb-70b-0) failed at a peak of 58.8 GB. Megatron-Bridge calls it
+#: "segmentation penalties" (067f987, its performance guide).
 FIXED_SEGMENTS_RESERVE = 1 - 58.8 / 80
 
 #: Launch files set this variable; the README of Megatron-Core's ``transformer/moe``
@@ -55,21 +52,21 @@ EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """How the software of a job uses memory; None and 0 stand for what fits the plan.
+    """Memory use of a job's software; None and 0 stand for the defaults of the plan.
 
     Attributes:
         loss: how cross entropy is computed: "unfused" (eager PyTorch), "in-place" (Megatron-Core),
             "fused" (compiled, or Liger), "chunked" (an eighth of the tokens at a time).
-        weight_bytes: bytes of a weight that layers compute with; 1 where only its fp8 copy is
-            held (fp8 parameter gather on Blackwell; Hopper holds its transpose, too).
+        weight_bytes: bytes of a weight that layers compute with; 1 if only its fp8 copy is held
+            (fp8 parameter gather on Blackwell; Hopper also holds its transpose).
         optimizer_bytes: bytes of Adam's states; 8 with moments in bf16.
-        selective: what ``recompute: selective`` recomputes: "norms" (norms and activations),
-            "per-op" (torchtitan: all but every second product and fused attention).
+        selective: effect of ``recompute: selective``: "norms" (norms and activations), "per-op"
+            (torchtitan: all except every second product and fused attention).
         fp8_activation: the gated activation's input is stored in fp8
             (``activation_func_fp8_input_store``).
-        reserve: share of a GPU's memory that is left free; 0.265 at least without expandable
+        reserve: share of a GPU's memory that is left free; at least 0.265 without expandable
             segments.
-        expandable_segments: whether the job sets :data:`EXPANDABLE_SEGMENTS`; None = not known.
+        expandable_segments: whether the job sets :data:`EXPANDABLE_SEGMENTS`; None = unknown.
 
     Raises:
         ModelError: a value is out of range.
@@ -95,7 +92,7 @@ class MemoryRules:
             )
 
     def loss_of(self, plan: Plan) -> tuple[float, float]:
-        """Bytes a logit held until the backward, and at the peak of the loss."""
+        """Bytes per logit that are held until the backward, and at the peak of the loss."""
         return LOSS_BYTES[self.loss or ("unfused" if is_fsdp(plan) else "in-place")]
 
     def selective_of(self, plan: Plan) -> Selective:
@@ -104,12 +101,12 @@ class MemoryRules:
 
     @property
     def safe_reserve(self) -> float:
-        """Share that stays free for certain: for fixed segments, unless the job has others."""
+        """Share to leave free for a certain fit: for fixed segments, unless the job sets others."""
         return self.reserve if self.expandable_segments else self._fixed_reserve
 
     @property
     def least_reserve(self) -> float:
-        """Share that must stay free: for expandable segments, unless the job has none."""
+        """Share to leave free at least: for expandable segments, unless the job has fixed ones."""
         return self._fixed_reserve if self.expandable_segments is False else self.reserve
 
     @property
@@ -117,22 +114,22 @@ class MemoryRules:
         return max(self.reserve, FIXED_SEGMENTS_RESERVE)
 
     def room(self, memory_bytes: float) -> float:
-        """Bytes that a plan may fill for certain."""
+        """Bytes that a plan may fill for a certain fit."""
         return memory_bytes * (1.0 - self.safe_reserve)
 
     def most_room(self, memory_bytes: float) -> float:
-        """Bytes that a plan may fill at most."""
+        """Most bytes that a plan may fill."""
         return memory_bytes * (1.0 - self.least_reserve)
 
     def fit(self, needed_bytes: float, memory_bytes: float) -> Fit:
-        """Whether a need fits."""
+        """Whether these bytes fit."""
         if needed_bytes <= self.room(memory_bytes):
             return "yes"
         return "expandable segments" if needed_bytes <= self.most_room(memory_bytes) else "no"
 
 
 def is_fsdp(plan: Plan) -> bool:
-    """Whether the plan is run by PyTorch's FSDP2: parameters are sharded over some ranks."""
+    """Whether PyTorch's FSDP2 runs the plan: parameters are sharded over some ranks."""
     return plan.zero == 3
 
 

@@ -18,7 +18,7 @@ COLUMNS = ("gpus", "bytes", "out_of_place_ns", "in_place_ns")
 
 
 class Curve(NamedTuple):
-    """The measured times of one GPU count: natural logarithms of bytes (rising) and of seconds."""
+    """The measured times of one GPU count: natural logarithms of ascending bytes and of seconds."""
 
     log_bytes: tuple[float, ...]
     log_s: tuple[float, ...]
@@ -29,8 +29,8 @@ class AllReduceTable:
     """Seconds of an in-place all-reduce by GPU count and size.
 
     Attributes:
-        curves: GPU count -> its curve, the counts rising.
-        source: where the times come from.
+        curves: GPU count -> its curve, in ascending order.
+        source: source of the times.
     """
 
     curves: dict[int, Curve]
@@ -50,7 +50,7 @@ class AllReduceTable:
         object.__setattr__(self, "curves", dict(sorted(self.curves.items())))
 
     def covers(self, size: float, gpus: int) -> bool:
-        """Whether ``size`` bytes among ``gpus`` GPUs lie within what was measured."""
+        """Whether ``size`` bytes among ``gpus`` GPUs lie within the measured range."""
         counts = list(self.curves)
         if not counts[0] <= gpus <= counts[-1]:
             return False
@@ -61,12 +61,12 @@ class AllReduceTable:
         )
 
     def interpolate(self, size: float, gpus: int) -> tuple[float, bool]:
-        """Seconds to all-reduce ``size`` bytes among ``gpus`` GPUs, and whether it was measured.
+        """Seconds to all-reduce ``size`` bytes among ``gpus`` GPUs, and whether that was measured.
 
-        Linear in the logarithms of size, GPU count and time. Beyond the sizes the end is scaled:
-        the largest in proportion to the bytes (bandwidth-bound), the smallest stands for all
-        below it (latency-bound). Beyond the GPU counts the nearest one's time is scaled with what
-        a ring sends, 2 (n - 1) / n.
+        The interpolation is linear in the logarithms of size, GPU count and time. Above the largest
+        size, time is proportional to bytes (bandwidth-bound). Below the smallest size it is
+        constant (latency-bound). Outside the GPU counts, the nearest one's time is scaled by the
+        bytes that a ring sends, 2 (n - 1) / n.
         """
         if gpus < 2 or size <= 0:
             return 0.0, True
@@ -86,11 +86,11 @@ class AllReduceTable:
         return below * (above / below) ** share, inside
 
     def fit_latency_bandwidth(self, gpus: int) -> tuple[float, float]:
-        """Bus bandwidth [byte/s] and latency [s] that describe one measured GPU count best.
+        """Bus bandwidth [byte/s] and latency [s] that fit one measured GPU count best.
 
         t = latency + 2 (n - 1) / n * bytes / bandwidth ("bus bandwidth" as nccl-tests'
         PERFORMANCE.md defines it; Eq. 1 of the vTrain paper plus a latency), by least squares of
-        the relative errors. The latency is the whole collective's.
+        the relative errors. The latency is that of the whole collective.
 
         Raises:
             ModelError: the GPU count was not measured, or its times do not grow with the size.
@@ -129,7 +129,8 @@ def read_allreduce_table(path: Path) -> AllReduceTable:
     """The table in a CSV file with the columns gpus, bytes, out_of_place_ns, in_place_ns.
 
     Raises:
-        ModelError: the file cannot be read, a column is missing, or a value is no positive number.
+        ModelError: the file cannot be read, a column is missing, or a value is not a positive
+            number.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,7 +1,7 @@
 """Seconds of a collective: latency and bandwidth over the node's links and the network's.
 
-Ranks are placed as Megatron-LM places them: tensor parallel innermost, then context, data,
-pipeline outermost; a node holds consecutive ranks.
+Ranks follow Megatron-LM's order: tensor parallel innermost, then context, data, pipeline outermost.
+A node holds consecutive ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Group(NamedTuple):
     """Ranks of one collective.
 
     Attributes:
-        size: how many.
+        size: number of ranks.
         stride: distance between neighbours in the order of global ranks.
     """
 
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     stride: int
 
     def per_node(self, node_gpus: int) -> int:
-        """Members on one node; a group that fits into one is placed there, as schedulers do."""
+        """Members on one node. A group that fits into one node is placed on one."""
         return min(self.size, max(1, node_gpus // self.stride))
 
     def nodes(self, node_gpus: int) -> int:
@@ -44,12 +44,12 @@ class Group(NamedTuple):
 
 
 def places_visited(places: int, visits: int) -> float:
-    """Of equally likely places, how many ``visits`` independent ones go to, on average."""
+    """Expected number of distinct places that independent ``visits`` reach."""
     return places * (1 - (1 - 1 / places) ** visits)
 
 
 class _Path(NamedTuple):
-    """Path of a group's traffic: byte/s and seconds per hop, inside a node and between."""
+    """Path of a group's traffic: byte/s and seconds per hop, inside a node and between nodes."""
 
     per_node: int
     nodes: int
@@ -69,7 +69,7 @@ class Fabric:
 
     def __init__(self, cluster: Cluster, table: AllReduceTable | None = None) -> None:
         self.cluster, self.table = cluster, table
-        self.extrapolated = False  # whether a call went beyond the table
+        self.extrapolated = False  # whether a call exceeded the table
         self._paths: dict[Group, _Path] = {}
 
     def _path(self, group: Group) -> _Path:
@@ -92,7 +92,7 @@ class Fabric:
         return _Path(per_node, nodes, inner, node.latency_s, outer, network.latency_s)
 
     def all_reduce(self, size: float, group: Group, algorithm: str = "auto") -> float:
-        """Seconds to sum ``size`` bytes held by each rank, for all of them."""
+        """Seconds of an all-reduce of ``size`` bytes on each rank."""
         n = group.size
         if n == 1 or size == 0:
             return 0.0
@@ -109,7 +109,7 @@ class Fabric:
         return _seconds_by(options, algorithm) + self.cluster.efficiency.collective_s
 
     def reduce_scatter(self, size: float, group: Group, algorithm: str = "auto") -> float:
-        """Seconds to sum ``size`` bytes held by each rank and leave each with its share."""
+        """Seconds of a reduce-scatter of ``size`` bytes on each rank."""
         if group.size == 1 or size == 0:
             return 0.0
         path = self._path(group)
@@ -120,11 +120,11 @@ class Fabric:
         return _seconds_by(options, algorithm) + self.cluster.efficiency.collective_s
 
     def all_gather(self, size: float, group: Group, algorithm: str = "auto") -> float:
-        """Seconds until each rank has all ``size`` bytes, of which it held its share."""
+        """Seconds of an all-gather to ``size`` bytes on each rank."""
         return self.reduce_scatter(size, group, algorithm)
 
     def all_to_all(self, size: float, group: Group) -> float:
-        """Seconds until each rank has sent ``size`` bytes in equal shares to all (itself too)."""
+        """Seconds of an all-to-all of ``size`` bytes per rank in equal shares (one to itself)."""
         n = group.size
         if n == 1 or size == 0:
             return 0.0
@@ -144,7 +144,7 @@ class Fabric:
         want it (DeepSeek-AI 2024, "DeepSeek-V3 technical report", 3.2.2; HybridEP does the same).
 
         Args:
-            size: bytes that each rank sends, one copy a rank that a token visits.
+            size: bytes that each rank sends: one copy of a token for each rank that it visits.
             group: the expert-parallel ranks.
             visits: experts that each token visits.
         """
@@ -158,7 +158,7 @@ class Fabric:
         return max(within, across) + path.outer_s + self.cluster.efficiency.collective_s
 
     def broadcast(self, size: float, group: Group) -> float:
-        """Seconds until each rank has the ``size`` bytes of one (pipelined along a chain)."""
+        """Seconds of a broadcast of ``size`` bytes (pipelined along a chain)."""
         n = group.size
         if n == 1 or size == 0:
             return 0.0
@@ -167,12 +167,12 @@ class Fabric:
         return size / slowest + self._hops_s(path) + self.cluster.efficiency.collective_s
 
     def p2p(self, size: float, stride: int, senders_per_node: int | None = None) -> float:
-        """Seconds to send ``size`` bytes to the rank ``stride`` further on.
+        """Seconds to send ``size`` bytes to the rank at distance ``stride``.
 
         Args:
             size: bytes of one sender.
             stride: distance of the ranks; from a node's size on they lie on different nodes.
-            senders_per_node: ranks of a node that send at the same time; None = all.
+            senders_per_node: number of ranks of a node that send at the same time; None = all.
         """
         node, network = self.cluster.node, self.cluster.network
         efficiency = self.cluster.efficiency
@@ -183,7 +183,7 @@ class Fabric:
             return size / (node.bandwidth / links * efficiency.intra) + node.latency_s
         senders = node.gpus if senders_per_node is None else senders_per_node
         share = network.node_bandwidth * efficiency.inter / senders
-        # One rank uses one adapter, however idle the others are.
+        # One rank uses one adapter, even if others are idle.
         share = min(share, network.nic_bandwidth * efficiency.inter)
         return size / share + network.latency_s
 
@@ -198,12 +198,12 @@ class Fabric:
         return passes * ((n - 1) / n * size / slowest + hops)
 
     def _tree(self, size: float, group: Group, path: _Path) -> float:
-        """Up and down a double binary tree between nodes, chains inside (NCCL 2.4)."""
+        """A double binary tree between nodes, up and down, with chains inside (NCCL 2.4)."""
         slowest = path.inner if path.nodes == 1 else min(path.inner, path.outer)
         return 2 * (size / slowest + self._hops_s(path))
 
     def _hierarchical(self, size: float, path: _Path, passes: int) -> float:
-        """Inside the node first, then each member its share between the nodes."""
+        """First inside the node, then each member's share between the nodes."""
         g, nodes = path.per_node, path.nodes
         seconds = passes * ((g - 1) / g * size / path.inner + (g - 1) * path.inner_s)
         if nodes > 1:

@@ -1,4 +1,4 @@
-"""Operators and collectives of a layer as records, and what tells layers apart."""
+"""Records of a layer's operators and collectives, and of the kinds of layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Operator(NamedTuple):
     """Kernels that one GPU runs.
 
     Attributes:
-        name: of the forward operator ("qkv", "mlp-up", ...), with a suffix in the backward pass.
+        name: name of the forward operator ("qkv", "mlp-up", ...), with a suffix in the backward
+            pass.
         part: "gemm", "attention" or "memory".
         flops: floating-point operations.
-        bytes: bytes that must move through the GPU's memory.
-        m, n, k, batch: shape of the matrix product (batch of them); 0 where it is none.
+        bytes: bytes moved through the GPU's memory.
+        m, n, k, batch: shape of the matrix product (``batch`` of them); 0 for other operators.
         kernels: kernels that the host launches.
         precision: of the multiplication.
         sdpa: attention by PyTorch's own kernel.
@@ -40,11 +41,11 @@ class Collective(NamedTuple):
     """A communication that computes of one stage wait for.
 
     Attributes:
-        name: which.
+        name: its name.
         part: "tp", "cp" or "ep": the ranks that take part.
         op: "all_reduce", "all_gather", "reduce_scatter", "all_to_all" or "dispatch".
         bytes: of the whole tensor (``all_to_all`` and ``dispatch``: what each rank sends).
-        hidden_behind: name of the operators whose time it overlaps with; "" = none.
+        hidden_behind: name of the operators that it overlaps with; "" = none.
         visits: experts that each token of a ``dispatch`` goes to.
     """
 
@@ -86,7 +87,7 @@ class LayerWork:
 
 
 class LayerKind(NamedTuple):
-    """Properties that tell layers of one model apart.
+    """The properties in which layers of one model differ.
 
     Attributes:
         blocks: letters of its blocks, in order (:meth:`LLM.layer_blocks`).
@@ -117,14 +118,14 @@ def mtp_kinds(llm: LLM) -> list[LayerKind]:
 
 
 def is_weight_gradient(operator: Operator) -> bool:
-    """Whether nothing but the gradient of weights comes of it: a product of a linear, a lookup."""
+    """Whether its only result is a gradient of weights, as in a linear's product or a lookup."""
     if operator.part == "gemm":
         return operator.name.endswith("-wgrad")
     return operator.name in ("embedding-backward", "embedding-positions-backward")
 
 
 def all_operators(work: LayerWork) -> Iterator[Operator]:
-    """The operators of both passes, once each."""
+    """The distinct operators of both passes."""
     for entry in (*work.forward, *work.backward):
         if isinstance(entry, Operator):
             yield entry

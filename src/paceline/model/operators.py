@@ -1,7 +1,7 @@
 """Computes and messages of one GPU for one microbatch, operator by operator.
 
-Counts only: shapes, FLOPs, bytes; ``compute`` and ``network`` turn them into seconds. Tensors are
-named as in Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
+These are counts: shapes, FLOPs, bytes. ``compute`` and ``network`` turn them into seconds. Tensors
+have the names of Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def embedding_work(llm: LLM, plan: Plan) -> LayerWork:
 
 
 def head_work(llm: LLM, plan: Plan) -> LayerWork:
-    """Final norm, output projection and loss behind the last layer (never recomputed)."""
+    """Final norm, output projection and loss after the last layer (never recomputed)."""
     maker = LayerMaker(llm, plan)
     maker.norm("norm-final")
     maker.enter("head-in")
@@ -113,7 +113,7 @@ class LayerMaker(AttentionMaker):
 
         Tensor parallelism splits the heads and their groups. Context parallelism exchanges tokens
         for heads around convolution and scan (Megatron-Core, ``mamba_context_parallel.py``). The
-        scan is no cheaper in fp8. Its share of the GPU's peak is taken to be that of attention.
+        scan is not cheaper in fp8. Its share of the GPU's peak is assumed to be that of attention.
         """
         llm, plan, mamba = self.llm, self.plan, self.llm.mamba
         if mamba is None:  # pragma: no cover (a pattern with mixers has them)
@@ -121,11 +121,11 @@ class LayerMaker(AttentionMaker):
         inner, convolved = mamba.inner // plan.tp, mamba.convolved // plan.tp
         self.linear("mixer-in", self.tokens, mamba.projected // plan.tp, llm.hidden)
         self._tokens_for_heads("mixer-heads", mamba.projected // plan.tp)
-        if plan.micro_batch > 1:  # batch and tokens change places, here and after the scan
+        if plan.micro_batch > 1:  # batch and tokens are transposed, here and after the scan
             moved = 4.0 * self.tokens * (mamba.projected // plan.tp + inner)
             self.memory("mixer-transpose", moved, moved, kernels=2)
         size = 2.0 * self.tokens * convolved
-        self.memory("mixer-conv", 2 * size, 5 * size)  # once more in the backward pass
+        self.memory("mixer-conv", 2 * size, 5 * size)  # repeated in the backward pass
         share = self.tokens / plan.tp
         sizes = mamba.scan_bytes_per_token(self.element)
         (flops, again), (moved, back) = mamba.scan_flops_per_token, sizes
@@ -151,7 +151,7 @@ class LayerMaker(AttentionMaker):
         self.linear("delta-in", self.tokens, delta.projected // plan.tp, llm.hidden)
         self._tokens_for_heads("delta-heads", delta.projected // plan.tp)
         size = 2.0 * self.tokens * (delta.convolved // plan.tp)
-        self.memory("delta-conv", 2 * size, 5 * size)  # once more in the backward pass
+        self.memory("delta-conv", 2 * size, 5 * size)  # repeated in the backward pass
         share = self.tokens / plan.tp
         (flops, again), (moved, back) = (
             delta.rule_flops_per_token,
@@ -164,7 +164,7 @@ class LayerMaker(AttentionMaker):
         self.work.backward.append(Operator(name, *rule, kernels=9, precision=self.wide))
         self._tokens_for_heads("delta-tokens", values)
         size = 2.0 * self.tokens * values
-        self.memory("delta-norm", 3 * size, 5 * size)  # of the result, times its gate
+        self.memory("delta-norm", 3 * size, 5 * size)  # the result times its gate
         self.linear("delta-out", self.tokens, llm.hidden, values)
 
     def _tokens_for_heads(self, name: str, width: int) -> None:
@@ -177,7 +177,7 @@ class LayerMaker(AttentionMaker):
             )
 
     def experts(self) -> None:
-        """Router, dispatch, the experts of this rank, combine; shared experts beside them.
+        """Router, dispatch, the experts of this rank, combine, and shared experts.
 
         Projections into and out of a latent width are not split over tp and lie around all of it
         (Megatron-Core d98e8a6, ``moe_layer.py``).
@@ -197,7 +197,7 @@ class LayerMaker(AttentionMaker):
         self.memory("router-topk", 16.0 * local * moe.experts, 8.0 * local * moe.experts, 8)
         self.memory("permute", 4 * elements, 4 * elements, kernels=4)
         if plan.ep > 1:
-            # A rank receives a token once, however many of its experts want it (DeepEP, 2025).
+            # A rank receives a token once for all of its experts (DeepEP, 2025).
             size = self.element * local * width * places_visited(plan.ep, moe.top_k)
             for name in ("dispatch", "combine"):
                 self.collective(
@@ -211,7 +211,7 @@ class LayerMaker(AttentionMaker):
         if moe.latent:
             self.linear("latent-up", local, llm.hidden, moe.latent)
         if plan.tp > 1 and not plan.sequence_parallel:
-            # Each rank routed its part of the tokens; all of them need all.
+            # Each rank routed its part of the tokens, and all ranks need all tokens.
             size_all = float(self.element * self.tokens * llm.hidden)
             self.collective(
                 Collective("experts-out", "tp", "all_gather", size_all),

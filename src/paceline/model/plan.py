@@ -1,4 +1,4 @@
-"""The plan: how a model is spread over GPUs and how its step is scheduled."""
+"""The plan: the split of a model over GPUs and the schedule of its step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Precision = Literal["fp32", "fp16", "bf16", "fp8", "nvfp4"]
 
 #: Schedules that split the backward (``graph.zero_bubble``) -> chunks of the model on a stage.
 SPLIT_SCHEDULES = MappingProxyType({"zb-h1": 1, "zbv": 2, "dualpipev": 2, "dualpipe": 1})
-#: Those that overlap a forward with a backward.
+#: Schedules that overlap a forward with a backward.
 OVERLAPPING = ("dualpipev", "dualpipe")
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "global_batch")
@@ -40,8 +40,8 @@ _WORDS = (
     ("precision", get_args(Precision)),
     ("kernels", get_args(Kernels)),
 )
-#: Bytes of an element of a product's input in the precisions that are quantised before it. NVFP4
-#: has half a byte and an fp8 scale a block of 16 (NVIDIA, "Pretraining LLMs with NVFP4", 2025, 2).
+#: Bytes per element of a product's input in quantised precisions. NVFP4 has half a byte per element
+#: and an fp8 scale per block of 16 (NVIDIA, "Pretraining LLMs with NVFP4", 2025, 2).
 _QUANTISED_BYTES = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 
 
@@ -62,35 +62,37 @@ class Plan:
         vpp: model chunks per stage.
         micro_batch: samples of one microbatch.
         global_batch: samples of one step, over all replicas.
-        schedule: "1f1b", "gpipe" or "interleaved"; "1f1b" becomes "interleaved" where vpp > 1
-            (so ``dataclasses.replace`` to ``vpp=1`` has to name the schedule, too). With split
-            backwards: "zb-h1", "zbv", "dualpipev" (vpp becomes 2) or "dualpipe" (two copies of the
-            model, microbatches in both directions; vpp stays 1).
-        recompute: activations computed again in the backward: "none", "selective" (the attention's
-            scores; Korthikanti et al. 2022) or "full" (all but each layer's input).
-        recompute_modules: with "selective", what exactly: some of :data:`RECOMPUTE_MODULES`, which
-            ``recompute`` has one by one; () = what ``recompute`` says.
-        zero: what the dp * cp ranks share out (Rajbhandari et al. 2020): 0 nothing, 1 optimizer
-            states (Megatron's distributed optimizer), 2 and gradients, 3 and parameters (FSDP2).
-            Under a pipeline the last gathers parameters and reduces gradients once a step.
-        shards: with zero 3, neighbouring ranks that share out one copy of the parameters. That is
-            HSDP, the hybrid sharding of PyTorch FSDP (Zhao et al. 2023, 3.2.2); 0 = all dp * cp
-            ranks.
+        schedule: "1f1b", "gpipe" or "interleaved"; "1f1b" becomes "interleaved" if vpp > 1 (so
+            ``dataclasses.replace`` to ``vpp=1`` must also name the schedule). With split backwards:
+            "zb-h1", "zbv", "dualpipev" (vpp becomes 2) or "dualpipe" (two copies of the model,
+            microbatches in both directions; vpp stays 1).
+        recompute: activations recomputed in the backward: "none", "selective" (the attention's
+            scores; Korthikanti et al. 2022) or "full" (all except each layer's input).
+        recompute_modules: with "selective", the recomputed modules, a subset of
+            :data:`RECOMPUTE_MODULES` (see the module ``recompute``); () = the default of
+            "selective".
+        zero: ZeRO stage, sharding over the dp * cp ranks (Rajbhandari et al. 2020): 0 nothing, 1
+            optimizer states (Megatron's distributed optimizer), 2 also gradients, 3 also parameters
+            (FSDP2). Under a pipeline, stage 3 gathers parameters and reduces gradients once per
+            step.
+        shards: with zero 3, number of neighbouring ranks that shard one copy of the parameters.
+            That is HSDP, the hybrid sharding of PyTorch FSDP (Zhao et al. 2023, 3.2.2); 0 = all dp
+            * cp ranks.
         sequence_parallel: norms and dropouts split along the sequence over the tp ranks.
         precision: of the matrix products.
         flash: fused attention that never stores the scores.
         kernels: "fused" (Transformer Engine, Megatron-Core), "compiled" (``torch.compile``), or
-            "eager" PyTorch; "auto" is eager with zero 3, else fused.
-        fused_experts: all experts of a GPU share one kernel a product, with activation and casts in
-            it, and CUDA graphs of whole steps launch it (Transformer Engine d0067d0,
+            "eager" PyTorch; "auto" is eager with zero 3, otherwise fused.
+        fused_experts: all experts of a GPU share one kernel per product, which includes activation
+            and casts. CUDA graphs of whole steps launch it (Transformer Engine d0067d0,
             ``ops/fused/grouped_mlp.py``: MXFP8 and NVFP4 on Blackwell).
         overlap_dp: gradient reduction and parameter gathering run beside compute.
         overlap_tp: tensor-parallel communication runs beside the product that needs it.
         overlap_pp: a stage computes while it sends and receives.
-        overlap_factor: of "dualpipev" and "dualpipe", 0 to 1. It is the share of the shorter of a
-            pair's compute and its exchange of tokens that hides behind the longer.
+        overlap_factor: for "dualpipev" and "dualpipe", 0 to 1. A pair's compute and its exchange of
+            tokens overlap; this share of the shorter one hides behind the longer one.
         bucket_bytes: size of one gradient bucket; None = 40 million elements (Megatron-Core).
-        grad_bytes: bytes of one gradient element, held and reduced: 4 (Megatron's fp32
+        grad_bytes: bytes per element of gradients, stored and reduced: 4 (Megatron's fp32
             accumulation) or 2 (DeepSpeed's fp16).
         layers_per_stage: layers of each chunk in model order (pp * vpp entries); None = even.
         adapter_rank: rank of LoRA adapters (Hu et al. 2021) on the attention's products, over
@@ -99,8 +101,8 @@ class Plan:
             backward (Megatron-Core d98e8a6, ``cpu_offloading_num_layers``).
 
     Raises:
-        PlanError: a value is out of its range whatever the model; ``plan_check`` says what a model
-            forbids.
+        PlanError: a value is out of its range for any model; ``plan_check`` has the rules that
+            depend on the model.
     """
 
     tp: int = 1
@@ -200,14 +202,14 @@ class Plan:
 
     @property
     def kernel_set(self) -> str:
-        """Kernels that run it: "fused", "compiled" or "eager"."""
+        """Its kernels: "fused", "compiled" or "eager"."""
         if self.kernels != "auto":
             return self.kernels
         return "eager" if self.zero == 3 else "fused"
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that share out one copy of the parameters, or of what ZeRO shards of them."""
+        """Number of ranks that shard one copy of the parameters, or of ZeRO's states."""
         return self.shards or self.dp * self.cp * self.copies
 
     @property
@@ -217,7 +219,7 @@ class Plan:
 
     @property
     def quantised(self) -> bool:
-        """Whether products take their inputs in fewer bits than activations have."""
+        """Whether inputs of products have fewer bits than activations."""
         return self.precision in _QUANTISED_BYTES
 
     @property
@@ -321,12 +323,12 @@ class Plan:
         return self.tp * self.cp * self.dp // self.ep
 
     def stage_of(self, place: int) -> int:
-        """Stage that holds the ``place``-th chunk of the model; of two copies the first one's."""
+        """Stage of the model's ``place``-th chunk; with two copies, the first copy's."""
         return next(row.index(place) for row in self.places if place in row)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of inputs and of weights are computes of their own."""
+        """Whether the gradients of inputs and of weights are separate computes."""
         return self.schedule in SPLIT_SCHEDULES
 
     @property
@@ -336,10 +338,10 @@ class Plan:
 
     @property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """[chunk, stage] which of the model's chunks, in its order, a stage has there.
+        """[chunk, stage] index of the stage's chunk in the order of the model.
 
-        Round after round; under ZBV and DualPipeV the second chunk comes back as a V; DualPipe
-        has a second copy of the model that begins at the last stage.
+        Chunks go round the stages in order. Under ZBV and DualPipeV the second chunk returns in a
+        V. DualPipe has a second copy of the model that begins at the last stage.
         """
         p = self.pp
         if self.copies == 2:
@@ -352,7 +354,7 @@ class Plan:
         """Layers of each chunk in model order: entry ``chunk * pp + stage``.
 
         Raises:
-            PlanError: the layers do not divide evenly, or ``layers_per_stage`` has another sum.
+            PlanError: the layers do not divide evenly, or ``layers_per_stage`` has a wrong sum.
         """
         reason = layer_problem(self, llm)
         if reason:
@@ -362,7 +364,7 @@ class Plan:
         return tuple(range(end - n, end) for n, end in zip(counts, ends, strict=True))
 
     def describe(self) -> str:
-        """The plan in a few words, defaults left out: "tp8 pp8 dp16 mb1 vpp2 full"."""
+        """The plan as a short text without defaults: "tp8 pp8 dp16 mb1 vpp2 full"."""
         words = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         words += [f"{key}{n}" for key, n in (("cp", self.cp), ("ep", self.ep)) if n > 1]
         words.append(f"mb{self.micro_batch}")
@@ -381,7 +383,7 @@ class Plan:
 
 
 def layer_problem(plan: Plan, llm: LLM) -> str:
-    """Why the model's layers cannot be split so; "" where they can."""
+    """The reason why the model's layers cannot be split like this; "" if they can."""
     layers = plan.layers_per_stage
     if layers is not None:
         total = sum(layers)

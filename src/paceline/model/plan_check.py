@@ -1,4 +1,4 @@
-"""Which plans can train a model: every reason against one, memory apart."""
+"""Checks of a plan for a model: all reasons against it, without memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LOW_MULTIPLE = 16
 
 
 def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]:
-    """Every reason for which ``plan`` cannot train ``llm``; empty where it can.
+    """All reasons why ``plan`` cannot train ``llm``; empty if it can.
 
-    Memory is not looked at. The rules are those of Megatron-LM (Megatron-Core) and, where named,
-    of DeepSpeed.
+    Memory is not checked. The rules are those of Megatron-LM (Megatron-Core) and, if named, of
+    DeepSpeed.
 
     Args:
         plan: the plan.
         llm: the model.
-        cluster_gpus: GPUs that the plan must use up exactly; None = any number.
+        cluster_gpus: exact number of GPUs that the plan must use; None = any number.
     """
     reasons = []
     if cluster_gpus is not None and plan.gpus != cluster_gpus:
@@ -48,10 +48,10 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
 
 
 def check(plan: Plan, llm: LLM, gpus: int | None = None) -> None:
-    """Raise with every reason for which ``plan`` cannot train ``llm`` on ``gpus`` GPUs.
+    """Raise an error with all reasons why ``plan`` cannot train ``llm`` on ``gpus`` GPUs.
 
     Raises:
-        PlanError: there is one reason or more; all are named.
+        PlanError: there is at least one reason; all are named.
     """
     reasons = problems(plan, llm, gpus)
     if reasons:
@@ -71,7 +71,7 @@ def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
     if llm.delta is not None:
         widths.append(("delta key_heads", llm.delta.key_heads))
     reasons += [f"{name} {n} not divisible by tp {tp}" for name, n in widths if n % tp]
-    # Megatron-Core replicates key and value heads where there are fewer of them than ranks.
+    # Megatron-Core replicates key and value heads if there are fewer heads than ranks.
     if llm.latent is None and llm.kv_heads % tp and tp % llm.kv_heads:
         reasons.append(f"kv_heads {llm.kv_heads} and tp {tp}: neither divides the other")
     if plan.quantised:

@@ -1,4 +1,4 @@
-"""Precisions as recipes, tables and logs name them."""
+"""Names of precisions in recipes, tables and logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.errors import ModelError
 from paceline.model.plan import Precision
 
 #: Beginning of a name without case and separators -> the plan's precision. Block scales ("MX"),
-#: current and delayed scaling cost the same products; so they are fp8.
+#: current and delayed scaling have the same products, so they all are fp8.
 _BEGINNINGS: tuple[tuple[str, Precision], ...] = (
     ("mxfp8", "fp8"),
     ("fp8", "fp8"),
@@ -27,7 +27,7 @@ def precision_of(name: str) -> Precision:
     Of two names, such as "FP8-CS (FP8-MX)", the first counts.
 
     Raises:
-        ModelError: none is known that begins so.
+        ModelError: no known precision begins like this.
     """
     plain = "".join(c for c in name.lower() if c.isalnum())
     for beginning, precision in _BEGINNINGS:

@@ -23,9 +23,9 @@ VERSION = 1
 DEVICE_KINDS = ("cuda", "cpu")
 PARTS = ("gemm", "attention", "memory")
 
-#: A profile of every preset in every split stays far below this; a larger file is none.
+#: Largest size of a profile in bytes; a profile of all presets in all splits is far smaller.
 _MAX_FILE_BYTES = 64 << 20
-#: Memory sizes of one GPU as CUDA and as datasheets state them differ by less than this share.
+#: Memory sizes of the same GPU by CUDA and by datasheets differ by less than this share.
 _SAME_MEMORY = 0.15
 
 _T = TypeVar("_T")
@@ -36,10 +36,10 @@ class Timing:
     """One measured operator.
 
     Attributes:
-        operator: what was run; a batch of experts as one of them.
+        operator: the measured operator; a batch of experts is measured as one expert.
         seconds: median of the repeats.
         spread: interquartile range of the repeats over their median.
-        repeats: how many.
+        repeats: number of repeats.
     """
 
     operator: Operator
@@ -62,10 +62,10 @@ class OperatorProfile:
         precision: of the matrix products.
         launch_s: host seconds per kernel, of a step through autograd.
         peak_flops: FLOP/s of the fastest product.
-        memory_bandwidth: byte/s of a large copy, bytes read and bytes written counted.
-        shapes: what was asked for: hidden, tp, micro_batch, seq_len, models.
+        memory_bandwidth: byte/s of a large copy, counting bytes read and bytes written.
+        shapes: the requested shapes: hidden, tp, micro_batch, seq_len, models.
         timings: the measured operators.
-        left_out: what could not be measured, and why.
+        left_out: operators that could not be measured, with reasons.
         path: the file it was read from; "" = none.
     """
 
@@ -87,7 +87,7 @@ class OperatorProfile:
     path: str = ""
 
     def mismatches(self, cluster: Cluster) -> list[str]:
-        """Why the profile may not speak for ``cluster`` or for the torch installed here."""
+        """Reasons why the profile may not apply to ``cluster`` or to the installed torch."""
         reasons = []
         if not _same_device(self, cluster.gpu):
             reasons.append(
@@ -108,7 +108,7 @@ class OperatorProfile:
         return f" {self.path}" if self.path else ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """The profile in the form of its file."""
         fields = {k: v for k, v in asdict(self).items() if k not in ("timings", "path")}
         mapping: dict[str, Any] = {"format": FORMAT, "version": VERSION, **fields}
         mapping["timings"] = [
@@ -130,7 +130,7 @@ _DEFAULTS = Operator._field_defaults
 
 
 def save_profile(profile: OperatorProfile, path: Path, *, force: bool = False) -> None:
-    """Write a profile, whole or not at all.
+    """Write a profile atomically.
 
     Raises:
         OutputError: the file exists and ``force`` is not given, or it cannot be written.
@@ -151,7 +151,7 @@ def load_profile(path: str | Path) -> OperatorProfile:
     """Read what ``paceline profile`` wrote.
 
     Raises:
-        ModelError: the file cannot be read, is no profile, or a field is missing or wrong.
+        ModelError: the file cannot be read, is not a profile, or a field is missing or wrong.
     """
     path = Path(path)
     try:
@@ -160,7 +160,7 @@ def load_profile(path: str | Path) -> OperatorProfile:
         mapping = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deep
         reason = str(error).partition("\n")[0][:120]
         raise ModelError(
             f"{path}: no JSON ({reason}); is it cut off? make it anew with `paceline profile`"
@@ -238,7 +238,7 @@ _KINDS: dict[type[Any], str] = {list: "a list", dict: "a mapping", str: "a text"
 
 
 class _Fields:
-    """Typed reading of a mapping; names the bad field and its fault."""
+    """Typed access to a mapping; errors name the field and its fault."""
 
     def __init__(self, mapping: Mapping[str, Any], prefix: str) -> None:
         self.mapping, self.prefix = mapping, prefix
@@ -303,12 +303,12 @@ def _words(name: str) -> set[str]:
 
 
 def _models(words: set[str]) -> set[str]:
-    """The words that are product numbers: A100, GB200, MI300X; without any, all words."""
+    """The words that are product numbers (A100, GB200, MI300X); all words if there are none."""
     return {word for word in words if re.fullmatch(r"[A-Z]{1,2}\d{2,4}[A-Z]?", word)} or words
 
 
 def _installed_torch() -> str:
-    """Version of the torch installed here, without importing it; "" = none."""
+    """Version of the installed torch, without importing it; "" = none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,8 +1,8 @@
-"""The cost of compute out of a profile: seconds of an operator, interpolated between measured ones.
+"""The cost of compute from a profile: seconds of operators, interpolated between measured ones.
 
 Between measured shapes the rate (FLOP/s of products and attention, byte/s of the rest) is
-interpolated in logarithms. Beyond them the roofline is scaled by what the nearest measured shape
-took over its own roofline.
+interpolated in logarithms. Beyond them, the roofline is multiplied by the nearest measured shape's
+ratio of time to roofline.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from paceline.model.profile import OperatorProfile, Timing, load_profile
 
 Array = npt.NDArray[np.float64]
 
-#: Beyond the measured range by less than this factor is still interpolated (and no news).
+#: Shapes beyond the measured range by less than this factor are still interpolated, without a note.
 _MARGIN = 1.1
-#: Measured shapes that one interpolation looks at.
+#: Number of measured shapes in one interpolation.
 _NEIGHBOURS = 12
 
 
 def operator_class(op: Operator) -> str:
-    """Operators of one class run the same kernels, so that only their shape tells them apart.
+    """Class of an operator. Operators of one class run the same kernels and differ only in shape.
 
-    Every linear layer's forward product is one class, every norm another, and so on; the backward
-    pass has its own.
+    The forward products of all linear layers are one class, all norms another, and so on. The
+    backward pass has its own classes.
     """
     name, _, suffix = op.name.rpartition("-")
     if suffix not in ("backward", "dgrad", "wgrad"):
@@ -52,7 +52,7 @@ def operator_class(op: Operator) -> str:
 
 
 def one_of_batch(op: Operator) -> Operator:
-    """One product of a batch of experts, each of which has its own kernels; others as they are."""
+    """For a batch of experts with separate kernels, one expert's product; others unchanged."""
     if op.part != "gemm" or op.batch == 1:
         return op
     n = op.batch
@@ -61,13 +61,13 @@ def one_of_batch(op: Operator) -> Operator:
 
 
 def shape_of(op: Operator) -> dict[str, float]:
-    """Properties that the rate of an operator depends on within its class."""
+    """Properties that decide an operator's rate within its class."""
     if op.part == "gemm":
         return {"m": op.m, "n": op.n, "k": op.k}
     if op.part == "attention" and op.n:
         return {"batch": op.batch, "m": op.m, "n": op.n, "k": op.k}
     if op.part == "attention":
-        # Tokens times heads, and keys that a query meets: FLOPs per byte grow with the sequence.
+        # Tokens times heads, and keys per query: FLOPs per byte grow with the sequence.
         return {"bytes": op.bytes, "FLOP/byte": op.flops / max(op.bytes, 1.0)}
     return {"bytes": op.bytes}
 
@@ -90,7 +90,7 @@ class _Curve:
         self.low, self.high = self.points.min(axis=0), self.points.max(axis=0)
 
     def beyond(self, at: Array) -> list[int]:
-        """Axes on which a point lies outside what was measured."""
+        """Axes on which a point lies outside the measured range."""
         margin = math.log2(_MARGIN)
         return np.flatnonzero((at < self.low - margin) | (at > self.high + margin)).tolist()
 
@@ -98,10 +98,10 @@ class _Curve:
         return self.timings[int(np.square(self.points - at).sum(axis=1).argmin())]
 
     def rate(self, at: Array) -> float:
-        """Interpolated rate [1/s]: a plane through the neighbours, the nearer the more it counts.
+        """Interpolated rate [1/s]: a plane fitted to the neighbours, weighted by their nearness.
 
-        With a slight pull to a flat plane, which settles what the neighbours leave open; never
-        beyond their own rates.
+        A slight regularisation to a flat plane resolves undetermined slopes. The rate stays within
+        the neighbours' rates.
         """
         distances = np.square(self.points - at).sum(axis=1)
         near = np.argsort(distances, kind="stable")[:_NEIGHBOURS]
@@ -117,7 +117,7 @@ class _Curve:
 
 
 class _Note(NamedTuple):
-    """Where a prediction left the profile: class, axis of its shape, value."""
+    """A place where a prediction left the profile: class, axis of its shape, value."""
 
     what: str
     axis: str
@@ -140,7 +140,7 @@ class ProfileCost:
         self._notes: dict[tuple[str, str], tuple[float, float]] = {}
 
     def __call__(self, op: Operator) -> float:
-        """Seconds of ``op``; leaves a note where that lies outside the profile."""
+        """Seconds of ``op``; records a note if it lies outside the profile."""
         if op not in self._seconds_of:
             single = one_of_batch(op)
             seconds, notes = self._seconds_and_notes(single)
@@ -154,19 +154,19 @@ class ProfileCost:
 
     @property
     def outside(self) -> list[str]:
-        """Requested properties that the profile does not cover, in words."""
+        """Requested properties that the profile does not cover, as text."""
         return [self._say(*key, *span) for key, span in sorted(self._notes.items())]
 
     def with_launches(self, cluster: Cluster) -> Cluster:
-        """``cluster`` whose host launches kernels as fast as the profiled one.
+        """``cluster`` with the launch time of the profiled host.
 
-        On a CPU the host's part of an operator is in its seconds.
+        On a CPU an operator's seconds include the host's part.
         """
         launch_s = 0.0 if self.profile.device_kind == "cpu" else self.profile.launch_s
         return replace(cluster, efficiency=replace(cluster.efficiency, launch_s=launch_s))
 
     def reset(self) -> None:
-        """Forget what has been asked for; call it between two predictions."""
+        """Clear the notes; call it between two predictions."""
         self._notes.clear()
 
     def _seconds_and_notes(self, op: Operator) -> tuple[float, tuple[_Note, ...]]:
@@ -188,7 +188,7 @@ class ProfileCost:
         return timing.seconds / self.fallback(timing.operator)
 
     def _part_ratio(self, op: Operator) -> float:
-        """The ratio of the timing of the same part whose amount of work is nearest."""
+        """The ratio of the timing with the same part and the nearest amount of work."""
         timings = self._by_part.get(op.part)
         if not timings:
             return 1.0
@@ -218,16 +218,16 @@ def profile_cost(profile: OperatorProfile, fallback: ComputeCost) -> ProfileCost
 
     Args:
         profile: the measured operators.
-        fallback: what to scale outside the measured range, usually the roofline of the GPU.
+        fallback: cost to scale outside the measured range, usually the roofline of the GPU.
     """
     return ProfileCost(profile, fallback)
 
 
 def cost_from_profile(path: str | Path, cluster: Cluster) -> tuple[ProfileCost, list[str]]:
-    """The cost of compute from a file, and warnings where the file is another machine's.
+    """The cost of compute from a file, and warnings if the file comes from another machine.
 
     Raises:
-        ModelError: the file is no profile.
+        ModelError: the file is not a profile.
     """
     profile = load_profile(path)
     cost = profile_cost(profile, roofline(cluster.gpu, cluster.efficiency))
@@ -235,11 +235,11 @@ def cost_from_profile(path: str | Path, cluster: Cluster) -> tuple[ProfileCost, 
 
 
 def cluster_from_profile(profile: OperatorProfile) -> Cluster:
-    """The machine that the profile was taken on: one node of one device, peaks as measured.
+    """The profiled machine: one node of one device, with measured peaks.
 
-    The shares of the peaks are 1 where the profile measured what is reached. The network is never
-    used and has the bandwidth of the memory. On a CPU the host's part of an operator is in its
-    seconds, so nothing is added for launching.
+    Shares of peaks are 1 if the profile measured the reached rates. The network is never used and
+    gets the bandwidth of the memory. On a CPU an operator's seconds include the host's part, so
+    launching adds nothing.
     """
     on_cpu = profile.device_kind == "cpu"
     source = f"measured, {profile.path or 'paceline profile'}, {profile.date}"

@@ -1,6 +1,6 @@
-"""The operators in PyTorch: what to call so that one of them runs once.
+"""The operators in PyTorch: functions that run one operator once.
 
-As a plain PyTorch model runs them, eagerly: nothing is compiled or fused by hand.
+They run eagerly, as in a plain PyTorch model: nothing is compiled or fused by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DROPOUT = 0.1
 
 
 class Case(NamedTuple):
-    """An operator with the model and plan that it belongs to, which give its tensors."""
+    """An operator with its model and plan, which determine its tensors."""
 
     op: Operator
     llm: LLM
@@ -37,7 +37,7 @@ class Tensors:
         ]
 
     def __call__(self, *shape: int, grad: bool = False, dtype: Any = None) -> Any:
-        """Normal numbers; ``grad``: their gradient is computed."""
+        """Normally distributed numbers; with ``grad``, their gradient is computed."""
         tensor = self.torch.randn(*shape, device=self.device, dtype=dtype or self.dtype)
         return tensor.requires_grad_(grad)
 
@@ -51,7 +51,7 @@ _Differentiable = tuple[Thunk, list[Any]]
 
 
 def thunk_of(case: Case, make: Tensors) -> Thunk | None:
-    """Something to call that runs the operator once; None where Paceline does not know how."""
+    """A function that runs the operator once; None if Paceline has no implementation."""
     op = case.op
     if op.part == "gemm":
         return _product(case, make)
@@ -77,7 +77,7 @@ def thunk_of(case: Case, make: Tensors) -> Thunk | None:
 
 
 def _product(case: Case, make: Tensors) -> Thunk:
-    """Of a linear layer: y = x w^T + b, the gradient of x, or that of w and b accumulated."""
+    """A linear layer: y = x w^T + b, the gradient of x, or the accumulated gradients of w and b."""
     op, functional = case.op, make.torch.nn.functional
     bias = case.llm.bias and not op.name.startswith(("head", "router"))
     if op.name.endswith("-wgrad"):
@@ -101,7 +101,7 @@ def _product(case: Case, make: Tensors) -> Thunk:
 
 
 def _batched(op: Operator, make: Tensors) -> Thunk:
-    """Of the unfused core of attention; a transposed operand where a pass has one."""
+    """A product of the unfused core of attention, with transposed operands as in the pass."""
     torch = make.torch
     a = make(op.batch, op.m, op.k)
     if op.name.endswith("-wgrad"):
@@ -113,7 +113,7 @@ def _batched(op: Operator, make: Tensors) -> Thunk:
 
 
 def _optimizer(case: Case, make: Tensors) -> Thunk:
-    """Norm of the gradients, AdamW in fp32, and the cast to 16 bits where the model has them."""
+    """Norm of the gradients, AdamW in fp32, and the cast to 16-bit weights if there are any."""
     torch, width = make.torch, case.llm.hidden
     rows = 4 * width
     full, remainder = divmod(max(case.parameters, width), rows * width)
@@ -149,7 +149,7 @@ def _norm(case: Case, make: Tensors) -> _Differentiable:
 
 
 def _activation(case: Case, make: Tensors) -> _Differentiable:
-    """GELU, or SwiGLU; rows and width out of the bytes, which experts and shards share out."""
+    """GELU or SwiGLU; rows and width follow from the bytes, which experts and shards divide."""
     llm, functional = case.llm, make.torch.nn.functional
     element = case.plan.element_bytes
     backward = case.op.name.endswith("-backward")
@@ -184,7 +184,7 @@ def _dropout(case: Case, make: Tensors) -> _Differentiable:
 
 
 def _rotary(case: Case, make: Tensors) -> _Differentiable:
-    """Queries and keys rotated by halves, in a tensor each."""
+    """Queries and keys rotated by halves, each in its own tensor."""
     torch, llm, tp = make.torch, case.llm, case.plan.tp
     heads, kv_heads = llm.heads // tp, max(1, llm.kv_heads // tp)
     width = llm.qk_dim - llm.qk_dim % 2
@@ -206,7 +206,7 @@ def _qk_norm(case: Case, make: Tensors) -> _Differentiable:
 
 
 def _fused_attention(case: Case, make: Tensors) -> _Differentiable:
-    """From the output of qkv to the input of the projection, as a model runs it."""
+    """Fused attention from the output of qkv to the input of the projection."""
     llm, plan, functional = case.llm, case.plan, make.torch.nn.functional
     heads, kv_heads = llm.heads // plan.tp, max(1, llm.kv_heads // plan.tp)
     shape = (plan.micro_batch, llm.seq_len, -1)
@@ -263,7 +263,7 @@ def _loss(case: Case, make: Tensors) -> _Differentiable:
 
 
 def _routed(case: Case) -> tuple[int, int, int, int]:
-    """Tokens of one rank's router, rows that its experts get of them, experts, experts a token."""
+    """Sizes of a rank's routing: tokens, rows for its experts, experts, experts per token."""
     moe = case.llm.moe
     if moe is None:  # pragma: no cover (only mixtures have such operators)
         raise AssertionError
@@ -287,14 +287,14 @@ def _router(case: Case, make: Tensors) -> _Differentiable:
 
 
 def _permute(case: Case, make: Tensors) -> _Differentiable:
-    """Tokens into the order of the experts."""
+    """Copies tokens into the order of the experts."""
     local, rows, _, _ = _routed(case)
     x, index = make(local, case.llm.hidden, grad=True), make.whole(local, rows)
     return lambda: x.index_select(0, index), [x]
 
 
 def _unpermute(case: Case, make: Tensors) -> _Differentiable:
-    """Weighted rows of the experts added to their tokens."""
+    """Adds the experts' weighted rows to their tokens."""
     local, rows, _, _ = _routed(case)
     y, weight = make(rows, case.llm.hidden, grad=True), make(rows, 1, grad=True)
     index, zeros = make.whole(local, rows), make(local, case.llm.hidden)

@@ -1,11 +1,11 @@
-"""Times the operators that predictions need, with PyTorch, on the GPU or CPU at hand.
+"""Times the operators that predictions need, with PyTorch, on a local GPU or CPU.
 
-Which operators: those that a prediction of the asked-for shapes asks the cost of. vTrain (III-C)
-calls them "necessary operators", once per hidden size, tensor parallelism, microbatch and sequence.
-Each runs alone, over copies of its inputs that together exceed the last-level cache. Its inputs are
-cold, as weights and saved activations are in a training step.
+They are the operators of predictions for the requested shapes. vTrain (III-C) calls them "necessary
+operators", one per hidden size, tensor parallelism, microbatch and sequence. Each runs alone, over
+copies of its inputs that together exceed the last-level cache. So its inputs are cold, like weights
+and saved activations in a training step.
 
-torch is imported when a profile is taken, never with this module.
+torch is imported when a profile is taken, not with this module.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from paceline.model.profile_operators import Case, Tensors, Thunk, thunk_of
 
 Progress = Callable[[int, int], None]
 
-#: Copies of an operator's inputs are visited in turn until this many bytes lie between two visits
-#: of one. That is more than the last-level cache of any of today's GPUs (H100 50 MB, B200 126 MB)
-#: and CPUs.
+#: Least bytes of an operator's copied inputs, which are used in turn. That exceeds the last-level
+#: cache of present GPUs (H100 50 MB, B200 126 MB) and CPUs.
 _COLD_BYTES = 192e6
 _MAX_COPIES = 16
-_LAYERS = 8  # of the made-up models: the optimizer is timed for one layer and for all of them
+_LAYERS = 8  # layers of the synthetic models: the optimizer is timed for one layer and for all
 _VOCAB = 32_768
 
 
@@ -50,10 +49,10 @@ class Shapes:
 
     Attributes:
         models: models whose operators are timed, each with every ``tp`` and ``micro_batch``.
-        tp: tensor-parallel degrees; illegal ones of a model are passed over.
+        tp: tensor-parallel degrees; degrees that a model does not allow are skipped.
         micro_batch: samples of one microbatch.
         precision: of the matrix products ("fp8" is not timed).
-        flash: time fused attention (``scaled_dot_product_attention``), else the unfused core.
+        flash: time fused attention (``scaled_dot_product_attention``) instead of the unfused core.
     """
 
     models: tuple[LLM, ...]
@@ -65,14 +64,14 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to measure.
+    """Limits of the measuring time.
 
     Attributes:
         warmup: runs before the first that counts.
-        repeats: fewest runs (of a GPU: batches of runs) that the median is taken of.
+        repeats: fewest runs behind a median (on a GPU: batches of runs).
         most: most of them.
-        operator_s: seconds that one operator may take once it has the fewest repeats.
-        total_s: seconds after which the operators left are left out, the largest last.
+        operator_s: seconds for one operator beyond its fewest repeats.
+        total_s: seconds after which the remaining operators, the largest ones, are left out.
     """
 
     warmup: int = 3
@@ -86,12 +85,12 @@ QUICK = Effort(warmup=1, repeats=5, most=20, operator_s=0.05, total_s=120.0)
 
 
 def made_up(hidden: int, seq_len: int, vocab: int = _VOCAB) -> tuple[LLM, LLM]:
-    """A GPT (LayerNorm, GELU, biases, dropout) and its like with rotary positions.
+    """A GPT (LayerNorm, GELU, biases, dropout) and a variant with rotary positions.
 
-    The second brings only what the first has not: its other operators run the same kernels.
+    The second adds only operators that the first lacks; its other operators run the same kernels.
 
     Raises:
-        ModelError: the width is no multiple of 64, the width of one head.
+        ModelError: the width is not a multiple of 64, the width of one head.
     """
     head = 128 if hidden % 128 == 0 and hidden >= 2048 else 64
     if hidden < 1 or hidden % head:
@@ -143,7 +142,7 @@ def necessary(shapes: Shapes) -> list[Case]:
 
 
 def _cases_of(llm: LLM, plan: Plan) -> Iterator[Case]:
-    """Operators that predictions of a plan, and of its pipeline of single layers, need."""
+    """Operators for predictions of a plan, and of its pipeline of single layers."""
     for variant in (plan, replace(plan, pp=llm.layers)):
         operators: list[Operator] = []
 
@@ -174,12 +173,12 @@ class Clock:
         self.torch, self.device, self.effort = torch, device, effort
 
     def sync(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Wait until the device has finished."""
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
     def samples(self, thunks: Sequence[Thunk]) -> list[float]:
-        """Seconds per run, repeat by repeat; the thunks take turns."""
+        """Seconds per run of each repeat; the thunks take turns."""
         effort = self.effort
         for i in range(max(effort.warmup, min(len(thunks), 2))):
             thunks[i % len(thunks)]()
@@ -200,9 +199,9 @@ class Clock:
         return time.perf_counter() - begin
 
     def _on_gpu(self, thunks: Sequence[Thunk], i: int) -> float:
-        """All thunks between two events, the GPU held back until the host has queued them.
+        """Run all thunks between two events, with the GPU held back until all are queued.
 
-        Otherwise small kernels would be timed at the pace of the host, which is counted apart.
+        Otherwise small kernels would be timed at the host's speed, which is measured separately.
         """
         torch = self.torch
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -217,12 +216,12 @@ class Clock:
 
 
 def measure(case: Case, make: Tensors, clock: Clock, room_bytes: float) -> Timing | str:
-    """The timing of one operator, or why there is none."""
-    # Inputs, outputs, gradients, temporaries; the optimizer moves all it holds at least once.
+    """The timing of one operator, or the reason why there is none."""
+    # Inputs, outputs, gradients and temporaries; the optimizer moves all its bytes at least once.
     needed = (1 if case.op.name == "optimizer" else 4) * case.op.bytes
     if needed > room_bytes:
         return f"{case.op.name}: needs about {needed / 2**30:.0f} GiB"
-    # A GPU's sample needs several runs for the resolution of its events anyway.
+    # A sample on a GPU needs several runs because of the resolution of events.
     least = 4 if make.device == "cuda" and needed < room_bytes / 8 else 1
     copies = int(min(_MAX_COPIES, room_bytes // needed, _COLD_BYTES // case.op.bytes + 1))
     try:
@@ -246,7 +245,7 @@ def measure(case: Case, make: Tensors, clock: Clock, room_bytes: float) -> Timin
 
 
 def launch_seconds(torch: Any, device: str) -> float:
-    """Host seconds per kernel of a step through autograd whose kernels take no time."""
+    """Host seconds per kernel, from a step through autograd with negligible kernels."""
     layers = 20
     weights = [torch.randn(8, 8, device=device, requires_grad=True) for _ in range(layers)]
     x = torch.randn(8, 8, device=device)
@@ -270,7 +269,7 @@ def launch_seconds(torch: Any, device: str) -> float:
 
 
 def bandwidth(torch: Any, device: str, clock: Clock) -> float:
-    """byte/s of a copy from one large buffer to another, read and written bytes counted."""
+    """byte/s of a copy between two large buffers, counting read and written bytes."""
     size = 1 << (30 if device == "cuda" else 27)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     source.fill_(1)
@@ -284,7 +283,7 @@ def import_torch() -> Any:
     """PyTorch.
 
     Raises:
-        ModelError: it is not installed.
+        ModelError: PyTorch is not installed.
     """
     try:
         return importlib.import_module("torch")
@@ -295,10 +294,10 @@ def import_torch() -> Any:
 
 
 def choose_device(torch: Any, requested: str) -> str:
-    """The device to use, "cuda" or "cpu"; "auto" takes a GPU where there is one.
+    """The device to use, "cuda" or "cpu"; "auto" takes a GPU if there is one.
 
     Raises:
-        ModelError: a GPU is wanted and there is none.
+        ModelError: a GPU is requested and there is none.
     """
     available = bool(torch.cuda.is_available())
     if requested == "cuda" and not available:
@@ -318,9 +317,9 @@ def take_profile(
     """Measure.
 
     Args:
-        shapes: what.
+        shapes: the shapes to measure.
         device: "cuda", "cpu" or "auto".
-        effort: how long.
+        effort: limits of time.
         progress: called with operators done and in all.
 
     Raises:
@@ -377,7 +376,7 @@ def take_profile(
 
 
 def _memory(torch: Any, device: str) -> tuple[float, float]:
-    """Bytes of memory, and how many of them one operator with its copies may take."""
+    """Bytes of memory, and the limit for one operator with its copies."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return float(total), 0.8 * free
@@ -405,7 +404,7 @@ def _processors(torch: Any, device: str) -> int:
 
 
 def _driver() -> str:
-    """Version of the NVIDIA driver; "" where nvidia-smi does not say."""
+    """Version of the NVIDIA driver; "" if nvidia-smi does not report it."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)

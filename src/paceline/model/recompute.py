@@ -1,8 +1,8 @@
-"""Work that selective recomputation repeats, by the names of Megatron-Core's ``recompute_modules``.
+"""Work that selective recomputation repeats, by Megatron-Core's names (``recompute_modules``).
 
-Read at Megatron-Core d98e8a6 (``transformer_config.py``; each module where it names it). There,
-"layernorm", "moe_act" and "mla_up_proj" discard what they give, and make it again right before it
-is needed. The others are usual checkpoints, which keep their input.
+The rules were read in Megatron-Core d98e8a6 (``transformer_config.py`` and the modules themselves).
+There, "layernorm", "moe_act" and "mla_up_proj" discard their outputs and recompute them right
+before use. The others are usual checkpoints, which keep their inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.model.operator_types import LayerWork, Work
 from paceline.model.plan import Plan
 from paceline.model.torch_kernels import per_op_repeats
 
-#: Module -> how the names of the work begin that it repeats.
+#: Module -> beginnings of the names of its repeated work.
 _PREFIXES = MappingProxyType(
     {
         "core_attn": ("core-", "ring"),
@@ -29,12 +29,12 @@ _PREFIXES = MappingProxyType(
         "shared_experts": ("shared-",),
     }
 )
-#: Without a query rank the queries' only projection is among the up-projections.
+#: Without a query rank, the queries' only projection counts as an up-projection.
 _FULL_QUERIES = ("q", "q-cast")
 
 
 def repeat(work: LayerWork, plan: Plan) -> None:
-    """Fill in the work that the backward pass of a layer repeats."""
+    """Set the work that the backward pass of a layer repeats."""
     if plan.recompute == "full":
         work.recompute.extend(work.forward)
     elif plan.recompute == "selective" and plan.recompute_modules:
@@ -42,8 +42,8 @@ def repeat(work: LayerWork, plan: Plan) -> None:
     elif plan.recompute == "selective" and plan.kernel_set != "fused" and plan.flash:
         work.recompute.extend(per_op_repeats(work))
     elif plan.recompute == "selective":
-        # Korthikanti et al.: the core of attention. Fused attention repeats it anyway; then the
-        # norms and activations.
+        # Korthikanti et al. repeat the core of attention. Fused attention repeats it anyway; then
+        # norms and activations are repeated.
         names = _NORMS_AND_ACTIVATIONS if plan.flash else ("core-",)
         work.recompute.extend(w for w in work.forward if w.name.startswith(names))
 
@@ -52,7 +52,7 @@ _NORMS_AND_ACTIVATIONS = ("norm-", "mlp-activation", "expert-activation", "share
 
 
 def _repeats(work: Work, modules: tuple[str, ...]) -> bool:
-    if work.name.endswith("-behind"):  # norms behind a block are no module's
+    if work.name.endswith("-behind"):  # norms after a block belong to no module
         return False
     if "mla_up_proj" in modules and work.name in _FULL_QUERIES:
         return True
@@ -60,7 +60,7 @@ def _repeats(work: Work, modules: tuple[str, ...]) -> bool:
 
 
 def module_problems(plan: Plan, llm: LLM) -> list[str]:
-    """Reasons for which the model has no such modules (Megatron-Core's own checks)."""
+    """Reasons why the model cannot use the modules (Megatron-Core's own checks)."""
     reasons = []
     modules = plan.recompute_modules
     if "mla_up_proj" in modules and llm.latent is None:

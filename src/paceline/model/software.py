@@ -1,12 +1,12 @@
-"""Releases of training software that run an operator otherwise than the newest does.
+"""Releases of training software that run an operator differently from the newest release.
 
-Known so far is one thing: attention with sinks (GPT-OSS), whose softmax has one learnable logit
-more a head. TransformerEngine runs it without FlashAttention (``dot_product_attention/utils.py``,
-filter "Softmax type", commit d0067d0). It fuses it with cuDNN 9.13.1 and later only
-(``fused_attn.cpp``). Else the scores are written to memory. Which releases of NVIDIA's containers
-did so is read off the published throughputs of GPT-OSS that are shared. Unfused, with no constant
-fitted, they are within 6% in the mean; fused, 40% off. Of 26.06.01 its page says that a regression
-of cuDNN's front end (cudnn-frontend, issue 256) is known.
+One difference is known: attention with sinks (GPT-OSS), whose softmax has an additional learnable
+logit per head. TransformerEngine runs it without FlashAttention
+(``dot_product_attention/utils.py``, filter "Softmax type", commit d0067d0). It fuses it only with
+cuDNN 9.13.1 and later (``fused_attn.cpp``). Otherwise the scores are written to memory. The shared
+published throughputs of GPT-OSS show which releases of NVIDIA's containers did that. Without any
+fitted constant, the unfused prediction is within 6% on average, the fused one is 40% off. The page
+of 26.06.01 names a known regression of cuDNN's front end (cudnn-frontend, issue 256).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Software:
     """A release.
 
     Attributes:
-        name: as users name it.
+        name: its name for users.
         fused_sinks: attention with sinks runs in one kernel.
     """
 
@@ -36,7 +36,7 @@ class Software:
 _UNFUSED_SINKS = ("26.02", "26.02.01", "26.04", "26.04.01", "26.06.01")
 _FUSED_SINKS = ("25.11", "26.06", "26.08")
 
-#: "nemo-26.04" -> what NVIDIA's NeMo and Megatron-Bridge container of that release does.
+#: "nemo-26.04" -> properties of NVIDIA's NeMo and Megatron-Bridge container of that release.
 SOFTWARE = MappingProxyType(
     {
         f"nemo-{release}": Software(f"nemo-{release}", release in _FUSED_SINKS)
@@ -49,7 +49,7 @@ def software_preset(name: str) -> Software:
     """The release of a name, such as "nemo-26.04".
 
     Raises:
-        ModelError: it is not known.
+        ModelError: the name is unknown.
     """
     found = SOFTWARE.get(name.strip().lower())
     if found is None:
@@ -59,9 +59,9 @@ def software_preset(name: str) -> Software:
 
 
 def as_run_by(llm: LLM, plan: Plan, software: Software) -> Plan:
-    """The plan as a release runs it.
+    """The plan under a release.
 
-    Context parallelism needs fused attention, so a plan that has it ran fused all the same.
+    Context parallelism needs fused attention, so such a plan stays fused.
     """
     if llm.sinks and not software.fused_sinks and plan.cp == 1:
         return replace(plan, flash=False)

@@ -1,4 +1,4 @@
-"""A layer as PyTorch runs it by itself, without Transformer Engine's and Megatron-Core's kernels.
+"""A layer in plain PyTorch, without kernels of Transformer Engine and Megatron-Core.
 
 Attention is that of ``scaled_dot_product_attention``. Eager element-wise work is a kernel for each
 operation. ``torch.compile`` fuses these.
@@ -13,13 +13,14 @@ from paceline.model.operator_types import LayerWork, Operator, Work
 from paceline.model.plan import Plan
 
 #: Norm -> bytes and kernels of a layer's eager element-wise operations over those of fused ones.
-#: Counted on torch modules (a test does it again). The first are Hugging Face's Llama layers, whose
-#: RMSNorm and rotary embedding are written out; the second plain layers with torch's LayerNorm.
+#: They were counted on torch modules, which a test repeats. RMSNorm: Hugging Face's Llama layers,
+#: with RMSNorm and rotary embedding as single operations. LayerNorm: plain layers with torch's
+#: LayerNorm.
 EAGER = MappingProxyType({"rmsnorm": (4.4, 7.0), "layernorm": (1.23, 1.5)})
 
 
 def as_torch_runs(work: LayerWork, llm: LLM, plan: Plan) -> None:
-    """Replace kernels of a layer that PyTorch has not."""
+    """Replace kernels of a layer that PyTorch lacks."""
     if plan.kernel_set == "fused":
         return
     for direction in (work.forward, work.backward):
@@ -39,11 +40,11 @@ def _native(entry: Work, llm: LLM, plan: Plan) -> Work:
 
 
 def per_op_repeats(work: LayerWork) -> list[Work]:
-    """The work that torchtitan's per-operator policy computes again in a backward.
+    """The work that torchtitan's per-operator policy recomputes in a backward.
 
     Of wq, wk, wv, wo, w1, w3, w2 it keeps the first, third, ... (``parallelize_llama.py`` at
-    ba246978, ``_custom_policy``), and fused attention. So wk, wo and w3 are repeated, and all that
-    is element-wise. The keys' product, small in grouped attention, is left out.
+    ba246978, ``_custom_policy``), and fused attention. So wk, wo and w3 are repeated, and all
+    element-wise work. The keys' product, small in grouped attention, is left out.
     """
     repeats: list[Work] = []
     for entry in work.forward:

@@ -15,10 +15,10 @@ _WHERE = "the vision tower"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """A vision transformer (Dosovitskiy et al. 2021) and the projector behind it.
+    """A vision transformer (Dosovitskiy et al. 2021) and its projector.
 
     Its layers are pre-norm LayerNorm blocks with plain MLPs, biases and no dropout. All patches of
-    an image attend to each other, those of two images do not.
+    an image attend to each other; patches of different images do not.
 
     Attributes:
         layers: transformer layers.
@@ -27,18 +27,18 @@ class VisionTower:
         patches: patch tokens of one image.
         images: images of one sample.
         ffn: inner width of an MLP; 0 = ``4 * hidden``.
-        patch_inputs: numbers of one patch: channels x frames x height x width of it.
+        patch_inputs: numbers in one patch: channels x frames x height x width.
         patch_bias: the patch embedding has a bias.
-        class_token: one learned token more in each image, dropped before the projector.
+        class_token: an additional learned token in each image, dropped before the projector.
         position_rows: rows of the table of learned positions; 0 = none.
         rotary: queries and keys are rotated.
-        end_norms: norms around the layers: one before the first, one behind the last, or both (2).
+        end_norms: norms around the layers: one before the first, one after the last, or both (2).
         merge: patch tokens that become one token of the language model.
         projector: inner widths of the projector, from ``merge * hidden`` to the language model's.
         projector_bias: its products have biases.
         projector_norm: a norm over ``hidden`` before it.
-        deepstack: layers whose result has a projector of its own, behind a norm over
-            ``merge * hidden`` (Qwen3-VL).
+        deepstack: layers whose result has its own projector, after a norm over ``merge * hidden``
+            (Qwen3-VL).
         frozen: the tower is not trained; the projector is.
 
     Raises:
@@ -136,23 +136,23 @@ class VisionTower:
 
     @property
     def layer_fields(self) -> dict[str, Any]:
-        """Fields of its layers as a language model, one image its sample."""
+        """Fields of its layers as a language model whose sample is one image."""
         positions = "rotary" if self.rotary else "none"
         fields = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "ffn")}
         return {**fields, "seq_len": self.inner_tokens, "positions": positions}
 
     def parameters(self, hidden: int, of_layer: int) -> int:
-        """Parameters in all, the language model's width and those of one layer given."""
+        """Parameters in total, given the language model's width and the parameters of one layer."""
         return self.layers * of_layer + self.end_parameters + self.projector_parameters(hidden)
 
     def flops(self, hidden: int, per_token: float) -> tuple[float, float]:
         """FLOPs of one sample's images: forward and backward, and forward alone.
 
-        Pixels need no gradient; nor do the inputs of the projector where the tower is frozen.
+        Pixels need no gradient, and neither do the projector's inputs of a frozen tower.
 
         Args:
             hidden: width of the language model.
-            per_token: of all layers, forward and backward, of one token inside the tower.
+            per_token: FLOPs of all layers, forward and backward, per token inside the tower.
         """
         through = per_token / 3 * self.images * self.inner_tokens
         patches = 2.0 * self.images * self.patches * self.patch_inputs * self.hidden
@@ -166,11 +166,11 @@ class VisionTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionCost:
-    """Costs of a vision tower on each GPU of the first stage, as measured elsewhere.
+    """Given costs of a vision tower on each GPU of the first stage.
 
     Attributes:
-        forward_s: seconds of one microbatch's forward, the projector included.
-        backward_s: seconds of its backward; 0 where it has none.
+        forward_s: seconds of one microbatch's forward, including the projector.
+        backward_s: seconds of its backward; 0 without one.
         parameters: parameters on one GPU.
         activation_bytes: bytes kept of one microbatch for the backward.
         frozen: none of its parameters has a gradient.

@@ -1,4 +1,4 @@
-"""How a plan runs the vision tower of a model."""
+"""The plan for a model's vision tower."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.model.vision import VisionTower
 
 
 def tower_plan(tower: VisionTower, plan: Plan) -> Plan:
-    """The plan by which a GPU of the first stage runs the tower, a sample of it one image.
+    """The plan by which a GPU of the first stage runs the tower; its sample is one image.
 
-    Split over tp like the language model, without sequence parallelism. Each context-parallel rank
-    runs all images. Products stay in 16 bits where the language model's are quantised.
+    It is split over tp like the language model, without sequence parallelism. Each context-parallel
+    rank runs all images. Its products stay in 16 bits even if the language model's are quantised.
     """
     images = plan.micro_batch * tower.images
     return replace(

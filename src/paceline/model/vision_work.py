@@ -1,4 +1,4 @@
-"""Computes and messages of a vision tower, of the same operators as the language model's layers."""
+"""Computes and messages of a vision tower, from the operators of the language model's layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KIND = LayerKind("*-", 0)
 def vision_work(llm: LLM, plan: Plan) -> LayerWork:
     """The tower and its projectors, for the images of one microbatch; nothing without a tower.
 
-    Frozen weights have no backward: with adapters all of it, else the tower's.
+    Frozen weights have no backward: with adapters nothing has one, otherwise the tower has none.
     """
     tower, layers = llm.vision, llm.tower
     if layers is None or not isinstance(tower, VisionTower):
@@ -50,7 +50,7 @@ def _tower(tower: VisionTower, maker: LayerMaker) -> LayerWork:
 
 
 def _projectors(llm: LLM, tower: VisionTower, maker: LayerMaker) -> LayerWork:
-    """Norm, products with activations between them, and the copy among the words' embeddings."""
+    """Norm, products with activations between them, and the copy into the word embeddings."""
     tokens = maker.plan.micro_batch * tower.patches // tower.merge
     products = tower.split(llm.hidden, maker.plan.tp)
     for number in range(1 + tower.deepstack):

@@ -1,6 +1,7 @@
 """The cluster and the framework of the ParaDL paper's runs.
 
-Nodes of four V100 with all their links and two adapters; Chainer, whose functions are Python.
+The nodes have four V100, fully linked, and two adapters. The framework is Chainer, which is written
+in Python.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.networks.compute import ComputeConstants
 
 _LINK_S, _NET_S = 3.4e-6, 14e-6  # as in ``cluster_presets``: NCCL's tuning.cc
-#: A function's call in Chainer (PyTorch, "Accelerating PyTorch with CUDA graphs", 2021: 5 to 10 us
-#: a kernel where functions are C++).
+#: Seconds of a function call in Chainer. (In PyTorch, with functions in C++, a kernel takes 5 to 10
+#: us: "Accelerating PyTorch with CUDA graphs", 2021.)
 CALL_S = 20e-6
 
 
 def chainer_constants(cluster: Cluster) -> ComputeConstants:
-    """Chainer on the cluster: large products by ``model.efficiency``, and a slower host.
+    """Chainer on the cluster: the product rate of ``model.efficiency``, and a slower host.
 
-    Not fitted to runs: committed before the first of them was evaluated.
+    The constants are not fitted: they were committed before the first run was evaluated.
     """
     efficiency = cluster.efficiency
     return ComputeConstants(
@@ -31,8 +32,8 @@ def chainer_constants(cluster: Cluster) -> ComputeConstants:
 def abci() -> Cluster:
     """ABCI 1.0 (2018).
 
-    Two NVLink2 of 25 GB/s each way join each pair of the four GPUs: 150 GB/s a GPU. The paper's
-    "NVLink 20 GB/s" is one link's older speed.
+    Each pair of the four GPUs has two NVLink2 of 25 GB/s per direction, 150 GB/s per GPU. The
+    paper's "NVLink 20 GB/s" is the older speed of one link.
     """
     return replace(
         cluster_preset("v100-16g"),

@@ -1,8 +1,8 @@
-"""Abnormal runs: measured over predicted time, beside a band.
+"""Abnormal runs: measured over predicted time, compared with a band.
 
-The band has two parts: the calibration's own spread on runs left out, and the difference of
-repeated runs, which grows with the GPUs. A run beyond the band is abnormal. If a series has a
-clearly abnormal run, a narrower band applies to its other runs: one cause acts on all of them.
+The band has two parts: the calibration's spread on left-out runs, and the spread of repeated runs,
+which grows with the GPUs. A run beyond the band is abnormal. If a series has a clearly abnormal
+run, a narrower band applies to its other runs: one cause acts on all of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from paceline.networks.terms import split_of
 Z = 2.5  # standard deviations; 1 of 160 normal runs lies beyond on this side
 # Repeated runs: up to 10% apart below 256 GPUs, up to 30% above (ABCI, the same jobs run twice).
 _NOISE, _QUIET_GPUS, _NOISE_PER_DOUBLING = 0.05, 64, 0.025
-_CLEAR_Z = 3.5  # what speaks for its series, too; one odd run of a busy network does not
-_SERIES_Z = 1.0  # on the noise of repetition alone
+_CLEAR_Z = (
+    3.5  # excess that counts for the whole series; a single odd run on a busy network does not
+)
+_SERIES_Z = 1.0  # for the narrower band: noise of repetition only
 _FAST = 2.0  # a run faster than predicted is odd only at twice the band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One run beside its prediction.
+    """One run compared with its prediction.
 
     Attributes:
         predicted_s: step time.
-        ratio: measured over predicted; None where not measured.
-        band: a ratio up to which a run is normal.
-        abnormal: whether it is not; None where not measured.
-        reason: text for people; "" for a normal run within the calibrated range.
+        ratio: measured over predicted; None if not measured.
+        band: largest ratio of a normal run.
+        abnormal: whether it is abnormal; None if not measured.
+        reason: text for users; "" for a normal run within the calibrated range.
     """
 
     predicted_s: float
@@ -53,7 +55,7 @@ class _Seen:
     communication_s: float
     band: float
     outside: tuple[str, ...]
-    paged: str  # why it runs only where memory is paged; "" where it fits
+    paged: str  # why it runs only with paged memory; "" if it fits
 
     @property
     def predicted_s(self) -> float:
@@ -65,7 +67,7 @@ class _Seen:
 
 
 def check_runs(runs: Sequence[NetworkRun], calibration: NetworkCalibration) -> list[Check]:
-    """Each of ``runs`` beside its prediction; their ``status`` is not read."""
+    """Each of ``runs`` compared with its prediction; their ``status`` is not used."""
     seen = [_seen(run, calibration) for run in runs]
     clear: dict[tuple[object, ...], _Seen] = {}
     for item in seen:
@@ -76,15 +78,15 @@ def check_runs(runs: Sequence[NetworkRun], calibration: NetworkCalibration) -> l
 
 
 def noise(gpus: int) -> float:
-    """Standard deviation of the logarithm of a step time when a run is repeated."""
+    """Standard deviation of the logarithm of step times of repeated runs."""
     doublings = max(0.0, math.log2(max(gpus, 1) / _QUIET_GPUS))
     return _NOISE + _NOISE_PER_DOUBLING * doublings
 
 
 def outside(run: NetworkRun, calibration: NetworkCalibration) -> tuple[str, ...]:
-    """Properties in which the run lies beyond the calibrated ones."""
+    """Properties of the run that lie outside the calibrated runs."""
     coverage, strategy = calibration.coverage, run.strategy
-    # A measured row beyond a limit is of another network or strategy than it says.
+    # A measured row beyond a limit has another network or strategy than stated.
     reasons = [f"beyond its limit, {text}" for text in violations(run.network, strategy)]
     if run.network.name not in coverage.networks:
         reasons.append(f"no run of {run.network.name}")
@@ -156,7 +158,7 @@ def _times(ratio: float) -> str:
 
 
 def _phase(item: _Seen) -> str:
-    """The measured phase with the greatest excess, by name."""
+    """Text on the measured phase with the largest excess."""
     run = item.run
     phases = [
         ("computation", run.compute_s, item.compute_s),

@@ -1,7 +1,7 @@
-"""Layers put together one after another, each with the shapes that follow from its inputs.
+"""A builder of networks: layers are added one after another, and shapes follow from inputs.
 
-Used by ``table`` and ``presets``. Every method returns the index of the layer that it adds.
-``op`` names PyTorch's operator (torch 2.13); what autograd saves follows from it.
+``table`` and ``presets`` use it. Every method returns the index of the layer that it adds. ``op``
+is PyTorch's operator (torch 2.13), which decides the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from paceline.networks.layer import (
     conv_flops,
 )
 
-#: Five products against two: the fused backward of attention computes the scores again (torch 2.13,
-#: torch/utils/flop_counter.py, sdpa_backward_flop).
+#: The backward has five products, the forward two: fused attention recomputes the scores (torch
+#: 2.13, torch/utils/flop_counter.py, sdpa_backward_flop).
 ATTENTION_BACKWARD = 2.5
 
 
@@ -30,7 +30,7 @@ def spread(value: int | Sequence[int], dimensions: int) -> Shape:
 
 
 def window_out(window: Window, in_size: Shape) -> Shape:
-    """Spatial size that a window makes of ``in_size``; below 1 where it does not fit."""
+    """Output size of a window over ``in_size``; below 1 if it does not fit."""
     sizes = []
     for d, (size, padding) in enumerate(zip(in_size, window.padding, strict=True)):
         if window.transposed:
@@ -49,11 +49,11 @@ class Builder:
         self.layers: list[Layer] = []
 
     def shape(self, index: int) -> Shape:
-        """Shape of a layer's result, or of the sample."""
+        """Shape of a layer's result or of the sample."""
         return self.input_shape if index == NETWORK_INPUT else self.layers[index].out_shape
 
     def append(self, layer: Layer) -> int:
-        """Add a layer that is made already."""
+        """Add a finished layer."""
         self.layers.append(layer)
         return len(self.layers) - 1
 
@@ -79,7 +79,7 @@ class Builder:
         bias: bool = False,
         transposed: bool = False,
     ) -> int:
-        """A convolution with as many dimensions as its input has beside the channels."""
+        """A convolution over all spatial dimensions of its input."""
         in_channels, *in_size = self.shape(x)
         window = self._window(x, kernel, stride, padding, transposed)
         if in_channels % groups or channels % groups:
@@ -110,7 +110,7 @@ class Builder:
         )
 
     def linear(self, x: int, name: str, features: int, *, bias: bool = True) -> int:
-        """A product over the channels; each position (token) of the input on its own."""
+        """A product over the channels, separately for each position (token) of the input."""
         in_features, *positions = self.shape(x)
         flops = 2.0 * in_features * features * math.prod(positions)
         return self.append(
@@ -130,7 +130,7 @@ class Builder:
         )
 
     def attention(self, qkv: int, name: str, heads: int) -> int:
-        """Scaled dot-product attention; ``qkv`` holds queries, keys and values as channels."""
+        """Scaled dot-product attention; ``qkv`` has queries, keys and values as channels."""
         channels, tokens = self.shape(qkv)
         if channels % (3 * heads):
             raise ModelError(f"layer {name!r}: {channels} channels for {heads} heads, three each")
@@ -214,7 +214,7 @@ class Builder:
         padding: int | Sequence[tuple[int, int]] = 0,
         op: str = "",
     ) -> int:
-        """A window's maximum, or what ``op`` says."""
+        """A window's maximum, or another reduction ``op``."""
         channels, *size = self.shape(x)
         op = op or f"aten.max_pool{max(2, len(size))}d_with_indices"
         window = self._window(x, kernel, stride, padding)
@@ -246,7 +246,7 @@ class Builder:
         )
 
     def view(self, x: int, name: str, shape: Shape) -> int:
-        """The same elements, or some of them, by another shape; costs nothing."""
+        """The same elements, or some of them, in another shape, at no cost."""
         return self.append(
             Layer(name=name, kind="view", op="aten.view", inputs=(x,), out_shape=shape)
         )

@@ -1,7 +1,8 @@
-"""A cluster's factors from measured runs, their accuracy on runs left out, and their coverage.
+"""A cluster's factors from measured runs, with their accuracy on left-out runs and their coverage.
 
 Residuals are logarithms of measured over predicted time. Runs, whole networks and whole strategies
-are left out in turn. Their residuals give the width of the band of normal runs (``abnormal``).
+are left out in turn. The residuals of left-out runs give the width of the band of normal runs
+(``abnormal``).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ LEAST_RUNS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The calibrated runs.
+    """The range of the calibrated runs.
 
     Attributes:
         networks, strategies: names.
-        most_gpus: largest number of a run.
-        samples: network|strategy -> most samples of a GPU.
+        most_gpus: largest number of GPUs of a run.
+        samples: network|strategy -> most samples per GPU.
     """
 
     networks: tuple[str, ...]
@@ -42,13 +43,13 @@ class NetworkCalibration:
     """A cluster, its factors and their accuracy.
 
     Attributes:
-        cluster: the cluster whose datasheet the terms divide by.
+        cluster: the cluster with the datasheet numbers of the terms.
         software: constants of the runs' kernels.
         factors: factors on its terms.
         coverage: coverage of the runs.
-        spread: root mean square of the residuals of runs left out.
+        spread: root mean square of the residuals of left-out runs.
         spread_network, spread_strategy: the same with the whole network or strategy left out; equal
-            to ``spread`` if there was only one.
+            to ``spread`` for a single one.
     """
 
     cluster: Cluster
@@ -67,12 +68,12 @@ class NetworkCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Accuracy of runs that were left out in turn.
+    """Accuracy for runs that were left out.
 
     Attributes:
         what: "run", "network vgg16", "strategy filter", "above 64 GPUs".
         runs: number of runs.
-        accuracy: 1 - |predicted - measured| / measured, not below 0, their mean (ParaDL, 5.2).
+        accuracy: mean of 1 - |predicted - measured| / measured, each at least 0 (ParaDL, 5.2).
         residuals: ln(measured / predicted).
     """
 
@@ -83,12 +84,12 @@ class LeftOut:
 
 
 def accuracy(predicted: float, measured: float) -> float:
-    """1 - |predicted - measured| / measured, not below 0."""
+    """1 - |predicted - measured| / measured, at least 0."""
     return max(0.0, 1 - abs(predicted - measured) / measured)
 
 
 def normal_runs(runs: Sequence[NetworkRun]) -> list[NetworkRun]:
-    """The runs to fit to: measured, and normal or without a status.
+    """The runs to fit: measured, and normal or without a status.
 
     Raises:
         ModelError: there are fewer than ``LEAST_RUNS``.
@@ -103,7 +104,7 @@ def normal_runs(runs: Sequence[NetworkRun]) -> list[NetworkRun]:
 
 
 def measured_of(runs: Sequence[NetworkRun], cluster: Cluster) -> list[Measured]:
-    """Terms and times of ``runs``, which all have a step time and are of one framework."""
+    """Terms and times of ``runs``, which have step times and the same framework."""
     machine = Machine(cluster, software_of(runs, cluster))
     return [
         Measured(
@@ -121,7 +122,7 @@ def software_of(runs: Sequence[NetworkRun], cluster: Cluster) -> ComputeConstant
     """Constants of the runs' framework.
 
     Raises:
-        ModelError: there are several.
+        ModelError: the runs have several frameworks.
     """
     frameworks = {run.framework for run in runs}
     if len(frameworks) > 1:
@@ -134,7 +135,7 @@ def calibrate_networks(
     cluster: Cluster,
     parts: Mapping[str, Sequence[LeftOut]] | None = None,
 ) -> NetworkCalibration:
-    """Fit to the normal ones of ``runs``; ``parts`` are those of ``left_out_in_turn``.
+    """Fit the normal runs; ``parts`` comes from ``left_out_in_turn``.
 
     Raises:
         ModelError: there are too few.
@@ -169,7 +170,7 @@ def _by_strategy(run: NetworkRun) -> str:
 def leave_out(
     runs: Sequence[NetworkRun], measured: Sequence[Measured], key: Callable[[NetworkRun], str]
 ) -> list[LeftOut]:
-    """Fit without each group of runs in turn, and predict that group."""
+    """For each group of runs, fit without it and predict it."""
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault(key(run), []).append(i)
@@ -196,7 +197,7 @@ def predict_others(what: str, measured: Sequence[Measured], fitted: Sequence[int
 
 
 def left_out_in_turn(runs: Sequence[NetworkRun], cluster: Cluster) -> dict[str, list[LeftOut]]:
-    """Runs, networks and strategies, each left out in turn; for reports."""
+    """Accuracies for runs, networks and strategies, each left out in turn; for reports."""
     runs = normal_runs(runs)
     measured = measured_of(runs, cluster)
     keys = {"runs": _by_run, "networks": _by_network, "strategies": _by_strategy}

@@ -1,7 +1,7 @@
 """The section ``networks`` of a cluster file.
 
-A calibration has factors, coverage and constants of kernels. A user's own file may have constants
-alone: ``networks: {compute: {product_share: 0.7}}``; the others are those of its GPU.
+A calibration has factors, coverage and constants of kernels. A user's own file may have only
+constants: ``networks: {compute: {product_share: 0.7}}``. Missing constants are the GPU's defaults.
 ``model.cluster_yaml`` reads the same file as a plain cluster.
 """
 
@@ -22,7 +22,7 @@ from paceline.networks.compute import ComputeConstants, constants_of
 from paceline.networks.factors import Factors
 from paceline.networks.terms import TERMS
 
-#: 2: the terms are those of ``compute``, whose constants the file has.
+#: 2: the terms come from ``compute``, and the file has its constants.
 SCHEMA = 2
 
 
@@ -36,7 +36,7 @@ def save_calibration(calibration: NetworkCalibration, path: Path, *, force: bool
 
 
 def calibration_text(calibration: NetworkCalibration) -> str:
-    """YAML from which ``load_calibration`` makes an equal one."""
+    """The YAML from which ``load_calibration`` makes an equal calibration."""
     import yaml
 
     coverage = calibration.coverage
@@ -66,7 +66,7 @@ def says_networks(path: Path) -> bool:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return False  # who reads the cluster says why
+        return False  # the reader of clusters reports the error
     return any(line.startswith("networks:") for line in lines)
 
 
@@ -74,7 +74,7 @@ def load_machine(path: Path) -> tuple[Cluster, ComputeConstants, Factors | None]
     """The cluster, its kernels' constants, and the factors of a calibration.
 
     Raises:
-        ModelError: the file is no cluster file, or its section is damaged.
+        ModelError: the file is not a cluster file, or its section is damaged.
     """
     cluster, section = load_cluster(path), _section(path)
     if "factors" in section:
@@ -93,10 +93,10 @@ def _section(path: Path) -> Mapping[str, Any]:
 
 
 def load_calibration(path: Path) -> NetworkCalibration:
-    """Read what ``save_calibration`` wrote.
+    """Read a file of ``save_calibration``.
 
     Raises:
-        ModelError: the file is no cluster file, or has no calibration of networks.
+        ModelError: the file is not a cluster file, or has no calibration of networks.
     """
     cluster, section = load_cluster(path), _section(path)
     if "factors" not in section:
@@ -132,7 +132,7 @@ def load_calibration(path: Path) -> NetworkCalibration:
 
 
 def _constants(path: Path, values: object, others: ComputeConstants) -> ComputeConstants:
-    """``others`` where the file does not say."""
+    """The constants of the file; ``others`` for missing ones."""
     names = [item.name for item in fields(ComputeConstants)]
     if not isinstance(values, Mapping) or not set(values) <= set(names):
         raise ModelError(f"{path}: networks.compute has {', '.join(names)}, not {values!r:.100}")

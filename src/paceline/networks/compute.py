@@ -1,8 +1,8 @@
 """Seconds of a network's operators on one GPU: a roofline for each of the three passes.
 
-Products take the longer of their arithmetic and their bytes; all else takes its bytes. Narrow
-products fill part of a tile. Convolutions with groups are apart: depthwise ones are bound by
-memory, and cuDNN has poor kernels for other groups with channels last.
+A product takes the longer of its arithmetic and its bytes. Every other operator takes the time of
+its bytes. Narrow products fill only part of a tile. Grouped convolutions are separate: depthwise
+ones are bound by memory, and for other groups cuDNN has slow kernels with channels last.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from paceline.model.cluster import Gpu
 from paceline.networks.demand import PASSES, Array, Demand
 from paceline.networks.saved import check_precision
 
-#: Work of a step once per parameter [fp32 elements]: momentum reads and writes.
+#: Reads and writes of an update per parameter [fp32 elements].
 _UPDATE = {"sgd": 3.0, "momentum": 5.0, "adam": 7.0}
 _ZERO_AND_UNSCALE = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConstants:
-    """Five numbers that depend on GPU and libraries; without runs, the defaults are guesses.
+    """Five constants that depend on GPU and libraries. Without runs, the defaults are guesses.
 
     Attributes:
         product_share: share of the peak that large products reach.
         memory_share: share of the memory's bandwidth that element-wise operators reach.
         depthwise_share: share of the bandwidth that depthwise convolutions reach.
         grouped_share: share of the peak that other convolutions with groups reach, channels last.
-        kernel_s: seconds that each kernel takes beside its work.
+        kernel_s: seconds of each kernel besides its work.
     """
 
     product_share: float = 0.6
@@ -40,7 +40,7 @@ class ComputeConstants:
     kernel_s: float = 5e-6
 
 
-#: By a GPU's name: fitted to the runs of ``benchmarks/cnn.py throughput`` (docs/networks.md).
+#: GPU -> constants fitted to the runs of ``benchmarks/cnn.py throughput`` (docs/networks.md).
 FITTED = {
     "GeForce RTX 3090 24GB": ComputeConstants(
         product_share=0.91,
@@ -60,8 +60,8 @@ def constants_of(gpu: Gpu) -> ComputeConstants:
 def peak_flops(gpu: Gpu, precision: str) -> float:
     """FLOP/s of products at a network's precision.
 
-    TF32 runs at half the rate of fp16 where there are tensor cores for it (from Ampere on, which
-    bf16 shows); before, "tf32" is fp32.
+    TF32 has half the rate of fp16 on GPUs with TF32 tensor cores (from Ampere on, the GPUs with
+    bf16). On older GPUs, "tf32" is fp32.
 
     Raises:
         ModelError: the GPU lacks the precision.
@@ -77,7 +77,7 @@ def _uses_tensor_cores(gpu: Gpu, precision: str) -> bool:
 
 
 def autocast(precision: str, gpu: Gpu) -> str:
-    """A network's precision by the name of its 16-bit format: bf16 and fp16 are "amp".
+    """The precision of networks for the name of a format: bf16 and fp16 are "amp".
 
     Raises:
         ModelError: the GPU lacks the format.
@@ -100,11 +100,11 @@ def layer_seconds(
     """Seconds of each pass through each layer, [pass, layer].
 
     Args:
-        demand: of the network, at the same precision.
+        demand: work of the network, at the same precision.
         batch: samples on the GPU.
-        gpu: by its datasheet.
+        gpu: its datasheet.
         precision: "fp32", "tf32" or "amp".
-        channels_last: else tensor cores' convolutions reorder what they read and write.
+        channels_last: otherwise convolutions on tensor cores reorder their inputs and outputs.
         constants: default: ``constants_of(gpu)``.
 
     Raises:
@@ -128,7 +128,7 @@ def roofline_seconds(
     channels_last: bool,
     constants: ComputeConstants,
 ) -> Array:
-    """[pass, layer]: the longer of arithmetic and bytes.
+    """[pass, layer] seconds: the longer of arithmetic and bytes.
 
     Raises:
         ModelError: as ``layer_seconds``.
@@ -150,7 +150,7 @@ def roofline_seconds(
 def reorder_seconds(
     demand: Demand, batch: float, gpu: Gpu, precision: str, *, constants: ComputeConstants
 ) -> Array:
-    """[pass, layer]: copies of what convolutions on tensor cores read and write, channels first."""
+    """[pass, layer] seconds to reorder tensors of convolutions on tensor cores, channels first."""
     if not _uses_tensor_cores(gpu, precision):
         return np.zeros_like(demand.copied_bytes)
     copies: Array = np.where(demand.depthwise, 0.0, demand.copied_bytes)
@@ -167,7 +167,7 @@ def update_seconds(
     """Seconds of zeroing gradients and of the optimizer's step, tensor by tensor.
 
     Raises:
-        ModelError: the optimizer is not known.
+        ModelError: the optimizer is unknown.
     """
     if optimizer not in _UPDATE:
         raise ModelError(f"the optimizer {optimizer!r} is none of {', '.join(_UPDATE)}")
@@ -187,7 +187,7 @@ def step_seconds(
     optimizer: str = "momentum",
     constants: ComputeConstants | None = None,
 ) -> float:
-    """Seconds of a whole training step on one GPU, without its input.
+    """Seconds of a whole training step on one GPU, without reading input.
 
     Raises:
         ModelError: as ``layer_seconds`` and ``update_seconds``.

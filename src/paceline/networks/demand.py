@@ -1,6 +1,6 @@
 """Work of one sample for a GPU: arithmetic, bytes and kernels of each pass through each layer.
 
-Counts only; ``compute`` divides them by what a GPU can do. Products count whole tiles.
+These are counts; ``compute`` divides them by rates of a GPU. Products count whole tiles.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from paceline.networks.saved import Tensors, check_precision
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Reads and writes of a layer's (input, result) forward, and of (input, result and its gradient)
-#: backward. Batch normalization reads its input twice forward, and both twice backward.
+#: Numbers of reads and writes of a layer's (input, result) forward and of (input, result with its
+#: gradient) backward. Batch normalization reads its input twice forward, and both twice backward.
 _MOVED = {
     "aten.native_batch_norm": (2.0, 1.0, 3.0, 2.0),
     "norm": (1.0, 1.0, 3.0, 2.0),
@@ -30,7 +30,7 @@ _MOVED = {
     "add": (1.0, 1.0, 0.0, 0.0),
     "view": (0.0, 0.0, 0.0, 0.0),
 }
-#: A product writes results in tiles; a dimension that fills none of it whole wastes the rest.
+#: A product writes results in tiles. A dimension that does not fill a tile wastes the rest.
 _TILE = 64
 _DEPTH_TILE = 32
 PASSES = 3
@@ -41,20 +41,20 @@ class Demand:
     """Work of one sample for a GPU.
 
     Attributes:
-        flops: [pass, layer] with tiles filled up; the passes are forward, gradient of the input,
+        flops: [pass, layer] FLOPs with whole tiles; the passes are forward, gradient of the input,
             gradient of the weights.
-        sample_bytes: [pass, layer].
-        copied_bytes: [pass, layer] by which channels-first convolutions are reordered.
-        step_bytes: [pass, layer] once a step: weights, and casts of them.
-        kernels: [pass, layer].
-        products, depthwise, grouped: [layer] products, and the convolutions of these kinds.
-        wide, deep: [layer] a product's filters in a group, and the elements that each sums up;
-            0 where it has no weights.
-        tensor_bytes: [layer] a product's input and result, as it reads and writes them.
-        in_width, out_width: [layer] bytes of an element of its input, as it reads it, and of its
-            result.
+        sample_bytes: [pass, layer] bytes per sample.
+        copied_bytes: [pass, layer] bytes of copies that reorder channels-first convolutions.
+        step_bytes: [pass, layer] bytes once per step: weights and their casts.
+        kernels: [pass, layer] number of kernels.
+        products, depthwise, grouped: [layer] masks: products, depthwise convolutions, other grouped
+            convolutions.
+        wide, deep: [layer] a product's filters per group, and elements summed per filter; 0 without
+            weights.
+        tensor_bytes: [layer] bytes of a product's input and result in its precision.
+        in_width, out_width: [layer] bytes per element of its input, after casts, and of its result.
         weights: [layer] trained elements.
-        tensors: of parameters.
+        tensors: number of parameter tensors.
     """
 
     flops: Array
@@ -79,12 +79,12 @@ class Demand:
         return float(self.weights.sum())
 
     def part(self, share: Array, weights: Array, waste: Array | float = 1.0) -> Demand:
-        """Share of one of the GPUs that split a sample.
+        """The part of one of the GPUs that split a sample.
 
         Args:
-            share: [layer] of the arithmetic and of the bytes of samples.
+            share: [layer] share of the arithmetic and of the samples' bytes.
             weights: [layer] share of the parameters.
-            waste: [layer] by which tiles are emptier than those of the whole layer.
+            waste: [layer] factor by which tiles are emptier than those of the whole layer.
         """
         return replace(
             self,
@@ -97,16 +97,16 @@ class Demand:
         )
 
     def split_waste(self, wide: Array | float = 1.0, deep: Array | float = 1.0) -> Array:
-        """[layer] by how much emptier tiles get where shares of width and depth are left."""
+        """[layer] factor by which tiles are emptier with these shares of width and depth."""
         whole = tile_waste(self.wide, self.deep)
         return tile_waste(self.wide * wide, self.deep * deep) / whole
 
 
 def demand_of(network: LayerNetwork, precision: str = "fp32") -> Demand:
-    """Arithmetic and bytes of each pass through each layer, counted once for each network.
+    """Arithmetic and bytes of each pass through each layer; cached per network.
 
     Raises:
-        ModelError: the precision is not known.
+        ModelError: the precision is unknown.
     """
     check_precision(precision)
     return _demand_of(Shared(network), precision)
@@ -130,7 +130,7 @@ def _demand_of(shared: Shared, precision: str) -> Demand:
         extra = _casts(tensors, layer)
         moved[0, index] += extra
         moved[1, index] += extra
-        # Gradients of several readers are summed.
+        # The gradients of several readers are summed.
         sums = max(0, len(network.readers[index]) - 1)
         if layer.kind != "view":
             moved[1, index] += 3.0 * sums * layer.out_elements * tensors.width[index]
@@ -180,7 +180,7 @@ def _product(
 
 
 def tile_waste(wide: Array, deep: Array) -> Array:
-    """By how much whole tiles exceed products of these widths and depths; 0 is no product."""
+    """Ratio of whole tiles to products of these widths and depths; 0 is not a product."""
     waste = np.ones(len(wide))
     for size, tile in ((wide, _TILE), (deep, _DEPTH_TILE)):
         size = np.where(size > 0, size, tile)
@@ -189,7 +189,7 @@ def tile_waste(wide: Array, deep: Array) -> Array:
 
 
 def _weight_sides(layer: Layer) -> tuple[int, int]:
-    """Filters of a group, and elements that each sums up."""
+    """Filters of a group, and elements summed per filter."""
     if layer.kind not in PRODUCTS or not layer.parameters or len(layer.parameters[0]) < 2:
         return 0, 0
     weight = layer.parameters[0]
@@ -197,7 +197,7 @@ def _weight_sides(layer: Layer) -> tuple[int, int]:
 
 
 def _groups(layer: Layer) -> tuple[bool, bool]:
-    """Whether a convolution is depthwise, or has other groups."""
+    """Whether a convolution is depthwise, and whether it has other groups."""
     many = layer.kind == "conv" and layer.groups > 1
     depthwise = many and layer.groups == layer.out_shape[0]
     return depthwise, many and not depthwise
@@ -206,7 +206,7 @@ def _groups(layer: Layer) -> tuple[bool, bool]:
 def _elementwise(
     network: LayerNetwork, tensors: Tensors, index: int, layer: Layer
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(bytes forward, backward) and kernels of a layer that is no product."""
+    """(bytes forward, backward) and kernels of a layer that is not a product."""
     inside = sum(
         _elements(network, source) * tensors.source_width(source) for source in layer.inputs
     )
@@ -218,7 +218,7 @@ def _elementwise(
     forward = read * inside + write * outside + indices
     backward = read_back * inside + write_back * outside + indices
     if layer.kind == "multiply" and (len(layer.inputs) > 1 or layer.parameters):
-        # Each factor's gradient is a product of its own.
+        # Each factor's gradient is a separate product.
         backward = 2.0 * (inside + 2.0 * outside)
     free = layer.kind == "view"
     return (forward, backward), (float(not free), float(not free and backward > 0))
@@ -231,19 +231,19 @@ def _elements(network: LayerNetwork, source: int) -> int:
 
 
 def _wanted_width(layer: Layer) -> int | None:
-    """Bytes of an element to which autocast casts a layer's inputs; None = as they are."""
+    """Bytes of an element to which autocast casts a layer's inputs; None = no cast."""
     return {"half": 2, "single": 4}.get(operator_of(layer).autocast)
 
 
 def _read_width(tensors: Tensors, layer: Layer) -> float:
-    """Bytes of an element of the first input, as the layer reads it."""
+    """Bytes of an element of the first input after casts."""
     wanted = _wanted_width(layer) if tensors.amp else None
     first = layer.inputs[0] if layer.inputs else NETWORK_INPUT
     return float(wanted or tensors.source_width(first))
 
 
 def _casts(tensors: Tensors, layer: Layer) -> float:
-    """Bytes that autocast reads and writes to give a layer its inputs."""
+    """Bytes that autocast reads and writes for a layer's inputs."""
     wanted = _wanted_width(layer)
     if not tensors.amp or wanted is None:
         return 0.0

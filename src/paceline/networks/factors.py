@@ -1,8 +1,8 @@
 """Factors on the terms of a step, fitted to measured runs of one cluster and its software.
 
-A factor stands for what the datasheet does not say: the library's share of a link, the framework's
-own time. Each term has one, and a strategy may deviate from it. Both are drawn towards 1, in
-logarithms, so that runs of few kinds change what they show and nothing else.
+A factor covers effects outside the datasheet: the library's share of a link, the framework's own
+time. Each term has one, and a strategy may deviate from it. A prior draws both towards 1, in
+logarithms. So runs of few kinds change only the factors that they determine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paceline.networks.terms import COMPUTE, TERMS
 
 Array = npt.NDArray[np.float64]
 
-# Spread of the logarithms before any run is seen. A term's factor may well be 2 or 4, since
-# published microbenchmarks differ as much; a strategy's own deviation is smaller.
+# Spread of the prior's logarithms. A term's factor may be 2 or 4, since published microbenchmarks
+# differ as much. A strategy's own deviation is smaller.
 _SPREAD, _OWN_SPREAD = 1.0, 0.4
-_NOISE = 0.06  # of one measured time: the same job run twice differs by up to 10%
+_NOISE = 0.06  # noise of a measured time: two runs of the same job differ by up to 10%
 _ROUNDS, _CONVERGED = 60, 1e-6
 
 
@@ -32,14 +32,14 @@ class Factors:
 
     Attributes:
         shared: term -> factor.
-        own: strategy -> term -> factor on top of the shared one.
+        own: strategy -> term -> additional factor.
     """
 
     shared: Mapping[str, float] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def apply(self, terms: Mapping[str, float], strategy: str) -> dict[str, float]:
-        """Seconds of each term after its factors."""
+        """Seconds of each term with its factors."""
         own = self.own.get(strategy, {})
         return {
             name: seconds * self.shared.get(name, 1.0) * own.get(name, 1.0)
@@ -49,13 +49,13 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run to fit to: its terms, and what was measured of it.
+    """One run to fit: its terms and its measured times.
 
     Attributes:
         strategy: its name.
         terms: seconds before factors.
-        step_s: of the whole step.
-        compute_s, communication_s: of its phases; None where nobody measured them.
+        step_s: seconds of the whole step.
+        compute_s, communication_s: seconds of its phases; None if not measured.
     """
 
     strategy: str
@@ -66,12 +66,12 @@ class Measured:
 
 
 def fit_factors(runs: Sequence[Measured]) -> Factors:
-    """The factors that explain ``runs`` best and stay nearest to 1.
+    """The factors that fit ``runs`` best, given the prior near 1.
 
-    Gauss-Newton on the logarithms of predicted over measured time, damped.
+    The method is damped Gauss-Newton on the logarithms of predicted over measured time.
 
     Raises:
-        ModelError: there is no run.
+        ModelError: there are no runs.
     """
     if not runs:
         raise ModelError("no normal run to calibrate on")
@@ -80,7 +80,7 @@ def fit_factors(runs: Sequence[Measured]) -> Factors:
     error, damping = system.cost(x), 1e-3
     for _ in range(_ROUNDS):
         residuals, slopes = system.linearize(x)
-        # einsum: threads of a BLAS cost more than products of this size.
+        # einsum, since the threads of a BLAS cost more than products of this size
         normal = np.einsum("ri,rj->ij", slopes, slopes)
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slopes.T @ residuals)
         candidate = x.copy()
@@ -123,7 +123,7 @@ class _System:
         self.targets = np.array(targets)
         self.prior = np.full(self.size, 1 / _OWN_SPREAD)
         self.prior[: self.count] = 1 / _SPREAD
-        # Factors of terms that no run has stay where they are.
+        # Factors of terms that no run has do not change.
         columns = np.zeros((1 + len(self.strategies), self.count), dtype=bool)
         columns[0] = (self.rows > 0).any(axis=0)
         for row, place in zip(self.rows, self.places, strict=True):
@@ -136,7 +136,7 @@ class _System:
         return seconds
 
     def linearize(self, x: Array) -> tuple[Array, Array]:
-        """Residuals, those of runs and then the prior's, and their slopes by the active ``x``."""
+        """Residuals of the runs, then of the prior, and their derivatives by the active ``x``."""
         seconds = self._seconds(x)
         totals = seconds.sum(axis=1)
         shares = seconds / totals[:, None] / _NOISE

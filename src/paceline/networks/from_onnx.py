@@ -1,8 +1,8 @@
-"""Networks from ONNX files: the graph, and the shapes of ONNX's own inference.
+"""Networks from ONNX files: the graph, with shapes from ONNX's own inference.
 
-Weights stay unread (external data is not opened, values are not decoded). Held against onnx 1.23,
-operators of opset 20 (docs/Operators.md of onnx). An exported graph often lacks what only training
-has, such as dropout or normalization that the exporter folded into convolutions.
+Weights are not read: external data is not opened, values are not decoded. It was checked with onnx
+1.23, operators of opset 20 (docs/Operators.md of onnx). An exported graph often lacks operators of
+training, such as dropout, or normalization that the exporter folded into convolutions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.extras import pip_install
 from paceline.networks.build import ATTENTION_BACKWARD
 from paceline.networks.layer import NETWORK_INPUT, Layer, LayerNetwork, Shape, Window
 
-# A transposed result counts as a view: a product mostly takes it in either order.
+# A transposed result counts as a view, for products mostly accept either order.
 _OPERATORS = {
     "conv": "Conv ConvTranspose",
     "linear": "Gemm",
@@ -39,7 +39,7 @@ _OPERATORS = {
     "view": "Reshape Flatten Squeeze Unsqueeze Identity Transpose Slice Split",
 }
 _KINDS = {op: kind for kind, names in _OPERATORS.items() for op in names.split()}
-#: ONNX operator -> name by which ``operators`` knows the tensors that autograd saves.
+#: ONNX operator -> name in ``operators``, for the tensors that autograd saves.
 _OPS = {
     "Relu": "aten.relu",
     "Sigmoid": "aten.sigmoid",
@@ -51,22 +51,22 @@ _OPS = {
     "LayerNormalization": "aten.native_layer_norm",
     "GroupNormalization": "aten.native_group_norm",
 }
-#: How many of a normalization's initializers are trained; the others are running statistics.
+#: Number of a normalization's trained initializers; the others are running statistics.
 _TRAINED = {"BatchNormalization": 2}
 
 
 def read_onnx(path: str | Path) -> LayerNetwork:
-    """The layers of an ONNX file, as its training would run them.
+    """The layers of an ONNX file in training.
 
     Raises:
-        ModelError: onnx is missing, the file is none, or shapes are neither written nor inferred.
+        ModelError: onnx is missing, the file is not ONNX, or shapes are neither given nor inferred.
         OSError: the file cannot be read.
     """
     try:
         import onnx
     except ImportError:
         raise ModelError(f"{path} needs onnx; {pip_install('onnx')}") from None
-    Path(path).open("rb").close()  # one clear line where it is missing
+    Path(path).open("rb").close()  # one clear line if it is missing
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's DecodeError has no public name
@@ -90,7 +90,7 @@ def _fix_batch(inputs: list[Any]) -> None:
 
 
 class _Graph:
-    """Values by name: their shapes, and the layers that make them."""
+    """Values by name: their shapes and the layers that produce them."""
 
     def __init__(self, graph: Any, path: str, inputs: list[str]) -> None:
         self.graph, self.path = graph, path
@@ -134,7 +134,7 @@ class _Graph:
             if sources:
                 self._node(node, sources)
             else:
-                # A tensor made of weights alone counts as these weights.
+                # A tensor computed only from weights counts as these weights.
                 names = [name for source in node.input for name in self._weights_of(source)]
                 self.made_of |= dict.fromkeys(node.output, tuple(names))
         if not self.layers:
@@ -206,7 +206,7 @@ class _Graph:
         return tuple(shapes), tied
 
     def _weights_of(self, name: str) -> tuple[str, ...]:
-        """The trained tensors behind a value that no data reaches."""
+        """The trained tensors behind a value that does not depend on data."""
         shape, trained = self.weights.get(name, ((), False))
         return (name,) if trained and shape else self.made_of.get(name, ())
 
@@ -231,7 +231,7 @@ class _Graph:
             reach = dilation[d] * (kernel[d] - 1) + 1
             wide, narrow = (inside, outside) if transposed else (outside, inside)
             total = (wide[d] - 1) * stride[d] + reach - narrow[d]
-            # The sizes say the sum: roundings and automatic padding are in it.
+            # The sizes determine the total padding, including rounding and automatic padding.
             pads.append((before[d], total - before[d]))
         return Window(
             kernel=kernel,

@@ -1,7 +1,7 @@
-"""Networks from PyTorch modules: run once with tensors that have shapes and no values.
+"""Networks from PyTorch modules, which run once with tensors that have shapes but no values.
 
-A ``FakeTensorMode`` stands for the weights and the inputs, so nothing is loaded or computed.
-Held against torch 2.13. ``torch_trace`` holds what watches the operators.
+A ``FakeTensorMode`` replaces weights and inputs, so nothing is loaded or computed. It was checked
+with torch 2.13. ``torch_trace`` records the operators.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _MIN_BATCH = 2
 
 
 def read_network(module: Any, example_inputs: Any, *, name: str = "") -> LayerNetwork:
-    """The layers of a module in training, in the order in which it runs them.
+    """The layers of a module in training, in execution order.
 
     Args:
         module: an ``nn.Module`` on any device (also meta), or an exported program. It is unchanged.
-        example_inputs: a tensor, or what ``module(*example_inputs)`` takes; the batch comes first.
-            Only shapes and types are used.
+        example_inputs: a tensor, or the arguments of ``module(*example_inputs)``; the batch comes
+            first. Only shapes and types are used.
         name: name of the network; default: the module's class.
 
     Raises:
-        ModelError: torch is missing, or the module cannot run with these inputs. Or it needs values
-            of a real run; the message then names the submodule and the line.
+        ModelError: torch is missing, or the module cannot run with these inputs, or it needs values
+            of a real run. In the last case the message names the submodule and the line.
     """
     try:
         import torch
@@ -101,7 +101,7 @@ def _run(module: torch.nn.Module, inputs: Sequence[Any]) -> Trace:
 
 @contextmanager
 def _training(module: torch.nn.Module) -> Iterator[None]:
-    """All submodules in training, and as they were afterwards."""
+    """A context with all submodules in training mode; their modes are restored."""
     modes = [(child, child.training) for child in module.modules()]
     try:
         for child, _ in modes:  # not train(), which graph modules of torch.export refuse
@@ -114,7 +114,7 @@ def _training(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _names(module: torch.nn.Module, trace: Trace) -> Iterator[None]:
-    """Keep the name of the module that runs, as ``trace.scope``."""
+    """Keep the name of the running module in ``trace.scope``."""
     from torch.nn.modules import module as hooks
 
     names = {id(child): name for name, child in module.named_modules()}

@@ -1,8 +1,8 @@
 """A network as a graph of layers: shapes, parameters and arithmetic of ONE sample.
 
-Counts only: strategies say which part of a layer each GPU has, costs turn counts into seconds.
-Shapes leave the batch out and put channels first: (channels, height, width). Paper: ParaDL,
-section 3, whose |x|, |y| and |w| are ``elements`` of a layer's input, output and weights.
+These are counts: strategies assign parts of layers to GPUs, costs turn counts into seconds. Shapes
+have no batch and put channels first: (channels, height, width). In section 3 of the ParaDL paper,
+|x|, |y| and |w| are ``elements`` of a layer's input, output and weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.errors import ModelError
 
 Shape = tuple[int, ...]
 
-# Kinds whose arithmetic is a matrix product; all others move bytes.
+# Kinds whose arithmetic is a matrix product. All other kinds move bytes.
 PRODUCTS = ("conv", "linear", "matmul", "attention")
 KINDS = (
     *PRODUCTS,
@@ -29,10 +29,10 @@ NETWORK_INPUT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How a convolution or a pooling slides over its input; one number a spatial dimension.
+    """Window of a convolution or pooling, with one number per spatial dimension.
 
     Attributes:
-        kernel, stride, dilation: of the window.
+        kernel, stride, dilation: sizes of the window.
         padding: elements of zeros (before, after) the input.
         transposed: a transposed convolution, whose stride widens the output.
     """
@@ -54,7 +54,7 @@ class Window:
             raise ModelError(f"a window of {self.kernel} by {self.stride} must be at least 1")
 
     def reach(self, dimension: int) -> int:
-        """How many input elements one output element sees."""
+        """Number of input elements behind one output element."""
         return self.dilation[dimension] * (self.kernel[dimension] - 1) + 1
 
 
@@ -63,18 +63,18 @@ class Layer:
     """One operator of the forward pass, and the work of its backward pass.
 
     Attributes:
-        name: of the module, or of the operator where it has none ("layer1.0.conv1").
+        name: name of the module, or of an operator without a module ("layer1.0.conv1").
         kind: one of ``KINDS``.
-        op: the operator as its source calls it ("aten.convolution", "Conv").
-        inputs: indices of the layers that it reads; ``NETWORK_INPUT`` for the sample itself.
-        out_shape: of its result for one sample.
-        parameters: shapes of the tensors that it trains, the weight first.
-        window: of a convolution or pooling.
-        groups: of a convolution; its input channels are split into as many parts.
-        flops: floating-point operations forward, one sample (a multiply-add is two).
-        grad_input_flops, grad_weight_flops: of the two products of its backward pass.
+        op: name of the operator in its source ("aten.convolution", "Conv").
+        inputs: indices of the layers that it reads; ``NETWORK_INPUT`` is the sample itself.
+        out_shape: shape of its result for one sample.
+        parameters: shapes of its trained tensors, the weight first.
+        window: window of a convolution or pooling.
+        groups: groups of a convolution, which split its input channels.
+        flops: floating-point operations of the forward for one sample (a multiply-add is two).
+        grad_input_flops, grad_weight_flops: FLOPs of the two products of its backward pass.
         in_place: its result takes its input's place in memory.
-        tied_to: index of the layer whose parameters it uses, too; None for its own.
+        tied_to: index of the layer whose parameters it shares; None = its own parameters.
     """
 
     name: str
@@ -106,26 +106,26 @@ class Layer:
 
     @property
     def parameter_count(self) -> int:
-        """Trained elements; 0 where they are another layer's."""
+        """Trained elements; 0 if they belong to another layer."""
         if self.tied_to is not None:
             return 0
         return sum(math.prod(shape) for shape in self.parameters)
 
     @property
     def filters(self) -> int:
-        """Output channels that a filter-parallel strategy can share out (the paper's F)."""
+        """Output channels that a filter-parallel strategy can split (the paper's F)."""
         return self.out_shape[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNetwork:
-    """Layers in an order in which they can run, each after its inputs.
+    """Layers in topological order: each after its inputs.
 
     Attributes:
-        name: its name for users.
+        name: its name.
         input_shape: of one sample, channels first.
-        layers: at least one.
-        source: file, module or paper that it was read from.
+        layers: its layers, at least one.
+        source: its file, module or paper.
         unknown: names of operators without a cost, each with its number of layers.
     """
 
@@ -171,7 +171,7 @@ class LayerNetwork:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer, the layers that read it."""
+        """The readers of each layer."""
         readers: list[list[int]] = [[] for _ in self.layers]
         for index, layer in enumerate(self.layers):
             for producer in layer.inputs:
@@ -180,12 +180,12 @@ class LayerNetwork:
         return tuple(map(tuple, readers))
 
     def weighted(self) -> Iterator[tuple[int, Layer]]:
-        """The layers with parameters of their own, with their indices (the paper's G layers)."""
+        """The layers with their own parameters, with their indices (the paper's G layers)."""
         return ((i, layer) for i, layer in enumerate(self.layers) if layer.parameter_count)
 
 
 class Shared:
-    """A network that hashes by identity, for caches: its layers are many."""
+    """A network that hashes by identity, for caches: hashing its many layers is slow."""
 
     def __init__(self, network: LayerNetwork) -> None:
         self.network = network
@@ -198,15 +198,16 @@ class Shared:
 
 
 def conv_flops(window: Window, in_channels: int, out_shape: Shape, groups: int = 1) -> float:
-    """Operations of a convolution forward, one sample: 2 |y| C_in/groups K.
+    """FLOPs of a convolution's forward for one sample: 2 |y| C_in/groups K.
 
-    For a transposed one give the INPUT's shape and the output's channels as ``in_channels``.
+    For a transposed convolution, give the INPUT's shape, and the output's channels as
+    ``in_channels``.
     """
     return 2.0 * math.prod(out_shape) * (in_channels // groups) * math.prod(window.kernel)
 
 
 def to_mapping(network: LayerNetwork) -> dict[str, Any]:
-    """``network`` as JSON can hold it; ``layers_json`` gives it a schema and a version."""
+    """``network`` in a form for JSON; ``layers_json`` adds a schema and a version."""
     return {
         "name": network.name,
         "input_shape": list(network.input_shape),

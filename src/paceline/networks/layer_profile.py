@@ -24,16 +24,16 @@ class LayerProfile:
     """Seconds of operators on one device.
 
     Attributes:
-        device: its name, as its driver or the system says it.
+        device: its name from the driver or the system.
         device_kind: "cuda" or "cpu".
         torch: version of PyTorch.
-        date: when, ISO 8601.
-        network: of which the operators are.
-        batch: samples that they ran on.
+        date: date of the measurement, ISO 8601.
+        network: name of the network.
+        batch: number of samples in each run.
         precision: "fp32", "tf32" or "amp".
         channels_last: layout of images.
         seconds: operator (``operator_key``) -> forward, gradient of input, gradient of weights.
-        left_out: operators without a time, and why.
+        left_out: operators without a time, with reasons.
     """
 
     device: str
@@ -59,7 +59,7 @@ class LayerProfile:
         return seconds / self.batch, known
 
     def check(self, precision: str, *, channels_last: bool) -> None:
-        """Refuse another precision or layout than the profile's.
+        """Refuse a precision or layout that differs from the profile's.
 
         Raises:
             ModelError: one differs.
@@ -71,7 +71,7 @@ class LayerProfile:
 
 
 def operator_key(network: LayerNetwork, index: int) -> str:
-    """Properties that operators with equal times share."""
+    """Key of an operator: operators with equal keys take equal times."""
     layer = network.layers[index]
     window = None if layer.window is None else asdict(layer.window)
     shapes = [network.in_shapes(index), layer.out_shape, layer.parameters]
@@ -79,7 +79,7 @@ def operator_key(network: LayerNetwork, index: int) -> str:
 
 
 def save_layer_profile(profile: LayerProfile, path: Path, *, force: bool = False) -> None:
-    """Write it, whole or not at all.
+    """Write the profile atomically.
 
     Raises:
         OutputError: the file exists and ``force`` is not given, or it cannot be written.
@@ -89,19 +89,19 @@ def save_layer_profile(profile: LayerProfile, path: Path, *, force: bool = False
 
 
 def is_layer_profile(path: Path) -> bool:
-    """Whether a file begins as one of these, not as a language model's."""
+    """Whether a file begins like a profile of layers, not like a language model's."""
     try:
         with path.open(encoding="utf-8") as file:
             return f'"{SCHEMA}"' in file.read(200)
     except (OSError, UnicodeDecodeError):
-        return False  # the other reader says why
+        return False  # the other reader reports the error
 
 
 def load_layer_profile(path: Path) -> LayerProfile:
     """Read a file.
 
     Raises:
-        ModelError: it cannot be read, is of a later version, or a field is missing or wrong.
+        ModelError: it cannot be read, has a later version, or a field is missing or wrong.
     """
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

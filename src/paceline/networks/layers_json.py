@@ -1,4 +1,4 @@
-"""The file that holds a network, ``NAME.layers.json``: schema, version, checks.
+"""The file of a network, ``NAME.layers.json``: schema, version, checks.
 
 Version 1: ``{"format": "paceline-layers", "version": 1, "name", "input_shape", "layers": [...]}``
 with the fields of ``Layer`` and ``Window``; a field at its default value is left out.
@@ -20,17 +20,17 @@ from paceline.networks.layer import Layer, LayerNetwork, Window, to_mapping
 
 FORMAT = "paceline-layers"
 VERSION = 1
-#: The layers of the largest network of timm 1.0.31 take less than a hundredth of this.
+#: Largest size of a file; the largest network of timm 1.0.31 needs less than a hundredth of it.
 _MAX_FILE_BYTES = 256 << 20
 _NUMBERS = ("flops", "grad_input_flops", "grad_weight_flops")
 _KEYS = {attribute.name for attribute in fields(Layer)}
 
 
 def write_layers(network: LayerNetwork, path: str | Path, *, force: bool = False) -> None:
-    """Write ``network`` as JSON; the file appears whole or not at all.
+    """Write ``network`` as JSON, atomically.
 
     Raises:
-        OutputError: it exists (unless ``force``), or cannot be written.
+        OutputError: the file exists (without ``force``), or cannot be written.
     """
     document = {"format": FORMAT, "version": VERSION, **to_mapping(network)}
     text = json.dumps(document, indent=1) + "\n"
@@ -42,10 +42,10 @@ def write_layers(network: LayerNetwork, path: str | Path, *, force: bool = False
 
 
 def read_layers(path: str | Path) -> LayerNetwork:
-    """Read a file that ``write_layers`` wrote, or that somebody wrote by its rules.
+    """Read a file of ``write_layers``, or one that follows its rules.
 
     Raises:
-        ModelError: it is no such file, of another version, or its shapes do not join up.
+        ModelError: it is not such a file, has another version, or its shapes do not match.
         OSError: it cannot be read.
     """
     file = Path(path)
@@ -71,10 +71,10 @@ def read_layers(path: str | Path) -> LayerNetwork:
 
 
 def from_mapping(document: Mapping[str, Any]) -> LayerNetwork:
-    """The network that ``to_mapping`` was given.
+    """The network of a mapping from ``to_mapping``.
 
     Raises:
-        ModelError: a field lacks or has another type, or shapes do not join up.
+        ModelError: a field is missing or has a wrong type, or shapes do not match.
     """
     rows = document.get("layers")
     if not isinstance(rows, list):
@@ -94,10 +94,10 @@ def from_mapping(document: Mapping[str, Any]) -> LayerNetwork:
 
 
 def check_joints(network: LayerNetwork) -> None:
-    """Say which layer does not fit the layers that it reads.
+    """Check that each layer fits the layers that it reads.
 
     Raises:
-        ModelError: with the layer, its input, and fitting shapes.
+        ModelError: with the layer, its input, and shapes that would fit.
     """
     for index, layer in enumerate(network.layers):
         if layer.tied_to is not None and not 0 <= layer.tied_to < index:
@@ -130,7 +130,7 @@ def _window_joint(layer: Layer, in_shape: tuple[int, ...]) -> str:
     axes = len(window.kernel) + 1
     if len(in_shape) < axes:
         return f"a window of {axes - 1} dimensions reads the shape {in_shape}"
-    # Axes before the channels are folded into the batch (patches of a patch).
+    # Axes before the channels are folded into the batch.
     in_shape, out_shape = in_shape[-axes:], layer.out_shape[-axes:]
     if layer.kind == "conv" and layer.parameters and len(layer.parameters[0]) == axes + 1:
         channels = layer.parameters[0][0 if window.transposed else 1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from paceline.networks.layer import Layer, LayerNetwork
 from paceline.networks.strategy import Strategy
 
-# Kinds whose output element needs but a neighbourhood of the input.
+# Kinds whose output elements need only a neighbourhood of the input.
 _LOCAL = ("conv", "norm", "activation", "pool", "add", "multiply", "concat", "resample", "dropout")
 
 
@@ -21,8 +21,8 @@ class Limit:
 
     Attributes:
         most: GPUs.
-        of: "split" or "replicas".
-        reason: for people, with the layer's name.
+        of: the limited quantity, "split" or "replicas".
+        reason: the reason for users, with the layer's name.
     """
 
     most: int
@@ -38,8 +38,8 @@ def is_local(layer: Layer) -> bool:
 def spatial_end(network: LayerNetwork, parts: tuple[int, ...] = ()) -> int:
     """Last layer that a spatial split can reach; -1 for none.
 
-    It ends before the first layer that needs whole samples, such as a linear one, and before the
-    first without a row for each part.
+    The split ends before the first layer that needs whole samples, such as a linear one, or has
+    fewer rows than parts.
     """
     for index, layer in enumerate(network.layers):
         extents = layer.out_shape[1:]
@@ -50,13 +50,13 @@ def spatial_end(network: LayerNetwork, parts: tuple[int, ...] = ()) -> int:
 
 
 def _global(network: LayerNetwork, index: int) -> bool:
-    """A pooling whose window is all of its input."""
+    """Whether a pooling's window covers all of its input."""
     layer = network.layers[index]
     return layer.kind == "pool" and all(size == 1 for size in layer.out_shape[1:])
 
 
 def limits(network: LayerNetwork, strategy: Strategy) -> tuple[Limit, ...]:
-    """Limits of ``strategy`` on ``network``, whether it keeps them or not."""
+    """All limits of ``strategy`` on ``network``, including those that it satisfies."""
     bounds = []
     if strategy.name.startswith("data"):
         batch = strategy.global_batch
@@ -72,7 +72,7 @@ def limits(network: LayerNetwork, strategy: Strategy) -> tuple[Limit, ...]:
 
 
 def violations(network: LayerNetwork, strategy: Strategy) -> tuple[str, ...]:
-    """Why ``strategy`` cannot run: "filter: at most 64 GPUs, layer conv1 has 64 filters"."""
+    """Why ``strategy`` cannot run, as in "filter: at most 64 GPUs, layer conv1 has 64 filters"."""
     sizes = {"split": strategy.split, "replicas": strategy.replicas}
     words = {"split": "a sample" if strategy.replicas > 1 else "", "replicas": "replicas"}
     reasons = []
@@ -91,7 +91,7 @@ def violations(network: LayerNetwork, strategy: Strategy) -> tuple[str, ...]:
 
 
 def _weights_limit(network: LayerNetwork, strategy: Strategy) -> Limit:
-    """The fewest filters, or input channels of any but the first layer (the paper's 4.5)."""
+    """The smallest number of filters, or of input channels after the first layer (4.5)."""
     products = [(i, layer) for i, layer in network.weighted() if layer.kind in ("conv", "linear")]
     if strategy.splits_weights == "filter":
         counts = [(layer.filters, layer.name) for _, layer in products]
@@ -107,7 +107,7 @@ def _weights_limit(network: LayerNetwork, strategy: Strategy) -> Limit:
 
 
 def _spatial_limit(network: LayerNetwork, strategy: Strategy) -> Limit:
-    """Rows of the smallest layer that is split; the grid's dimensions only."""
+    """Rows of the smallest split layer, in the grid's dimensions."""
     end = strategy.spatial_until
     last = spatial_end(network) if end is None else end
     dimensions = len(strategy.grid or (1,))

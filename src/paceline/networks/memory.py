@@ -1,7 +1,7 @@
 """Memory of one GPU that trains a network, and the largest batch that fits.
 
-A walk through the backward pass says which tensors are still saved and which gradients are alive.
-Paper: ParaDL, section 4.2 and Table 3, whose formula with gamma is ``paradl_bytes``.
+A walk through the backward pass finds the tensors that are still saved and the gradients that
+exist. ``paradl_bytes`` is the formula with gamma of the ParaDL paper, section 4.2 and Table 3.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from paceline.networks.saved import Tensors, check_precision, saved_bytes
 OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adam": 2}
 _PARAMETER_BYTES = 4
 _HALF = 2
-#: More than what a GPU may hold in samples of one element: an answer without a limit.
+#: Number of samples that stands for no limit.
 _MAX_BATCH = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstants:
-    """Memory that no count of tensors explains, fitted to runs (``benchmarks/cnn.py memory``).
+    """Memory beyond counted tensors, fitted to runs (``benchmarks/cnn.py memory``).
 
     Attributes:
         reserved_bytes: context, libraries and workspaces of convolutions.
-        overhead: allocated by the caching allocator over what tensors of samples take.
+        overhead: memory of the caching allocator over the bytes of samples' tensors.
     """
 
     reserved_bytes: float = 3.0e9
@@ -45,12 +45,12 @@ class NetworkMemory:
     """Bytes on one GPU.
 
     Attributes:
-        parameters, gradients, optimizer: of the network's weights.
+        parameters, gradients, optimizer: bytes for the network's weights.
         casts: half-precision copies of weights that autocast keeps through a step.
-        saved: by autograd, of all samples, until the backward pass reads it.
-        transient: beside it at the peak: gradients of results. With checkpoints also what a block
-            recomputes.
-        reserved: the bytes of no tensor, and the allocator's loss.
+        saved: bytes that autograd saves for all samples until the backward pass.
+        transient: additional bytes at the peak: gradients of results. With checkpoints also a
+            block's recomputed tensors.
+        reserved: bytes outside tensors, and the allocator's loss.
     """
 
     parameters: float
@@ -63,7 +63,7 @@ class NetworkMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum."""
         states = self.parameters + self.gradients + self.optimizer + self.casts
         return states + self.saved + self.transient + self.reserved
 
@@ -80,15 +80,15 @@ def network_memory(
     """Bytes at the peak of a training step.
 
     Args:
-        network: on one GPU, whole.
+        network: the whole network, on one GPU.
         batch: samples on this GPU.
         precision: "fp32", "tf32" or "amp".
         optimizer: one of ``OPTIMIZER_STATES``.
-        blocks: checkpointed parts, of about equal saved bytes; 0 = no recomputation.
-        constants: default: those fitted to the RTX 3090 of timm's table.
+        blocks: number of checkpointed parts with about equal saved bytes; 0 = no recomputation.
+        constants: default: the constants fitted to the RTX 3090 of timm's table.
 
     Raises:
-        ModelError: a choice that is not known, or a batch below 1.
+        ModelError: an option is unknown, or the batch is below 1.
     """
     _check(precision, optimizer, batch, blocks)
     sample = _sample_bytes(network, precision, blocks)
@@ -134,7 +134,7 @@ def largest_batch(
     blocks: int = 0,
     constants: MemoryConstants | None = None,
 ) -> int:
-    """Samples that fit on one GPU; 0 where not even one does.
+    """Samples that fit on one GPU; 0 if not even one fits.
 
     Raises:
         ModelError: as ``network_memory``.
@@ -150,12 +150,12 @@ def largest_batch(
     room = gpu.memory_bytes - first
     if room < 0:
         return 0
-    # Memory grows with the batch in proportion.
+    # Memory grows linearly with the batch.
     return min(_MAX_BATCH, 1 + math.floor(room / max(second - first, 1e-9)))
 
 
 def cast_bytes(network: LayerNetwork) -> int:
-    """Half-precision copies of the weights of products, which autocast keeps through a step."""
+    """Bytes of half-precision copies of products' weights, which autocast keeps during a step."""
     products = (layer for layer in network.layers if layer.kind in PRODUCTS)
     return _HALF * sum(layer.parameter_count for layer in products)
 
@@ -163,7 +163,8 @@ def cast_bytes(network: LayerNetwork) -> int:
 def _sample_bytes(network: LayerNetwork, precision: str, blocks: int) -> tuple[float, float]:
     """(saved, transient) bytes of one sample at the peak of the backward pass.
 
-    The gradient of a result lives from its last reader's backward to its own layer's.
+    The gradient of a result exists from the backward of its last reader to its own layer's
+    backward.
     """
     saved = saved_bytes(network, precision)
     if blocks:
@@ -175,7 +176,7 @@ def _sample_bytes(network: LayerNetwork, precision: str, blocks: int) -> tuple[f
 
 
 def gradient_bytes(network: LayerNetwork, precision: str) -> NDArray[np.float64]:
-    """[layer] gradients of results that are alive in its backward pass, bytes of a sample."""
+    """[layer] bytes per sample of gradients of results that exist in its backward pass."""
     tensors = Tensors(network, precision)
     sizes = [
         0 if layer.kind == "view" else layer.out_elements * tensors.width[index]
@@ -191,7 +192,7 @@ def gradient_bytes(network: LayerNetwork, precision: str) -> NDArray[np.float64]
 
 
 def _checkpointed(network: LayerNetwork, precision: str, blocks: int) -> tuple[float, float]:
-    """Blocks keep their inputs; each is run forward once more before its backward pass."""
+    """Peak with checkpoints: blocks keep inputs, and run forward again before their backward."""
     saved, live = saved_bytes(network, precision), gradient_bytes(network, precision)
     tensors = Tensors(network, precision)
     readers = _last_readers(network, tensors)
@@ -209,7 +210,7 @@ def _checkpointed(network: LayerNetwork, precision: str, blocks: int) -> tuple[f
 
 
 def _last_readers(network: LayerNetwork, tensors: Tensors) -> dict[int, int]:
-    """For the memory behind each result, the last layer that reads it."""
+    """For each result's memory, the last layer that reads it."""
     last = {}
     for index, layer in enumerate(network.layers):
         for source in layer.inputs:
@@ -220,7 +221,7 @@ def _last_readers(network: LayerNetwork, tensors: Tensors) -> dict[int, int]:
 def _narrow_cuts(
     saved: NDArray[np.float64], readers: Mapping[int, int], tensors: Tensors, blocks: int
 ) -> list[int]:
-    """Where blocks of about equal saved bytes begin, at the places that keep least."""
+    """Begins of blocks of about equal saved bytes, at layers that keep least."""
     steps = np.zeros(len(saved) + 1)
     for root, last in readers.items():
         if root != NETWORK_INPUT:
@@ -242,7 +243,8 @@ def paradl_bytes(
 ) -> float:
     """The paper's memory of one GPU, as printed: gamma delta sum(2B(|x| + |y|) + 2|w| + |bi|).
 
-    Layers are the paper's: convolutions, poolings and products, with activations and norms apart.
+    The layers are the paper's: convolutions, poolings and products, with separate activations and
+    norms.
     """
     total = 0.0
     for index, layer in enumerate(network.layers):

@@ -1,7 +1,7 @@
-"""Shapes of an ONNX graph, those that it computes from other shapes among them. Needs onnx.
+"""Shapes of an ONNX graph, including shapes that it computes from others. Needs onnx.
 
-Exporters write sizes as small graphs (Shape, Gather, Concat, ...). ONNX's inference does not follow
-all of them, so they are computed with its reference evaluator (onnx 1.23, onnx/reference).
+Exporters write sizes as small graphs (Shape, Gather, Concat, ...). ONNX's inference does not
+resolve all of them, so ONNX's reference evaluator computes them (onnx 1.23, onnx/reference).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 #: TensorProto's int32, int64 and bool: sizes and conditions. Weights have other types.
 _SIZES = (6, 7, 9)
-#: A tensor of sizes has a few elements; larger constants are weights, which nobody reads.
+#: A tensor of sizes has a few elements. Larger constants are weights, which are not read.
 _MAX_ELEMENTS = 64
 
 
 def infer(model: Any) -> Any:
-    """``model`` with the shapes of its values, as far as they follow."""
+    """``model`` with all shapes that can be inferred."""
     import onnx
 
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -31,7 +31,7 @@ def infer(model: Any) -> Any:
 
 
 def _compute_sizes(graph: Any) -> None:
-    """Replace nodes whose inputs are sizes by their results, as initializers."""
+    """Replace nodes on sizes by their results, as initializers."""
     from onnx import numpy_helper
 
     shapes = _shapes(graph)
@@ -64,7 +64,7 @@ def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _evaluated(node: Any, sizes: dict[str, Any], shapes: dict[str, Any]) -> list[Any] | None:
-    """Results of a node on sizes; None where it works on anything else."""
+    """Results of a node on sizes; None for other nodes."""
     from onnx.reference import ReferenceEvaluator
 
     if node.op_type == "Shape" and node.input[0] in shapes and not node.attribute:
@@ -72,12 +72,12 @@ def _evaluated(node: Any, sizes: dict[str, Any], shapes: dict[str, Any]) -> list
     names = [name for name in node.input if name]
     if node.op_type == "Shape" or any(name not in sizes for name in names):
         return None
-    # Random numbers and control flow are no sizes.
+    # Random numbers and control flow are not sizes.
     if node.op_type.startswith("Random") or node.op_type in ("If", "Loop", "Scan"):
         return None
     try:
         results = ReferenceEvaluator(node).run(None, {name: sizes[name] for name in names})
-    except Exception:  # what cannot be computed stays a node, without a shape
+    except Exception:  # a node that cannot be computed stays without a shape
         return None
     small = all(np.size(value) <= _MAX_ELEMENTS for value in results)
     return [np.asarray(value) for value in results] if small else None

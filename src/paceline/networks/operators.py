@@ -1,8 +1,8 @@
-"""PyTorch's operators: their kind, the tensors that autograd saves, the casts of autocast.
+"""PyTorch's operators: kinds, tensors saved by autograd, casts of autocast.
 
-Read from torch 2.13: tools/autograd/derivatives.yaml (which tensors a formula names) and
-aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32).
-An operator that works in place and saves its input saves a copy of it.
+Sources, in torch 2.13: tools/autograd/derivatives.yaml (the tensors in a formula) and
+aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32). An in-place operator
+that saves its input saves a copy of it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from paceline.networks.layer import Layer
 
-#: Tensors of a layer that autograd saves. They are its inputs, its result, the other factors'
-#: values, the indices of a maximum (int64) and a mask (one byte an element). Normalizations save
-#: two fp32 numbers per row; recurrent layers save their gates.
+#: Names of tensors that autograd saves of a layer: its inputs, its result, the other factors'
+#: values, the indices of a maximum (int64) and a mask (one byte per element). Normalizations save
+#: two fp32 numbers per row. Recurrent layers save their gates.
 SAVES = ("in", "out", "factors", "indices", "mask", "rows", "gates")
 
 
@@ -21,9 +21,10 @@ class Operator(NamedTuple):
     """Properties of one operator.
 
     Attributes:
-        kind: of the layer that it makes.
-        saves: some of ``SAVES``.
-        autocast: "half" (inputs are cast down), "single" (cast up) or "" (as its widest input).
+        kind: kind of its layer.
+        saves: the saved tensors, some of ``SAVES``.
+        autocast: "half" (inputs are cast down), "single" (cast up) or "" (the precision of its
+            widest input).
     """
 
     kind: str
@@ -100,7 +101,7 @@ OPERATORS: dict[str, Operator] = {
     **_rows("view", "view"),
 }
 
-#: By kind, for layers of other sources (ONNX) whose operators have other names.
+#: Properties by kind, for layers of other sources (ONNX) with other operator names.
 BY_KIND: dict[str, Operator] = {
     "conv": OPERATORS["aten.convolution"],
     "linear": OPERATORS["aten.addmm"],
@@ -119,5 +120,5 @@ BY_KIND: dict[str, Operator] = {
 
 
 def operator_of(layer: Layer) -> Operator:
-    """Properties of a layer's operator, by its name or else by its kind."""
+    """Properties of a layer's operator, by its name or otherwise by its kind."""
     return OPERATORS.get(layer.op) or BY_KIND.get(layer.kind) or Operator(layer.kind)

@@ -1,15 +1,15 @@
-"""ParaDL's projection as its paper prints it: Table 3, for one epoch, cell by cell.
+"""ParaDL's projection by the formulas of its paper: Table 3, for one epoch, cell by cell.
 
-A bound, not an estimate: computation shrinks by p and nothing overlaps. ``step_time`` is our own.
-The paper's misprints, and the correction of each:
+It is a bound, not an estimate: computation shrinks by p and nothing overlaps. ``step_time`` is
+Paceline's own model. The paper's misprints, and their corrections:
 
 * Pipeline, weight update: Table 3 adds it once an epoch, Eq. 12 once a sample and segment; a step
-  needs it once. ``corrected`` counts D/B updates; without it the cell is as printed.
+  needs it once. ``corrected`` counts D/B updates; without it the cell is the printed one.
 * Eq. 22 leaves out delta in both terms; its row of Table 3 has it. Table 3 is used.
-* T_ag(p, m) of 4.3 is of what ONE GPU gives, T_ar(p, m) of the whole buffer. Filter's 3 (p - 1)
-  needs that reading: m = B|y|/p for the all-gather and B|x| for the all-reduce.
-* 5.3.2 says that filter and channel share out activations; Table 3 does not divide |x| and |y|.
-  Each GPU gathers the whole activation (A.1.4), so the table is right.
+* In 4.3, m is the contribution of ONE GPU in T_ag(p, m), and the whole buffer in T_ar(p, m).
+Filter's 3 (p - 1) needs this reading: m = B|y|/p for the all-gather and B|x| for the all-reduce.
+* By 5.3.2, filter and channel split activations; Table 3 does not divide |x| and |y|. Each GPU
+  gathers the whole activation (A.1.4), so the table is right.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class PaperLayer:
     """A layer in the paper's letters (Table 2).
 
     Attributes:
-        name: of the layer.
-        x, y, w, bias: elements of input, output (one sample), weights and biases.
+        name: name of the layer.
+        x, y, w, bias: numbers of elements of input, output (one sample), weights and biases.
         filters, channels: F and C.
         extents: W, H and D of the input.
-        forward_s, backward_s: FW and BW, seconds a sample.
-        update_s: WU, seconds a step.
-        halo_x, halo_dy: elements a sample that one GPU of the split receives.
+        forward_s, backward_s: FW and BW, seconds per sample.
+        update_s: WU, seconds per step.
+        halo_x, halo_dy: elements per sample that one GPU of the split receives.
     """
 
     name: str = ""
@@ -56,13 +56,13 @@ class PaperMachine:
     """The paper's constants.
 
     Attributes:
-        alpha: seconds a message.
-        beta: seconds a byte.
-        delta: bytes an element.
-        gamma: share of the naive memory that is needed (4.2).
-        phi: flows that share a link (4.3); of data+filter's gradients the paper uses 2.
-        split_alpha, split_beta: inside the group that shares a sample (4.4: they differ inside a
-            node); None = as between groups.
+        alpha: seconds per message.
+        beta: seconds per byte.
+        delta: bytes per element.
+        gamma: needed share of the naive memory (4.2).
+        phi: flows that share a link (4.3); the paper uses 2 for gradients of data+filter.
+        split_alpha, split_beta: alpha and beta inside the group that shares a sample (4.4: they
+            differ inside a node); None = equal to those between groups.
     """
 
     alpha: float
@@ -86,9 +86,9 @@ class Projection:
 
     Attributes:
         computation_s, communication_s: seconds.
-        memory_bytes: of the fullest GPU.
-        most_gpus: what the last column allows.
-        steps: of the epoch (D/B).
+        memory_bytes: memory of the fullest GPU.
+        most_gpus: limit in the last column.
+        steps: steps of the epoch (D/B).
     """
 
     computation_s: float
@@ -99,7 +99,7 @@ class Projection:
 
     @property
     def step_time_s(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return (self.computation_s + self.communication_s) / self.steps
 
 
@@ -115,8 +115,8 @@ def project(
     """The row of Table 3 for ``strategy`` and an epoch of ``samples``.
 
     Args:
-        layers: of the network.
-        strategy: its replicas are p1, its split p2, its microbatches S.
+        layers: layers of the network.
+        strategy: the strategy: its replicas are p1, its split p2, its microbatches S.
         machine: alpha, beta, delta, gamma, phi.
         samples: D.
         stages: layers of each stage of a pipeline.
@@ -144,7 +144,7 @@ def project(
 
 
 class _Row:
-    """The sums that the cells of Table 3 are made of."""
+    """Common sums in the cells of Table 3."""
 
     def __init__(
         self, layers: Sequence[PaperLayer], strategy: Strategy, machine: PaperMachine, d: float

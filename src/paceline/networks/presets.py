@@ -1,6 +1,7 @@
-"""Known networks by name, made without PyTorch; parameters and FLOPs equal those of the modules.
+"""Known networks by name, built without PyTorch. Parameters and FLOPs equal those of the modules.
 
-``PRESETS`` lists them: what makes the network of an input shape, and the shape of its publication.
+``PRESETS`` lists them: the function from an input shape to a network, and the published input
+shape.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PRESETS: dict[str, tuple[_Make, Shape]] = {
 
 
 def network_preset(name: str, input_shape: Shape | None = None) -> LayerNetwork:
-    """A known network for samples of ``input_shape`` (None: that of its publication).
+    """A known network for samples of ``input_shape`` (None: the published shape).
 
     Raises:
         ModelError: no preset has that name (the nearest are named), or the input does not fit.

@@ -1,8 +1,8 @@
-"""Networks as Chainer 7's examples define them, whose runs are in public tables.
+"""Networks by their definitions in Chainer 7's examples, for runs in public tables.
 
-Pooling rounds up ("cover_all") and has no padding, so that VGG16 at 226 has 169.8M parameters;
-CosmoFlow has unpadded kernels of three. Source: Chainer 7.0, examples/imagenet; the layers of the
-runs of the ParaDL paper.
+Pooling rounds up ("cover_all") and has no padding, so VGG16 at 226 has 169.8M parameters. CosmoFlow
+has unpadded kernels of three. Sources: Chainer 7.0, examples/imagenet; the layers of the ParaDL
+paper's runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def chainer_network(name: str, input_shape: Shape) -> LayerNetwork:
 
 
 def _pool(build: Builder, x: int, name: str, kernel: int) -> int:
-    """Of stride two, rounded up."""
+    """A pooling of stride two, rounded up."""
     padding = tuple(
         (0, max(0, (-(-(size - kernel) // 2)) * 2 + kernel - size)) for size in build.shape(x)[1:]
     )
@@ -78,7 +78,7 @@ def _resnet(name: str, shape: Shape) -> LayerNetwork:
 
 
 def _bottleneck(build: Builder, x: int, name: str, width: int, stride: int) -> int:
-    """Chainer's strides stand in the first of three convolutions, as in the paper of 2015."""
+    """In Chainer, the first of three convolutions has the stride, as in the paper of 2015."""
     y = x
     for number, (channels, kernel, step) in enumerate(
         ((width, 1, stride), (width, 3, 1), (4 * width, 1, 1)), start=1

@@ -1,7 +1,7 @@
 """Convolutional networks: ResNet, VGG, U-Net, CosmoFlow.
 
-ResNet and VGG as in torchvision 0.29 (models/resnet.py, models/vgg.py); U-Net as its paper with
-padding and batch normalization; CosmoFlow as the ParaDL paper's runs had it.
+ResNet and VGG follow torchvision 0.29 (models/resnet.py, models/vgg.py). U-Net follows its paper,
+with padding and batch normalization. CosmoFlow follows the ParaDL paper's runs.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def vgg16(name: str, shape: Shape) -> LayerNetwork:
 
 
 def unet(name: str, shape: Shape, *, classes: int = 2) -> LayerNetwork:
-    """U-Net (2015) or 3D U-Net (2016), each convolution padded and normalized, no biases in them.
+    """U-Net (2015) or 3D U-Net (2016) with padded and normalized convolutions without biases.
 
     2D: 64 channels doubled four times. 3D: 32 and 64 in the first level, doubled before each pool.
-    Transposed convolutions with a stride of two go up and halve the channels in 2D only.
+    Transposed convolutions with a stride of two upsample; they halve the channels only in 2D.
     """
     build = Builder(name, shape, "U-Net, arXiv:1505.04597; 3D U-Net, arXiv:1606.06650")
     flat = len(shape) == 3
@@ -120,8 +120,8 @@ def _double(build: Builder, x: int, prefix: str, widths: tuple[int, int]) -> int
 def cosmoflow(name: str, shape: Shape) -> LayerNetwork:
     """CosmoFlow as in the ParaDL paper: seven convolutions, six pools, three linear layers.
 
-    No biases. The kernels of two take one zero before each axis. The last pools are left out where
-    an axis is used up, as for inputs of 128.
+    There are no biases. Kernels of two have one zero before each axis. The last pools are omitted
+    once an axis has size 1, as for inputs of 128.
     """
     build = Builder(name, shape, "ParaDL paper, Table 5")
     x = NETWORK_INPUT

@@ -1,6 +1,6 @@
 """Networks with layer normalization: ViT and ConvNeXt.
 
-As in timm 1.0: models/vision_transformer.py, models/convnext.py.
+They follow timm 1.0: models/vision_transformer.py, models/convnext.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GELU = "aten.gelu"
 def vit(
     name: str, shape: Shape, *, width: int, heads: int, depth: int = 12, patch: int = 16
 ) -> LayerNetwork:
-    """Vision Transformer with a class token, its attention fused."""
+    """Vision Transformer with a class token and fused attention."""
     if any(size % patch for size in shape[1:]):
         raise ModelError(f"{name} cuts patches of {patch} from an image of {shape[1:]}")
     build = Builder(name, shape, "timm 1.0 models/vision_transformer.py")

@@ -1,7 +1,7 @@
-"""Times a network's distinct operators with PyTorch: forward, gradients of input and of weights.
+"""Times a network's distinct operators with PyTorch: forward, gradients of input and weights.
 
-Each runs alone, on random values, as in a training step; torch is imported when a profile is taken.
-An operator that is not built here is left out and modelled by predictions.
+Each operator runs alone, on random values. torch is imported when a profile is taken. An operator
+without an implementation here is left out, and predictions model it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.networks.saved import check_precision
 Thunk = Callable[[], Any]
 Progress = Callable[[int, int], None]
 
-#: aten name without its end -> function of torch.nn.functional.
+#: aten name without its suffix -> function of torch.nn.functional.
 _ACTIVATIONS = {
     name: name
     for name in ("relu", "gelu", "silu", "hardswish", "hardsigmoid", "hardtanh", "elu", "mish")
@@ -32,7 +32,7 @@ _HALF = 2
 
 @dataclass(frozen=True)
 class _Passes:
-    """Operators of each pass; None: none runs."""
+    """Functions of each pass; None: the pass has none."""
 
     forward: Thunk
     of_input: Thunk | None = None
@@ -49,7 +49,7 @@ class _Maker:
         self.batch, self.channels_last = batch, last
 
     def passes(self, index: int) -> _Passes | None:
-        """Of a layer; None where this version cannot build it."""
+        """The passes of a layer; None if this version cannot build it."""
         layer = self.network.layers[index]
         make = {
             "conv": self._conv,
@@ -177,11 +177,11 @@ class _Maker:
         x, y = (self._tensor((self.batch, *shape), index) for shape in shapes)
         try:
             return self._autograd(x, lambda z: z * y, [y.requires_grad_()])
-        except RuntimeError:  # shapes that other operators have joined meanwhile
+        except RuntimeError:  # shapes that other operators have merged
             return None
 
     def _autograd(self, x: Any, function: Callable[[Any], Any], weights: list[Any]) -> _Passes:
-        """Forward without, and the backward pass with autograd's graph; all gradients at once."""
+        """Forward without and backward with autograd's graph; all gradients at once."""
         x.requires_grad_()
         result = function(x)
         gradient = self.torch.randn_like(result)
@@ -212,13 +212,14 @@ def profile_layers(
         network: its layers.
         batch: samples.
         device: "cuda", "cpu" or "auto".
-        precision: "fp32", "tf32" or "amp" (fp16 where autocast takes it).
+        precision: "fp32", "tf32" or "amp" (fp16 for operators that autocast casts).
         channels_last: layout of images.
-        effort: how long.
-        progress: called with operators done and in all.
+        effort: limits of time.
+        progress: called with the numbers of finished and of all operators.
 
     Raises:
-        ModelError: no torch, no such device, a batch below 1, amp on a CPU, or nothing measured.
+        ModelError: torch or the device is missing, the batch is below 1, amp is requested on a CPU,
+            or nothing was measured.
     """
     check_precision(precision)
     if batch < 1:

@@ -1,6 +1,6 @@
-"""A network by what a user writes: a preset, a module's name, a file.
+"""A network from a user's text: a preset, a module's name, or a file.
 
-A user's file runs in a process of its own (``read_process``), which ends with its caller.
+A user's file runs in a separate process (``read_process``), which ends with its caller.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _FORMS = (
 def read_source(
     source: str, shapes: Sequence[Shape] = (), *, timeout_s: float = 300.0
 ) -> LayerNetwork:
-    """The network that ``source`` names.
+    """The network of ``source``.
 
     Args:
         source: a preset's name, ``timm:NAME``, ``torchvision:NAME``, ``FILE.py:FUNCTION``,
             ``FILE.onnx``, ``FILE.json``, ``TABLE.csv:NAME``.
-        shapes: of one sample, one for each argument; presets and some files know theirs.
-        timeout_s: seconds that a user's file and torch may take.
+        shapes: shapes of one sample, one for each argument; presets and some files have their own.
+        timeout_s: time limit for a user's file and torch.
 
     Raises:
-        ModelError: nothing is read by that name, or it cannot be read.
+        ModelError: the source is unknown, or cannot be read.
     """
     path, _, member = source.rpartition(":")
     if path.endswith(".py") or path in ("timm", "torchvision"):
@@ -81,7 +81,7 @@ def _from_table(path: str, name: str, shapes: Sequence[Shape]) -> LayerNetwork:
 
 
 def _in_process(source: str, shapes: Sequence[Shape], timeout_s: float) -> LayerNetwork:
-    """Read a module in a process of its own, whose output is not ours."""
+    """Read a module in a separate process, with separate output."""
     command = [sys.executable, "-m", "paceline.networks.read_process", source]
     command += ["x".join(map(str, shape)) for shape in shapes]
     try:

@@ -1,6 +1,6 @@
-"""The process in which a module is built and read: ``read`` starts it, and reads its last line.
+"""The process that builds and reads a module. ``read`` starts it and reads its last line.
 
-Only a file that the user named is imported. Its weights have shapes only (meta device).
+Only a file that the user named is imported. Its weights have only shapes (meta device).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
 
 
 def build_network(source: str, shapes: list[Shape]) -> LayerNetwork:
-    """The network of a module that is built in this process.
+    """The network of a module, built in this process.
 
     Raises:
         ModelError: it cannot be built or read.
@@ -59,7 +59,7 @@ def build_network(source: str, shapes: list[Shape]) -> LayerNetwork:
 
 
 def _build(path: str, member: str) -> Any:
-    """The module, made where tensors have no memory; elsewhere if it insists on values."""
+    """The module, built on the meta device, or on the CPU if it needs values."""
     import torch
 
     try:

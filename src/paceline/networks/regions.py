@@ -1,7 +1,7 @@
-"""Elements of a split tensor that a GPU needs, and those that it has, one dimension at a time.
+"""Elements of a split tensor that a GPU needs, and elements that it has, per dimension.
 
-A window's elements are a product of index sets, one a dimension, so counts of a region are products
-of counts of one dimension. Paper: ParaDL, 3.2 (halo); Dryden et al., IPDPS 2019.
+A window's elements are a product of index sets, one per dimension. So counts of a region are
+products of counts per dimension. Papers: ParaDL, 3.2 (halo); Dryden et al., IPDPS 2019.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Halo:
     """Elements of one channel in one sample's halo exchange.
 
     Attributes:
-        most_received: by the GPU that receives most.
-        most_messages: that one GPU receives.
-        total: received by all.
-        messages: of all.
+        most_received: elements received by the GPU that receives most.
+        most_messages: most messages that one GPU receives.
+        total: elements received by all GPUs.
+        messages: messages of all GPUs.
     """
 
     most_received: int
@@ -36,19 +36,19 @@ class Halo:
 
 
 def bounds(size: int, parts: int) -> Counts:
-    """Where each part of ``size`` indices begins, and the end [parts + 1]; the first are larger."""
+    """Begins of the parts of ``size`` indices, and the end [parts + 1]; first parts are larger."""
     small, larger = divmod(size, parts)
     sizes = [small + (part < larger) for part in range(parts)]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def forward_halo(window: Window | None, in_size: Shape, out_size: Shape, parts: Shape) -> Halo:
-    """Input elements that GPUs need for their outputs and others have."""
+    """Input elements that GPUs need from others for their outputs."""
     return _halo(window, in_size, out_size, parts, backward=False)
 
 
 def backward_halo(window: Window | None, in_size: Shape, out_size: Shape, parts: Shape) -> Halo:
-    """Output gradients that GPUs need for the gradients of their inputs and others have."""
+    """Output gradients that GPUs need from others for the gradients of their inputs."""
     return _halo(window, in_size, out_size, parts, backward=True)
 
 
@@ -70,7 +70,7 @@ def _halo(
 
 
 def _product(needs: list[Counts]) -> Halo:
-    """From [receiver, owner] counts of each dimension to those of the grid."""
+    """Halo of the grid from [receiver, owner] counts of each dimension."""
     received, senders = np.ones(1, np.int64), np.ones(1, np.int64)
     own, self_sender = np.ones(1, np.int64), np.ones(1, np.int64)
     for need in needs:
@@ -95,7 +95,7 @@ def _dimension(window: Window, d: int) -> _Dimension:
 def _needed(
     window: _Dimension | None, in_size: int, out_size: int, parts: int, backward: bool
 ) -> Counts:
-    """[receiver, owner] elements of one dimension that the receiver needs of the owner's."""
+    """[receiver, owner] elements of one dimension that the receiver needs from the owner."""
     has, needs = bounds(in_size, parts), bounds(out_size, parts)
     if backward:
         has, needs = needs, has
@@ -111,7 +111,7 @@ def _needed(
 
 
 def _sources(window: _Dimension, targets: Counts, backward: bool) -> Counts:
-    """Indices from which ``targets`` are computed; a transposed window swaps the directions."""
+    """Indices that ``targets`` are computed from; a transposed window swaps the directions."""
     kernel, stride, dilation, padding, transposed = window
     offsets = np.arange(kernel) * dilation
     if transposed == backward:
@@ -121,7 +121,7 @@ def _sources(window: _Dimension, targets: Counts, backward: bool) -> Counts:
 
 
 def largest_share(size: Shape, parts: Shape) -> int:
-    """Elements of the largest part: that of the first GPU."""
+    """Elements of the largest part, the first GPU's."""
     return math.prod(
         -(-extent // (parts[d] if d < len(parts) else 1)) for d, extent in enumerate(size)
     )

@@ -1,11 +1,11 @@
-"""Measured training steps of networks, a row a run, as ``paceline calibrate`` and ``predict`` read.
+"""Measured training steps of networks, one run per row, for ``paceline calibrate`` and ``predict``.
 
-Needed: model, strategy, gpus, global_batch; step_time_s to compare. Known beside these: framework,
-gpus_per_node, split_in_node, crop, gradients, precision, channels_last, compute_s, communication_s,
-status ("normal", or what is wrong). All other columns are kept as they are.
+Required columns: model, strategy, gpus, global_batch; for comparisons also step_time_s. Optional
+columns: framework, gpus_per_node, split_in_node, crop, gradients, precision, channels_last,
+compute_s, communication_s, status ("normal", or a fault). All other columns are kept unchanged.
 
 Without a framework, or with "chainer", the model is one of ChainerMNX's. With "pytorch" it is a
-preset or a layers file, beside the runs, and gradients go by DDP's buckets.
+preset or a layers file in the folder of the runs, and gradients use DDP's buckets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ ADDED = ("predicted_step_time_s", "abnormal", "reason")
 FRAMEWORKS = ("chainer", "pytorch")
 _IMAGE = 224
 _VOLUME = {"cosmoflow-256": 256, "cosmoflow-512": 512}
-_END_OF_COSMOFLOW = "pool2"  # ParaDL paper, 4.5.1: behind its second pooling all GPUs have all
+_END_OF_COSMOFLOW = (
+    "pool2"  # ParaDL paper, 4.5.1: after its second pooling all GPUs have whole samples
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,11 @@ class NetworkRun:
 
     Attributes:
         line: in its file, from 1.
-        row: its text by column.
+        row: text by column.
         network: the trained network; equal rows share one.
-        strategy: how.
-        step_s, compute_s, communication_s: measured; None where not.
-        status: "normal", "" where the file says nothing, or what is wrong.
+        strategy: split of the training.
+        step_s, compute_s, communication_s: measured seconds; None if not measured.
+        status: "normal", "" without a status, or a fault.
         framework: "chainer" or "pytorch".
     """
 
@@ -58,7 +60,7 @@ class NetworkRun:
 
     @property
     def series(self) -> tuple[object, ...]:
-        """Properties of runs that differ in the number of GPUs alone."""
+        """Key of a series: its runs differ only in the number of GPUs."""
         each = self.strategy.global_batch / self.strategy.replicas
         name, split = self.strategy.name, self.strategy.split
         split = split if "+" in name else 0
@@ -71,10 +73,10 @@ class RunTable:
     """A file of runs.
 
     Attributes:
-        columns: of the file.
-        runs: its rows in order, but those that cannot be run.
-        rows: all of them, text by column.
-        errors: line -> why its row cannot be run.
+        columns: columns of the file.
+        runs: its runs in order, without rows that cannot be run.
+        rows: all rows, text by column.
+        errors: line -> reason why its row cannot be run.
     """
 
     columns: tuple[str, ...]
@@ -84,12 +86,12 @@ class RunTable:
 
 
 def is_network_runs(path: Path) -> bool:
-    """Whether the file's header is that of networks' runs, not of language models'."""
+    """Whether the file's header is for runs of networks, not of language models."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = next(csv.reader(file), [])
     except (OSError, UnicodeDecodeError, csv.Error):
-        return False  # the other reader says why
+        return False  # the other reader reports the error
     return "strategy" in (name.strip() for name in header)
 
 
@@ -97,8 +99,8 @@ def read_network_runs(path: Path, *, skip_errors: bool = False) -> RunTable:
     """All rows of a CSV file.
 
     Args:
-        path: of the file.
-        skip_errors: a wrong row goes to ``errors``, unless all are wrong.
+        path: path of the file.
+        skip_errors: put wrong rows into ``errors``, unless all are wrong.
 
     Raises:
         ModelError: it cannot be read, a column is missing or in another unit, or a row is wrong.
@@ -170,7 +172,7 @@ def _run(
 
 
 def _network(name: str, shape: Shape, folder: Path) -> LayerNetwork:
-    """A layers file beside the runs, or a preset; ``shape`` is that of a preset's images."""
+    """A layers file in the folder of the runs, or a preset with images of ``shape``."""
     if not name.endswith(".json"):
         return network_preset(name, shape)
     try:
@@ -187,7 +189,7 @@ def _shape(name: str, crop: str) -> Shape:
 
 
 def _strategy(row: Mapping[str, str], network: LayerNetwork) -> Strategy:
-    """ChainerMNX's implementation (ParaDL paper, 4.5.1): halos by MPI, leaders and segments."""
+    """The strategy of ChainerMNX (ParaDL paper, 4.5.1): halos by MPI, leaders, segments."""
     name = _strategy_name(row)
     gpus, batch = _whole("gpus", row["gpus"]), _whole("global_batch", row["global_batch"])
     spatial = name.endswith("spatial")
@@ -215,7 +217,7 @@ def _strategy(row: Mapping[str, str], network: LayerNetwork) -> Strategy:
 
 
 def _of_torch(row: Mapping[str, str]) -> Strategy:
-    """PyTorch's: DDP's buckets, NCCL for everything."""
+    """The strategy of PyTorch's implementation: DDP's buckets, NCCL for everything."""
     name = _strategy_name(row)
     return Strategy(
         name=name,
@@ -256,16 +258,16 @@ def _seconds(row: Mapping[str, str], name: str) -> float | None:
         value = float(text)
     except ValueError:
         value = math.nan
-    # A communication of 0 is one that does not happen: a single GPU's.
+    # A communication of 0 s is allowed: a single GPU has none.
     if not math.isfinite(value) or value < 0 or (value == 0 and name == "step_time_s"):
         raise ModelError(f"{name} must be a number of seconds above 0, not {text[:40]!r}")
     return value or None
 
 
 def checked_csv(table: RunTable, added: Mapping[int, Mapping[str, str]]) -> str:
-    """The input's columns and ``ADDED``, a row a run; ``added`` by line.
+    """Write the input's columns and ``ADDED``, one run per row; ``added`` has the values by line.
 
-    A row that cannot be run has its error as reason, and no prediction.
+    A row that cannot be run has its error as the reason, and no prediction.
     """
     own = [name for name in table.columns if name not in ADDED]
     text = io.StringIO()

@@ -1,9 +1,10 @@
 """Tensors that autograd saves between the forward and the backward pass, in bytes of one sample.
 
-A tensor that two operators save counts once, at the first. A view is its base's memory, and an
-operator in place its input's. Under autocast (amp) products read copies of fp32 tensors in half
-precision, and some operators copies in single precision; the copies are saved instead.
-Parameters, their casts and the statistics of batches are not of a sample: ``memory`` has them.
+A tensor that two operators save counts once, at the first. A view has the memory of its base, and
+an in-place result the memory of its input. Under autocast (amp), products read half-precision
+copies of fp32 tensors, and some operators read single-precision copies. These copies are saved
+instead. Parameters, their casts and batch statistics do not belong to a sample: ``memory`` counts
+them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from paceline.errors import ModelError
 from paceline.networks.layer import NETWORK_INPUT, PRODUCTS, Layer, LayerNetwork
 from paceline.networks.operators import operator_of
 
-#: Bytes of an element where nothing is cast.
+#: Bytes of an element without casts.
 _SINGLE, _HALF = 4, 2
-#: PyTorch's indices of maxima are int64; a mask of dropout is a bool.
+#: PyTorch's indices of maxima are int64; a dropout mask is bool.
 _INDEX, _MASK = 8, 1
-#: Of an LSTM's state, at each position: four gates, the cell and its tanh. Not held against cuDNN.
+#: Saved values of an LSTM per state element and position: four gates, the cell and its tanh. Not
+#: checked with cuDNN.
 _GATES = 6
 NETWORK_PRECISIONS = ("fp32", "tf32", "amp")
 
@@ -31,14 +33,14 @@ def saved_bytes(network: LayerNetwork, precision: str = "fp32") -> NDArray[np.fl
     """Bytes that autograd saves for each layer and sample.
 
     Args:
-        network: in training.
+        network: the network in training.
         precision: "fp32", "tf32" (which saves what fp32 does) or "amp" (autocast to half).
 
     Returns:
-        float64 [layers]; what an earlier layer saved already counts there.
+        float64 [layers]; a tensor that an earlier layer saves counts there.
 
     Raises:
-        ModelError: another precision.
+        ModelError: the precision is unknown.
     """
     check_precision(precision)
     tensors = Tensors(network, precision)
@@ -53,10 +55,10 @@ def saved_bytes(network: LayerNetwork, precision: str = "fp32") -> NDArray[np.fl
 
 
 def check_precision(precision: str) -> None:
-    """Say which precisions there are.
+    """Check a precision.
 
     Raises:
-        ModelError: it is another.
+        ModelError: it is unknown.
     """
     if precision not in NETWORK_PRECISIONS:
         raise ModelError(
@@ -65,7 +67,7 @@ def check_precision(precision: str) -> None:
 
 
 class Tensors:
-    """The memory behind each layer's result: whose it is, its elements, bytes of an element."""
+    """The memory of each layer's result: its owner, number of elements, bytes per element."""
 
     def __init__(self, network: LayerNetwork, precision: str) -> None:
         self.network, self.amp = network, precision == "amp"
@@ -79,7 +81,7 @@ class Tensors:
         self.trains = self._trains()
 
     def _trains(self) -> list[bool]:
-        """Which results need a gradient."""
+        """[layer] whether the result needs a gradient."""
         trains: list[bool] = []
         for layer in self.network.layers:
             below = any(i != NETWORK_INPUT and trains[i] for i in layer.inputs)
@@ -88,11 +90,11 @@ class Tensors:
 
     @staticmethod
     def _clones(layer: Layer) -> bool:
-        """Works in place, but saves its input: autograd keeps a copy of it."""
+        """Whether it works in place but saves its input: autograd keeps a copy."""
         return "in" in operator_of(layer).saves
 
     def root_of(self, index: int) -> int:
-        """The layer whose memory holds a result."""
+        """The layer that owns a result's memory."""
         return index if index == NETWORK_INPUT else self.root[index]
 
     def source_width(self, index: int) -> int:
@@ -100,12 +102,12 @@ class Tensors:
         return _SINGLE if index == NETWORK_INPUT else self.width[index]
 
     def bytes(self, index: int) -> float:
-        """Of the memory behind a result, one sample."""
+        """Bytes of a result's memory for one sample."""
         root = self.root_of(index)
         return float(self.elements(root) * self.source_width(root))
 
     def elements(self, root: int) -> int:
-        """Elements of the memory of a root."""
+        """Elements of an owner's memory."""
         if root == NETWORK_INPUT:
             return math.prod(self.network.input_shape)
         return self.network.layers[root].out_elements
@@ -116,7 +118,7 @@ class Tensors:
         autocast = operator_of(layer).autocast
         if autocast:
             return _HALF if autocast == "half" else _SINGLE
-        # Trained factors and summands are fp32 and widen the result; norms keep its width.
+        # Trained factors and summands are fp32 and widen the result to fp32; norms keep its width.
         if layer.parameters and layer.kind in ("add", "multiply", "concat"):
             return _SINGLE
         return max((self.source_width(i) for i in layer.inputs), default=_SINGLE)
@@ -147,7 +149,7 @@ class Tensors:
             yield (index, "sums"), layer.groups * tokens * _SINGLE
 
     def _needs_inputs(self, layer: Layer) -> bool:
-        """A product saves its input for the gradient of its weight, or of the other factor."""
+        """Saved inputs of a product, for the gradient of its weight or of the other factor."""
         return layer.grad_weight_flops > 0 or len(layer.inputs) > 1 or layer.kind == "attention"
 
     def _inputs(self, index: int, layer: Layer) -> Iterator[tuple[object, float]]:

@@ -1,10 +1,10 @@
-"""Samples per second on more GPUs, from a run that was measured on fewer: data parallelism.
+"""Samples per second with data parallelism on more GPUs, from a measured run on fewer.
 
-A step on n GPUs is the measured step on one, the exchange of gradients, and the time in which ranks
-join. Frameworks pay the latter from two ranks on: launches of NCCL's kernels, hooks, the wait for
-the slowest host. The exposed share of the exchange differs by software. The constants are fitted to
-published runs (``benchmarks/cnn.py scaling``). These are of DGX-1, DGX-2, DGX A100 and a cluster of
-V100 nodes.
+A step on n GPUs is the measured step on one, plus the exchange of gradients, plus the time in which
+ranks join. Joining costs time from two ranks on: launches of NCCL's kernels, hooks, the wait for
+the slowest host. The exposed share of the exchange depends on the software. The constants are
+fitted to published runs on DGX-1, DGX-2, DGX A100 and a cluster of V100 nodes (``benchmarks/cnn.py
+scaling``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paceline.model.network import Fabric, Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConstants:
-    """Three numbers that depend on software, and the distance of runs from their result.
+    """Three constants that depend on software, and the spread of runs around their result.
 
     Attributes:
-        join_s: seconds a step that two ranks or more take to join.
-        inner: exposed share of the exchange inside a node; above 1 where NCCL's kernels slow
+        join_s: seconds per step that two or more ranks need to join.
+        inner: exposed share of the exchange inside a node; above 1 if NCCL's kernels slow
             computation down.
         outer: the same of an exchange between nodes.
         spread: standard deviation of the logarithm of measured over predicted rates.
@@ -40,8 +40,8 @@ class Scaled:
     """A predicted rate.
 
     Attributes:
-        samples_per_s: of all GPUs.
-        efficiency: of linear scaling from the measured run.
+        samples_per_s: rate of all GPUs.
+        efficiency: rate over linear scaling from the measured run.
         low, high: 80% of runs lie between these rates.
     """
 
@@ -51,12 +51,12 @@ class Scaled:
     high: float
 
     def is_odd(self, measured: float, z: float = 3.0) -> bool:
-        """Whether a measured rate lies further away than one of 370 runs does."""
+        """Whether a measured rate deviates more than in one of 370 runs (3 standard deviations)."""
         sigma = math.log(self.high / self.low) / (2 * _Z80)
         return abs(math.log(measured / self.samples_per_s)) > z * sigma
 
 
-#: Standard deviations within which 80% of a normal distribution lie.
+#: 80% of a normal distribution lie within this many standard deviations.
 _Z80 = 1.2816
 
 
@@ -70,16 +70,16 @@ def scaled_rate(
     cluster: Cluster,
     constants: ScalingConstants | None = None,
 ) -> Scaled:
-    """The rate on ``to_gpus`` GPUs, with the same batch on each.
+    """The rate on ``to_gpus`` GPUs with the same batch per GPU.
 
     Args:
         rate: measured samples/s of ``gpus`` GPUs.
-        gpus: of the measured run.
+        gpus: GPUs of the measured run.
         to_gpus: GPUs to predict.
         batch_per_gpu: samples of a GPU in a step.
-        gradient_bytes: that are exchanged in a step.
+        gradient_bytes: bytes of gradients exchanged per step.
         cluster: the machines.
-        constants: of the software; None = those of published runs.
+        constants: constants of the software; None = constants of published runs.
 
     Raises:
         ModelError: a number is not above 0.
@@ -95,7 +95,7 @@ def scaled_rate(
         return _beside_s(n, gradient_bytes, fabric, constants)
 
     step_s = batch_per_gpu * gpus / rate
-    # At least half of a measured step is taken for computation, whatever the constants say.
+    # At least half of a measured step counts as computation, for any constants.
     alone_s = max(step_s - beside_s(gpus), step_s / 2)
     efficiency = step_s / (alone_s + beside_s(to_gpus))
     predicted = rate * to_gpus / gpus * efficiency
@@ -106,7 +106,7 @@ def scaled_rate(
 def _beside_s(
     gpus: int, gradient_bytes: float, fabric: Fabric, constants: ScalingConstants
 ) -> float:
-    """Seconds of a step beside its computation."""
+    """Seconds of a step besides its computation."""
     if gpus == 1:
         return 0.0
     exchange_s = fabric.all_reduce(gradient_bytes, Group(gpus, 1))

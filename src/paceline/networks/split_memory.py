@@ -1,7 +1,7 @@
 """Memory of the fullest GPU that trains a network by a strategy, counted tensor by tensor.
 
-Paper: ParaDL, 4.2 and Table 3. Its formula leaves out halos, gathered tensors, buffers of the
-exchange, uneven parts and microbatches in flight; they are counted here.
+The formula of the ParaDL paper (4.2 and Table 3) omits halos, gathered tensors, buffers of the
+exchange, uneven parts and microbatches in flight. They are counted here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from paceline.networks.traffic import (
 )
 from paceline.units import in_gib
 
-#: Parts that grow with the samples of a GPU; the others do not.
+#: Parts that grow with the samples of a GPU.
 OF_SAMPLES = ("activations", "transient", "halos", "gathers")
-#: FSDP gathers the parameters of the next layer while one computes.
+#: Number of layers whose parameters FSDP gathers at once: one computes, the next is gathered.
 _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """One sample of the whole network, on one GPU.
+    """Memory of one sample of the whole network on one GPU.
 
     Attributes:
         saved: [layer] bytes that each layer saves.
-        gradients: [layer] bytes of gradients of results alive in its backward pass.
+        gradients: [layer] bytes of gradients of results that exist in its backward pass.
         casts: bytes of half-precision weights.
     """
 
@@ -85,7 +85,7 @@ def step_memory(
 def _memory_of_part(
     network: LayerNetwork, strategy: Strategy, part: tuple[int, int], in_flight: int
 ) -> dict[str, float]:
-    """Of the layers ``part``; a pipeline's stage has ``in_flight`` microbatches at a time."""
+    """Bytes for the layers ``part``; a pipeline stage has ``in_flight`` microbatches at once."""
     whole, rows = whole_network(network, strategy.precision), slice(*part)
     samples = strategy.busiest_samples / strategy.microbatches
     weights = demand_of(network, strategy.precision).weights.copy()
@@ -96,7 +96,7 @@ def _memory_of_part(
     live = (whole.gradients * gradient_share)[rows]
     peak = int(np.argmax(left + live))
     activations = float(left[peak]) * samples
-    if in_flight > 1:  # of all microbatches but the one that is on its way back, all is saved
+    if in_flight > 1:  # all tensors are saved of all microbatches except the one in its backward
         earlier = (
             _handed_over(network, strategy, part[0]) if strategy.recompute else float(left[-1])
         )
@@ -125,7 +125,7 @@ def _states(strategy: Strategy, parameters: float) -> dict[str, float]:
 
 
 def _shares(network: LayerNetwork, strategy: Strategy) -> tuple[Array, Array]:
-    """[layer] share of the largest part in the inputs, and in the results, of each layer."""
+    """[layer] the largest part's share of each layer's inputs, and of its results."""
     count = len(network.layers)
     inputs, results = np.ones(count), np.ones(count)
     if not (strategy.is_spatial and strategy.split > 1):
@@ -142,7 +142,7 @@ def _shares(network: LayerNetwork, strategy: Strategy) -> tuple[Array, Array]:
 
 
 def _copies(network: LayerNetwork, strategy: Strategy) -> dict[str, float]:
-    """Copies from other GPUs, bytes of all samples of the busiest GPU."""
+    """Bytes of copies from other GPUs for all samples of the busiest GPU."""
     if strategy.split == 1 or strategy.is_pipeline:
         return {}
     if strategy.is_spatial:
@@ -151,10 +151,10 @@ def _copies(network: LayerNetwork, strategy: Strategy) -> dict[str, float]:
 
 
 def _halos(network: LayerNetwork, strategy: Strategy) -> float:
-    """Tensors that layers with a window save beside their own rows.
+    """Bytes that layers with a window save besides their own rows.
 
-    A part and its halo are joined into a tensor of their own. Where another layer has saved the
-    part already, the part is there twice.
+    A part and its halo are joined into a new tensor. If another layer has saved the part already,
+    it exists twice.
     """
     saved = whole_network(network, strategy.precision).saved
     demand, shares = demand_of(network, strategy.precision), _shares(network, strategy)[0]
@@ -171,7 +171,7 @@ def _halos(network: LayerNetwork, strategy: Strategy) -> float:
 
 
 def _gathered(network: LayerNetwork, strategy: Strategy) -> float:
-    """Whole tensors where a spatial split ends; the layers behind it save them."""
+    """Bytes of whole tensors at the end of a spatial split; the layers after it save them."""
     demand, last = demand_of(network, strategy.precision), last_spatial(network, strategy)
     elements = (
         network.layers[index].out_elements * demand.out_width[index]
@@ -182,9 +182,9 @@ def _gathered(network: LayerNetwork, strategy: Strategy) -> float:
 
 
 def _parts_of_products(network: LayerNetwork, strategy: Strategy) -> float:
-    """Filters: a part of a result until it is gathered. Channels: slices of inputs are saved.
+    """Filter splits: a part of a result until it is gathered. Channel splits: input slices.
 
-    A slice along the channels of a batch is not contiguous, so convolutions take a copy of it.
+    A slice along the channels of a batch is not contiguous, so convolutions copy it.
     """
     demand, samples = demand_of(network, strategy.precision), strategy.busiest_samples
     products = split_products(network, strategy)
@@ -198,7 +198,7 @@ def _parts_of_products(network: LayerNetwork, strategy: Strategy) -> float:
 
 
 def _buffers(network: LayerNetwork, strategy: Strategy, weights: Array) -> dict[str, float]:
-    """Of the exchange: a packed copy, DDP's buckets, what FSDP gathers.
+    """Bytes of the exchange: a packed copy, DDP's buckets, parameters gathered by FSDP.
 
     DDP's buckets are a second copy of all gradients (``gradient_as_bucket_view=False``, the default
     of torch 2.13: torch/nn/parallel/distributed.py).
@@ -216,7 +216,7 @@ def _buffers(network: LayerNetwork, strategy: Strategy, weights: Array) -> dict[
 
 
 def _handed_over(network: LayerNetwork, strategy: Strategy, start: int) -> float:
-    """Bytes of a sample that a stage keeps of a microbatch that it computes again."""
+    """Bytes per sample that a stage keeps of a microbatch that it recomputes."""
     demand = demand_of(network, strategy.precision)
     if start == 0:
         return float(math.prod(network.input_shape)) * ELEMENT_BYTES
@@ -225,7 +225,7 @@ def _handed_over(network: LayerNetwork, strategy: Strategy, start: int) -> float
 
 
 def whole_network(network: LayerNetwork, precision: str) -> _Whole:
-    """One sample of the network on one GPU; computed once."""
+    """Memory of one sample of the network on one GPU; cached."""
     return _whole(Shared(network), precision)
 
 
@@ -237,7 +237,7 @@ def _whole(shared: Shared, precision: str) -> _Whole:
 
 
 def paging(memory: Mapping[str, float], capacity: float) -> str:
-    """Why a step runs only if memory is paged to the host; "" if it fits."""
+    """Why a step runs only with memory paged to the host; "" if it fits."""
     total = sum(memory.values())
     if total <= capacity:
         return ""

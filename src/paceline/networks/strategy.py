@@ -1,6 +1,6 @@
-"""The split of a network's training: which dimension, on how many GPUs, by which exchange.
+"""The split of a network's training: dimension, GPUs, exchange.
 
-Paper: ParaDL, section 3 (the strategies) and 4.5 (where a spatial split ends, leaders, segments).
+Paper: ParaDL, section 3 (strategies) and 4.5 (ends of spatial splits, leaders, segments).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ EXCHANGES = ("ring", "tree", "leader", "segmented")
 LIBRARIES = ("nccl", "mpi")
 SCHEDULES = ("gpipe", "1f1b")
 
-#: Optimizer -> tensors of the weights' size that it keeps beside weight and gradient.
+#: Optimizer -> number of tensors of the weights' size that it keeps besides weight and gradient.
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
-#: Bytes of an element of a gradient on its way.
+#: Bytes per element of an exchanged gradient.
 GRADIENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -30,32 +30,34 @@ class Strategy:
 
     Attributes:
         name: one of ``STRATEGIES``.
-        gpus: all of them.
-        split: GPUs that share one sample; all if data are not split, 1 with "data".
+        gpus: number of all GPUs.
+        split: number of GPUs that share one sample; all GPUs if data are not split, 1 with "data".
         global_batch: samples of one step.
-        grid: parts of each spatial dimension, their product is ``split``; () = the first dimension.
-        spatial_until: last layer (index) that is split by space; None = as far as it goes.
-        gradients: one packed buffer, tensor by tensor, DDP's buckets during the backward pass, or
-            none where each GPU trains weights of its own.
-        exchange: exchange of gradients: a ring over all; a tree (NCCL from 2.4 on); one leader GPU
-            a node; or segments. A tree's latency grows with the logarithm. Segments join the GPUs
-            of equal rank in their groups.
-        library: library that moves everything: NCCL, or MPI through the hosts' memory.
-        halo_library: library that moves halos and gathers of a spatial split; "" = ``library``.
+        grid: parts of each spatial dimension, with the product ``split``; () = only the first
+            dimension.
+        spatial_until: last layer (index) that is split by space; None = the last possible layer.
+        gradients: form of the exchange: one packed buffer, tensor by tensor, DDP's buckets during
+            the backward pass, or none if each GPU trains its own weights.
+        exchange: algorithm of the exchange: a ring over all; a tree (NCCL from 2.4 on); one leader
+            GPU per node; or segments. A tree's latency grows with the logarithm. Segments join the
+            GPUs of equal rank in their groups.
+        library: communication library: NCCL, or MPI through the hosts' memory.
+        halo_library: library for halos and gathers of a spatial split; "" = ``library``.
         optimizer: one of ``OPTIMIZERS``.
-        zero: 0 nothing, 1 optimizer, 2 gradients, too, 3 parameters, too (FSDP) are shared out.
-        sync_batchnorm: statistics of a batch are those of all its GPUs (SyncBatchNorm).
-        microbatches: of a pipeline (the paper's segments S).
-        schedule: of a pipeline.
-        recompute: activations between a stage's ends are computed again.
-        bucket_bytes: of DDP (PyTorch: 25 MiB).
+        zero: ZeRO stage: 0 nothing, 1 optimizer, 2 also gradients, 3 also parameters (FSDP) are
+            sharded.
+        sync_batchnorm: statistics of a batch cover all its GPUs (SyncBatchNorm).
+        microbatches: microbatches of a pipeline (the paper's segments S).
+        schedule: schedule of a pipeline.
+        recompute: activations between a stage's ends are recomputed.
+        bucket_bytes: size of DDP's buckets (PyTorch: 25 MiB).
         precision: "fp32", "tf32", or "amp" (autocast to half).
-        channels_last: layout of images in memory; else channels first.
-        gradient_precision: in which gradients are exchanged: "fp32", as DDP does, or by its hooks
-            ``fp16_compress_hook`` and ``bf16_compress_hook``.
+        channels_last: layout of images in memory; otherwise channels first.
+        gradient_precision: precision of exchanged gradients: "fp32", DDP's default, or the
+            precision of its hooks ``fp16_compress_hook`` and ``bf16_compress_hook``.
 
     Raises:
-        ModelError: the numbers do not join up; the message names the nearest that do.
+        ModelError: the numbers do not match; the message names the nearest ones that do.
     """
 
     name: str
@@ -176,17 +178,17 @@ class Strategy:
 
     @property
     def replicas(self) -> int:
-        """Groups that each have samples of their own (the paper's p1)."""
+        """Number of groups with separate samples (the paper's p1)."""
         return self.gpus // self.split
 
     @property
     def samples(self) -> float:
-        """Of one replica in a step; a mean, where the batch does not divide."""
+        """Samples of one replica in a step; a mean if the batch does not divide."""
         return self.global_batch / self.replicas
 
     @property
     def busiest_samples(self) -> int:
-        """Of the replica with the most."""
+        """Samples of the replica with the most."""
         return -(-self.global_batch // self.replicas)
 
     @property
@@ -196,22 +198,22 @@ class Strategy:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether layers are shared out."""
+        """Whether layers are distributed over stages."""
         return self.name.endswith("pipeline")
 
     @property
     def splits_weights(self) -> str:
-        """How weights are shared out: by "filter", by "channel", or "" where they are not."""
+        """The split of weights: "filter", "channel", or "" without one."""
         last = self.name.rpartition("+")[2]
         return last if last in ("filter", "channel") else ""
 
     def parts(self, dimensions: int) -> tuple[int, ...]:
-        """Parts of each of a layer's spatial dimensions."""
+        """Parts of each spatial dimension of a layer."""
         grid = self.grid or (self.split,)
         return (*grid, 1, 1, 1)[:dimensions]
 
     def describe(self) -> str:
-        """For people: "data+filter on 64 GPUs, 4 a sample, batch 1,024, amp"."""
+        """Text for users: "data+filter on 64 GPUs, 4 a sample, batch 1,024, amp"."""
         each = f", {self.split} a sample" if 1 < self.split < self.gpus else ""
         how = "" if self.precision == "fp32" else f", {self.precision}"
         how += ", channels last" if self.channels_last else ""
@@ -219,7 +221,7 @@ class Strategy:
 
 
 def divisors(number: int) -> list[int]:
-    """Of ``number``, rising."""
+    """Divisors of ``number``, ascending."""
     small = [n for n in range(1, math.isqrt(number) + 1) if not number % n]
     return sorted({*small, *(number // n for n in small)})
 

@@ -1,9 +1,9 @@
-"""Networks from a table of layers in CSV, one row a layer, several networks in one file.
+"""Networks from a table of layers in CSV: one layer per row, several networks per file.
 
 Columns: model, input (3x224x224), index, kind (conv, bn, relu, pool, add, fc), in_channels,
 in_shape (56x56), out_channels, out_shape, kernel, stride, parameters, shortcut. A shortcut of 1
 means that the row belongs to the branch that the next "add" joins. Padding follows from the shapes.
-There is no bias if ``parameters`` leaves no room for one.
+A layer has no bias if ``parameters`` is too small for one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_table(path: str | Path) -> dict[tuple[str, Shape], LayerNetwork]:
     """The networks of a table, by name and input shape, in the file's order.
 
     Raises:
-        ModelError: a column lacks, a number cannot be read, or shapes do not join up.
+        ModelError: a column is missing, a number cannot be read, or shapes do not match.
         OSError: the file cannot be read.
     """
     rows: dict[tuple[str, str], list[tuple[int, _Row]]] = {}
@@ -58,7 +58,7 @@ def _shape(text: str, where: str) -> Shape:
 
 
 class _Reader:
-    """Joins the rows of one network: the main way, and the shortcut that an "add" ends."""
+    """Joins the rows of one network: the main branch, and shortcuts that end in an "add"."""
 
     def __init__(self, model: str, shape: Shape, path: str) -> None:
         self.builder, self.path = Builder(model, shape, path), path
@@ -94,7 +94,7 @@ class _Reader:
         self._advance(kind, layer, branch)
 
     def _joined(self, source: int, inside: Shape, kind: str) -> int:
-        """The layer that a row reads; a fully connected one flattens it."""
+        """The layer that a row reads, flattened for a fully connected layer."""
         shape = self.builder.shape(source)
         if shape == inside:
             return source
@@ -143,7 +143,7 @@ class _Reader:
         if branch:
             self.shortcut = layer
             return
-        # A block of a residual network begins at a pool's result or behind an addition.
+        # A block of a residual network begins after a pool or an addition.
         if kind in ("pool", "add") or (kind == "relu" and self.last_kind == "add"):
             self.block, self.shortcut = layer, None
         self.main, self.last_kind = layer, kind
@@ -157,7 +157,7 @@ def _number(row: _Row, column: str) -> int:
 
 
 def _padding(before: int, after: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after ``before`` elements, so that ``after`` windows fit; more before."""
+    """Padding before and after ``before`` elements for ``after`` windows; more of it in front."""
     total = max(0, (after - 1) * stride + kernel - before)
     if total >= 2 * kernel:
         raise ModelError(f"windows of {kernel} by {stride} make no {after} elements of {before}")

@@ -1,13 +1,13 @@
-"""A step as a sum of terms, each in seconds of the datasheet's machine.
+"""A step as a sum of terms, in seconds on the datasheet's machine.
 
-``compute`` has the time of a GPU's computes: the same counts, roofline and constants. A calibration
-multiplies terms by factors (``factors``); without one every factor is 1. Sources of the constants:
+``compute`` has the time of a GPU's computes. A calibration multiplies terms by factors
+(``factors``); without one every factor is 1. Sources of the constants:
 
 * collectives, hops: ``model.efficiency`` (nccl-tests, NCCL's tuning.cc);
-* ``STAGED``: byte/s of MPI that copies through host memory: PCIe 3.0 x16, 12 GB/s, out and in;
-* ``MESSAGE_S``: of a small message by CUDA-aware MPI through the host (OSU micro-benchmarks: 20 to
-  40 us with the copies);
-* ``SKEW_S``: of synchronising more nodes; the wait for the slowest grows with them.
+* ``STAGED``: byte/s of MPI through host memory: PCIe 3.0 x16, 12 GB/s, out and in;
+* ``MESSAGE_S``: seconds of a small message by CUDA-aware MPI through the host (OSU
+micro-benchmarks: 20 to 40 us with the copies);
+* ``SKEW_S``: seconds of synchronising more nodes; the wait for the slowest grows with their number.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ TERMS = (*COMPUTE, *COMMUNICATION)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Divisors of the terms.
+    """Machine and software of the terms.
 
     Attributes:
-        cluster: with its efficiencies.
-        software: constants of a framework's kernels; None = ``constants_of`` its GPU.
-        profile: measured seconds of operators, in place of the model's where it has them.
+        cluster: the machines, with efficiencies.
+        software: constants of a framework's kernels; None = ``constants_of`` the GPU.
+        profile: measured seconds of operators, which replace the model's.
     """
 
     cluster: Cluster
@@ -63,13 +63,13 @@ class Machine:
 
     @property
     def constants(self) -> ComputeConstants:
-        """Of the kernels."""
+        """Constants of the kernels."""
         return self.software or constants_of(self.cluster.gpu)
 
     def layer_seconds(
         self, network: LayerNetwork, samples: float, strategy: Strategy
     ) -> tuple[Array, Array]:
-        """[layer] seconds forward and backward of ``samples`` on one GPU."""
+        """[layer] seconds of forward and backward for ``samples`` on one GPU."""
         forward, *backward = layer_seconds(
             demand_of(network, strategy.precision),
             samples,
@@ -87,7 +87,7 @@ class Machine:
 
 
 def step_terms(network: LayerNetwork, strategy: Strategy, machine: Machine) -> dict[str, float]:
-    """Seconds of each term of a step; a pipeline's computation is not yet cut."""
+    """Seconds of each term of a step, before a pipeline's computation is cut into stages."""
     terms = dict.fromkeys(TERMS, 0.0)
     _compute(terms, network, strategy, machine)
     for transfer in traffic(network, strategy):
@@ -107,7 +107,7 @@ def _compute(
 ) -> None:
     demand, samples = demand_of(network, strategy.precision), strategy.busiest_samples
     share = work_shares(network, strategy)
-    # Filters and channels share out weights; a spatial split has all of them everywhere.
+    # Filter and channel splits divide the weights; a spatial split has all weights everywhere.
     weights = np.ones_like(share) if strategy.is_spatial else share
     part, gpu, constants = demand.part(share, weights), machine.cluster.gpu, machine.constants
     seconds = _roofline(part, strategy, machine)
@@ -137,7 +137,7 @@ def _compute(
         wide, deep = (share, 1.0) if strategy.splits_weights == "filter" else (1.0, share)
         narrow = demand.part(share, weights, np.where(cut, demand.split_waste(wide, deep), 1.0))
         terms["tiles"] = float((_roofline(narrow, strategy, machine) - seconds).sum())
-    # Each operand of a split product is cut or joined: read and written in both passes.
+    # Each operand of a split product is cut or joined, so it is read and written in both passes.
     moved = part if strategy.is_spatial else demand
     rate = gpu.memory_bandwidth * constants.memory_share
     terms["split"] = 4 * samples * float(moved.tensor_bytes[cut].sum()) / rate
@@ -156,7 +156,7 @@ def _roofline(part: Demand, strategy: Strategy, machine: Machine) -> Array:
 
 
 def work_shares(network: LayerNetwork, strategy: Strategy) -> Array:
-    """[layer] of a sample's work that the busiest GPU has; 1 where it does all of it."""
+    """[layer] the busiest GPU's share of a sample's work; 1 if it does all of it."""
     share = np.ones(len(network.layers))
     if strategy.split == 1 or strategy.is_pipeline:
         return share
@@ -180,11 +180,11 @@ def _split_count(network: LayerNetwork, strategy: Strategy, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How fast a library moves bytes.
+    """Speeds of a communication library on a cluster.
 
     Attributes:
-        cluster: its links.
-        library: "nccl", or "mpi", whose messages go through the hosts' memory.
+        cluster: the cluster with the links.
+        library: "nccl", or "mpi", which sends messages through the hosts' memory.
     """
 
     cluster: Cluster
@@ -192,26 +192,26 @@ class Links:
 
     @property
     def outer(self) -> float:
-        """byte/s of a node's adapters, all of them together."""
+        """byte/s of all adapters of a node together."""
         return self.cluster.network.node_bandwidth * self.cluster.efficiency.inter
 
     @property
     def flow(self) -> float:
-        """byte/s that one GPU sends to another node."""
+        """byte/s of one GPU's sends to another node."""
         return min(self.outer, STAGED) if self.library == "mpi" else self.outer
 
     @property
     def hop_s(self) -> float:
-        """Of a message between nodes, without its bytes."""
+        """Latency of a message between nodes."""
         return MESSAGE_S if self.library == "mpi" else self.cluster.network.latency_s
 
     @property
     def inner_hop_s(self) -> float:
-        """Of a message inside a node; NCCL's are in ``Efficiency.collective_s``."""
+        """Latency of a message inside a node; ``Efficiency.collective_s`` includes NCCL's."""
         return MESSAGE_S if self.library == "mpi" else 0.0
 
     def inner(self, size: int = 2) -> float:
-        """byte/s between neighbours in a node; a mesh gives a group its share of the links."""
+        """byte/s between neighbours in a node; in a mesh, a group has its share of the links."""
         node, efficiency = self.cluster.node, self.cluster.efficiency
         rate = node.bandwidth * efficiency.intra
         if node.topology == "mesh" and node.gpus > 1:
@@ -245,7 +245,7 @@ def _communicate(
 
 
 def _norm(transfer: Transfer, strategy: Strategy, links: Links) -> float:
-    """Few bytes: MPI sends them to partners at distances 1, 2, 4, ..."""
+    """For few bytes, MPI sends to partners at distances 1, 2, 4, ..."""
     size = transfer.elements * transfer.width
     if links.library == "mpi":
         hops = math.ceil(math.log2(transfer.size))
@@ -258,7 +258,7 @@ def _norm(transfer: Transfer, strategy: Strategy, links: Links) -> float:
 def _gradients(
     terms: dict[str, float], transfer: Transfer, strategy: Strategy, links: Links
 ) -> None:
-    """Ring, one leader a node, or segments that share the node's adapters."""
+    """Seconds by a ring, one leader per node, or segments that share the node's adapters."""
     cluster = links.cluster
     per_node = min(cluster.node.gpus, strategy.gpus)
     size, nodes = transfer.elements * transfer.width, cluster.nodes(strategy.gpus)

@@ -1,4 +1,4 @@
-"""Arithmetic and windows of one operator, out of its arguments. Imported with torch only.
+"""Arithmetic and windows of one operator, from its arguments. Imported only with torch.
 
 Argument orders: aten/src/ATen/native/native_functions.yaml of torch 2.13.
 """
@@ -17,7 +17,7 @@ from paceline.networks.layer import Shape, Window
 
 @dataclass(frozen=True)
 class Counts:
-    """Operations of one sample, as ``Layer`` has them."""
+    """Operations of one sample, in the form of ``Layer``."""
 
     flops: float = 0.0
     grad_input_flops: float = 0.0
@@ -26,7 +26,7 @@ class Counts:
 
 
 def recurrent(op: str) -> bool:
-    """A recurrent layer (LSTM, GRU) as one operator, its input by position, sample, feature."""
+    """Recurrent layers (LSTM, GRU) as single operators, with input [position, sample, feature]."""
     return op == "aten.mkldnn_rnn_layer"
 
 
@@ -39,7 +39,7 @@ def counts_of(
     result: torch.Tensor,
     batch: int,
 ) -> Counts:
-    """Operations of a product; none of all else. ``sources`` say which tensors hold data."""
+    """Operations of a product; 0 for other operators. ``sources`` tells which tensors are data."""
     if kind == "attention":
         query, key, value = tensors[:3]
         scores = math.prod(query.shape[:-1]) * key.shape[-2]
@@ -74,7 +74,7 @@ def counts_of(
 
 
 def window_of(op: str, args: tuple[Any, ...], result: torch.Tensor) -> Window | None:
-    """How a convolution or a pooling with a fixed window slides; None for all else."""
+    """Window of a convolution or a pooling with a fixed window; None for other operators."""
     if op == "aten.convolution":
         return _conv_window(args)
     if "max_pool" in op and "with_indices" in op:
@@ -96,7 +96,7 @@ def _conv_window(args: tuple[Any, ...]) -> Window:
         kernel=kernel,
         stride=_each(args[3], count),
         dilation=_each(args[5], count),
-        # A larger output is less padding behind.
+        # A larger output means less padding at the end.
         padding=tuple((p, p - more) for p, more in zip(padding, extra, strict=True)),
         transposed=bool(args[6]),
     )
@@ -115,7 +115,7 @@ def _pool_window(args: tuple[Any, ...], result: torch.Tensor, *, dilation: Any) 
     in_size, out_size = tuple(args[0].shape[-count:]), tuple(result.shape[-count:])
     if window_out(window, in_size) == out_size:
         return window
-    # Rounded up: the last window reaches beyond the input.
+    # Rounded up: the last window extends beyond the input.
     pads = tuple(
         (p, (out - 1) * window.stride[d] + window.reach(d) - size - p)
         for d, (p, size, out) in enumerate(zip(padding, in_size, out_size, strict=True))

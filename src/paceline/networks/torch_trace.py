@@ -1,7 +1,8 @@
-"""Watches the operators of one forward pass and makes layers of them. Imported with torch only.
+"""Records the operators of one forward pass as layers. Imported only with torch.
 
-Views that keep all elements share their layer; others become layers of the kind "view" when they
-are read. Operators on parameters alone (a standardized weight) are part of their reader.
+Views with all elements share the layer of their base. Other views become layers of the kind "view"
+when they are read. Operators that use only parameters (a standardized weight) are part of their
+reader.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline.networks.layer import NETWORK_INPUT, Layer, LayerNetwork, Shape
 from paceline.networks.operators import OPERATORS
 from paceline.networks.torch_counts import counts_of, recurrent, window_of
 
-# Operators that return their input under another shape although the schema does not say so.
+# Operators that return their input in another shape, though their schema does not tell.
 _ALIASES = (
     "aten._unsafe_view",
     "aten.as_strided_",
@@ -28,12 +29,12 @@ _ALIASES = (
     "aten.detach",
     "aten._reshape_alias",
 )
-# Operators whose results take only the shape of their input.
+# Operators that use only the shape of their input.
 _SHAPE_ONLY = (
     *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
     *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
 )
-# Results keep the order of axes that their inputs have.
+# Results keep the axis order of their inputs.
 _SAME_AXES = ("activation", "add", "multiply", "dropout", "softmax", "copy", "norm")
 
 
@@ -42,10 +43,10 @@ class Value:
     """Content of one tensor of the forward pass.
 
     Attributes:
-        layer: that made it; None for parameters and constants.
-        shape: of one sample, if it differs from the layer's.
-        last: its channels are the last axis.
-        parameters: indices of the parameters that it was made of.
+        layer: the layer that produced it; None for parameters and constants.
+        shape: shape of one sample, if it differs from the layer's.
+        last: whether its channels are the last axis.
+        parameters: indices of the parameters behind it.
     """
 
     layer: int | None = None
@@ -56,9 +57,9 @@ class Value:
 
 @dataclass
 class Trace:
-    """Layers so far, and which tensor holds whose result.
+    """The layers so far, and the layer behind each tensor.
 
-    Tensors stay alive until the end, so that their identities are not used twice.
+    Tensors are kept until the end, so that their ids are not reused.
     """
 
     batch: int
@@ -82,13 +83,13 @@ class Trace:
             self.keep(tensor, Value(parameters=(index,)))
 
     def keep(self, tensor: torch.Tensor, value: Value) -> None:
-        """Remember what ``tensor`` holds."""
+        """Store the content of ``tensor``."""
         self.alive.append(tensor)
         self.values[id(tensor)] = value
         self.storages[tensor.untyped_storage()._cdata] = value
 
     def value(self, tensor: torch.Tensor) -> Value:
-        """Content of ``tensor``; a constant where nothing is known."""
+        """Content of ``tensor``; a constant if unknown."""
         value = self.values.get(id(tensor))
         return value or self.storages.get(tensor.untyped_storage()._cdata) or Value()
 
@@ -109,7 +110,7 @@ class Trace:
         return (features, positions, *((rows // self.batch,) if rows > self.batch else ()))
 
     def see(self, op: str, is_view: bool, args: tuple[Any, ...], result: Any) -> None:
-        """Take up one operator that ran."""
+        """Record an executed operator."""
         tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
         sources = [self.value(tensor) for tensor in tensors]
         results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
@@ -136,7 +137,7 @@ class Trace:
         self.values[id(tensor)] = replace(source, shape=shape, last=last)
 
     def _unfold(self, index: int, tensor: torch.Tensor) -> None:
-        """A product of flattened positions gets its positions back."""
+        """Restore the positions of a product over flattened positions."""
         layer = self.layers[index]
         better = self.sample(tensor, last=True)
         if index in self.unfolded:
@@ -197,7 +198,7 @@ class Trace:
     def _inputs(
         self, tensors: list[torch.Tensor], sources: list[Value], *, exact: bool
     ) -> tuple[int, ...]:
-        """Layers that are read; each view of a part of one, or with other axes, as a layer."""
+        """Layers that are read; a view of a part, or with other axes, becomes a layer."""
         inputs: list[int] = []
         for tensor, source in zip(tensors, sources, strict=True):
             if source.layer is None:
@@ -224,7 +225,7 @@ class Trace:
         return self.views[key]
 
     def _own_parameters(self, sources: list[Value]) -> tuple[tuple[int, ...], int | None]:
-        """Indices of trained parameters that nobody read before; else whose they are."""
+        """Indices of trained parameters that are read for the first time; otherwise their owner."""
         indices = [
             i for source in sources for i in source.parameters if self.parameters[i].requires_grad
         ]
@@ -239,7 +240,7 @@ class Trace:
         return scope or op.removeprefix("aten.").strip("_")
 
     def network(self, name: str) -> LayerNetwork:
-        """The finished network; unknown operators are said in a warning, with their share."""
+        """The finished network. A warning names unknown operators with their share."""
         if not self.layers:
             raise ModelError(f"the module {name} computes nothing from its inputs")
         first = next(x for x in self.inputs if isinstance(x, torch.Tensor))
@@ -262,7 +263,7 @@ class Trace:
 
 
 class TraceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Shows each operator below autograd to a trace."""
+    """Passes each operator below autograd to a trace."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -276,7 +277,7 @@ class TraceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 class DropoutMode(TorchFunctionMode):
-    """Dropout as GPUs run it: one operator that saves a mask of bytes."""
+    """Dropout as on GPUs: one operator that saves a byte mask."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,7 +1,7 @@
-"""Every message of a step: its sender, tensor, pass and group.
+"""All messages of a step: tensor, pass and group of each.
 
-Counts only, in elements and messages of the GPU that receives most; ``step_time`` has the seconds.
-Paper: ParaDL, 3 and 4.5; Dryden et al., SC 2019 (filters and channels).
+These are counts: elements and messages of the GPU that receives most. ``step_time`` has the
+seconds. Paper: ParaDL, 3 and 4.5; Dryden et al., SC 2019 (filters and channels).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.networks.regions import backward_halo, forward_halo
 from paceline.networks.strategy import GRADIENT_BYTES, Strategy
 
 ELEMENT_BYTES = 4
-_SUMS = 2  # mean and inverse deviation; backward the sums of gradient and of gradient times x
+_SUMS = 2  # forward: mean and inverse deviation; backward: sums of gradient and of gradient times x
 _OTHER_NORMS = ("layer", "group", "instance", "rms")
 
 
@@ -28,13 +28,13 @@ class Transfer:
         what: "halo", "gather", "layer", "norm", "gradients", "weights", "stage".
         pattern: "p2p", "all-gather", "all-reduce", "reduce-scatter".
         phase: "forward", "backward" or "update".
-        layer: index, of the last one where a buffer holds several.
-        elements: of the whole buffer of a collective; of a p2p, those that the busiest GPU
+        layer: index of the layer; of the last one if a buffer has several.
+        elements: elements of a collective's whole buffer; for p2p, elements that the busiest GPU
             receives.
-        messages: that the busiest GPU receives (ring: size - 1 a pass).
+        messages: messages that the busiest GPU receives (ring: size - 1 per pass).
         size: GPUs of the group.
         inner: whether the group's members are neighbours (the split) or equal ranks of replicas.
-        tensors: that the buffer holds.
+        tensors: number of tensors in the buffer.
         width: bytes of an element.
     """
 
@@ -51,7 +51,7 @@ class Transfer:
 
     @property
     def received(self) -> float:
-        """Elements that the busiest GPU receives, by a ring where it is a collective."""
+        """Elements that the busiest GPU receives; collectives use a ring."""
         if self.pattern == "p2p":
             return self.elements
         passes = 2 if self.pattern == "all-reduce" else 1
@@ -59,9 +59,9 @@ class Transfer:
 
 
 def traffic(network: LayerNetwork, strategy: Strategy) -> tuple[Transfer, ...]:
-    """All messages of a step: those of layers in their order, then those of gradients.
+    """All messages of a step: first of layers in order, then of gradients.
 
-    A pipeline's hand-overs depend on its cut: ``stage_transfers``.
+    A pipeline's hand-overs depend on its cut; see ``stage_transfers``.
     """
     transfers: list[Transfer] = []
     if strategy.split > 1 and strategy.is_spatial:
@@ -81,7 +81,7 @@ def last_spatial(network: LayerNetwork, strategy: Strategy) -> int:
 
 
 def crossing(network: LayerNetwork, last: int) -> list[int]:
-    """Layers up to ``last`` that later ones read: what a gather, or a stage, hands on."""
+    """Layers up to ``last`` that later layers read: the data of a gather or of a hand-over."""
     return [
         index
         for index in range(last + 1)
@@ -91,7 +91,7 @@ def crossing(network: LayerNetwork, last: int) -> list[int]:
 
 
 def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """Halos of each layer and the gather where the split ends."""
+    """Halos of each layer, and the gather at the end of the split."""
     last, samples = last_spatial(network, strategy), strategy.busiest_samples
     demand = demand_of(network, strategy.precision)
     transfers = []
@@ -115,7 +115,7 @@ def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
                         width=width,
                     )
                 )
-    # Backward, each GPU takes its part of a gradient that all have: nothing moves.
+    # In the backward all GPUs have the whole gradient and take their parts, so nothing moves.
     for index in crossing(network, last):
         elements = samples * network.layers[index].out_elements
         where = ("gather", "all-gather", "forward", index, elements, strategy)
@@ -124,7 +124,7 @@ def _spatial(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
 
 
 def _weights_split(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """Filter: all-gather forward, all-reduce backward; channel: the other way round."""
+    """Filter: all-gather forward, all-reduce backward. Channel: the other way round."""
     products = split_products(network, strategy)
     forward, backward = ("all-gather", "all-reduce")
     if strategy.splits_weights == "channel":
@@ -146,7 +146,7 @@ def _weights_split(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
 
 
 def split_products(network: LayerNetwork, strategy: Strategy) -> list[int]:
-    """Layers whose weights are shared out; a channel split begins with the second (4.5)."""
+    """Layers with split weights; a channel split begins with the second layer (4.5)."""
     products = [i for i, layer in network.weighted() if layer.kind in ("conv", "linear")]
     return products[1:] if strategy.splits_weights == "channel" else products
 
@@ -160,18 +160,18 @@ def _collective(
     strategy: Strategy,
     width: float,
 ) -> Transfer:
-    """Among those who share a sample."""
+    """A transfer among the GPUs that share a sample."""
     passes = 2 if pattern == "all-reduce" else 1
     rest = (passes * (strategy.split - 1), strategy.split, True)
     return Transfer(what, pattern, phase, index, elements, *rest, width=width)
 
 
 def _statistics(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """Traffic of ``torch.nn.SyncBatchNorm``, in fp32 whatever the input is.
+    """Traffic of ``torch.nn.SyncBatchNorm``, in fp32 for any input.
 
-    Forward each GPU's means, inverse deviations and a count are gathered; backward two sums a
-    channel are reduced, where the input needs a gradient. Other norms see whole samples.
-    Source: PyTorch 2.13, torch/nn/modules/_functions.py, ``SyncBatchNorm``.
+    The forward gathers each GPU's means, inverse deviations and a count. The backward reduces two
+    sums per channel if the input needs a gradient. Other norms see whole samples. Source: PyTorch
+    2.13, torch/nn/modules/_functions.py, ``SyncBatchNorm``.
     """
     # Filter and channel splits compute norms on whole activations (the paper's 4.5.2).
     size = strategy.gpus if strategy.is_spatial else strategy.replicas
@@ -192,20 +192,20 @@ def _statistics(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
 
 
 def _is_batch_norm(layer: Layer) -> bool:
-    """Whether statistics are taken over samples; ONNX has other names than PyTorch."""
+    """Whether statistics cover the samples of a batch; ONNX and PyTorch use different names."""
     name = layer.op.lower()
     return layer.kind == "norm" and not any(word in name for word in _OTHER_NORMS)
 
 
 def _gradients(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
-    """The exchange at the end of a step, and ZeRO's gathers."""
+    """The exchange at the end of a step, with ZeRO's gathers."""
     size = strategy.gpus if strategy.is_spatial else strategy.replicas
     if size == 1 or strategy.gradients == "none":
         return []
     sharded = set(split_products(network, strategy)) if strategy.splits_weights else set()
     tensors = []
     for index, layer in network.weighted():
-        # Of a pipeline the mean stage's: the cut comes later.
+        # For a pipeline, values of the mean stage: the cut comes later.
         share = strategy.split if index in sharded or strategy.is_pipeline else 1
         tensors += [(index, math.prod(shape) / share) for shape in layer.parameters]
     transfers = []
@@ -219,7 +219,7 @@ def _gradients(network: LayerNetwork, strategy: Strategy) -> list[Transfer]:
 def _exchange(
     index: int, elements: float, size: int, inner: bool, tensors: int, strategy: Strategy
 ) -> list[Transfer]:
-    """One buffer's: an all-reduce, or with ZeRO its two halves (FSDP: and one gather more)."""
+    """Transfers of one buffer: an all-reduce, or with ZeRO its halves (FSDP: one more gather)."""
     width = GRADIENT_BYTES[strategy.gradient_precision]
     if not strategy.zero:
         rest = (index, elements, 2 * (size - 1), size, inner, tensors)
@@ -233,7 +233,7 @@ def _exchange(
 
 
 def _buffers(tensors: list[tuple[int, float]], strategy: Strategy) -> list[list[tuple[int, float]]]:
-    """Tensors of each exchange, in the order in which the backward pass ends them."""
+    """Tensors of each exchange, in the order in which the backward pass finishes them."""
     tensors = tensors[::-1]
     if strategy.gradients == "packed":
         return [tensors] if tensors else []
@@ -250,7 +250,7 @@ def _buffers(tensors: list[tuple[int, float]], strategy: Strategy) -> list[list[
 
 
 def stage_transfers(network: LayerNetwork, strategy: Strategy, last: int) -> tuple[Transfer, ...]:
-    """Message of one microbatch from the stage that ends with layer ``last``, and back."""
+    """Messages of one microbatch from the stage that ends with layer ``last``, and back."""
     samples = strategy.busiest_samples / strategy.microbatches
     demand, handed = demand_of(network, strategy.precision), crossing(network, last)
     counts = [samples * network.layers[i].out_elements for i in handed]

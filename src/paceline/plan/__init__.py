@@ -1,1 +1,1 @@
-"""Before the run: predict plans, search them, fit the model to measurements."""
+"""Plans before a run: prediction, search, and calibration of the model by measurements."""

@@ -1,10 +1,10 @@
-"""Memory and step time of many plans at once, from parts that they share.
+"""Memory and step time of many plans at once, from shared parts.
 
-A layer costs the same in all plans of equal (tp, cp, ep, micro batch, recomputation, sequence
-parallelism). Gradients take the same in all of equal (tp, cp, ep, dp, ZeRO) and layout. Each is
-computed once, by the model's own functions. The rest is array arithmetic over the plans of one
-pipeline shape. Results are those of ``memory_table`` and ``step_time_s`` plan by plan (a test
-compares them on random plans, to 1e-12).
+A layer costs the same in all plans with equal tp, cp, ep, micro batch, recomputation and sequence
+parallelism. Gradients cost the same in all plans with equal tp, cp, ep, dp, ZeRO and layout. Each
+cost is computed once, by the model's own functions. The rest is array arithmetic over the plans of
+one pipeline shape. Results equal ``memory_table`` and ``step_time_s`` of each plan (a test compares
+random plans, to 1e-12).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from paceline.plan.step import in_queue, meets_at_ends
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Key of the shared parts, within one shape of pipeline.
+# Key of the shared parts, within one pipeline shape.
 _LAYER = ("tp", "cp", "ep", "micro_batch", "recompute", "sequence_parallel", "fsdp")
 _HELD = (*_LAYER, "zero")
 _SHARDS = ("tp", "cp", "ep", "dp", "zero", "shards")
@@ -59,7 +59,7 @@ _NORMS = ("tp", "sequence_parallel")
 
 @dataclass(frozen=True)
 class _Shards:
-    """Costs that depend on the replicas, of several cases: [case, place] or [case, stage]."""
+    """Costs that depend on the replicas, for several cases: [case, place] or [case, stage]."""
 
     gather: Array
     reduce: Array
@@ -76,7 +76,7 @@ class Assembly:
     Args:
         model: costs of the model on the cluster.
         legal: the plans.
-        rules: how the software uses memory.
+        rules: rules for the software's use of memory.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Assembly:
         return counts
 
     def _mtp_counts(self) -> Array:
-        """[kind] layers of the multi-token-prediction modules, as often as they run."""
+        """[kind] layers of the multi-token-prediction modules, times their runs."""
         counts = np.zeros(len(self.distinct))
         for kind in mtp_kinds(self.llm):
             counts[self.distinct.index(kind)] += self.llm.mtp_layers
@@ -128,11 +128,11 @@ class Assembly:
     # Memory.
 
     def peak_bytes(self, rows: Ints) -> Array:
-        """[row] bytes on a GPU of the fullest stage; ``rows`` are of one shape."""
+        """[row] bytes on a GPU of the fullest stage; ``rows`` have one shape."""
         shape = self.legal.plan(int(rows[0]))
         counts = self._counts(shape)
         activations, layer = self._shared(rows, _HELD, self._activations)
-        per_layer = np.stack(activations)  # [case, kept or at work, kind]
+        per_layer = np.stack(activations)  # [case, kept or temporary, kind]
         held_layers = counts.copy()
         held_layers[-1] += self._mtp_counts()
         kept_bytes, work = per_layer[layer, 0] @ held_layers.T, per_layer[layer, 1]
@@ -172,7 +172,7 @@ class Assembly:
         return peak
 
     def _activations(self, key: tuple[int, ...], row: int) -> Array:
-        """[kept or at work, kind] bytes of a layer."""
+        """[kept or temporary, kind] bytes of a layer."""
         if key not in self._activations_of:
             plan = self.legal.plan(row)
             of_kinds = []
@@ -183,7 +183,7 @@ class Assembly:
         return self._activations_of[key]
 
     def _state_bytes(self, plan: Plan) -> Array:
-        """[states of the first two moments, gathered at them, all at the last; stage] bytes."""
+        """[states at the first two moments, gathered at these, all at the last; stage] bytes."""
         places = self._place_parameters(plan)
         parameters, gradients, optimizer = stage_states(self.llm, plan, self.rules, places)
         fixed = workspace_bytes(self.llm, plan) + framework_bytes(self.llm, plan)
@@ -201,13 +201,13 @@ class Assembly:
     # Time.
 
     def computes(self, rows: Ints) -> Ints:
-        """[row] forwards and backwards of a pipeline: what the time to evaluate it grows with."""
+        """[row] number of computes of a pipeline, which decides its evaluation time."""
         c = self.legal.columns
         computes: Ints = 2 * c["pp"][rows] * c["vpp"][rows] * self._microbatches(rows)
         return computes
 
     def step_times(self, rows: Ints, fast: bool | None = None) -> Array:
-        """[row] seconds of a step; ``rows`` are of one shape, ``fast`` as in :class:`Pipelines`."""
+        """[row] seconds of a step; ``rows`` have one shape; ``fast``: see :class:`Pipelines`."""
         shape = self.legal.plan(int(rows[0]))
         forward, backward = self._compute_s(rows, shape)
         shard_values, shard = self._shared(
@@ -249,7 +249,7 @@ class Assembly:
         ready: Array,
         fast: bool | None,
     ) -> Array:
-        """[row, chunk, stage] ends where the backward is split."""
+        """[row, chunk, stage] ends for schedules with split backwards."""
         layer_seconds, layer = self._shared(rows, _LAYER, self._layer_parts)
         counts = self._layer_counts(shape)
         weight, *exchange = np.moveaxis(np.stack(layer_seconds)[layer] @ counts.T, 1, 0)
@@ -279,7 +279,7 @@ class Assembly:
         return seconds[:, 0] @ counts.T, seconds[:, 1] @ counts.T
 
     def _layer_counts(self, shape: Plan) -> Array:
-        """[place, kind] layers, the embedding and the output among them."""
+        """[place, kind] layers, including the embedding and the output."""
         mtp = self.llm.mtp_layers
         counts = np.zeros((shape.chunks, len(self.distinct) + 3))
         counts[:, :-3] = self._counts(shape)
@@ -353,7 +353,7 @@ def _tail(
         gather: seconds before the first forward.
         reduce: seconds after the last backward.
         norms: [row, stage] seconds of the norms' gradients.
-        shards: of each row.
+        shards: sharding costs of each row.
         overlapped: [row] whether gradients are reduced during the backward pass.
     """
     time: Array = ends.max(axis=1)

@@ -1,9 +1,9 @@
 """Fit a cluster's efficiencies to measured step times.
 
-Few constants, each with a meaning. A prior keeps each near its sourced value (log-normal). One that
-the runs say nothing about is fixed there, so that a calibration does not learn noise. Errors are
-relative and their loss robust, because some measured runs are slow for reasons that no model of a
-healthy cluster has.
+The constants are few and have a meaning. A log-normal prior keeps each near its sourced value. A
+constant that the runs do not determine is fixed there, so a calibration does not learn noise. The
+loss is robust and uses relative errors, because some measured runs are slow for reasons outside a
+model of a healthy cluster.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Constant:
     high: float
 
 
-#: Shares of a peak vary by 10 to 15% between well-kept systems. Times per kernel and what no source
-#: gives may be off by a factor.
+#: Shares of a peak vary by 10 to 15% between good systems. Times per kernel, and constants without
+#: a source, may be wrong by a factor.
 CONSTANTS = (
     Constant("gemm", 0.10, 0.2, 0.95),
     Constant("gemm_fp8", 0.10, 0.2, 0.95),
@@ -63,10 +63,10 @@ CONSTANTS = (
     Constant("partial", 1.00, 0.02, 1.0),
 )
 
-#: Fewer runs than this say nothing that the prior does not.
+#: Fewer runs add nothing to the prior.
 MIN_RUNS = 8
 
-#: Relative error at which the loss turns from square to linear: a good model's.
+#: Relative error at which the loss turns from square to linear: the error of a good model.
 _SCALE = 0.04
 #: A constant whose standard error exceeds this share of its prior's is not determined by the runs.
 _UNDETERMINED = 0.9
@@ -76,11 +76,11 @@ _PINNED = 0.005
 
 @dataclass(frozen=True)
 class Fit:
-    """A calibrated cluster and how well it fits.
+    """A calibrated cluster and the quality of its fit.
 
     Attributes:
-        cluster: with the fitted efficiency and its calibration.
-        calibration: the same, of the cluster.
+        cluster: the cluster with the fitted efficiency and its calibration.
+        calibration: the cluster's calibration.
         predicted_s: [run] seconds.
     """
 
@@ -101,7 +101,7 @@ def calibrate(
     Args:
         jobs: model and plan of each run.
         measured_s: their step times.
-        cluster: datasheet numbers, and the sourced efficiencies as the prior's centre.
+        cluster: datasheet numbers, and the sourced efficiencies as the centre of the prior.
         progress: called with (evaluations done, evaluations expected).
 
     Raises:
@@ -118,10 +118,9 @@ def calibrate(
     while True:
         constants = [c for c in CONSTANTS if c.name in names]
         x, errors = fitter.fit(constants, start)
-        # One constant fewer moves the others little.
+        # Without one constant, the others change little.
         start = {c.name: float(v) for c, v in zip(constants, x, strict=True)}
-        # Constants that the runs do not determine are fixed, and so are those that they push out of
-        # their bounds.
+        # Constants that the runs do not determine, or push out of their bounds, are fixed.
         loose = [
             c.name
             for c, value, error in zip(constants, x, errors, strict=True)
@@ -162,14 +161,14 @@ def cross_validate(
     *,
     progress: Progress | None = None,
 ) -> Array:
-    """[run] seconds predicted by a calibration that did not see the run's part.
+    """[run] seconds predicted by calibrations without the run's part.
 
     Args:
         jobs: model and plan of each run.
         measured_s: their step times.
         cluster: as for :func:`calibrate`.
         held_out: indices of the runs, in disjoint parts.
-        progress: called with (parts done, parts in all).
+        progress: called with (finished parts, all parts).
     """
     predicted = np.full(len(jobs), np.nan)
     for done, rows in enumerate(held_out):
@@ -217,7 +216,7 @@ class _Fitter:
         return np.array(seconds)
 
     def touched(self) -> list[str]:
-        """Constants that change any prediction at all."""
+        """Constants that change at least one prediction."""
         base = self.predict(self.cluster.efficiency)
         names = []
         for constant in CONSTANTS:
@@ -231,8 +230,8 @@ class _Fitter:
         """Logarithms of the best constants, and their standard errors.
 
         Args:
-            constants: what to fit; the others stay at the centres of their priors.
-            start: logarithms to begin at, where they are known.
+            constants: the constants to fit; the others stay at the centres of their priors.
+            start: logarithms to start at, if known.
         """
         try:
             from scipy.optimize import least_squares

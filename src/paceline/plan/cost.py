@@ -12,7 +12,7 @@ from paceline.model.llm import LLM
 from paceline.model.plan import Plan
 
 Array = npt.NDArray[np.float64]
-#: One number, or one per plan.
+#: A number, or one number per plan.
 Number = TypeVar("Number", float, Array)
 
 SECONDS_PER_DAY = 86_400.0
@@ -20,12 +20,12 @@ HOURS_PER_DAY = 24.0
 
 
 def training_steps(tokens: float, llm: LLM, global_batch: int) -> int:
-    """Steps until ``tokens`` have been seen."""
+    """Number of steps for ``tokens``."""
     return math.ceil(tokens / (global_batch * llm.seq_len))
 
 
 def training_days(steps: int, step_time_s: Number) -> Number:
-    """Days without interruptions."""
+    """Days of a training without interruptions."""
     return steps * step_time_s / SECONDS_PER_DAY
 
 
@@ -35,9 +35,9 @@ def dollars_per_day(gpus: Number, price_per_gpu_hour: float) -> Number:
 
 
 def model_flops_per_token(llm: LLM, plan: Plan, *, causal: bool = False) -> float:
-    """FLOPs of a token's forward and backward, recomputation not counted.
+    """FLOPs of a token's forward and backward, without recomputation.
 
-    Frozen weights (adapters) have no gradients, so two of six FLOPs an element are not made, as
+    Frozen weights (adapters) have no gradients, so two of six FLOPs per element are missing, as
     Megatron-Bridge counts (067f987, ``flop_utils.py``).
     """
     flops = llm.model_flops_per_token(causal=causal)
@@ -45,9 +45,9 @@ def model_flops_per_token(llm: LLM, plan: Plan, *, causal: bool = False) -> floa
 
 
 def mfu(llm: LLM, plan: Plan, step_time_s: Array, gpus: Array, peak_flops: float) -> Array:
-    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, B), recomputation not counted.
+    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, B), without recomputation.
 
-    Of ``plan`` the global batch and the adapters count.
+    Only the global batch and the adapters of ``plan`` matter.
     """
     flops = model_flops_per_token(llm, plan) * plan.global_batch * llm.seq_len
     share: Array = flops / (step_time_s * gpus * peak_flops)
@@ -55,9 +55,9 @@ def mfu(llm: LLM, plan: Plan, step_time_s: Array, gpus: Array, peak_flops: float
 
 
 def causal_share(llm: LLM, plan: Plan) -> float:
-    """Model FLOPs without what the causal mask leaves out, over those of Korthikanti et al. 2022.
+    """Model FLOPs without the masked half of attention, over those of Korthikanti et al. 2022.
 
-    The usual MFU counts all of the attention (there, and Chowdhery et al. 2022). Frameworks that
-    report the other, such as Megatron-LM from 2025 on, count half.
+    The usual MFU counts all of the attention (this paper, and Chowdhery et al. 2022). Some
+    frameworks, such as Megatron-LM from 2025 on, count half.
     """
     return model_flops_per_token(llm, plan, causal=True) / model_flops_per_token(llm, plan)

@@ -1,10 +1,10 @@
-"""A measured job beside the model of it: how far it is from what its hardware can do.
+"""A measured job compared with the model of it: its distance from the hardware's ability.
 
     traced / modelled = launch delays x stragglers x hardware
 
-"Hardware" (and software) is what the model would take with each kind of operation longer by what
-the typical one took in the trace. "Stragglers" is what the job took beyond that. Unlike S, which
-compares with equal stages, it does not count what the model knows to be uneven.
+"Hardware" (and software) is the model's slowdown with each kind of operation scaled to its typical
+duration in the trace. "Stragglers" is the slowdown beyond that. Unlike S, which compares with equal
+stages, it does not count imbalance that the model contains.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ class Expectation:
 
     Attributes:
         model: name of the model.
-        plan: the plan in words.
+        plan: the plan as text.
         modelled_step_s: the model's step time.
-        traced_step_s: the mean step as traced.
-        ideal_step_s: the same without launch delays and stragglers (T_ideal).
-        traced_ratio: traced over modelled: the product of the next three.
-        launch_slowdown: what launch delays cost (traced over T).
+        traced_step_s: the traced mean step.
+        ideal_step_s: the step without launch delays and stragglers (T_ideal).
+        traced_ratio: traced over modelled, the product of the next three ratios.
+        launch_slowdown: slowdown by launch delays (traced over T).
         straggler_ratio: T over the model with typical durations of the trace.
-        hardware_ratio: that model over the model as it is.
+        hardware_ratio: that model over the plain model.
         slowdown: S of the what-if analysis, for comparison.
-        compute_ratio: seconds of all computes, the median of each over replicas, steps and
-            microbatches, over the modelled. It says how far the hardware is, whatever single
-            workers do.
-        by_kind: kind label -> measured over modelled; None where the model has 0.
-        by_stage: [pp] computes of a stage over the modelled.
+        compute_ratio: seconds of all computes (medians over replicas, steps and microbatches) over
+            the modelled. It describes the hardware, for single slow workers do not change medians.
+        by_kind: kind label -> measured over modelled; None if the model has 0.
+        by_stage: [pp] computes of a stage over the modelled computes.
     """
 
     model: str
@@ -69,7 +68,7 @@ class Expectation:
     by_stage: tuple[float, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The comparison in the form of JSON."""
         return {
             "model": self.model,
             "plan": self.plan,
@@ -93,20 +92,20 @@ def expect(
     """Compare a trace with the model of its job.
 
     Raises:
-        ModelError: the plan is not that of the trace; the differences are named.
+        ModelError: the plan differs from the trace; the differences are named.
         PlanError: the plan cannot train the model.
     """
     _same_job(measured, plan)
     check(plan, llm)
-    # A trace has no op for the fixed time of a step; it counts as launch delay there.
+    # A trace has no op for the fixed time of a step, so it counts as launch delay.
     costs = replace(plan_costs(llm, plan, cluster), fixed_s=0.0)
     modelled_s = step_time_s(costs, plan)
-    passes = whole_passes(measured.durations)  # a backward with the gradients of its weights
+    passes = whole_passes(measured.durations)  # the backward includes the gradients of weights
     typical = computes_of(measured.graph).typical(passes)  # [kind, stage x chunk]
     typical = typical.reshape(2, plan.pp, len(plan.places))
     model = np.stack([_by_stage(x, plan) for x in (costs.forward_s, costs.backward_s)])
     if measured.job.dp_size <= 2 and plan.chunks > 2:
-        # Two replicas cannot outvote a slow worker; the other stages can.
+        # With two replicas, a median does not exclude a slow worker, but the other stages do.
         ratio = np.median(typical / model, axis=(1, 2), keepdims=True)
         typical = model * np.minimum(typical / model, ratio)
     by_kind = _by_kind(measured, costs, typical, model)
@@ -137,8 +136,8 @@ def _by_stage(place: Array, plan: Plan) -> Array:
 
 def _same_job(measured: Measured, plan: Plan) -> None:
     job, counts = measured.job, sorted(set(measured.microbatches.tolist()))
-    passes = plan.microbatches // plan.copies  # under DualPipe half of them take each direction
-    # A trace may count the context-parallel ranks among the replicas, apart, or not at all.
+    passes = plan.microbatches // plan.copies  # under DualPipe, each direction has half of them
+    # A trace may count context-parallel ranks as replicas, separately, or not at all.
     dp = plan.dp if job.dp_size == plan.dp else plan.dp * plan.cp
     different = [
         f"{name} is {planned} in the plan, {traced} in the trace"
@@ -155,7 +154,7 @@ def _same_job(measured: Measured, plan: Plan) -> None:
 
 
 def _scaled(costs: PlanCosts, by_kind: Mapping[str, float | None]) -> PlanCosts:
-    """The model with each kind as much longer as the trace's typical op of it."""
+    """The model with each kind scaled to the trace's typical op of the kind."""
 
     def ratio(kind: OpKind) -> float:
         return by_kind.get(kind.label) or 1.0
@@ -179,7 +178,7 @@ def _scaled(costs: PlanCosts, by_kind: Mapping[str, float | None]) -> PlanCosts:
 def _by_kind(
     measured: Measured, costs: PlanCosts, typical: Array, model: Array
 ) -> dict[str, float | None]:
-    """Measured over modelled seconds, per kind; the median over ops stands for the measured."""
+    """Measured over modelled seconds per kind, with medians over ops as measured values."""
     ratios: dict[str, float | None] = {
         OpKind.FORWARD_COMPUTE.label: float(typical[0].sum() / model[0].sum()),
         OpKind.BACKWARD_COMPUTE.label: float(typical[1].sum() / model[1].sum()),

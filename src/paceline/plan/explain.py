@@ -1,4 +1,4 @@
-"""Why one plan beats another: both predicted, term by term."""
+"""Comparison of two plans, term by term of their predictions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.model.compute import ComputeCost
 from paceline.plan.predict import Prediction, predict
 from paceline.plan.search import SearchResult
 
-#: Fields of a plan that two plans of a search may differ in.
+#: Fields in which two plans of a search may differ.
 FIELDS = (
     *("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "microbatches", "zero", "recompute"),
     *("sequence_parallel", "layers_per_stage"),
@@ -19,7 +19,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Term:
-    """A term of two plans: seconds of a step, or bytes on the fullest GPU."""
+    """One term of two plans: seconds of a step, or bytes on the fullest GPU."""
 
     name: str
     first: float
@@ -27,7 +27,7 @@ class Term:
 
     @property
     def difference(self) -> float:
-        """The second plan's excess; 0 where the two differ by rounding alone."""
+        """The second plan's excess; 0 if the two differ only by rounding."""
         same = math.isclose(self.first, self.second, rel_tol=1e-9)
         return 0.0 if same else self.second - self.first
 
@@ -37,11 +37,12 @@ class Explanation:
     """Two plans of a search.
 
     Attributes:
-        first: the one, predicted.
-        second: the other.
-        changes: field of the plan -> value of the first and of the second, where they differ.
-        time: seconds of a step by term, the largest difference first; they add up to the steps.
-        memory: bytes on the fullest GPU of each by part; they add up to its peak.
+        first: prediction of the first plan.
+        second: prediction of the second plan.
+        changes: field of the plan -> its two values, for fields that differ.
+        time: seconds of a step by term, the largest difference first; terms add up to the step
+            times.
+        memory: bytes on each plan's fullest GPU by part; parts add up to the peaks.
     """
 
     first: Prediction
@@ -64,7 +65,7 @@ class Explanation:
 def explain_plans(
     result: SearchResult, a: int, b: int, cost: ComputeCost | None = None
 ) -> Explanation:
-    """The plans at places ``a`` and ``b`` of a search, term by term."""
+    """The plans at ranks ``a`` and ``b`` of a search, term by term."""
     first, second = (
         predict(result.llm, result.plan(i), result.cluster, cost=cost, rules=result.rules)
         for i in (a, b)

@@ -1,4 +1,4 @@
-"""A calibration beside the preset: errors in and out of sample, and how each orders plans."""
+"""A calibration compared with the preset: errors in and out of sample, and orders of plans."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.plan.runs import Run, by_gpu, error_table
 
 @dataclass(frozen=True)
 class FitQuality:
-    """A fit and what it is worth.
+    """A fit and its quality.
 
     Attributes:
         fit: the calibration.
-        error: of the runs that it was fitted to (:func:`~paceline.plan.runs.error_table`).
-        error_left_out: of runs left out in turn; None where there were too few.
-        rankings: "before" (the preset), "fitted" and "left_out" -> how rivals are ordered; None
-            where no two runs are.
+        error: errors of the fitted runs (:func:`~paceline.plan.runs.error_table`).
+        error_left_out: errors of runs left out in turn; None if there are too few runs.
+        rankings: "before" (the preset), "fitted" and "left_out" -> quality of the order of rival
+            plans; None without rivals.
     """
 
     fit: Fit
@@ -34,7 +34,7 @@ class FitQuality:
 
     @property
     def ranking_warning(self) -> str:
-        """That plans which the fit has not seen are ordered worse than by the preset; else ""."""
+        """A warning if the fit orders left-out plans worse than the preset does; otherwise ""."""
         before, after = self.rankings["before"], self.rankings["left_out"]
         if before is None or after is None or after.right >= before.right:
             return ""
@@ -44,7 +44,7 @@ class FitQuality:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """The fit as JSON knows it."""
+        """The fit in the form of JSON."""
         calibration = self.fit.calibration
         efficiency = self.fit.cluster.efficiency
         return {
@@ -59,10 +59,10 @@ class FitQuality:
 
 
 def enough_runs(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, int]]:
-    """Name of a preset -> the runs on its GPUs; and, of those too few to calibrate, how many.
+    """Preset -> the runs on its GPUs; and the numbers of runs of presets with too few.
 
     Raises:
-        ModelError: there are too few of each.
+        ModelError: there are too few runs of every GPU.
     """
     runs_of = by_gpu(runs)
     few = {name: len(of_gpu) for name, of_gpu in runs_of.items() if len(of_gpu) < MIN_RUNS}
@@ -81,10 +81,10 @@ def fit_quality(
     """Fit ``cluster`` to measured runs, and judge the fit.
 
     Args:
-        runs: with ``measured_s`` (seconds a step).
+        runs: runs with ``measured_s`` (seconds per step).
         cluster: the preset.
         left_out_folds: parts that are left out in turn; 0 = none.
-        progress: a description of the work -> the context of what is called with (done, all).
+        progress: a description of the work -> a context with a function to call with (done, all).
 
     Raises:
         ModelError: there are too few runs.

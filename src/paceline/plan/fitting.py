@@ -20,7 +20,7 @@ _LOSSES: tuple[Loss, ...] = ("fused", "chunked")
 
 @dataclass(frozen=True)
 class _Change:
-    """Fields of the plan and of the rules that take another value."""
+    """New values for fields of the plan and of the memory rules."""
 
     text: str
     plan: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class _Change:
         return _Change(text, self.plan | other.plan, self.rules | other.rules)
 
     def meets(self, other: _Change) -> bool:
-        """Whether both change one field."""
+        """Whether both change the same field."""
         fields, others = self.plan | self.rules, other.plan | other.rules
         return not fields.keys().isdisjoint(others)
 
@@ -44,8 +44,8 @@ def what_fits(
 ) -> tuple[str, ...]:
     """Changes that would make a plan fit into the GPUs' memory, mildest first.
 
-    Single ones; where none does, the first pair of them. A changed plan fits with any allocator,
-    unless expandable segments are among the changes.
+    These are single changes, or the first suitable pair if no single change is enough. A changed
+    plan fits with any allocator, unless expandable segments are among the changes.
     """
 
     def fits(change: _Change) -> bool:
@@ -73,7 +73,7 @@ def what_fits(
 
 
 def _changed(plan: Plan, change: _Change) -> Plan | None:
-    """The plan with a change; None where that contradicts the rest of it."""
+    """The plan with a change; None if that contradicts the rest of the plan."""
     try:
         return replace(plan, **change.plan)
     except PlanError:
@@ -81,7 +81,7 @@ def _changed(plan: Plan, change: _Change) -> Plan | None:
 
 
 def _changes(llm: LLM, plan: Plan) -> Iterator[_Change]:
-    """Changes of one thing in the plan, mildest first."""
+    """Single changes of the plan, the mildest first."""
     for name in ("selective", "full"):
         yield _Change(f"recompute {name}", {"recompute": name, "recompute_modules": ()})
     yield _Change("sequence parallelism", {"sequence_parallel": plan.tp > 1})

@@ -1,7 +1,7 @@
-"""How far a predicted step time may be off: what public measurements say of such predictions.
+"""Intervals of predicted step times, from errors of predictions for public measurements.
 
-A number alone says more than is known: software, clocks and networks that a plan does not name
-move a step by tens of percent. ``benchmarks/fit_intervals.py`` makes the table of ``EVIDENCE``.
+A plan does not describe software, clocks and networks completely, and these change a step by tens
+of percent. ``benchmarks/fit_intervals.py`` makes the table of ``EVIDENCE``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LEVEL = 0.8
 
 
 class Evidence(NamedTuple):
-    """Published steps beside their predictions, by the presets.
+    """Published steps compared with predictions by the presets.
 
     Attributes:
         low, high: measured over predicted, at the ends of the interval.
-        rows: how many steps.
-        groups: of how many pairs of source, GPU, model and precision.
-        about: what they are, in words.
+        rows: number of steps.
+        groups: number of combinations of source, GPU, model and precision.
+        about: description of the steps.
     """
 
     low: float
@@ -36,7 +36,7 @@ class Evidence(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Seconds between which a measured step lies in ``LEVEL`` of cases.
+    """The range of a measured step in ``LEVEL`` of cases.
 
     Attributes:
         low_s, high_s: its ends.
@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 
 def kind_of(llm: LLM, plan: Plan) -> str:
-    """Which evidence speaks of a job: it errs by model and precision."""
+    """Key of the evidence for a job: errors differ by model and precision."""
     if plan.adapter_rank:
         return "lora"
     if llm.moe is not None:
@@ -64,9 +64,10 @@ def kind_of(llm: LLM, plan: Plan) -> str:
 _NVIDIA = "published by NVIDIA and in MLPerf Training"
 _FSDP = "steps of PyTorch FSDP on A100 and H100 published by MosaicML"
 
-#: Kind of job -> what ``benchmarks/fit_intervals.py`` prints of the shared rows. "wide" is from
-#: before ``PARTIAL_4NIC`` was fitted to its rows (with it: 0.96 to 1.20). That would flatter it.
-#: "fsdp" is the widest of its three GPUs' (``benchmarks/fsdp.py``), and holds for eager PyTorch.
+#: Kind of job -> output of ``benchmarks/fit_intervals.py`` for the shared rows. "wide" is the
+#: interval before ``PARTIAL_4NIC`` was fitted to its rows, for 0.96 to 1.20 afterwards would be too
+#: optimistic. "fsdp" is the widest interval of its three GPUs (``benchmarks/fsdp.py``), for eager
+#: PyTorch.
 EVIDENCE = MappingProxyType(
     {
         "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
@@ -82,16 +83,16 @@ EVIDENCE = MappingProxyType(
 TOKENS_OF_A_SAMPLE = (2048, 8192)
 GPUS = (4, 8192)
 
-#: Kind of job -> the only GPUs with such steps.
+#: Kind of job -> the only GPUs with measured steps.
 _GPUS_OF = MappingProxyType({"wide": ("A100",), "fsdp": ("A100", "H100", "H200")})
 
-#: 80% of the errors of runs left out of a calibration are below this many times the mean error of
-#: those in it. (The A100 rows, five folds, three seeds: 1.2 to 1.4.)
+#: 80% of the errors of left-out runs are below this multiple of the fitted runs' mean error. (A100
+#: rows, five folds, three seeds: 1.2 to 1.4.)
 _CALIBRATED = 1.5
 
 
 def untested_blocks(llm: LLM) -> list[str]:
-    """Properties of a model that no measured step behind the intervals has."""
+    """Properties of models that no measured step behind the intervals has."""
     return [
         name
         for name, given in (
@@ -105,7 +106,7 @@ def untested_blocks(llm: LLM) -> list[str]:
 
 
 def beyond_evidence(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
-    """Properties of a job that no measured step behind its interval has, in words."""
+    """Properties of a job, as text, that no measured step behind its interval has."""
     calibration = cluster.calibration
     if calibration is not None and not calibration.outside(llm, plan):
         return []
@@ -124,13 +125,13 @@ def beyond_evidence(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
 def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Interval:
     """The interval of a predicted step.
 
-    A cluster that was calibrated has the interval of its own runs, where they cover the job.
+    A calibrated cluster has the interval of its own runs, if they cover the job.
 
     Args:
         llm: the model.
         plan: the plan.
         cluster: the machines.
-        step_time_s: what was predicted.
+        step_time_s: the prediction.
     """
     calibration = cluster.calibration
     if calibration is not None and not calibration.outside(llm, plan):

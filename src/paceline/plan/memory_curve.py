@@ -1,4 +1,4 @@
-"""How full a stage's GPUs are over the predicted step, and of what."""
+"""Memory of a stage's GPUs over the predicted step, by its use."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MemoryCurve:
     """Memory of a GPU of one stage over a step.
 
     Attributes:
-        stage: which.
-        start_s: [interval] where it begins, seconds; the last ends with the step.
+        stage: the stage.
+        start_s: [interval] its begin, seconds; the last interval ends with the step.
         end_s: the step's end, seconds.
         bytes: [part, interval] in the order of ``model.memory_peak.PARTS``.
     """
@@ -37,7 +37,7 @@ class MemoryCurve:
 
     @property
     def peak(self) -> int:
-        """The interval with the most bytes; of equal ones the first."""
+        """The first interval with the most bytes."""
         return int(self.bytes.sum(axis=0).argmax())
 
     @property
@@ -49,8 +49,8 @@ class MemoryCurve:
 def memory_curve(prediction: Prediction, stage: int | None = None) -> MemoryCurve:
     """Memory of ``stage`` (None = the fullest) over the predicted step.
 
-    A forward leaves its chunk's activations, a backward (of the weights, where it is split) takes
-    them. The work at hand is there while a compute runs.
+    A forward adds its chunk's activations, and the backward (with a split one, the weights' part)
+    frees them. Temporary tensors exist while a compute runs.
     """
     llm, plan, rules = prediction.llm, prediction.plan, prediction.rules
     if stage is None:
@@ -81,7 +81,7 @@ def _at(n: int, i: int) -> Array:
 
 
 def _own_work(prediction: Prediction, stage: int, loss: float, work: Array) -> Array:
-    """[loss, backward] bytes of a stage's transient that are its computes' own."""
+    """[loss, backward] bytes of a stage's temporary tensors that belong to its computes."""
     places = [row[stage] for row in prediction.plan.places]
     has_loss = prediction.plan.chunks - 1 in places
     return np.array([loss * has_loss, work[places].max()])
@@ -95,7 +95,7 @@ def _curve(
     computes: tuple[Array, Array],
     after: Array,
 ) -> MemoryCurve:
-    """Before the first compute; then each compute, and the time to the next."""
+    """Intervals: the time before the first compute, then each compute and the time after it."""
     (start, end), (during, busy) = times, computes
     n = 2 * len(start) + 1
     begins, bytes_ = np.zeros(n), np.repeat(moments[0][:, None], n, axis=1)

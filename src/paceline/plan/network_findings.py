@@ -16,7 +16,7 @@ from paceline.networks.traffic import ELEMENT_BYTES
 from paceline.plan.network_step import NetworkPrediction
 from paceline.units import in_gib
 
-#: Row of Table 6, or of ours, -> the terms that it is made of.
+#: Row of Table 6, or an additional row -> its terms.
 ROWS = (
     ("gradient exchange", ("gradients", "gradients.inside", "gradients.calls", "gradients.hops")),
     ("layer-wise collectives", ("layers.inside", "layers.between", "layers.hops", "norms")),
@@ -27,7 +27,7 @@ ROWS = (
     ("reordering for channels first", ("layout",)),
     ("pipeline's fill and drain", ("bubble",)),
 )
-_LEAST_SHARE = 0.01  # of a step; less is not worth a line
+_LEAST_SHARE = 0.01  # least share of a step that gets a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class NetworkFinding:
     """One limitation or bottleneck.
 
     Attributes:
-        what: of ``ROWS``, or what has no seconds.
-        seconds: of a step; None where it is bytes or a count.
-        size_bytes: of one GPU's memory; None where not.
-        text: for people.
+        what: its name: one of ``ROWS``, or a limit without seconds.
+        seconds: seconds of a step; None for bytes and counts.
+        size_bytes: bytes of one GPU's memory; None for other findings.
+        text: its sentence for users.
     """
 
     what: str
@@ -48,7 +48,7 @@ class NetworkFinding:
 
 
 def findings(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
-    """Of one prediction, the costliest first, then memory and limits."""
+    """Findings of one prediction, the most costly first, then memory and limits."""
     step, rows = prediction.step_time_s, []
     for what, names in ROWS:
         seconds = float(sum(prediction.breakdown.get(name, 0.0) for name in names))
@@ -88,7 +88,7 @@ def _imbalance(prediction: NetworkPrediction) -> list[NetworkFinding]:
 
 
 def _repeated(prediction: NetworkPrediction) -> list[NetworkFinding]:
-    """Layers that each GPU of a split computes for whole samples, as all others of it do."""
+    """Layers that every GPU of a split computes for whole samples."""
     strategy = prediction.strategy
     if strategy.split == 1 or strategy.is_pipeline:
         return []
@@ -105,7 +105,7 @@ def _repeated(prediction: NetworkPrediction) -> list[NetworkFinding]:
 
 
 def _work(prediction: NetworkPrediction) -> tuple[Array, Array]:
-    """([layer] seconds of a whole sample's computation, share of the busiest GPU)."""
+    """([layer] seconds of a whole sample's computation, [layer] share of the busiest GPU)."""
     strategy = prediction.strategy
     machine = Machine(prediction.cluster)
     forward, backward = machine.layer_seconds(prediction.network, 1.0, strategy)
@@ -113,12 +113,12 @@ def _work(prediction: NetworkPrediction) -> tuple[Array, Array]:
 
 
 def _computation(prediction: NetworkPrediction) -> float:
-    """Seconds of the layers' own work in the step."""
+    """Seconds of the layers' work in the step."""
     return sum(prediction.breakdown.get(name, 0.0) for name in ("products", "memory", "layout"))
 
 
 def _beyond(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
-    """Bytes that one GPU lacks."""
+    """Missing bytes of one GPU."""
     capacity = prediction.cluster.gpu.memory_bytes
     text = paging(prediction.memory, capacity)
     lacking = prediction.memory_bytes - capacity
@@ -126,7 +126,7 @@ def _beyond(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
 
 
 def _redundant(prediction: NetworkPrediction) -> tuple[NetworkFinding, ...]:
-    """Weights, gradients and states that other GPUs have, too (5.3.2)."""
+    """Weights, gradients and states that are copies of other GPUs' (5.3.2)."""
     memory, gpus = prediction.memory, prediction.strategy.gpus
     if "weights" not in memory:
         return ()

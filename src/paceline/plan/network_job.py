@@ -1,4 +1,4 @@
-"""A job.yaml with ``network`` where a language model's has ``model``.
+"""A job.yaml with ``network`` in place of a language model's ``model``.
 
 network: net.layers.json      # or a preset; a file is looked for beside the job
 cluster: v100-16g             # or a cluster file
@@ -23,13 +23,13 @@ _FIELDS = ("network", "cluster", "gpus", "strategy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkJob:
-    """Content of the file; its strategy may lack what options add.
+    """Content of the file. Options may add missing fields of the strategy.
 
     Attributes:
         network: a preset's name, or a layers file.
         cluster: a preset's name, or a cluster file.
-        gpus: None where the file does not say.
-        strategy: fields of ``Strategy``.
+        gpus: number of GPUs; None if the file has none.
+        strategy: fields for ``Strategy``.
     """
 
     network: Path
@@ -45,7 +45,7 @@ def is_network_job(path: Path) -> bool:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return False  # the reader of jobs says why
+        return False  # the reader of jobs reports the error
     return any(line.startswith("network:") for line in lines)
 
 

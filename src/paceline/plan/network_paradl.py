@@ -1,6 +1,6 @@
 """A predicted step by the formulas of the ParaDL paper: ``--method paradl``.
 
-FW, BW and WU of its layers are our own seconds on one GPU; alpha and beta are the machine's.
+FW, BW and WU of the layers are Paceline's seconds on one GPU; alpha and beta belong to the machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paceline.networks.strategy import Strategy
 from paceline.networks.terms import Machine
 from paceline.plan.network_step import NetworkPrediction
 
-#: Two segments' all-reduces share an adapter (ParaDL, 5.2).
+#: The all-reduces of two segments share an adapter (ParaDL, 5.2).
 _PHI = 2.0
 
 
 def paradl_prediction(prediction: NetworkPrediction) -> NetworkPrediction:
-    """``prediction`` with the paper's step and memory in place of our own.
+    """``prediction`` with the paper's step and memory in place of Paceline's.
 
     Raises:
         ModelError, PlanError: Table 3 has no row for the strategy, or it cannot run.
@@ -61,7 +61,7 @@ def paradl_prediction(prediction: NetworkPrediction) -> NetworkPrediction:
 def paper_layers(network: LayerNetwork, strategy: Strategy, machine: Machine) -> list[PaperLayer]:
     """The network in the paper's letters: a layer for each product.
 
-    Norms, activations and pools belong to the product before them, in time and not in |x| and |y|.
+    Norms, activations and pools count for the product before them in time, but not in |x| and |y|.
     """
     demand, gpu = demand_of(network, strategy.precision), machine.cluster.gpu
     forward, backward = machine.layer_seconds(network, 1, strategy)

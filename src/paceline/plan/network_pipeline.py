@@ -1,4 +1,4 @@
-"""A network cut into stages of a pipeline, and the step that the pipeline's simulator makes of it.
+"""A network cut into pipeline stages, and its step from the pipeline simulator.
 
 Paper: ParaDL, 3.4 and 5.3.3 (balance); GPipe (Huang et al., 2019) for recomputation.
 """
@@ -25,8 +25,8 @@ class Stages:
     Attributes:
         ends: last layer (index) of each stage.
         busiest_s: computation of the busiest stage in a step.
-        mean_s: the same as a mean over stages: what a perfect balance would have.
-        hand_over_s: that the busiest link sends in a step.
+        mean_s: the mean over stages: the value for a perfect balance.
+        hand_over_s: seconds of sends on the busiest link in a step.
         step_s: from the first forward to the last backward.
     """
 
@@ -38,7 +38,7 @@ class Stages:
 
 
 def best_cut(seconds: Array, stages: int) -> tuple[int, ...]:
-    """Last layer of each stage, so that the busiest of ``stages`` is least busy.
+    """Last layer of each stage, for the cut that minimises the busiest stage.
 
     Raises:
         PlanError: there are fewer layers than stages.
@@ -51,7 +51,7 @@ def best_cut(seconds: Array, stages: int) -> tuple[int, ...]:
         bound = (low + high) / 2
         low, high = (low, bound) if len(_greedy(total, bound)) <= stages else (bound, high)
     ends = _greedy(total, high)
-    # Stages that the greedy walk did not need take single layers off the ends of longer ones.
+    # Stages that the greedy walk did not need get single layers from the ends of longer ones.
     spare = [index for index in range(len(seconds) - 1) if index not in ends]
     return tuple(sorted([*ends, *spare[: stages - len(ends)]]))
 

@@ -1,4 +1,4 @@
-"""All strategies and splits of a network over counts of GPUs: fastest, cheapest, fewest, Pareto.
+"""Search over all strategies, splits and numbers of GPUs of a network.
 
 Paper: ParaDL, 4.1 ("suggesting the best strategy for a given CNN, dataset and resource budget").
 """
@@ -19,9 +19,9 @@ from paceline.networks.strategy import PURE, STRATEGIES, Strategy, divisors
 from paceline.plan.network_step import NetworkPrediction, predict_network
 from paceline.units import in_gib
 
-MOST_COUNTS = 16  # of GPUs in one search; a range is thinned to powers of two
+MOST_COUNTS = 16  # most numbers of GPUs in one search; a range is thinned to powers of two
 _MICROBATCHES = 8
-_ENDS = 2  # of a spatial split, beside the furthest
+_ENDS = 2  # ends tried for a spatial split, besides the furthest
 _LARGEST_SPLIT = 64
 
 
@@ -30,9 +30,9 @@ class NetworkSearch:
     """Result of a search.
 
     Attributes:
-        rows: predictions that fit, the most samples a second first.
-        refused: strategy -> why it was left out, the first reason.
-        why_not_data: one line where data parallelism is not the fastest; "" where it is.
+        rows: predictions that fit, the most samples per second first.
+        refused: strategy -> the first reason why it was left out.
+        why_not_data: a line if data parallelism is not the fastest; "" if it is.
     """
 
     rows: tuple[NetworkPrediction, ...]
@@ -41,22 +41,22 @@ class NetworkSearch:
 
     @property
     def fastest(self) -> NetworkPrediction:
-        """The most samples a second."""
+        """The row with the most samples per second."""
         return self.rows[0]
 
     @property
     def cheapest(self) -> NetworkPrediction:
-        """The least GPU time a sample."""
+        """The row with the least GPU time per sample."""
         return min(self.rows, key=gpu_seconds)
 
     @property
     def fewest_gpus(self) -> NetworkPrediction:
-        """The fastest of those with the fewest GPUs."""
+        """The fastest row among those with the fewest GPUs."""
         return min(self.rows, key=lambda row: (row.strategy.gpus, -row.samples_per_s))
 
     @property
     def pareto(self) -> tuple[NetworkPrediction, ...]:
-        """Rows that no other beats in both samples a second and GPU time a sample."""
+        """Rows that no other beats in both samples per second and GPU time per sample."""
         front: list[NetworkPrediction] = []
         for row in self.rows:
             if not front or gpu_seconds(row) < gpu_seconds(front[-1]) * (1 - 1e-9):
@@ -65,7 +65,7 @@ class NetworkSearch:
 
 
 def gpu_seconds(row: NetworkPrediction) -> float:
-    """Of one sample."""
+    """GPU-seconds of one sample."""
     return row.strategy.gpus / row.samples_per_s
 
 
@@ -85,12 +85,12 @@ def search_networks(
     Args:
         network: its layers.
         cluster: the machines.
-        gpus: counts of them.
+        gpus: numbers of GPUs to try.
         batch_per_gpu: samples of a GPU in a step; or
-        global_batch: of all.
-        factors: of a calibration.
-        software: constants of its kernels; None = those of the GPU.
-        options: fields of ``Strategy`` that all candidates have: precision, optimizer, ...
+        global_batch: samples of all GPUs in a step.
+        factors: factors of a calibration.
+        software: constants of its kernels; None = the GPU's constants.
+        options: fields of ``Strategy`` for all candidates: precision, optimizer, ...
 
     Raises:
         PlanError: no batch, or nothing fits; the message says why.
@@ -126,7 +126,7 @@ def search_networks(
 
 
 def thinned(gpus: Sequence[int]) -> list[int]:
-    """At most ``MOST_COUNTS``: both ends, and powers of two between."""
+    """At most ``MOST_COUNTS`` numbers: both ends, and powers of two between them."""
     counts = sorted(set(gpus))
     if len(counts) <= MOST_COUNTS:
         return counts
@@ -136,7 +136,7 @@ def thinned(gpus: Sequence[int]) -> list[int]:
 def candidates(
     network: LayerNetwork, gpus: int, batch: int, options: Mapping[str, Any]
 ) -> Iterator[Strategy]:
-    """Strategies on ``gpus`` that the batch allows, pure ones first."""
+    """Strategies on ``gpus`` GPUs that the batch allows, pure ones first."""
     splits = [n for n in divisors(gpus) if 1 < n < gpus and n <= _LARGEST_SPLIT]
     for name in STRATEGIES:
         if name != "data" and gpus == 1:
@@ -164,7 +164,7 @@ def _microbatches(samples: int) -> int:
 
 
 def _ends(network: LayerNetwork, split: int) -> tuple[int | None, ...]:
-    """The furthest end of a spatial split, and the first layers that shrink the image."""
+    """Ends of a spatial split: the furthest, and the first layers that shrink the image."""
     last = spatial_end(network, (split,))
     shrinking = [
         index

@@ -1,6 +1,7 @@
-"""A training step of a network before the run: seconds by what they are spent on, memory, limits.
+"""Prediction of a network's training step: seconds by their use, memory, limits.
 
-``predict_network`` is our own model; ``networks.paradl`` has the formulas of the ParaDL paper.
+``predict_network`` is Paceline's own model; ``networks.paradl`` has the formulas of the ParaDL
+paper.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from paceline.units import in_gib
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPrediction:
-    """A step of ``network`` by ``strategy`` on ``cluster``.
+    """A predicted step of ``network`` by ``strategy`` on ``cluster``.
 
     Attributes:
-        network, strategy, cluster: what was predicted.
-        step_time_s: of one step.
+        network, strategy, cluster: input of the prediction.
+        step_time_s: seconds of one step.
         breakdown: term -> seconds; they add up to the step.
-        memory: of one GPU: weights, gradients, optimizer, activations, reserved -> bytes.
-        limits: why it cannot run; () where it can.
-        stages: of a pipeline.
-        notes: what the numbers do not say.
+        memory: memory of one GPU: weights, gradients, optimizer, activations, reserved -> bytes.
+        limits: reasons why it cannot run; () if it can.
+        stages: cut of a pipeline.
+        notes: caveats of the numbers.
     """
 
     network: LayerNetwork
@@ -51,22 +52,22 @@ class NetworkPrediction:
 
     @property
     def memory_bytes(self) -> float:
-        """Of the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return sum(self.memory.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the memory is the GPU's or less."""
+        """Whether the memory fits the GPU."""
         return self.memory_bytes <= self.cluster.gpu.memory_bytes
 
     @property
     def samples_per_s(self) -> float:
-        """Of all GPUs."""
+        """Samples per second of all GPUs."""
         return self.strategy.global_batch / self.step_time_s
 
 
 def strategy_of(fields: Strategy | Mapping[str, Any]) -> Strategy:
-    """A strategy from its fields; its name may stand as ``strategy``.
+    """A strategy from its fields; its name may have the key ``strategy``.
 
     Raises:
         PlanError: a field is unknown or missing.
@@ -96,10 +97,11 @@ def predict_network(
 
     Args:
         network: its layers.
-        strategy: how it is shared out.
+        strategy: the split of the training.
         cluster: the machines.
-        factors: of a calibration; None = datasheets and published microbenchmarks.
-        software: constants of its kernels; None = those of the GPU, fitted where runs were.
+        factors: factors of a calibration; None = datasheets and published microbenchmarks.
+        software: constants of its kernels; None = the GPU's constants, which are fitted if there
+            were runs.
         profile: measured seconds of its operators.
 
     Raises:
@@ -131,7 +133,7 @@ def predict_network(
 
 
 def _modelled(network: LayerNetwork, profile: LayerProfile | None) -> str:
-    """Which operators a profile does not have; "" where it has all, or there is none."""
+    """A note on operators that the profile lacks; "" if it has all, or without a profile."""
     if profile is None:
         return ""
     known = profile.times(network)[1]
@@ -150,7 +152,7 @@ def _modelled(network: LayerNetwork, profile: LayerProfile | None) -> str:
 
 
 def _piped(terms: dict[str, float], stages: Stages, strategy: Strategy) -> dict[str, float]:
-    """Computation of the busiest stage, and what the pipeline adds to it: fill, drain, waits."""
+    """Computation of the busiest stage, and the pipeline's additions: fill, drain, waits."""
     layers = ("products", "memory", "layout", "host")
     compute = sum(terms[name] for name in layers)
     scale = stages.busiest_s / compute if compute else 0.0
@@ -167,9 +169,9 @@ def _piped(terms: dict[str, float], stages: Stages, strategy: Strategy) -> dict[
 def _overlapped(
     terms: dict[str, float], network: LayerNetwork, strategy: Strategy, machine: Machine
 ) -> dict[str, float]:
-    """Part of the exchange that DDP's buckets leave behind the backward pass.
+    """Seconds of DDP's exchange that remain after the backward pass.
 
-    A bucket starts when the gradients of its layers are there and the one before has ended.
+    A bucket starts when the gradients of its layers are ready and the previous bucket has ended.
     """
     names = [name for name in terms if name.startswith("gradients")]
     exchange = sum(terms[name] for name in names)
@@ -193,10 +195,10 @@ def _overlapped(
 
 
 def largest_batch(network: LayerNetwork, strategy: Strategy, cluster: Cluster) -> int:
-    """Most samples of a replica that fit.
+    """The largest number of samples per replica that fits.
 
     Raises:
-        PlanError: one does not.
+        PlanError: a single sample does not fit.
     """
     stages = pipeline(network, strategy, Machine(cluster)) if strategy.is_pipeline else None
     memory = step_memory(network, strategy, () if stages is None else stages.ends)

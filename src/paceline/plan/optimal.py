@@ -1,8 +1,8 @@
-"""The compute-optimal model for some GPUs and days: on paper, and the one that really fits.
+"""The compute-optimal model for some GPUs and days: in theory, and with real step times.
 
 Scaling laws (Hoffmann et al. 2022, "Training compute-optimal large language models"; vTrain, V-C)
-turn FLOPs into parameters and tokens. Taking the FLOPs as GPUs x peak x time promises a model that
-cannot be trained in that time. Here the time of each candidate is that of its best plan.
+turn FLOPs into parameters and tokens. FLOPs of GPUs x peak x time give a model that cannot be
+trained in that time. Here each candidate takes the time of its best plan.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TOKENS_PER_PARAMETER = 20.0
 #: Samples of 2,048 tokens in one step (MT-NLG's batch; it has many divisors).
 _BATCH_TOKENS = 1920 * 2048
 
-#: Plans may leave idle up to this share of the GPUs, where their number divides badly.
+#: Largest share of GPUs that a plan may leave idle, for numbers that divide badly.
 _IDLE = 0.2
 
 _HEAD_DIM = 128
 
-# Widths over depths of GPT-3's and Megatron's larger models.
+# Ratios of width to depth in GPT-3's and Megatron's larger models.
 _ASPECTS = (100.0, 210.0)
 
 
@@ -45,8 +45,8 @@ class Law:
     """A scaling law.
 
     Attributes:
-        name: how it is chosen.
-        source: where its constants are from.
+        name: its name in options.
+        source: source of its constants.
         point: FLOPs -> (parameters, tokens).
     """
 
@@ -56,13 +56,13 @@ class Law:
 
 
 def _vtrain(flops: float) -> tuple[float, float]:
-    # The paper takes C = 2.72e24 for 2.717e24, and its numbers follow from that.
+    # The paper rounds C = 2.717e24 to 2.72e24, and its numbers follow from that.
     root = math.sqrt(float(f"{flops:.3g}"))
     return 0.089 * root, 1.875 * root
 
 
 def _hoffmann(flops: float) -> tuple[float, float]:
-    """Its approach 3: the minimum of E + A / N^alpha + B / D^beta where 6 N D = C (Eq. 4)."""
+    """Approach 3: the minimum of E + A / N^alpha + B / D^beta with 6 N D = C (Eq. 4)."""
     a, b, alpha, beta = 406.4, 410.7, 0.34, 0.28
     g = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
     parameters = g * (flops / 6) ** (beta / (alpha + beta))
@@ -87,14 +87,14 @@ class Sized:
 
     Attributes:
         llm: the model.
-        tokens: to train it on.
-        ideal_days: at the peak of all GPUs (6 N T FLOPs).
+        tokens: tokens to train on.
+        ideal_days: days at the peak of all GPUs (6 N T FLOPs).
         plan: the fastest plan; None = none fits.
-        gpus: that it uses.
-        step_time_s: of it; infinite without a plan.
-        mfu: of it, over the GPUs used.
-        days: of the training; infinite without a plan.
-        why_not: why there is no plan.
+        gpus: number of GPUs that the plan uses.
+        step_time_s: its seconds per step; infinite without a plan.
+        mfu: its MFU over the used GPUs.
+        days: days of the training; infinite without a plan.
+        why_not: reason why there is no plan.
     """
 
     llm: LLM
@@ -114,9 +114,9 @@ class Optimal:
 
     Attributes:
         cluster: the machines.
-        gpus: how many.
-        days: for how long.
-        flops: all of that at peak.
+        gpus: number of GPUs.
+        days: available days.
+        flops: FLOPs of these GPUs and days at peak.
         points: law -> (parameters, tokens) for these FLOPs.
         candidates: the grid, largest model first.
     """
@@ -130,7 +130,7 @@ class Optimal:
 
     @property
     def naive(self) -> Sized | None:
-        """The largest candidate that would fit at peak speed."""
+        """The largest candidate that fits at peak speed."""
         return next((c for c in self.candidates if c.ideal_days <= self.days), None)
 
     @property
@@ -145,7 +145,7 @@ def compute_budget(gpus: int, peak_flops: float, days: float) -> float:
 
 
 def gpt(hidden: int, layers: int, *, seq_len: int = 2048, vocab: int = 50257) -> LLM:
-    """A GPT of that width and depth, with heads of 128."""
+    """A GPT of this width and depth, with heads of 128."""
     if hidden % _HEAD_DIM:
         raise ModelError(f"hidden {hidden} is no multiple of {_HEAD_DIM}, the size of a head")
     name = f"gpt {hidden} x {layers}"
@@ -154,9 +154,10 @@ def gpt(hidden: int, layers: int, *, seq_len: int = 2048, vocab: int = 50257) ->
 
 
 def default_grid(parameters: float) -> tuple[tuple[int, int], ...]:
-    """(hidden, layers) up to a size: the paper's grid where its sizes are asked for.
+    """(hidden, layers) of candidates up to a size: the paper's grid for the paper's sizes.
 
-    Elsewhere depths in steps of about a seventh, widths in multiples of 128 at usual aspects.
+    For other sizes, depths grow in steps of about a seventh, with widths in multiples of 128 at
+    usual ratios.
     """
     sizes = [gpt(*shape).parameters for shape in PAPER_GRID]
     if min(sizes) < parameters < 1.1 * max(sizes):
@@ -191,16 +192,16 @@ def optimal(
 
     Args:
         cluster: the machines.
-        gpus: how many.
-        days: for how long.
+        gpus: number of GPUs.
+        days: available days.
         grid: (hidden, layers) of the candidates; None = :func:`default_grid`.
         precision: of the matrix products.
         seq_len: tokens of a sample.
         vocab: rows of the embedding.
         global_batch: samples of a step; None = about 4 million tokens.
-        tokens_per_parameter: tokens that a candidate is trained on.
+        tokens_per_parameter: training tokens per parameter of a candidate.
         progress: called with (done, total).
-        options: of :func:`paceline.plan.search.search`.
+        options: options of :func:`paceline.plan.search.search`.
 
     Raises:
         ModelError: a number is out of range.

@@ -1,10 +1,10 @@
-"""Pipelines of many plans at once: when each chunk ends its last backward pass.
+"""Pipelines of many plans at once: the end of each chunk's last backward pass.
 
-The rules are those of ``graph.build``, solved for one microbatch after another. With computes and
-transfers of non-negative length, the end of every compute follows from a few earlier ends. So no
-graph is needed. The result is that of the one simulator on the graph of ``replica_ops``. The
-largest difference over 3,000 random cases with unequal places and transfers is 0; a test checks it.
-With equal stages it is the closed form, (m + p - 1)(f + b), bubble over v.
+The rules are those of ``graph.build``, solved for one microbatch after another. For non-negative
+durations, the end of every compute follows from a few earlier ends, so no graph is needed. The
+result equals the simulation of the graph of ``replica_ops``. A test compares them: the largest
+difference over 3,000 random cases with unequal places and transfers is 0. With equal stages the
+result is the closed form (m + p - 1)(f + b), with the bubble divided by v.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.jit import compiled
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Interpreted, a compute takes about 2.5 us; more computes than this repay the 0.5 s that loading
-#: the compiled walk takes.
+#: From this number of computes on, the compiled walk is worth its loading time of 0.5 s. An
+#: interpreted compute takes about 2.5 us.
 INTERPRETED_COMPUTES = 100_000
 
 
@@ -34,12 +34,12 @@ class Pipelines:
         schedule: "gpipe", "1f1b" or "interleaved".
         pp: stages.
         vpp: chunks per stage; a place is ``chunk * pp + stage``.
-        microbatches: [plan] of one replica in one step.
+        microbatches: [plan] number of microbatches of one replica in one step.
         forward_s: [plan, place] seconds of a microbatch.
         backward_s: [plan, place] seconds of a microbatch.
         p2p_s: [plan, place] seconds to hand a microbatch to the next place, or its gradient back.
-        ready_s: [plan, place] when the first forward may start (its parameters are gathered); None
-            = at once.
+        ready_s: [plan, place] earliest start of the first forward (its parameters are gathered);
+            None = 0.
     """
 
     schedule: str
@@ -73,10 +73,10 @@ class Pipelines:
         """[plan, place] end of the last backward pass, seconds since the step's start.
 
         Args:
-            fast: use the compiled walk; None = where these pipelines alone repay loading it.
+            fast: use the compiled walk; None = if these pipelines alone are worth loading it.
         """
         ready = np.zeros_like(self.forward_s) if self.ready_s is None else self.ready_s
-        # The backward pass is a forward one through the places in reverse.
+        # The backward pass is a forward pass through the places in reverse.
         into = np.pad(self.p2p_s[:, :-1], ((0, 0), (1, 0)))
         back = np.pad(self.p2p_s[:, :-1][:, ::-1], ((0, 0), (1, 0)))
         seconds = np.stack([self.forward_s, self.backward_s[:, ::-1]])
@@ -96,7 +96,7 @@ class Pipelines:
         return result[:, ::-1]
 
     def _warmup(self) -> Ints:
-        """[plan, stage] forwards before the first that a backward follows."""
+        """[plan, stage] number of forwards before the first one that a backward follows."""
         total = (self.microbatches * self.vpp)[:, None]
         behind = self.pp - 1 - np.arange(self.pp)
         if self.schedule == "gpipe":
@@ -125,7 +125,7 @@ def pipeline_times(
 def _walk(
     pp: int, microbatches: Any, warmup: Any, seconds: Any, into: Any, ready: Any, result: Any
 ) -> None:
-    """Each stage goes on while its inputs have ended; back and forth over the stages.
+    """Walk back and forth over the stages; each stage proceeds while its inputs are ready.
 
     A receive is posted when the previous compute of its direction ended on the stage (the first
     backward one: the second-last forward before it). It takes its time once the other side has
@@ -135,9 +135,9 @@ def _walk(
         pp: stages.
         microbatches: [plan].
         warmup: [plan, stage].
-        seconds: [direction, plan, place]; backward in the order in which it meets the places.
+        seconds: [direction, plan, place]; backward in reverse order of the places.
         into: [direction, plan, place] seconds to receive a microbatch.
-        ready: [plan, place] when the first forward may start.
+        ready: [plan, place] earliest start of the first forward.
         result: [plan, place] receives the end of the last backward.
     """
     places = seconds.shape[2]

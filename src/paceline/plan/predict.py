@@ -52,32 +52,32 @@ _DP_KINDS = (
     OpKind.SEPARATE_GRADS_ALL_REDUCE,
 )
 
-#: Forward and backward computes of a step that are simulated (those of weights counted, too, where
-#: they are apart). Its graph has some three times as many ops, 100 bytes each.
+#: Most forward and backward computes of a simulated step (separate computes of weights count, too).
+#: The graph has about three times as many ops, 100 bytes each.
 MAX_COMPUTES = 5_000_000
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step of a plan, predicted.
+    """The prediction of one step of a plan.
 
     Attributes:
         llm: the model.
         plan: the plan.
         cluster: the machines.
         step_time_s: seconds of one step.
-        breakdown: what these are made of, in seconds; they add up to ``step_time_s``. First the
-            compute of a GPU, the mean over the stages, by part (``gemm``, ``attention``,
-            ``memory``, ``launch``, and the exposed communication inside computes: ``tp``, ``cp``,
-            ``ep``), then what each of the following adds when it is put back into the simulation:
-            ``bubble`` (stages waiting for each other), ``p2p``, ``dp`` (gradients and parameters),
-            ``tail`` (norms' and embedding's gradients, clipping, optimizer), ``fixed``.
-        costs: the durations behind it.
-        memory: what each stage needs.
+        breakdown: seconds by term, which add up to ``step_time_s``. First comes the compute of a
+            GPU by part, mean over the stages: ``gemm``, ``attention``, ``memory``, ``launch``, and
+            exposed communication inside computes (``tp``, ``cp``, ``ep``). Then come the seconds
+            that each further term adds to the simulation: ``bubble`` (stages waiting for each
+            other), ``p2p``, ``dp`` (gradients and parameters), ``tail`` (norms' and embedding's
+            gradients, clipping, optimizer), ``fixed``.
+        costs: the durations behind the step.
+        memory: memory of each stage.
         recomputed: all floating-point operations over those without recomputation.
-        tokens: tokens to train on; None = not said.
-        warnings: what the user should know.
-        rules: how the software uses memory, and the share of it that stays free.
+        tokens: tokens to train on; None = unknown.
+        warnings: warnings for the user.
+        rules: memory rules of the software, and the share that stays free.
     """
 
     llm: LLM
@@ -94,24 +94,24 @@ class Prediction:
 
     @cached_property
     def planned(self) -> Planned:
-        """The step's graph and durations, for the tools that read a trace's."""
+        """The step's graph and durations, for tools that take those of a trace."""
         return from_plan(self.plan, self.costs, self.llm.name)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When every op of the step runs."""
+        """Start and end of every op of the step."""
         return timeline(self.planned.durations)
 
     # Speed.
 
     @cached_property
     def interval(self) -> Interval:
-        """Where 80% of measured steps lie that are predicted so, and what that rests on."""
+        """The range of 80% of measured steps with this prediction, and its evidence."""
         return interval(self.llm, self.plan, self.cluster, self.step_time_s)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a global batch."""
+        """Number of tokens of a global batch."""
         return self.plan.global_batch * self.llm.seq_len
 
     @property
@@ -126,22 +126,22 @@ class Prediction:
 
     @property
     def model_flops_per_gpu(self) -> float:
-        """Model FLOP/s of one GPU, recomputation not counted."""
+        """Model FLOP/s of one GPU, without recomputation."""
         return model_flops_per_token(self.llm, self.plan) * self.tokens_per_s_per_gpu
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what the GPUs' peak could do in that time (Chowdhery et al. 2022)."""
+        """MFU: model FLOPs over the GPUs' peak FLOPs in this time (Chowdhery et al. 2022)."""
         return self.model_flops_per_gpu / self.cluster.gpu.peak(self.plan.precision)
 
     @property
     def mfu_causal(self) -> float:
-        """The same without the half of the attention that the causal mask leaves out."""
+        """The MFU without the masked half of attention."""
         return self.mfu * causal_share(self.llm, self.plan)
 
     @property
     def hfu(self) -> float:
-        """The same with repeated operations counted twice (Korthikanti et al. 2022)."""
+        """HFU: the same with recomputed operations counted, too (Korthikanti et al. 2022)."""
         return self.mfu * self.recomputed
 
     # Memory.
@@ -153,29 +153,29 @@ class Prediction:
 
     @property
     def memory_headroom_bytes(self) -> float:
-        """Free memory of the fullest GPU beside the least reserve; negative: it does not fit."""
+        """Free bytes of the fullest GPU beyond the least reserve; negative if it does not fit."""
         return self.rules.most_room(self.cluster.gpu.memory_bytes) - max(self.memory_bytes)
 
     @property
     def fit(self) -> Fit:
-        """Whether every stage fits into its GPUs, or with expandable segments alone."""
+        """Whether every stage fits into its GPUs, possibly only with expandable segments."""
         return self.rules.fit(max(self.memory_bytes), self.cluster.gpu.memory_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether every stage fits into its GPUs for certain."""
+        """Whether every stage fits into its GPUs with any allocator."""
         return self.fit == "yes"
 
     @cached_property
     def to_fit(self) -> tuple[str, ...]:
-        """Changes that would make it fit, mildest first; empty where it fits."""
+        """Changes that would make it fit, the mildest first; empty if it fits."""
         return () if self.fits else what_fits(self.llm, self.plan, self.cluster, self.rules)
 
     # Training.
 
     @property
     def days(self) -> float | None:
-        """Days of the whole training; None where its tokens are not said."""
+        """Days of the whole training; None if its tokens are unknown."""
         if self.tokens is None:
             return None
         steps = training_steps(self.tokens, self.llm, self.plan.global_batch)
@@ -183,7 +183,7 @@ class Prediction:
 
     @property
     def dollars(self) -> float | None:
-        """Dollars of the whole training; None where tokens or price are not said."""
+        """Dollars of the whole training; None if tokens or price are unknown."""
         price = self.cluster.price_per_gpu_hour
         if self.days is None or price is None:
             return None
@@ -223,14 +223,14 @@ def predict(
 
     Args:
         model: the model, or the name of a preset ("llama3.1-405b"); or a network of
-            ``read_network``, to which none of the named arguments applies.
-        plan: the plan, or its fields; of a network the strategy, or its fields with ``strategy``
-            for its name.
+            ``read_network``, which takes none of the named arguments.
+        plan: the plan, or its fields. For a network, the strategy, or its fields with ``strategy``
+            as its name.
         cluster: the machines, or the name of a preset ("h100").
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
         tokens: tokens to train on, for days and dollars.
         price: dollars per GPU and hour; None = the cluster's.
-        rules: how the software uses memory, and the share of it that stays free.
+        rules: memory rules of the software, and the share that stays free.
 
     Raises:
         ModelError: a name is unknown, or the GPU lacks the plan's precision.
@@ -293,10 +293,10 @@ def plan_of(fields: Mapping[str, Any]) -> Plan:
 
 
 def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
-    """Seconds of a step by what they are spent on; they add up to its time.
+    """Seconds of a step by term; they add up to its time.
 
-    A telescoping series of simulations: computes alone, then with the hand-overs between stages,
-    with the data-parallel collectives, with the rest of the step's tail.
+    The terms are differences of successive simulations: only computes, then with hand-overs between
+    stages, with data-parallel collectives, and with the rest of the step's tail.
     """
     planned = from_plan(plan, costs)
     graph, seconds = planned.graph, planned.durations.block(0)[:, 0, 0]
@@ -310,7 +310,7 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
     own = Rules.own(graph)
     times = step_times(scenarios, own, all_lanes(graph, len(stages))).tolist()
     mean = costs.parts_s.sum(axis=(0, 2)) / plan.pp * plan.microbatches
-    # Share of the exchange of experts' tokens that overlapping passes hide.
+    # The share of the exchange of experts' tokens that overlapping passes hide.
     if plan.schedule in OVERLAPPING:
         mean[EXCHANGE] -= float(mean.sum() - seconds[computes].sum() / plan.pp)
     seconds_of = dict(zip(PARTS, mean.tolist(), strict=True))

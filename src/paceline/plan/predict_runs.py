@@ -1,4 +1,4 @@
-"""Predict every run of a file: what one row cannot express is that row's error."""
+"""Predict every run of a file. A row that cannot be expressed is an error of that row only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RunPredictions:
 
     Attributes:
         predicted_s: line -> seconds of a step.
-        intervals: line -> where 80% of measured steps lie.
-        errors: line -> why the row has none.
-        warnings: of the predictions, with their lines.
+        intervals: line -> range of 80% of measured steps.
+        errors: line -> reason why the row has no prediction.
+        warnings: warnings of the predictions, with their lines.
     """
 
     predicted_s: Mapping[int, float]
@@ -60,9 +60,9 @@ def predict_runs(
 
     Args:
         table: the runs.
-        clusters: [run].
-        progress: called with (runs done, runs in all).
-        mapper: who predicts them.
+        clusters: [run] the cluster of each run.
+        progress: called with (finished runs, all runs).
+        mapper: function that maps the prediction over the runs.
     """
     predicted_s: dict[int, float] = {}
     intervals: dict[int, Interval] = {}

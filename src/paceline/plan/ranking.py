@@ -1,7 +1,7 @@
-"""How well predictions order the plans that one can choose from: pairs and regret.
+"""Quality of the order of plans by predictions: pairs and regret.
 
-Plans are rivals where model, GPUs and global batch are the same. Of a pair whose measured times
-differ by less than ``TIE`` noise decides, so it is not counted.
+Plans are rivals if model, GPUs and global batch are equal. A pair with measured times within
+``TIE`` is not counted, for noise decides its order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
 
-#: Measured times that differ by a smaller share are equal.
+#: Measured times that differ by a smaller share count as equal.
 TIE = 0.02
 
 
@@ -24,12 +24,12 @@ class Ranking(NamedTuple):
     """Quality of choices by predicted times.
 
     Attributes:
-        groups: groups of rivals with a pair that counts.
-        pairs: pairs that count.
-        right: of these, in the right order.
-        regret: mean over the groups of how much longer the plan that is predicted to be fastest
-            takes than the fastest one.
-        worst_regret: of the worst group.
+        groups: number of groups of rivals with a counted pair.
+        pairs: number of counted pairs.
+        right: number of pairs in the right order.
+        regret: excess of measured time of the plan that is predicted to be fastest over the fastest
+            plan, mean over groups.
+        worst_regret: regret of the worst group.
     """
 
     groups: int
@@ -42,9 +42,9 @@ class Ranking(NamedTuple):
 def rank(
     jobs: Sequence[tuple[LLM, Plan]], measured_s: Sequence[float], predicted_s: Sequence[float]
 ) -> Ranking | None:
-    """How well the predicted times order rivals; None where no two runs are.
+    """Quality of the predicted order of rivals; None without rivals.
 
-    Several runs of one plan count as one, with their mean times.
+    Several runs of the same plan count as one, with their mean times.
     """
     runs_of: dict[tuple[LLM, Plan], list[tuple[float, float]]] = defaultdict(list)
     for job, times in zip(jobs, zip(measured_s, predicted_s, strict=True), strict=True):

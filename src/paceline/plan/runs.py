@@ -1,4 +1,4 @@
-"""Measured (or wanted) runs in a CSV file, one per row, and how far predictions are from them."""
+"""Measured or planned runs in a CSV file, one per row, and errors of predictions for them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ OPTIONAL = (
     ),
 )
 
-#: A row's GPU where neither it nor the user says one: the cluster of vTrain's runs.
+#: Default GPU of rows: the cluster of vTrain's runs.
 DEFAULT_GPU = "a100-80g-4nic"
 DEFAULT_VOCAB = 51_200
 
-#: GPUs of the years before fused attention was what everyone trained with.
+#: GPUs from the years before fused attention was usual.
 _UNFUSED = ("v100", "a100")
 
 _MAX_BYTES = 256 << 20
@@ -67,8 +67,8 @@ class Run:
     Attributes:
         llm: the model.
         plan: the plan.
-        gpu: name of the GPU, "" = not said.
-        measured_s: its step time; None = not said.
+        gpu: name of the GPU, "" = not given.
+        measured_s: its step time; None = not given.
         line: line of the file, from 1.
     """
 
@@ -84,10 +84,10 @@ class RunTable:
     """A file of runs.
 
     Attributes:
-        columns: its header.
-        rows: its rows, as text.
-        runs: what they say; without the rows that have an error.
-        errors: line of a row -> why it cannot be expressed, without file and line.
+        columns: names in its header.
+        rows: all rows as text.
+        runs: the runs of the rows without errors.
+        errors: line of a row -> reason why it cannot be expressed, without file and line.
         lines: line of each row, from 1.
     """
 
@@ -103,15 +103,15 @@ def read_runs(
 ) -> RunTable:
     """Read a file of runs.
 
-    Defaults of a row are those of the runs published with vTrain. They are full recomputation,
-    fp16, gradients in 16 bits reduced after the backward pass, no ZeRO and 51,200 words. Attention
-    that is not fused on V100 and A100.
+    Defaults of a row are those of the runs published with vTrain: full recomputation, fp16, 16-bit
+    gradients that are reduced after the backward pass, no ZeRO and 51,200 words. On V100 and A100,
+    attention is not fused by default.
 
     Args:
         path: CSV with a header.
         need_times: every row must have ``step_time_s``.
-        skip_errors: a row that cannot be expressed goes to ``errors`` in place of raising.
-        ignore_gpu: the rows' GPUs need not be presets, since the caller has a cluster.
+        skip_errors: put rows that cannot be expressed into ``errors`` instead of raising.
+        ignore_gpu: accept rows' GPUs that are not presets, since the caller has a cluster.
 
     Raises:
         ModelError: the file cannot be read or lacks columns, or a value is wrong (line and
@@ -146,7 +146,7 @@ def run_of(row: Mapping[str, str]) -> Run:
     """The run of one row, by the rules of :func:`read_runs`.
 
     Args:
-        row: column -> text; ``NEEDED`` columns must be there.
+        row: column -> text; ``NEEDED`` columns are required.
 
     Raises:
         ModelError: a value is wrong.
@@ -160,7 +160,7 @@ def run_of(row: Mapping[str, str]) -> Run:
 
 
 def _checked_run(cells: _Row, need_times: bool, ignore_gpu: bool) -> Run:
-    """The run of a row whose plan can train its model; its errors name file and line."""
+    """The run of a row, with a plan that can train its model; errors name file and line."""
     where = f"{cells.path}:{cells.line}: "
     try:
         run = _run(cells, ignore_gpu)
@@ -175,11 +175,11 @@ def _checked_run(cells: _Row, need_times: bool, ignore_gpu: bool) -> Run:
 
 
 def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
-    """The one cluster that runs are compared on.
+    """The cluster for all runs.
 
     Args:
         runs: with their GPUs.
-        requested: a preset's name or a cluster file, which counts before what the rows say.
+        requested: a preset's name or a cluster file, which overrides the rows' GPUs.
 
     Raises:
         ModelError: the rows name several GPUs and none is given.
@@ -197,7 +197,7 @@ def runs_cluster(runs: Sequence[Run], requested: str | None) -> Cluster:
 
 
 def named_cluster(name: str) -> Cluster:
-    """A cluster file where there is one of that name, else a preset."""
+    """The cluster file of that name if it exists, otherwise the preset."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return load_cluster(path)
@@ -205,7 +205,7 @@ def named_cluster(name: str) -> Cluster:
 
 
 def by_gpu(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Name of a preset -> the runs on its GPUs, however the rows spell them."""
+    """Name of a preset -> the runs on its GPUs, in any spelling."""
     runs_of: dict[str, list[Run]] = {}
     for run in runs:
         runs_of.setdefault(cluster_preset(run.gpu or DEFAULT_GPU).name, []).append(run)
@@ -213,7 +213,7 @@ def by_gpu(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def is_cluster_folder(requested: str | None) -> bool:
-    """Whether a name means a folder with a cluster file for each GPU, as ``calibrate`` writes."""
+    """Whether a name is a folder with a cluster file for each GPU, as ``calibrate`` writes it."""
     return requested is not None and Path(requested).is_dir()
 
 
@@ -252,7 +252,8 @@ def predicted_csv(
         table: the file.
         predicted_s: line -> seconds.
         intervals: line -> where 80% of measured steps lie.
-        errors: line -> why it has none; with any, a column ``prediction_error`` says so.
+        errors: line -> reason for a missing prediction; with any, there is a column
+            ``prediction_error``.
     """
     added = ["predicted_step_time_s", "predicted_low_s", "predicted_high_s"]
     added += ["prediction_error"] if errors else []
@@ -271,9 +272,9 @@ def predicted_csv(
 
 
 def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
-    """Errors of predictions as shares of the measured: n, mape, median, p90, and R^2 of seconds.
+    """Errors of predictions as shares of measured times: n, mape, median, p90, and R^2 of seconds.
 
-    R^2 is None where the measured do not differ.
+    R^2 is None if all measured times are equal.
     """
     measured_s = np.asarray(measured, dtype=np.float64)
     predicted_s: npt.NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
@@ -291,7 +292,7 @@ def error_table(measured: Any, predicted: Any) -> dict[str, float | None]:
 def _read_table(
     path: Path,
 ) -> tuple[tuple[str, ...], list[dict[str, str]], tuple[int, ...], dict[int, str]]:
-    """Columns, rows, their lines, and what is wrong with lines of another number of cells."""
+    """Columns, rows, their lines, and errors of lines with a wrong number of cells."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
@@ -325,7 +326,7 @@ def _read_table(
     return columns, rows, tuple(numbers), ragged
 
 
-#: How tables write that a cell has no value, and switches.
+#: Spellings of missing values and switches in tables.
 _NOTHING = ("n/a", "na", "-", "none")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
@@ -333,7 +334,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 
 @dataclass(frozen=True)
 class _Row:
-    """Cells of a row by column, with errors that say where."""
+    """Cells of a row by column; errors name file, line and column."""
 
     path: Path
     line: int
@@ -396,7 +397,7 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
         schedule=_word(row, "schedule", "interleaved" if vpp > 1 else "1f1b"),
         recompute=_word(row, "recompute", "full"),
         recompute_modules=tuple(row.text("recompute_modules").replace(",", " ").split()),
-        # Without tensor parallelism there is nothing to split; Megatron-LM switches it off, too.
+        # Without tensor parallelism it has no effect; Megatron-LM switches it off, too.
         sequence_parallel=row.flag("sequence_parallel", False) and row.whole("tp") > 1,
         precision=precision_of(row.text("precision", "fp16")),
         zero=row.whole("zero", 0),
@@ -424,12 +425,12 @@ def _run(row: _Row, ignore_gpu: bool) -> Run:
     return Run(llm, plan, gpu, seconds, row.line)
 
 
-#: Rank of the adapters where a row trains some and does not say: MLPerf's LoRA benchmark.
+#: Default rank of adapters: MLPerf's LoRA benchmark.
 _ADAPTER_RANK = 16
 
 
 def _adapter_rank(row: _Row) -> int:
-    """0 where all weights are trained; ``task`` "lora" means adapters on a frozen base."""
+    """Rank of adapters; 0 if all weights are trained. ``task`` "lora" means adapters."""
     task = row.text("task", "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
         row.fail("task", f"{task!r} cannot be expressed; known are pretrain, sft and lora")
@@ -437,7 +438,7 @@ def _adapter_rank(row: _Row) -> int:
 
 
 def _grad_bytes(row: _Row, default: int) -> int:
-    """Bytes of a gradient, by either name of the column."""
+    """Bytes of a gradient, from either name of the column."""
     column = "grad_bytes" if row.text("grad_bytes") else "grad_reduce_bytes"
     return row.whole(column) if row.text(column) else default
 
@@ -468,7 +469,7 @@ def _llm(row: _Row) -> LLM:
         try:
             preset = llm_preset(name)
         except ModelError as error:
-            if not is_described:  # else a mere label
+            if not is_described:  # otherwise only a label
                 row.fail("model", f"is unknown: {error}")
     if preset is not None:
         different = {key: value for key, value in changes.items() if getattr(preset, key) != value}
@@ -481,7 +482,7 @@ def _llm(row: _Row) -> LLM:
             row.fail(column, "is empty")
     changes.setdefault("vocab", DEFAULT_VOCAB)
     if preset is not None:
-        # Of a preset's family, but of another size: what follows from the size follows anew.
+        # The row has a preset's family but another size, so derived sizes are derived again.
         fresh = {"kv_heads": 0, "head_dim": 0, "ffn": 0, "max_positions": 0}
         return replace(preset, **{**fresh, **changes})
     return LLM(name=name or f"{changes['layers']} x {changes['hidden']}", **changes)

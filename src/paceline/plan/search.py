@@ -1,10 +1,10 @@
-"""Search: every legal plan for a number of GPUs, what fits, ranked by time, cost or GPUs.
+"""Search: all legal plans for a number of GPUs that fit, ranked by time, cost or GPUs.
 
     found = search(llm, cluster, 1024, 1536, tokens=300e9)
     found.plan(0), found.step_time_s[0], found.dollars[0]
 
-Every plan that fits is evaluated exactly (``plan.assemble``). There is no shortlist whose order a
-cheaper estimate could get wrong. The numbers are those of ``predict``.
+Every plan that fits is evaluated exactly (``plan.assemble``), without a shortlist by a cheaper
+estimate. The numbers equal those of ``predict``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 Objective = Literal["time", "cost", "gpus"]
 
-#: Computes that one call of the compiled walk takes on (0.2 s), so that Ctrl-C is heard.
+#: Most computes in one call of the compiled walk (0.2 s), so that Ctrl-C takes effect.
 _BLOCK = 20_000_000
 
-#: How many times the GPUs are multiplied in search of what would fit.
+#: Largest multiple of the GPUs in the search for a number that fits.
 _DOUBLINGS = 8
 
 
@@ -52,15 +52,15 @@ class SearchResult:
     Attributes:
         llm: the model.
         cluster: the machines.
-        objective: what they are ranked by.
+        objective: quantity of the ranking.
         legal: all legal plans.
-        rows: [plan] which of them these are.
+        rows: [plan] rows of these plans in ``legal``.
         step_time_s: [plan].
         memory_bytes: [plan] on each GPU of the fullest stage.
         mfu: [plan] model FLOPs utilisation.
         tokens: tokens to train on; None = not said.
-        pruned: reason -> plans that it rules out.
-        seconds: how long the search took.
+        pruned: reason -> number of excluded plans.
+        seconds: duration of the search.
         rules: how the software uses memory.
     """
 
@@ -81,16 +81,16 @@ class SearchResult:
         return len(self.rows)
 
     def plan(self, i: int) -> Plan:
-        """The plan at place ``i``."""
+        """The plan at rank ``i``."""
         return self.legal.plan(int(self.rows[i]))
 
     def interval(self, i: int) -> Interval:
-        """Seconds between which measured steps of the plan at place ``i`` lie."""
+        """Range of measured steps for the plan at rank ``i``."""
         return interval(self.llm, self.plan(i), self.cluster, float(self.step_time_s[i]))
 
     @cached_property
     def expandable(self) -> npt.NDArray[np.bool_]:
-        """[plan] whether it fits with expandable segments alone."""
+        """[plan] whether it fits only with expandable segments."""
         alone: npt.NDArray[np.bool_] = self.memory_bytes > self.rules.room(
             self.cluster.gpu.memory_bytes
         )
@@ -130,13 +130,13 @@ class SearchResult:
 
     @cached_property
     def mfu_causal(self) -> Array:
-        """[plan] the same without the half of the attention that the causal mask leaves."""
+        """[plan] MFU without the masked half of attention."""
         share: Array = self.mfu * causal_share(self.llm, self.legal.base)
         return share
 
     @cached_property
     def gpu_seconds(self) -> Array:
-        """[plan] GPU-seconds of one step: the cost of a plan, whatever a GPU costs."""
+        """[plan] GPU-seconds of one step: the cost at any price of a GPU."""
         work: Array = self.step_time_s * self.gpus
         return work
 
@@ -146,7 +146,7 @@ class SearchResult:
         return pareto(self.step_time_s, self.gpu_seconds)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it by name, one value per plan; unknown values are left out."""
+        """All quantities by name, one value per plan, without unknown quantities."""
         names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "sequence_parallel")
         columns: dict[str, npt.NDArray[Any]] = {"gpus": self.gpus}
         columns |= {name: self.legal.columns[name][self.rows] for name in names}
@@ -171,7 +171,7 @@ class SearchResult:
 
 
 def pareto(time_s: Array, cost: Array) -> npt.NDArray[np.bool_]:
-    """[plan] whether no other is as good in both and better in one; of equal ones the first."""
+    """[plan] whether it is on the Pareto front; of equal plans only the first."""
     order = np.lexsort((cost, time_s))
     before = np.append(np.inf, np.minimum.accumulate(cost[order])[:-1])
     best = np.zeros(len(time_s), dtype=bool)
@@ -200,29 +200,29 @@ def search(
     Args:
         llm: the model.
         cluster: the machines.
-        gpus: how many GPUs, or several such numbers (``range(2000, 3401)``).
+        gpus: the number of GPUs, or several numbers (``range(2000, 3401)``).
         global_batch: samples of a step.
         objective: "time" (of a step), "cost" (GPU-time), "gpus" (fewest).
         tokens: tokens to train on, for days and dollars.
-        max_days: leave out what takes longer.
-        budget: leave out what costs more [dollars].
+        max_days: leave out plans that take longer.
+        budget: leave out plans that cost more [dollars].
         cost: seconds of an operator; None = the roofline of the cluster's GPU.
-        rules: how the software uses memory, and the share of it that stays free.
+        rules: memory rules of the software, and the share that stays free.
         progress: called with (done, total).
-        mapper: who evaluates blocks of plans that fit.
+        mapper: maps the evaluation over blocks of plans that fit.
         options: fields of :class:`Space` (``max_tp``, ``micro_batches``, ...) or of ``Plan``, which
             then hold for all plans (``precision``, ``flash``, ``schedule``, ...).
 
     Raises:
-        PlanError: nothing is legal, nothing fits, or nothing is within the limits; the message says
-            what comes closest.
+        PlanError: no plan is legal, fits, or is within the limits; the message names the closest
+            one.
         ModelError: an option is out of range.
     """
     begin = time.perf_counter()
     if objective not in get_args(Objective):
         raise PlanError(f"objective must be one of {', '.join(get_args(Objective))}")
     space = _space(cluster, gpus, global_batch, options)
-    cluster.gpu.peak(space.base.precision)  # raises where the GPU lacks it
+    cluster.gpu.peak(space.base.precision)  # raises if the GPU lacks it
     legal = candidates(llm, space)
     assembly = Assembly(CostModel(llm, cluster, cost), legal, rules)
     memory = _memory(assembly, progress)
@@ -301,7 +301,7 @@ def _ranked_result(
     tokens: float | None,
     pruned: dict[str, int],
 ) -> SearchResult:
-    """Ranked; of equally good plans the one that needs less memory comes first."""
+    """The ranking; of equally good plans the one with less memory comes first."""
     gpus = legal.gpus[rows]
     first = {"time": times, "cost": times * gpus, "gpus": gpus}[objective]
     order = np.lexsort((memory, times * gpus, times, first))
@@ -316,7 +316,7 @@ def _ranked_result(
 def _within_limits(
     result: SearchResult, max_days: float | None, budget: float | None
 ) -> SearchResult:
-    """Without what takes or costs too much."""
+    """The result without plans that take or cost too much."""
     for name, limit, unit in (("max_days", max_days, "days"), ("budget", budget, "dollars")):
         if limit is None:
             continue
@@ -346,7 +346,7 @@ def _with(rules: MemoryRules) -> str:
 
 
 def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array) -> str:
-    """The plans closest to fitting, and the number of GPUs that would do."""
+    """A message with the plan closest to fitting, and a sufficient number of GPUs."""
     llm, legal, rules = assembly.llm, assembly.legal, assembly.rules
     least = int(np.argmin(memory))
     room = rules.most_room(cluster.gpu.memory_bytes)

@@ -1,4 +1,4 @@
-"""The plans that a search tries: every combination of degrees, and why some are illegal.
+"""The plans of a search: all combinations of degrees, and the reasons why some are illegal.
 
 The rules are those of ``model.plan_check.problems``; a test compares the two plan by plan.
 """
@@ -26,11 +26,11 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 #: More combinations than this take gigabytes.
 _MAX_PLANS = 20_000_000
 
-#: Context parallelism pays from about this many tokens per rank on; fewer are not tried unasked.
+#: Least tokens per rank for context parallelism by default: with fewer it rarely helps.
 _CP_TOKENS = 4096
 
 
-#: More than any cluster has, few enough to list every number of GPUs.
+#: Most GPUs: more than any cluster has, few enough to list all numbers.
 MOST_GPUS = 10_000_000
 
 
@@ -40,26 +40,25 @@ class Space:
 
     Attributes:
         gpus: numbers of GPUs, ascending.
-        base: what all plans have in common (global batch, precision, flash, overlaps, schedule);
-            its degrees, micro batch, recomputation and ZeRO stage do not matter.
-        node_gpus: GPUs of a node; tp must divide it or be a multiple, because groups that lie
-            across nodes' boundaries now and then are not modelled.
+        base: common fields of all plans (global batch, precision, flash, overlaps, schedule). Its
+            degrees, micro batch, recomputation and ZeRO stage are ignored.
+        node_gpus: GPUs of a node. tp must divide it or be a multiple, because groups that cross
+            nodes only sometimes are not modelled.
         max_tp: tensor-parallel ranks; None = a node's GPUs.
-        max_pp: stages; None = as many as layers.
+        max_pp: stages; None = up to the number of layers.
         max_dp: replicas; None = any.
         max_cp: context-parallel ranks (powers of two); None = by the sequence length.
-        max_ep: expert-parallel ranks (powers of two); None = as many as experts.
+        max_ep: expert-parallel ranks (powers of two); None = up to the number of experts.
         max_vpp: chunks per stage.
         micro_batches: samples per microbatch.
-        recomputes: the repeated operations.
+        recomputes: kinds of recomputation.
         zeros: ZeRO stages.
         shards: ranks that share a copy of the parameters with ZeRO 3 (HSDP); 0 = all.
         sequence_parallels: False, True or both.
-        uneven: where layers do not divide evenly, the first and the last chunk have fewer. They
-            stand beside the embedding and the output (as Llama 3 and DeepSeek-V3 were trained).
-            With vpp > 1 at most one each (Megatron-Core's account-for-embedding and
-            account-for-loss).
-        sharded_pipelines: ZeRO 3 is tried with pp > 1, too (FSDP2 under a pipeline).
+        uneven: if layers do not divide evenly, the first and the last chunk have fewer, because of
+            embedding and output (as in the training of Llama 3 and DeepSeek-V3). With vpp > 1 each
+            has at most one layer less (Megatron-Core's account-for-embedding and account-for-loss).
+        sharded_pipelines: try ZeRO 3 with pp > 1, too (FSDP2 under a pipeline).
     """
 
     gpus: Sequence[int]
@@ -110,8 +109,8 @@ class Candidates:
         columns: tp, pp, dp, cp, ep, vpp, micro_batch, zero, shards, sequence_parallel (0, 1),
             recompute (index into :data:`RECOMPUTES`), layout (index into ``layouts``).
         layouts: layers of each chunk; None = even.
-        pruned: reason -> how many plans it rules out (each counted once, by its first reason).
-        base: what they have in common.
+        pruned: reason -> number of excluded plans (each counted once, by its first reason).
+        base: their common fields.
     """
 
     columns: Columns
@@ -159,7 +158,7 @@ def candidates(llm: LLM, space: Space) -> Candidates:
     """All legal plans of a space.
 
     Raises:
-        PlanError: nothing is left; the message counts the reasons.
+        PlanError: no plan is left; the message counts the reasons.
     """
     columns, layouts, pruned = _legal(llm, space)
     if not len(columns["tp"]):
@@ -168,7 +167,7 @@ def candidates(llm: LLM, space: Space) -> Candidates:
 
 
 def _legal(llm: LLM, space: Space) -> tuple[Columns, _Layouts, dict[str, int]]:
-    """Columns of :class:`Candidates`, its layouts, and what was ruled out."""
+    """Columns of :class:`Candidates`, its layouts, and the excluded plans."""
     listing = _Listing(llm, space)
     columns = listing.degrees()
     columns = listing.tensor(columns)
@@ -194,12 +193,12 @@ def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
     )
 
 
-#: So far from the GPUs asked for legal plans are looked for, at most.
+#: Largest distance from the requested GPUs in the search for legal numbers.
 _NEAR = 2048
 
 
 def _nearest(llm: LLM, space: Space) -> str:
-    """The numbers of GPUs closest to those asked for that some legal plan has."""
+    """The numbers of GPUs with a legal plan that are closest to the requested ones."""
     low, high = space.gpus[0], space.gpus[-1]
     less, more = min(low // 4, _NEAR), min(high // 4 + 8, _NEAR)
     around = range(max(1, low - less), high + more)
@@ -213,12 +212,12 @@ def _nearest(llm: LLM, space: Space) -> str:
 
 
 def label(reason: str) -> str:
-    """A reason without its numbers: "heads 96 not divisible by tp 7" and others in one."""
+    """A reason without numbers, to count "heads 96 not divisible by tp 7" with similar ones."""
     return re.sub(r"(?<!>) \d+\b", "", reason.partition(":")[0])
 
 
 class _Listing:
-    """Crosses one choice after another, and counts what each rule takes away."""
+    """Combines one choice after another, and counts the plans that each rule excludes."""
 
     def __init__(self, llm: LLM, space: Space) -> None:
         self.llm, self.space = llm, space
@@ -245,7 +244,7 @@ class _Listing:
         return crossed
 
     def degrees(self) -> Columns:
-        """All tp, pp, dp, cp (and ep) that multiply to one of the numbers of GPUs."""
+        """All tp, pp, dp, cp (and ep) with a product among the numbers of GPUs."""
         space, llm = self.space, self.llm
         counts = space.gpus
         if isinstance(counts, range):
@@ -295,7 +294,7 @@ class _Listing:
         return columns
 
     def _probe(self, columns: Columns, *, sequence_parallel: bool) -> Columns:
-        """Drop what ``problems`` says about tp and cp alone."""
+        """Drop combinations that ``problems`` refuses because of tp and cp."""
         for tp, cp in np.unique(np.stack([columns["tp"], columns["cp"]]), axis=1).T.tolist():
             probe = Plan(
                 tp=tp,
@@ -316,7 +315,7 @@ class _Listing:
         return columns
 
     def batches(self, columns: Columns) -> Columns:
-        """Micro batches, and whether they divide the global one."""
+        """Micro batches that divide the global batch."""
         sizes = self.space.micro_batches
         columns = self._cross(columns, "micro_batch", sizes)
         self.combinations //= len(sizes)
@@ -358,7 +357,7 @@ class _Listing:
         return columns
 
     def _layout(self, chunks: int, vpp: int) -> int:
-        """Index of the layers of this number of chunks; -1 = there is none."""
+        """Index of the layout for this number of chunks; -1 = there is none."""
         layers = self.llm.layers
         per_chunk = -(-layers // chunks)
         fewer = per_chunk * chunks - layers
@@ -386,7 +385,7 @@ class _Listing:
             columns = self._drop(columns, bad, "adapters are modelled with zero 0 and 1")
         columns = self._sharding(columns)
         copies = space.base.copies
-        # Legal, but one plan several times.
+        # Legal, but the same plan several times.
         single = columns["dp"] * columns["cp"] * copies == 1
         usual = 1 if 1 in space.zeros else space.zeros[0]
         bad = single & (columns["zero"] != usual)
@@ -405,11 +404,11 @@ class _Listing:
         return columns
 
     def _sharding(self, columns: Columns) -> Columns:
-        """How many ranks share the parameters with ZeRO 3."""
+        """Numbers of ranks that share the parameters with ZeRO 3."""
         columns = self._cross(columns, "shards", self.space.shards)
         c, ranks = columns, columns["dp"] * columns["cp"]
         hybrid = c["shards"] > 0
-        # One plan several times: these are no choice.
+        # Equal plans: these are not alternatives.
         same = hybrid & ((c["zero"] != 3) | (c["shards"] >= ranks))
         columns = {name: column[~same] for name, column in c.items()}
         c, ranks = columns, columns["dp"] * columns["cp"]

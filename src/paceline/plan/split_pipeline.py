@@ -1,7 +1,7 @@
-"""Pipelines with split backwards, of many plans at once: when each chunk ends its last W pass.
+"""Pipelines with split backwards of many plans at once: the end of each chunk's last W pass.
 
-As ``plan.pipeline`` does, this solves the rules of the graph compute by compute, without a graph. A
-test holds it equal to the one simulator on the programs of ``graph.split_replica``.
+Like ``plan.pipeline``, this solves the rules of the graph compute by compute, without a graph. A
+test checks that it equals the simulation of the programs of ``graph.split_replica``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Turns:
-    """Computes of all stages, stage by stage, and what each waits for.
+    """Computes of all stages, stage by stage, and their dependencies.
 
     Attributes:
         orders: [stage].
-        turn: [compute] an order in which all that one waits for comes first.
-        first: [compute] first of its block.
-        last: [compute] last of its block.
-        before: [compute] the one before it on its stage, -1 = none.
-        source: [compute] the one of another stage that sends its input, -1 = none.
-        posted: [compute] the one behind which it is received, -1 = at once.
-        ready: [compute] of forwards (chunk, stage) whose parameters it needs, else -1.
+        turn: [compute] an order in which dependencies come first.
+        first: [compute] first compute of its block.
+        last: [compute] last compute of its block.
+        before: [compute] the compute before it on its stage, -1 = none.
+        source: [compute] the compute of another stage that sends its input, -1 = none.
+        posted: [compute] the compute after which its receive is posted, -1 = at once.
+        ready: [compute] for forwards the (chunk, stage) of the needed parameters, otherwise -1.
         final: [chunk, stage] the last W pass.
     """
 
@@ -112,14 +112,14 @@ class SplitPipelines:
 
     Attributes:
         schedule: one of ``graph.zero_bubble.SPLIT_SCHEDULES``.
-        places: [chunk, stage] the model's chunk there.
+        places: [chunk, stage] index of the model's chunk.
         microbatches: [plan] of one replica in one step.
         forward_s: [plan, place] seconds of a microbatch.
         backward_s: [plan, place] seconds of both its gradients.
         weight_s: [plan, place] seconds of the gradient of the weights.
         exchange_s: [plan, place] seconds of forward and backward that exchange experts' tokens.
         p2p_s: [plan] seconds to hand a microbatch to another stage.
-        ready_s: [plan, chunk, stage] when the first forward may start.
+        ready_s: [plan, chunk, stage] earliest start of the first forward.
         overlap_factor: see :class:`paceline.model.plan.Plan`.
     """
 
@@ -183,9 +183,9 @@ def _walk(
     seconds: Any,
     ends: Any,
 ) -> None:
-    """Fill ``ends`` [plan, compute]; the others as in :class:`_Turns` and :class:`SplitPipelines`.
+    """Fill ``ends`` [plan, compute]; for other names see :class:`_Turns`, :class:`SplitPipelines`.
 
-    A block starts when what all its computes need is there.
+    A block starts when all inputs of all its computes are ready.
     """
     for plan in range(len(ends)):
         for compute in turn:

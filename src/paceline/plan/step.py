@@ -1,7 +1,7 @@
-"""The step time of a plan without its graph: the pipeline's recurrence, then the step's tail.
+"""The step time of a plan without a graph: the pipeline's recurrence, then the step's tail.
 
-Equal to the simulation of ``graph.from_plan`` (a test compares them); for fits and searches that
-need it thousands of times.
+It equals the simulation of ``graph.from_plan`` (a test compares them). Fits and searches need it
+thousands of times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def step_time_s(costs: PlanCosts, plan: Plan, *, fast: bool | None = None) -> fl
     Args:
         costs: the durations.
         plan: the plan.
-        fast: use the compiled recurrence; None = where this plan alone repays loading it.
+        fast: use the compiled recurrence; None = if this plan alone is worth loading it.
     """
     ready = np.cumsum(by_stage(plan, costs.all_gather_s), axis=0)
     if plan.splits_backward:
@@ -80,11 +80,11 @@ def _tail(costs: PlanCosts, plan: Plan, ends: Array) -> float:
 
 
 def in_queue(ends: Array, scatters: Array) -> tuple[Array, Array]:
-    """[chunk, ...] ends of the chunks and their reductions, in the order in which they end."""
+    """[chunk, ...] ends of the chunks and their reductions, sorted by end."""
     order = np.argsort(ends, axis=0, kind="stable")
     return np.take_along_axis(ends, order, axis=0), np.take_along_axis(scatters, order, axis=0)
 
 
 def meets_at_ends(plan: Plan) -> bool:
-    """Whether the first stage and the last one share out the gradients of a tied embedding."""
+    """Whether the first and the last stage sum the gradients of a tied embedding."""
     return plan.pp > 1 and not ends_meet(plan)

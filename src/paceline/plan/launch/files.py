@@ -1,4 +1,4 @@
-"""The frameworks that a plan can be launched with."""
+"""Launch files of all supported frameworks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Writer = Callable[[LLM, Plan, int, int | None], str]
 
-#: Framework -> name of the file, and what writes it (model, plan, GPUs of a node, steps).
+#: Framework -> name of its file, and the function for its text (model, plan, GPUs of a node,
+#: steps).
 FRAMEWORKS: MappingProxyType[str, tuple[str, Writer]] = MappingProxyType(
     {
         "megatron": ("megatron.sh", megatron_command),
@@ -33,10 +34,10 @@ FRAMEWORKS: MappingProxyType[str, tuple[str, Writer]] = MappingProxyType(
 )
 
 
-#: Groups that FSDP's users choose from: all ranks, a node or two of eight, four nodes.
+#: Usual sharding groups of FSDP: all ranks, one or two nodes of eight, four nodes.
 _HYBRID = (0, 8, 16, 32)
 
-#: Framework -> what a search for it need not try, because it cannot be expressed.
+#: Framework -> options of the search that exclude plans which it cannot express.
 SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "megatron": {},
@@ -52,10 +53,10 @@ SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 
 
 def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
-    """Place of the best plan that a framework can express, and its text.
+    """Rank of the best plan that a framework can express, and its text.
 
     Raises:
-        PlanError: it can express none of the plans that fit.
+        PlanError: it can express no plan that fits.
     """
     problem = ""
     node_gpus, steps = result.cluster.node.gpus, result.steps
@@ -75,11 +76,11 @@ def launch_text(
     """The launch command, or the configuration, of a framework for a plan.
 
     Args:
-        framework: of :data:`FRAMEWORKS`.
+        framework: one of :data:`FRAMEWORKS`.
         llm: the model.
         plan: the plan.
         node_gpus: GPUs of a node.
-        steps: to train; None = not known.
+        steps: number of steps to train; None = unknown.
 
     Raises:
         PlanError: the framework is unknown or cannot express the plan.

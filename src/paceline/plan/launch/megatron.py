@@ -1,7 +1,7 @@
 """Megatron-LM core_v0.19.0 and Megatron-Bridge v0.6.0 (NeMo's successor for language models).
 
-Flags: ``megatron/training/arguments.py`` and the dataclasses it makes arguments of
-(``TransformerConfig``, ``ModelParallelConfig``, ``TrainingConfig``); overrides:
+Flags come from ``megatron/training/arguments.py`` and the dataclasses behind its arguments
+(``TransformerConfig``, ``ModelParallelConfig``, ``TrainingConfig``), overrides from
 ``scripts/training/run_recipe.py`` and ``training/config.py`` of Megatron-Bridge.
 """
 
@@ -17,7 +17,7 @@ MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
 #: Precision -> Megatron-Bridge's recipe of that name (``training/mixed_precision.py``).
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
 
-#: Word in a command -> what is to stand there.
+#: Placeholder in a command -> the text to insert.
 _UNKNOWN = {
     "HOST:": "the name of the first node",
     "ROTARY_BASE": "rope_theta of the model's config.json (--model config.json fills it in)",
@@ -34,7 +34,7 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = N
         llm: the model.
         plan: the plan.
         node_gpus: GPUs of a node.
-        steps: to train; None = a word in capitals stands for them.
+        steps: number of steps to train; None = a placeholder in capitals.
 
     Raises:
         PlanError: Megatron-LM cannot express the plan.
@@ -49,23 +49,23 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = N
 
 
 def _environment(plan: Plan) -> str:
-    """Variables that ``validate_args`` asks for (d98e8a6, ``arguments.py`` 1454 to 1479).
+    """Variables that ``validate_args`` requires (d98e8a6, ``arguments.py`` 1454 to 1479).
 
-    Up to Hopper tensor and context parallelism need one connection; Megatron's FSDP must not.
+    Up to Hopper, tensor and context parallelism need one connection; Megatron's FSDP forbids it.
     """
     one = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2
     return f"{EXPANDABLE_SEGMENTS} {'CUDA_DEVICE_MAX_CONNECTIONS=1 ' if one else ''}"
 
 
 def torchrun(plan: Plan, node_gpus: int) -> str:
-    """``torchrun`` with the plan's ranks; several nodes meet at HOST, the first of them."""
+    """``torchrun`` with the plan's ranks; HOST stands for the first of several nodes."""
     nodes, ranks = -(-plan.gpus // node_gpus), min(node_gpus, plan.gpus)
     meet = "" if nodes == 1 else " --rdzv-backend c10d --rdzv-endpoint HOST:29500"
     return f"torchrun --nnodes {nodes} --nproc-per-node {ranks}{meet}"
 
 
 def plan_flags(llm: LLM, plan: Plan) -> Flags:
-    """Flags that say what the plan says."""
+    """Flags that express the plan."""
     _check(plan, MEGATRON)
     if llm.pattern:
         raise PlanError(f"{MEGATRON} has no hybrid models in pretrain_gpt.py", fields=("pattern",))
@@ -143,7 +143,7 @@ def _recomputation(llm: LLM, plan: Plan) -> Flags:
 
 
 def _modules(llm: LLM, plan: Plan, separator: str = " ") -> str:
-    """Modules that selective recomputation of :class:`Plan` repeats, in Megatron-Core's words."""
+    """Modules that selective recomputation of :class:`Plan` repeats, by Megatron-Core's names."""
     if plan.recompute_modules:
         return separator.join(plan.recompute_modules)
     if not plan.flash:
@@ -188,7 +188,7 @@ def _model_flags(llm: LLM) -> Flags:
     ]
     positions = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
     flags.append(("position-embedding-type", positions[llm.positions]))
-    if llm.positions == "rotary":  # Megatron-LM's default, 10,000, may be another model
+    if llm.positions == "rotary":  # Megatron-LM's default, 10,000, may be wrong for the model
         flags.append(("rotary-base", str(llm.rotary_base or "ROTARY_BASE")))
     if llm.kv_heads != llm.heads and llm.latent is None:
         flags += [("group-query-attention", ""), ("num-query-groups", str(llm.kv_heads))]
@@ -225,7 +225,7 @@ def _attention_flags(llm: LLM) -> Flags:
 
 
 def _mixture_flags(llm: LLM) -> Flags:
-    """Which layers are mixtures, their shared experts, and multi-token prediction."""
+    """Flags for mixtures: their layers, shared experts, and multi-token prediction."""
     flags: Flags = []
     if llm.moe is not None and llm.moe.shared_ffn:
         flags.append(("moe-shared-expert-intermediate-size", str(llm.moe.shared_ffn)))
@@ -242,7 +242,7 @@ def bridge_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = Non
         llm: the model.
         plan: the plan.
         node_gpus: GPUs of a node.
-        steps: to train; None = as the recipe says.
+        steps: number of steps to train; None = the recipe's number.
 
     Raises:
         PlanError: Megatron-Bridge cannot express the plan.

@@ -39,7 +39,7 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
         llm: the model.
         plan: the plan.
         node_gpus: GPUs of a node.
-        steps: to train; None = torchtitan's default.
+        steps: number of steps to train; None = torchtitan's default.
 
     Raises:
         PlanError: torchtitan cannot express the plan.
@@ -59,7 +59,7 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 
 def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
-    """Table -> its keys."""
+    """TOML table -> its keys."""
     _refuse(
         TORCHTITAN,
         "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
@@ -111,7 +111,7 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
 
 
 def _parts(llm: LLM, plan: Plan) -> list[list[str]]:
-    """Modules of every chunk in model order, as ``module_fqns_per_model_part`` wants them."""
+    """Modules of every chunk in model order, in the form of ``module_fqns_per_model_part``."""
     parts = [[f"layers.{i}" for i in layers] for layers in plan.chunk_layers(llm)]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
@@ -119,21 +119,21 @@ def _parts(llm: LLM, plan: Plan) -> list[list[str]]:
 
 
 def _toml(value: object) -> str:
-    return json.dumps(value)  # of strings, numbers, booleans and lists the same
+    return json.dumps(value)  # equal for strings, numbers, booleans and lists
 
 
 def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
-    """The file of ``--deepspeed_config``; activation checkpointing is the model's own business.
+    """The file of ``--deepspeed_config``. The model itself does activation checkpointing.
 
     Raises:
         PlanError: a DeepSpeed configuration cannot express the plan.
     """
-    del llm, node_gpus, steps  # the script's
+    del llm, node_gpus, steps  # set by the script
     return json.dumps(deepspeed_keys(plan), indent=2)
 
 
 def deepspeed_keys(plan: Plan) -> Table:
-    """Its keys."""
+    """The keys of the configuration."""
     _refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
     _refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
     _refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
@@ -157,7 +157,7 @@ def deepspeed_keys(plan: Plan) -> Table:
 
 
 def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
-    """The file of ``accelerate launch --config_file``; batch sizes are the script's.
+    """The file of ``accelerate launch --config_file``. The script sets batch sizes.
 
     Raises:
         PlanError: Accelerate's configuration cannot express the plan.
@@ -180,7 +180,7 @@ def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 
 def accelerate_keys(plan: Plan) -> Table:
-    """Its keys, but for the numbers of machines and processes."""
+    """The keys of the configuration, without the numbers of machines and processes."""
     _refuse(ACCELERATE, "pp > 1", plan.pp > 1)
     _refuse(ACCELERATE, "ep > 1", plan.ep > 1)
     _refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
@@ -212,7 +212,7 @@ def accelerate_keys(plan: Plan) -> Table:
 
 
 def _shard_size(plan: Plan) -> int:
-    """Replicas that share the parameters; the context-parallel ranks do besides."""
+    """Number of replicas that share the parameters, without context-parallel ranks."""
     return (plan.shards // plan.cp or plan.dp) if plan.zero >= 2 else 1
 
 
