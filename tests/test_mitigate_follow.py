@@ -97,7 +97,7 @@ def test_short_steps_do_not_show_that_a_mitigated_machine_is_healthy(follower, n
     assert follower.planner.state.phase == "mitigated"
     follower.take(event("relief", 13, step=90))
     assert active(follower) == {"compute 2,1"}
-    assert "event relief" in notes[0]
+    assert "relief event" in notes[0]
     follower.take({"step": 91, "event": "relief", "kind": "compute", "worker": [2, 1]})
     assert active(follower) == set()
 

@@ -216,7 +216,7 @@ def test_a_scenario_is_read(tmp_path):
         ("factor: 1.4", "factor: 0.5", "number 1: a fail-slow's factor must be above 1"),
         ("[2, 1], factor", "[2], factor", "number 1: a fail-slow has"),
         ("[2, 1], factor", "[7, 1], factor", "no worker dp 7"),
-        ("other: [3, 1], ", "", "number 2: a slow link has two ends"),
+        ("other: [3, 1], ", "", "number 2: only a slow link, and every slow link, has two ends"),
         ("kind: compute", "kynd: compute", "unknown field 'kynd'"),
         ("fail_slows:", "fail_slows: 3\nnothing:", "nothing"),
         ("s4: null", "s5: 3", "unknown field"),

@@ -1,4 +1,4 @@
-"""Many traces at once: analyses of them all become one dataset, and the dataset becomes figures.
+"""Analyses of many traces: they become one dataset, and the dataset becomes figures.
 
 ``paceline.fleet("traces/", out="study/")`` is :func:`paceline.fleet.run.fleet`: the package is
 named after its one function, so it can be called.

@@ -32,8 +32,8 @@ class Analysis:
 
     Attributes:
         row: columns of ``jobs`` from the trace itself.
-        steps: columns of ``steps`` except the job's, value by value.
-        rule, error: why there is no analysis; "" if there is one.
+        steps: columns of ``steps`` without the job's columns.
+        rule, error: rule and reason if there is no analysis; "" if there is one.
     """
 
     row: Row
@@ -49,14 +49,14 @@ def analyse(
     options: AnalysisOptions,
     memory_bytes: int | None = None,
 ) -> Analysis:
-    """Read, simulate, diagnose; the answer names any error of the trace.
+    """Read, simulate and diagnose a trace; the outcome has any error of the trace.
 
     Args:
         trace: its file or folder.
         meta: its job file, if there is one.
         hosts: the file with the hosts of its ranks, if there is one.
         options: options of the analysis.
-        memory_bytes: memory that it may take; None: any amount.
+        memory_bytes: limit of memory; None: no limit.
     """
     rule = "degrees"
     row: Row = {}
@@ -98,12 +98,12 @@ def _failure(row: Row, rule: str, error: Exception) -> Analysis:
 
 
 def _rule_of(error: TraceError, rule: str) -> str:
-    """The rule for an error: degrees that a trace holds itself may be the wrong ones."""
+    """The rule for an error; degrees inside a trace may be wrong."""
     return "degrees" if rule == "corrupt" and "_size" in str(error) else rule
 
 
 def _check_memory(trace: Path, memory_bytes: int | None) -> None:
-    """Refuse a trace that cannot fit before it is read; a parquet file has its number of rows."""
+    """Refuse a trace that cannot fit into memory, by the row count of its parquet file."""
     from paceline.sources import parquet
 
     if memory_bytes is None or not parquet.matches(trace) or not parquet.is_whole(trace):
@@ -114,7 +114,7 @@ def _check_memory(trace: Path, memory_bytes: int | None) -> None:
     try:
         n_rows = int(pq.read_metadata(trace).num_rows)
     except (pa.ArrowException, OSError):
-        return  # its reader says what is wrong
+        return  # the reader reports the error
     need = BASE_BYTES + BYTES_PER_OPERATION * n_rows
     if need > memory_bytes:
         raise FleetError(
@@ -133,7 +133,7 @@ def _measured(trace: Path, job: Any, options: AnalysisOptions) -> tuple[Measured
 
 
 def _report(measured: Measured, places: Places) -> tuple[JobReport, float]:
-    """The report as `paceline analyze` makes it, and the correlation of the paper's Figure 11."""
+    """The report of `paceline analyze`, and the correlation of the paper's Figure 11."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.remedies import REMEDIES, Case, advise
     from paceline.results.document import JobReport

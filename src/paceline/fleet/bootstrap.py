@@ -1,7 +1,7 @@
-"""Intervals of a fleet's numbers: their range if other jobs of the same kind had run.
+"""Intervals of a fleet's numbers: the range for other jobs of the same kind.
 
-A bootstrap resamples the jobs. If its distribution has a closed form, draws from that replace a
-thousand resamples of a million jobs: the same numbers, in milliseconds.
+A bootstrap resamples the jobs. If its distribution has a closed form, draws from that form replace
+a thousand resamples of a million jobs. They give the same numbers in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Fewer jobs do not show how others would be.
+#: With fewer jobs there is no interval.
 LEAST = 20
 LEVEL = 0.95
 _DRAWS = 4000
@@ -43,8 +43,8 @@ class Estimate(NamedTuple):
 def share(hits: int, n: int) -> Estimate:
     """Share of jobs. A resample has a binomial number of hits.
 
-    If all are alike, so are the resamples, and they show nothing. Then the open side takes the
-    exact bound (Clopper and Pearson 1934).
+    If all jobs are alike, so are all resamples. Then the open side takes the exact bound (Clopper
+    and Pearson 1934).
     """
     if not n:
         return Estimate(None, None, None, 0)
@@ -103,7 +103,7 @@ def _resampled(values: Array, weights: Array) -> Iterator[Array]:
 
 
 def _rng() -> np.random.Generator:
-    """The same draws each time: a study's report changes only if its jobs do."""
+    """A fixed seed: a study's report changes only if its jobs do."""
     return np.random.default_rng(0)
 
 

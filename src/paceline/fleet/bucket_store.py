@@ -52,7 +52,7 @@ class BucketStore:
             raise OutputError(f"{self._address}/{name} cannot be written: {_line(error)}") from None
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """One PUT that must create the object, where the bucket knows such."""
+        """One PUT that must create the object, if the bucket supports that."""
         if self.exists(name):
             return False
         try:
@@ -99,7 +99,7 @@ class BucketStore:
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        """A copy, for as long as the context lasts; its name is that of the object."""
+        """A temporary copy for the duration of the context, with the object's name."""
         with tempfile.TemporaryDirectory(prefix="paceline-fleet-") as folder:
             path = Path(folder) / name.rpartition("/")[2]
             remote = self._path(name)
@@ -119,7 +119,7 @@ class BucketStore:
 
 @contextmanager
 def _errors_of_buckets() -> Iterator[None]:
-    """Each kind of bucket has exceptions of its own: OSError for all of them."""
+    """Convert the exceptions of all kinds of buckets to OSError."""
     try:
         yield
     except OSError:

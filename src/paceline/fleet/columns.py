@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-#: Version of the two tables. Later ones add columns; none changes what a column means.
+#: Version of the two tables. Later versions add columns and change no meaning.
 SCHEMA = 1
 
 ANALYSED, DISCARDED, FAILED = "analysed", "discarded", "failed"
@@ -23,7 +23,7 @@ class Column:
         type: one of :func:`arrow_types`.
         about: its meaning.
         unit: unit of its numbers; "" if they have none.
-        varies: whether it describes the run of the analysis, which differs from run to run.
+        varies: whether it describes the run of the analysis, and so differs between runs.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Rule:
-    """Why a job is not among those that the figures show.
+    """A reason why a job does not count in the figures.
 
     Attributes:
         name: its name in the column ``rule``.
-        status: ``discarded`` by an option, or ``failed`` to be analysed.
+        status: ``discarded`` (by an option) or ``failed`` (not analysed).
         about: its meaning.
     """
 
@@ -48,7 +48,7 @@ class Rule:
     about: str
 
 
-#: Rules in the order of the checks: that of the what-if paper (3.1, section 7).
+#: Rules in the order of the checks, the order of the what-if paper (3.1, section 7).
 RULES = (
     Rule("copy", DISCARDED, "the same trace and job stand in an earlier row"),
     Rule("gpus", DISCARDED, "fewer GPUs than --min-gpus"),
@@ -71,7 +71,7 @@ JOBS = (
     Column("path", "text", "the trace, as it was given; unique in the table"),
     Column("name", "text", "the job, by manifest, job file or file name"),
     Column("status", "text", "analysed, discarded (by a rule) or failed (no analysis)"),
-    Column("rule", "text", "why it is not counted: a name of RULES; null where it is"),
+    Column("rule", "text", "rule that excludes it, a name of RULES; null if it counts"),
     Column("error", "text", "the rule's reason in one line"),
     Column("team", "text", "by the manifest"),
     Column("started", "time", "by the manifest"),
@@ -97,13 +97,13 @@ JOBS = (
     Column("slowdown_low", "number", "lower end of its 90% interval over the steps"),
     Column("slowdown_high", "number", "upper end"),
     Column("slowdown_paper", "number", "S by the paper's reference for every kind"),
-    Column("slowdown_lasting", "number", "S of the typical step, where passes come in parts"),
+    Column("slowdown_lasting", "number", "S of the typical step, if passes come in parts"),
     Column("waste", "number", "1 - 1/S"),
     Column("discrepancy", "number", "difference of T from the traced mean step, share of it"),
     Column("replay_error", "number", "the discrepancy with launch delays replayed"),
     Column("launch_slowdown", "number", "traced mean step / T"),
     Column("launch_step_start", "number", "T with only the delays before steps / T"),
-    Column("step_modes_ratio", "number", "of two lengths of steps, where there are two"),
+    Column("step_modes_ratio", "number", "ratio of the two lengths of steps, if there are two"),
     Column("clock_std_s", "number", "standard deviation of clock offsets", "s"),
     Column("clocks_corrected", "flag", "whether they were corrected"),
     Column("m_w", "number", f"M_W, of the slowest 3% of workers: {_SHARE}"),
@@ -124,10 +124,10 @@ JOBS = (
     Column("compute_s", "number", "of the waterfall: pure compute of a worker", "s"),
     Column("headline", "text", "the result in a line"),
     Column("warnings", "texts", "codes of warnings"),
-    Column("seconds", "number", "that the analysis took", "s", varies=True),
-    Column("peak_memory", "whole", "of the process that did it", "bytes", varies=True),
-    Column("attempts", "whole", "analyses begun, with those that were killed", varies=True),
-    Column("place", "text", "host and process that did it", varies=True),
+    Column("seconds", "number", "time of the analysis", "s", varies=True),
+    Column("peak_memory", "whole", "peak memory of the analysis", "bytes", varies=True),
+    Column("attempts", "whole", "started analyses, including killed ones", varies=True),
+    Column("place", "text", "host and process of the analysis", varies=True),
 )
 
 STEPS = (
@@ -172,7 +172,7 @@ def arrow_types() -> dict[str, Any]:
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> Any:
-    """The ``pyarrow.Schema`` of a table; units and meanings stand in the fields' metadata."""
+    """The ``pyarrow.Schema`` of a table; the fields' metadata has units and meanings."""
     import pyarrow as pa
 
     types = arrow_types()

@@ -26,7 +26,7 @@ JOBS_FOLDER, STEPS_FOLDER = "jobs", "steps"
 #: Number of jobs in one parquet file; their steps are in another.
 _JOBS_PER_FILE = 5_000
 
-#: Number of requests that wait at the same time, if results are in a bucket.
+#: Number of concurrent requests for results in a bucket.
 _CONNECTIONS = 32
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ Pair = tuple[TraceEntry, Outcome | None]
 
 
 def dataset_digest(pairs: Iterable[Pair], rules: RuleOptions) -> str:
-    """Digest of the tables' sources: equal digests, equal tables."""
+    """Digest of the tables' sources; equal digests mean equal tables."""
     digest = hashlib.sha256(json.dumps([SCHEMA, asdict(rules)]).encode())
     for entry, outcome in pairs:
         values = asdict(entry) | {"stamp": "", "outcome": outcome and asdict(outcome)}
@@ -95,7 +95,7 @@ def _tables(
     rules: RuleOptions,
     first_of_key: dict[str, str],
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Columns of both tables; ``first_of_key`` remembers the rows that were there before."""
+    """Columns of both tables; ``first_of_key`` has the first row of each key."""
     jobs: dict[str, list[Any]] = {column.name: [] for column in JOBS}
     steps: dict[str, list[Any]] = {column.name: [] for column in STEPS}
     for (entry, outcome), document in rows:
@@ -117,7 +117,7 @@ def job_row(
     rules: RuleOptions,
     first_of_key: dict[str, str],
 ) -> Row:
-    """The row of a trace, by its manifest, its result and the rules."""
+    """The row of a trace, from its manifest, its result and the rules."""
     row: Row = {**document["row"], **document["run"]} if document else {}
     row |= _manifest_columns(entry, row)
     if document is not None and not document["error"]:
@@ -139,14 +139,14 @@ def job_row(
 
 
 def _copy(entry: TraceEntry, key: str, first_of_key: dict[str, str]) -> tuple[str, str] | None:
-    """The rule for a trace that is there twice."""
+    """The rule for a trace that occurs twice."""
     first = first_of_key.setdefault(key, entry.path)
     return None if first == entry.path else ("copy", f"the same trace and job as {first}")
 
 
 def _manifest_columns(entry: TraceEntry, row: Row) -> Row:
-    """Columns that the manifest says, or that a job is given by its file."""
-    path = entry.path.encode("utf-8", "backslashreplace").decode()  # a name may be no text
+    """Columns from the manifest, or from a job's file."""
+    path = entry.path.encode("utf-8", "backslashreplace").decode()  # a name may have another type
     stem = path.rstrip("/").rpartition("/")[2].partition(".")[0]
     gpus = row.get("gpus") if entry.gpus is None else entry.gpus
     hours, source = entry.gpu_hours, "given"
@@ -191,5 +191,5 @@ def _parquet(columns: Mapping[str, list[Any]], schema: tuple[Column, ...]) -> by
 
 
 def _plain_type(type_: Any) -> Any:
-    """The type of the values of a dictionary column; others as they are."""
+    """The type of the values of a dictionary column; other types unchanged."""
     return getattr(type_, "value_type", type_) if str(type_).startswith("dictionary") else type_

@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 #: From this slowdown on a job counts as straggling (what-if paper, section 4.2).
 STRAGGLING = 1.1
-#: From this correlation on sequence lengths are to blame (what-if paper, 5.3).
+#: From this correlation on, sequence lengths are the cause (what-if paper, 5.3).
 SEQUENCES = 0.9
-#: From this share of the loss on, workers or the last stage are to blame (Figures 6 and 7).
+#: From this share of the loss on, workers or the last stage are the cause (Figures 6 and 7).
 HALF = 0.5
-#: Jobs slower than this are examined one by one (4.1).
+#: Slowdown of jobs that are listed singly (4.1).
 SEVERE = 3.0
 
 #: Figure 5's kinds of operation: result.json counts send and recv of one direction together.
@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 COMPUTE_KINDS = ("forward-compute", "backward-compute")
 
 
-#: Figures of ByteDance's jobs for the tables beside the charts: part of the summary -> words.
+#: Part of the summary -> text on ByteDance's jobs, for the tables beside the charts.
 PAPER_TABLES: Mapping[str, str] = MappingProxyType(
     {
         "coverage": "3,079 jobs of at least 128 GPUs; 31.7% have 256 or more, 18.3% 512 or more, "
@@ -50,7 +50,7 @@ class Definition:
     Attributes:
         name: its name in requests.
         title: a question or a noun.
-        text: its content, its jobs, and its place in the paper.
+        text: its content, its jobs, and its figure in the paper.
         x_label: label of its axis; "" for tables.
         percent: values are shares.
         paper: values of ByteDance's jobs, from the paper and its review.

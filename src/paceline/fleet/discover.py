@@ -1,6 +1,6 @@
-"""The traces in a folder or bucket: every file that ``paceline.load`` reads, with its neighbours.
+"""The traces in a folder or bucket: all files that ``paceline.load`` reads, with companions.
 
-A parquet file is one trace, and so is a recording's folder. Files of another tool are one trace if
+A parquet file is one trace, and so is a recording's folder. Files of other tools form one trace if
 they lie in one folder below the top (a file per rank or host). Otherwise each file is one trace.
 ``meta-X.yaml`` and ``hosts-X.csv`` belong to ``trace-X``.
 """
@@ -17,7 +17,7 @@ from paceline.fleet.trace_entry import TraceEntry
 PARQUET = (".parquet", ".pq")
 OF_OTHER_TOOLS = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log")
 
-#: A file that makes a folder a study; its traces are not searched.
+#: The file that marks a folder as a study, which is not searched.
 STUDY_FILE = "study.json"
 
 
@@ -50,7 +50,7 @@ def find_traces(address: str) -> tuple[list[TraceEntry], int]:
     return entries, len(unused)
 
 
-#: Beginning and end of the name of a file beside a trace.
+#: Beginning and end of a companion's name.
 _COMPANIONS = (("meta-", ".yaml"), ("hosts-", ".csv"))
 
 
@@ -62,7 +62,7 @@ def _entry(base: str, trace: FileInfo, infos: Mapping[str, FileInfo]) -> TraceEn
 
 
 def _beside(name: str, infos: Mapping[str, FileInfo], begin: str, end: str) -> str:
-    """The companion of a trace; "" where there is none."""
+    """The companion of a trace; "" if there is none."""
     folder, slash, file = name.rpartition("/")
     stem = file.partition(".")[0]
     if not stem.startswith("trace-"):
@@ -85,7 +85,7 @@ def _without_studies(files: Iterable[FileInfo]) -> list[FileInfo]:
 def _traces_of(store: Store, files: list[FileInfo]) -> list[FileInfo]:
     traces = [info for info in files if info.name.endswith(PARQUET)]
     others = [info for info in files if info.name.endswith(OF_OTHER_TOOLS)]
-    if not isinstance(store, FolderStore):  # whose content nobody reads before its analysis
+    if not isinstance(store, FolderStore):  # its content is read only for its analysis
         return traces + others
     folders = _recordings(store, files)
     inside = tuple(f"{info.name}/" for info in folders)
@@ -101,7 +101,7 @@ def _recordings(store: FolderStore, files: list[FileInfo]) -> list[FileInfo]:
 
 
 def _of_other_tools(store: FolderStore, files: list[FileInfo]) -> list[FileInfo]:
-    """Files of ranks or hosts that lie in one folder are one trace; those at the top are not."""
+    """Files of ranks or hosts in one folder form one trace, except at the top."""
     from paceline.sources.importers import find_files
 
     by_folder = defaultdict(list)

@@ -1,6 +1,6 @@
 """Tasks on a Ray cluster: batches of small traces, each in a watched process of its node.
 
-Ray places the batches by their memory, and repeats those whose node or process died.
+Ray places the batches by their memory, and repeats a batch if its node or process died.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.fleet.ray_cluster import PER_CPU, RETRIES, DiedError, RayCluster
 from paceline.fleet.supervisor import Supervisor
 from paceline.fleet.task import Outcome, Settings, Task
 
-#: A batch ends with the task that makes it this large; larger traces are batches of their own.
+#: Size that closes a batch; larger traces form their own batches.
 _BATCH_BYTES = 4 << 20
 _BATCH_TASKS = 16
 
-#: One in each process of Ray: its own child does the analyses.
+#: One supervisor in each process of Ray; its child process does the analyses.
 _supervisors: dict[str, Supervisor] = {}
 
 
@@ -27,7 +27,7 @@ def do_batch(settings_json: str, tasks: list[Task]) -> list[Outcome]:
     """The function that runs in a process of Ray.
 
     Raises:
-        RuntimeError: the node has another version of Paceline, or the study cannot be written.
+        RuntimeError: the node has a different version of Paceline, or the study cannot be written.
     """
     settings = Settings.from_json(settings_json)
     here = analysis_version()
@@ -53,13 +53,13 @@ class RayEngine:
     def __init__(
         self, settings: Settings, cluster: RayCluster, memory_bytes: int | None, n_tasks: int
     ) -> None:
-        """Get ready.
+        """Prepare the engine.
 
         Args:
             settings: settings of the study.
             cluster: the cluster that runs it.
             memory_bytes: memory for one trace; None: all of the largest node.
-            n_tasks: number of tasks to come: few tasks make small batches.
+            n_tasks: number of expected tasks; few tasks get small batches.
         """
         self._cluster = cluster
         node_bytes = cluster.node_bytes
@@ -74,7 +74,7 @@ class RayEngine:
         return len(self._under_way) < PER_CPU * self._cluster.cpus
 
     def submit(self, task: Task) -> None:
-        """Put a task into the batch, which begins once it is large enough."""
+        """Add a task to the batch, which starts once it is large enough."""
         self._batch.append(task)
         size = sum(waiting.size for waiting in self._batch)
         fair = self._n_tasks // (2 * PER_CPU * self._cluster.cpus)
@@ -82,7 +82,7 @@ class RayEngine:
             self._begin()
 
     def next_finished(self) -> list[Outcome]:
-        """The outcomes of the next batch; none if it must go on task by task."""
+        """The outcomes of the next batch; none if its tasks are repeated singly."""
         self._begin()
         return self._outcomes(self._cluster.next_done(self._under_way))
 

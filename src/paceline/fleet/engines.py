@@ -1,4 +1,4 @@
-"""Engines that run the tasks of a study: this machine here, a Ray cluster in ``engine_ray``."""
+"""Engines that run the tasks of a study on this machine; ``engine_ray`` uses a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.fleet.perform import Performer
 from paceline.fleet.supervisor import Supervisor
 from paceline.fleet.task import Outcome, Settings, Task
 
-#: Share of the free memory that analyses take if no limit is given.
+#: Share of the free memory for analyses if no limit is given.
 _MEMORY_SHARE = 0.8
 
 
 class Engine(Protocol):
-    """Does tasks somewhere; the driver submits while there is room, and takes the finished ones."""
+    """An engine: the driver submits tasks while there is room, and takes finished ones."""
 
     name: str
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
 
 class InProcessEngine:
-    """Does tasks in this process, without limits of time: for buckets that only this one sees."""
+    """Does tasks in this process, without time limits, for buckets that only this process sees."""
 
     name = "here"
 
@@ -64,7 +64,7 @@ class InProcessEngine:
 
 
 class LocalEngine:
-    """Does tasks in processes of this machine, as many as fit into its memory together."""
+    """Does tasks in processes of this machine, as many at once as its memory allows."""
 
     name = "local"
 
@@ -89,7 +89,7 @@ class LocalEngine:
         )
 
     def submit(self, task: Task) -> None:
-        """Hand it to an idle process."""
+        """Give the task to an idle process."""
         future = self._pool.submit(self._run, task)
         self._under_way[future] = task.memory_bytes
         future.add_done_callback(self._finished.put)

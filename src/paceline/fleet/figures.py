@@ -1,6 +1,6 @@
 """A study's figures: the numbers and curves of ``definitions`` from its two tables.
 
-All of it is arrays: a million jobs take seconds. What-if paper, 3.1, 4, 5.1 to 5.3, 6 and 7.
+All work is on arrays, so a million jobs take seconds. What-if paper, 3.1, 4, 5.1 to 5.3, 6, 7.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Numbers = Mapping[str, Any]
 
-#: Row of a job that does not count.
+#: Row index for a job that does not count.
 LEFT_OUT = -1
 
-#: Sizes for which the paper gives the number of jobs (3.1).
+#: Sizes with numbers of jobs in the paper (3.1).
 SIZES = (128, 256, 512, 5000)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A distribution: ``values`` in ascending order, and the row of each one's job."""
+    """A distribution: ``values`` in ascending order, and the rows of their jobs."""
 
     values: Array
     row: npt.NDArray[Any]
@@ -73,14 +73,14 @@ class Jobs:
 
     Attributes:
         table: their rows.
-        known: [job] whether a job has a slowdown; others are in no share and no mean of waste.
+        known: [job] whether a job has a slowdown; others are left out of shares and means of waste.
     """
 
     def __init__(self, table: pa.Table) -> None:
         import pyarrow.compute as pc
 
         left_out = table.filter(pc.equal(table["rule"], "discrepancy"))["discrepancy"]
-        #: Discrepancies of jobs that are left out for them.
+        #: Discrepancies of jobs that are left out for this reason.
         self.too_far: Array = left_out.drop_null().to_numpy()
         counted = pc.equal(table["status"], ANALYSED)
         if not pc.all(counted).as_py():
@@ -185,7 +185,7 @@ def _waste(jobs: Jobs) -> Figure:
 
 
 def _steps(jobs: Jobs, steps: pa.Table) -> Figure:
-    """Step slowdowns over their job's; the interval would need the jobs, so there is none."""
+    """Slowdowns of steps over their job's, without an interval, which would need the jobs."""
     import pyarrow.compute as pc
 
     keys = steps["key"].combine_chunks()
@@ -282,7 +282,7 @@ def _m_s(jobs: Jobs) -> Figure:
 
 
 def _last_stage(jobs: Jobs, name: str, mask: Mask) -> Figure:
-    """M_S; 0 with one stage. Jobs without a loss to explain have none."""
+    """M_S; 0 with one stage, none for jobs without a loss."""
     single = jobs.numbers("pp") == 1
     values = np.where(single, 0.0, jobs.numbers("m_s"))
     known = mask & np.isfinite(values)

@@ -32,11 +32,11 @@ class FolderStore:
         return (self.folder / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write beside the place, then rename."""
+        """Write a temporary file beside the target, then rename it."""
         self._put(name, data, replace=True)
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """Write beside the place, then link; the link fails if something has the name."""
+        """Write a temporary file, then link it; the link fails if the name exists."""
         return self._put(name, data, replace=False)
 
     def _put(self, name: str, data: bytes, *, replace: bool) -> bool:
@@ -101,15 +101,15 @@ class FolderStore:
 
 
 def _leads_up(link: Path) -> bool:
-    """Whether a link to a folder leads to one of its own parents."""
+    """Whether a link to a folder points to one of its own parents."""
     return link.parent.resolve().is_relative_to(link.resolve())
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Give a file its name, unless another has it; False where the file system has no links.
+    """Give a file its name, unless the name exists; False if the file system has no links.
 
     Raises:
-        FileExistsError: another has it.
+        FileExistsError: the name exists.
     """
     try:
         os.link(path, target)

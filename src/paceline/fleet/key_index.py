@@ -1,7 +1,7 @@
-"""Keys of contents of traces, so that a continued study reads no trace again.
+"""Stored keys of traces' contents, so that a continued study reads no trace again.
 
 ``keys/*.jsonl`` has a line per trace: its stamp key, which needs no reading, and its result key.
-The files are only a memory: without them each trace is read and hashed once more.
+The files are a cache: without them each trace is read and hashed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeyIndex:
         return self._keys.get(stamp, "")
 
     def add(self, stamp: str, key: str) -> None:
-        """Remember a key."""
+        """Add a key."""
         self._new[stamp] = self._keys[stamp] = key
         if time.monotonic() - self._written > _EVERY_S:
             self.save()

@@ -37,7 +37,7 @@ class AnalysisOptions:
 
 
 def analysis_version() -> str:
-    """A digest of the code that analyses: another version never takes a result of this one."""
+    """A digest of the analysis code, so that no other version uses this version's results."""
     return _version(Path(__file__).parents[1])
 
 

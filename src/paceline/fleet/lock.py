@@ -1,4 +1,4 @@
-"""One study at a time writes into a folder or bucket."""
+"""A lock, so that only one study at a time writes into a folder or bucket."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.fleet.store import BucketStore, FolderStore
 
 NAME = ".lock"
 
-#: In a bucket the lock is an object. Its owner writes it again after this time ...
+#: In a bucket the lock is an object, which its owner rewrites after this time.
 _BEAT_S = 20.0
-#: ... and it is void when it is older than this.
+#: An older lock object is void.
 _STALE_S = 120.0
 
 
@@ -39,7 +39,7 @@ def locked(store: FolderStore | BucketStore) -> Iterator[None]:
 
 @contextmanager
 def _folder_lock(store: FolderStore) -> Iterator[None]:
-    """The kernel's lock on a file: it ends with the process, however that ends."""
+    """The kernel's lock on a file, which ends with the process in any case."""
     make_folder(store.folder)
     path = store.folder / NAME
     try:
@@ -67,7 +67,7 @@ def _bucket_lock(store: BucketStore) -> Iterator[None]:
         if store.write_new(NAME, text.encode()):
             break
         _remove_stale(store)
-    if _token(_read(store)) != token:  # a bucket that cannot create alone had two writers
+    if _token(_read(store)) != token:  # two writers, for the bucket cannot create exclusively
         raise FleetError(_refusal(store.address, _read(store)))
     done = threading.Event()
     beat = threading.Thread(target=_keep, args=(store, token, done), daemon=True)
@@ -103,7 +103,7 @@ def _read(store: BucketStore) -> str:
 
 
 def _owner(token: str) -> tuple[str, str]:
-    """(the lock's content, its token)."""
+    """(content of the lock, its token)."""
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time(), "token": token}
     return json.dumps(owner), token
 

@@ -16,13 +16,13 @@ from paceline.errors import FleetError
 from paceline.fleet.store import FileInfo, is_remote, open_store, split_address
 from paceline.fleet.trace_entry import TraceEntry
 
-#: Columns with a meaning; every other one is a label.
+#: Known columns; all others are labels.
 COLUMNS = (
     *("path", "job", "meta", "hosts", "gpus", "restarts", "gpu_hours", "max_seq_len"),
     *("team", "started"),
 )
 
-#: Requests for sizes and stamps of objects that wait at the same time.
+#: Number of concurrent requests for sizes and stamps of objects.
 _CONNECTIONS = 32
 
 Row = Mapping[str, Any]
@@ -31,11 +31,11 @@ Row = Mapping[str, Any]
 def read_manifest(path: Path) -> list[TraceEntry]:
     """The traces of a manifest, in the order of their paths.
 
-    Paths in it that are relative begin in its own folder.
+    Relative paths start in the manifest's folder.
 
     Raises:
-        FleetError: the table cannot be read, or lacks the column ``path``. Or it has a path twice
-            or none, a value of the wrong type, or a file that does not exist.
+        FleetError: the table cannot be read or lacks the column ``path``; a path is missing or
+            occurs twice; a value has the wrong type; or a file does not exist.
     """
     entries: dict[str, TraceEntry] = {}
     lines: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _with_sizes(entries: list[TraceEntry], manifest: Path) -> list[TraceEntry]:
             return file
         except FileNotFoundError:
             return None
-        except OSError:  # its row will say why it cannot be read
+        except OSError:  # its row has the reason
             return FileInfo(name, 0, "")
 
     addresses = [a for e in entries for a in (e.path, e.meta, e.hosts) if a]
@@ -110,7 +110,7 @@ def _with_size(entry: TraceEntry, infos: Mapping[str, FileInfo | None]) -> Trace
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """(where, row) of the table."""
+    """(place, row) of the table."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -163,7 +163,7 @@ def _check_columns(names: list[str], path: Path) -> list[str]:
     return names
 
 
-# Cells: texts out of CSV, values out of parquet.
+# Cells: texts from CSV, values from parquet.
 
 
 def _text(value: Any) -> str:
@@ -199,7 +199,7 @@ def _whole(row: Row, name: str, at: str, *, least: int) -> int | None:
 
 
 def _time(row: Row, name: str, at: str) -> datetime | None:
-    """A date, with a time or without, in ISO 8601; UTC where it names no zone."""
+    """A date with or without time, in ISO 8601; UTC if it has no zone."""
     value, text = row.get(name), _text(row.get(name))
     if not text:
         return None

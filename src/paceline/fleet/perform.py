@@ -1,4 +1,4 @@
-"""One task in this process: from the files of a trace to its result in the study."""
+"""Does a task in this process: from the files of a trace to its result in the study."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.fleet.task import Outcome, Settings, Task
 
 @dataclass
 class Performer:
-    """Does tasks, one after the other.
+    """Does tasks one after the other.
 
     Attributes:
         settings: settings of the study.
@@ -49,7 +49,7 @@ class Performer:
                 rule = self._rule_of(key)
                 if rule is None:
                     rule = self._analyse(task, files, key, start)
-        except OSError as error:  # of reading: what cannot be written is an OutputError
+        except OSError as error:  # an error of reading; writing raises OutputError
             reason = error.strerror or " ".join(str(error).split())
             return Outcome(task.name, rule="corrupt", error=f"it cannot be read: {reason}")
         return Outcome(task.name, key, rule if rule in results.OF_LIMITS else "")
@@ -68,7 +68,7 @@ class Performer:
         return self.stores.setdefault(self.settings.study, open_store(self.settings.study))
 
     def _rule_of(self, key: str) -> str | None:
-        """The note of an existing result that nothing could improve; None: analyse it."""
+        """The outcome of a final existing result; None: analyse the trace."""
         store, settings = self._study(), self.settings
         if store.exists(results.name_of(key)):
             return ""
@@ -94,7 +94,7 @@ class Performer:
 
 
 def _without_paths(text: str, files: dict[str, Path | None]) -> str:
-    """The text with words for paths: a result belongs to a content, wherever that lies."""
+    """The text with placeholders for paths: a result belongs to a content at any path."""
     for name, words in (
         ("meta", "its job file"),
         ("hosts", "its hosts file"),
@@ -127,7 +127,7 @@ def _forget_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process had since :func:`_forget_peak`."""
+    """Peak memory of this process since :func:`_forget_peak`."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):

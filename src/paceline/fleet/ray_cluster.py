@@ -1,7 +1,8 @@
-"""A Ray cluster for Paceline: calls go out, and results come back in any order.
+"""A Ray cluster for Paceline: calls are sent, and results return in any order.
 
-Held against Ray 2.60.0. Plain ``ray`` does not start beside ``opentelemetry-proto``: its agent
-takes that package's namespace for the API of OpenTelemetry. ``ray[default]`` brings the API.
+Tested with Ray 2.60.0. Plain ``ray`` does not start if ``opentelemetry-proto`` is installed: its
+agent takes that package's namespace for the API of OpenTelemetry. ``ray[default]`` installs the
+API.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from paceline.extras import pip_install
 A = TypeVar("A")
 B = TypeVar("B")
 
-#: How often Ray repeats a call whose process or node died.
+#: Number of repetitions of a call after its process or node died.
 RETRIES = 2
 
-#: Calls under way per processor of the cluster: enough that none waits for the driver.
+#: Running calls per processor of the cluster, enough that no processor waits for the driver.
 PER_CPU = 2
 
-#: Share of a node's memory that one call may take.
+#: Largest share of a node's memory for one call.
 _MEMORY_SHARE = 0.9
 
-#: Seconds for nodes to come, and between two counts of them.
+#: Seconds to wait for nodes, and between two counts of them.
 _WAIT_S, _COUNT_EVERY_S = 600, 5.0
 
 _INSTALL = f"{pip_install('fleet')}, which brings ray[default]"
 
 
 class DiedError(Exception):
-    """The processes of a call died at each attempt."""
+    """All attempts of a call died."""
 
 
 class RayCluster:
     """A connection to a cluster."""
 
     def __init__(self, address: str) -> None:
-        """Connect, or start Ray on this machine where no address is given.
+        """Connect, or start Ray on this machine without an address.
 
         Raises:
             FleetError: Ray is not installed, would not start, or cannot be reached.
@@ -63,7 +64,7 @@ class RayCluster:
 
     @property
     def cpus(self) -> int:
-        """Processors of all nodes; they come and go, so they are counted now and then."""
+        """Processors of all nodes, counted again from time to time, for nodes come and go."""
         if time.monotonic() - self._counted > _COUNT_EVERY_S:
             self._counted = time.monotonic()
             self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
@@ -71,13 +72,13 @@ class RayCluster:
 
     @property
     def node_bytes(self) -> int:
-        """Memory that a call may have on the node with the most, of those that have processors."""
+        """Largest memory for a call, over nodes with processors."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node.get("Alive")]
         sizes = [int(node.get("memory", 0)) for node in nodes if node.get("CPU")]
         return int(max(sizes, default=0) * _MEMORY_SHARE)
 
     def _wait_for_cpus(self) -> None:
-        """Wait: a cluster that has just been made may only have a head without processors."""
+        """Wait for processors: a new cluster may have only a head without any."""
         end = time.monotonic() + _WAIT_S
         while self._ray.cluster_resources().get("CPU", 0) < 1:
             if time.monotonic() > end:
@@ -85,12 +86,12 @@ class RayCluster:
             time.sleep(1)
 
     def call(self, function: Callable[..., Any], *arguments: Any, memory: int = 0) -> Any:
-        """Begin a call of a function that can be imported; returns a handle for its result.
+        """Start a call of an importable function; returns a handle for its result.
 
         Args:
             function: a function of a module that all nodes have.
-            arguments: its arguments; those that :meth:`put` returned go to each node once.
-            memory: bytes that Ray keeps free for it.
+            arguments: its arguments; values from :meth:`put` are sent to each node once.
+            memory: bytes that Ray reserves for it.
         """
         remote = self._remote.get(function)
         if remote is None:
@@ -99,9 +100,9 @@ class RayCluster:
         return remote.options(memory=memory).remote(*arguments)
 
     def actor(self, kind: type) -> Any:
-        """An actor of a class of a module that all nodes have; Ray begins it again if it dies.
+        """An actor of a class in a module that all nodes have; Ray restarts it if it dies.
 
-        Two of its methods may run at a time. A call that was under way when it died is repeated.
+        Two of its methods may run at once. A call that runs when it dies is repeated.
         """
         remote = self._ray.remote(num_cpus=1)(kind)
         return remote.options(max_restarts=-1, max_task_retries=-1, max_concurrency=2).remote()
@@ -109,7 +110,7 @@ class RayCluster:
     def done(
         self, calls: Sequence[Any], wait_s: float = 0.0, *, all_of_them: bool = False
     ) -> list[Any]:
-        """Those of some calls that are done, after ``wait_s`` at most: one, or as many as are."""
+        """The finished ones of some calls, after at most ``wait_s``."""
         n = len(calls) if all_of_them else 1
         done, _ = self._ray.wait(list(calls), num_returns=n, timeout=wait_s)
         return list(done)
@@ -127,7 +128,7 @@ class RayCluster:
         """Result of a call.
 
         Raises:
-            FleetError: it raised an error.
+            FleetError: the call raised an error.
             DiedError: its processes died.
         """
         errors = self._ray.exceptions
@@ -139,14 +140,14 @@ class RayCluster:
             raise DiedError(" ".join(str(error).split())[:200]) from None
 
     def close(self, calls: Iterable[Any]) -> None:
-        """Stop these calls, and Ray where it was started here."""
+        """Stop these calls, and Ray if it was started here."""
         for call in calls:
             self._ray.cancel(call, force=True)
         if self._is_ours:
             self._ray.shutdown()
 
     def map(self, function: Callable[[A], B], items: Sequence[A]) -> Iterator[B]:
-        """Results of ``map``, in its order; items travel in batches.
+        """Results of a map over items, in order; items are sent in batches.
 
         Raises:
             FleetError: the function raised an error, or a node died too often.
@@ -176,7 +177,7 @@ class RayCluster:
                 logging_level="error",
                 configure_logging=False,
             )
-        except Exception as error:  # Ray raises many kinds, timeouts and its own among them
+        except Exception as error:  # Ray raises many kinds, such as timeouts and its own
             where = f"the Ray cluster {address}" if address else "Ray on this machine"
             raise FleetError(
                 f"{where} does not answer: {' '.join(str(error).split())[:300]}; {_INSTALL}"
@@ -205,5 +206,5 @@ def is_installed(module: str) -> bool:
     """Whether a module could be imported."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is the package around it
+    except ModuleNotFoundError:  # its parent package is missing, too
         return False

@@ -1,7 +1,8 @@
-"""Results of single traces in a study: each written once, under its key.
+"""Results of single traces in a study, each written once under its key.
 
-``results/ab/<key>.json`` is an analysis, or why there is none. ``results/ab/<key>.limit.json`` says
-that a limit of time or memory was exceeded, or that the process was killed: other limits may help.
+``results/ab/<key>.json`` has an analysis, or the reason why there is none.
+``results/ab/<key>.limit.json`` means that a limit of time or memory was exceeded or the process was
+killed: other limits may help.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.fleet.store import Store
 FOLDER = "results"
 _END, _LIMIT_END = ".json", ".limit.json"
 
-#: Rules that other limits may lift.
+#: Rules that other limits may change.
 OF_LIMITS = ("memory", "timeout", "killed")
 
 Document = dict[str, Any]
@@ -30,7 +31,7 @@ def name_of(key: str, *, limit: bool = False) -> str:
 
 
 def write(store: Store, document: Document) -> None:
-    """Write a result under its key, unless it is there."""
+    """Write a result under its key, unless it exists."""
     limit = document["rule"] in OF_LIMITS
     data = json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False).encode()
     name = name_of(document["key"], limit=limit)
@@ -41,7 +42,7 @@ def write(store: Store, document: Document) -> None:
 
 
 def read(store: Store, key: str) -> Document:
-    """The result of a key: an analysis where there is one, else the limit that it exceeded.
+    """The result of a key: an analysis if there is one, otherwise the exceeded limit.
 
     Raises:
         FleetError: there is none, or it is damaged.
@@ -66,7 +67,7 @@ def read(store: Store, key: str) -> Document:
 
 
 def keys(store: Store) -> Iterator[tuple[str, bool]]:
-    """(key, whether it is of a limit) of all results."""
+    """(key, whether the result is an exceeded limit) of all results."""
     for info in store.files(FOLDER):
         name = info.name.rpartition("/")[2]
         if name.endswith(_END):

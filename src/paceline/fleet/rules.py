@@ -18,10 +18,10 @@ class RuleOptions:
     """Bounds of the rules.
 
     Attributes:
-        max_restarts: a job with more counts as one that repeatedly fails.
-        max_discrepancy: with more, the simulation does not describe the job.
-        min_steps: fewer whole steps are too little evidence.
-        min_gpus: smaller jobs are left out; the paper's is 128.
+        max_restarts: a job with more restarts is left out as repeatedly failing.
+        max_discrepancy: above it, the simulation does not describe the job.
+        min_steps: least number of whole steps.
+        min_gpus: least number of GPUs; the paper uses 128.
     """
 
     max_restarts: int = 15
@@ -35,7 +35,7 @@ class RuleOptions:
                 raise FleetError(f"{name} must not be below 0, but is {getattr(self, name)}")
 
     def before(self, entry: TraceEntry) -> tuple[str, str]:
-        """(rule, reason) by the manifest alone, without an analysis; ("", "") otherwise."""
+        """(rule, reason) from the manifest, without an analysis; ("", "") if the job may count."""
         if entry.gpus is not None and entry.gpus < self.min_gpus:
             return self._too_small(entry.gpus)
         if entry.restarts is not None and entry.restarts > self.max_restarts:
@@ -43,7 +43,7 @@ class RuleOptions:
         return "", ""
 
     def after(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """(rule, reason) by an analysis; ("", "") where the job counts."""
+        """(rule, reason) from an analysis; ("", "") if the job counts."""
         gpus, steps, discrepancy = row.get("gpus"), row.get("steps"), row.get("discrepancy")
         if gpus is not None and gpus < self.min_gpus:
             return self._too_small(gpus)

@@ -25,7 +25,7 @@ from paceline.fleet.study import Study, read_about
 from paceline.fleet.task import Outcome, Settings, Task
 from paceline.fleet.trace_entry import TraceEntry
 
-#: Below this even the packages of an analysis do not fit.
+#: Least memory: the packages of an analysis alone need this much.
 MIN_MEMORY_BYTES = 256 << 20
 
 Progress = Callable[[int, int], None]
@@ -39,7 +39,7 @@ class RunOptions:
         engine: ``local`` or ``ray``.
         address: address of the Ray cluster; "" starts one here.
         processes: processes of the local engine; None: one per processor; 0: this process.
-        timeout_s: seconds for one trace; None: any number.
+        timeout_s: time limit for one trace; None: no limit.
         memory_bytes: memory for analyses on one machine; None: 80% of the free memory.
         again: analyse traces again that exceeded a limit before.
     """
@@ -82,7 +82,7 @@ def fleet(
     by: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Study:
-    """Analyse every trace of a folder or bucket into one dataset; finished traces stay finished.
+    """Analyse all traces of a folder or bucket into one dataset; finished traces are kept.
 
     Args:
         traces: folder, or an address that fsspec knows.
@@ -91,8 +91,8 @@ def fleet(
         analysis: settings that change the numbers.
         rules: rules for jobs that count.
         run: engine and limits.
-        by: labels of the manifest by which the figures group jobs, too.
-        progress: called with (traces done, traces in all).
+        by: labels of the manifest for further groups of jobs.
+        progress: called with (finished traces, all traces).
 
     Raises:
         FleetError: there are no traces, the manifest or ``out`` cannot be used, or no job counts.
@@ -209,7 +209,7 @@ def _drive(
     stamp_of: dict[str, str],
     progress: Progress,
 ) -> None:
-    """Submit the large ones first, and gather."""
+    """Submit the large tasks first, and gather outcomes."""
     waiting = sorted(tasks, key=lambda task: (task.size, task.name))  # taken from the end
     total, under_way = len(outcomes) + len(tasks), 0
     while waiting or under_way:
@@ -235,7 +235,7 @@ def _absolute(address: str) -> str:
 
 
 def _needs_here(entries: Sequence[TraceEntry], store: FolderStore | BucketStore) -> bool:
-    """Whether a bucket is in the memory of this process, where no other one sees it."""
+    """Whether a bucket is in the memory of this process, invisible to others."""
     addresses = (store.address, *(entry.path for entry in entries[:1]))
     return any(address.startswith("memory://") for address in addresses)
 

@@ -1,6 +1,6 @@
 """Stores for traces and studies: folders, or buckets with an fsspec address.
 
-Every name in a store is relative, with slashes. A file or object appears whole or not at all.
+Every name in a store is relative, with slashes. Files and objects are written atomically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def is_remote(address: str) -> bool:
-    """Whether an address is fsspec's, not a path."""
+    """Whether an address belongs to fsspec and is not a path."""
     return "://" in address
 
 
@@ -31,7 +31,7 @@ def open_store(address: str | Path) -> FolderStore | BucketStore:
     """The store of an address.
 
     Raises:
-        FleetError: no such kind of bucket is installed, or the address is none.
+        FleetError: the kind of bucket is not installed, or the address is invalid.
     """
     text = str(address)
     if is_remote(text) and not text.startswith("file://"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.fleet.figures import Figure
 
-#: The study in numbers.
+#: The file with the numbers of a study.
 SUMMARY_FILE = "summary.json"
 
 
@@ -40,7 +40,7 @@ class Study:
                 setting.
 
         Raises:
-            FleetError: there is none, or it is of another version.
+            FleetError: there is no study, or it has another version.
         """
         self.address = str(address)
         self.store = open_store(address)
@@ -75,14 +75,14 @@ class Study:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The study in numbers, as ``summary.json`` has it (its estimates are mappings)."""
+        """The content of ``summary.json``; estimates are mappings."""
         return self._summarised[1]
 
     def figure(self, name: str) -> Figure:
         """One figure: its numbers with intervals, and its curves.
 
         Raises:
-            FleetError: there is none of that name.
+            FleetError: there is no figure of that name.
         """
         from paceline.fleet.figures import named
 
@@ -116,10 +116,10 @@ class Study:
 
 
 def read_about(store: FolderStore | BucketStore) -> dict[str, Any] | None:
-    """``study.json``; None where there is none.
+    """The content of ``study.json``; None if there is none.
 
     Raises:
-        FleetError: it is no file of a study, or one of a later version.
+        FleetError: it is not the file of a study, or it has a later version.
     """
     try:
         about = json.loads(store.read(STUDY_FILE))

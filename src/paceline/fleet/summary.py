@@ -1,4 +1,4 @@
-"""A study in numbers: the paper's, the funnel of rules, causes, remedies, hosts, groups of jobs."""
+"""Numbers of a study: the paper's figures, rules, causes, remedies, hosts, groups of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Version of ``summary.json``.
 SCHEMA = 1
-#: Numbers of rows of a list; the tables hold the rest.
+#: Most rows of lists; the tables have the rest.
 WORST, LISTED = 10, 50
 _WORST_COLUMNS = (
     *("name", "path", "key", "gpus", "slowdown", "waste", "cause", "headline"),
@@ -28,7 +28,7 @@ _WORST_COLUMNS = (
 )
 #: Groups of every study, if its jobs have them.
 GROUPS = ("team", "size", "cause", "week")
-#: Rules before and after the what-if analysis; the others mean that it could not be run.
+#: Rules before and after the what-if analysis. The other rules mean that it could not run.
 _NOT_FAILURES = ("copy", "gpus", "restarts", "discrepancy")
 
 
@@ -38,9 +38,9 @@ def summarise(
     """The figures, and the content of ``summary.json``.
 
     Args:
-        jobs: all rows of the table, also of jobs that do not count.
+        jobs: all rows of the table, including jobs that do not count.
         steps: all rows of the table.
-        by: labels of the manifest by which jobs are grouped, too.
+        by: labels of the manifest for further groups.
 
     Raises:
         FleetError: no job has such a label.
@@ -81,11 +81,11 @@ def as_json(value: Any) -> Any:
 
 
 def funnel(jobs: pa.Table) -> list[dict[str, Any]]:
-    """Jobs and GPU-hours that each rule leaves, in the order of the checks (7).
+    """Jobs and GPU-hours that remain after each rule, in the order of the checks (7).
 
-    GPU-hours are the known ones: a job that could not be read has them from the manifest only.
-    ``share`` is of the jobs before the rule. ``share_of_failures`` is of those that could not be
-    analysed (section 7), None for other rules.
+    GPU-hours are the known ones: an unreadable job has them only from the manifest. ``share`` is
+    the share of the jobs before the rule. ``share_of_failures`` is the share of jobs that could not
+    be analysed (section 7), None for other rules.
     """
     import pyarrow.compute as pc
 
@@ -129,10 +129,10 @@ def _with_share_of_failures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def causes(jobs: Jobs) -> list[dict[str, Any]]:
-    """Straggling jobs and their lost GPU-hours by main cause; and by each cause's diagnosed share.
+    """Straggling jobs and their lost GPU-hours by main cause, and by diagnosed shares of causes.
 
-    A job whose causes explain 60% and 30% of its loss gives these shares of its lost GPU-hours to
-    them, and the rest to none.
+    If two causes explain 60% and 30% of a job's loss, they get these shares of its lost GPU-hours.
+    No cause gets the rest.
     """
     slow = np.flatnonzero(jobs.slow)
     names = np.array([name or "unexplained" for name in jobs.table["cause"].take(slow).to_pylist()])
@@ -157,7 +157,7 @@ def causes(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def _diagnosed(jobs: Jobs, slow: npt.NDArray[np.int64]) -> dict[str, Array]:
-    """Cause -> [straggling job] the share of its loss that the diagnosis gives to the cause."""
+    """Cause -> [straggling job] the share of its loss that the cause explains."""
     findings = jobs.table["causes"].take(slow).combine_chunks()
     counts = findings.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     flat = findings.flatten()
@@ -190,7 +190,7 @@ def saved(jobs: Jobs) -> dict[str, Any]:
 
 
 def _rows_by(column: Any) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """Each value of an Arrow column of texts with the rows that have it, ascending."""
+    """The values of an Arrow column of texts, ascending, with their rows."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -204,7 +204,7 @@ def _rows_by(column: Any) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
 
 
 def hosts(jobs: Jobs) -> list[dict[str, Any]]:
-    """Hosts that findings of at least two jobs name, those with the dearest jobs first."""
+    """Hosts in findings of at least two jobs, by the losses of their jobs."""
     column = jobs.table["slow_hosts"].combine_chunks()
     counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     of_job = np.repeat(np.arange(len(jobs)), counts)
@@ -224,9 +224,9 @@ def hosts(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def groups(jobs: Jobs, name: str) -> list[dict[str, Any]]:
-    """Jobs by team, size, cause, week or a label: those with most lost GPU-hours first.
+    """Groups of jobs by team, size, cause, week or a label, by lost GPU-hours.
 
-    Sizes and weeks are in their order, all of them; of others at most ``LISTED``.
+    Sizes and weeks keep their order and are complete; other groups are at most ``LISTED``.
     """
     found: list[dict[str, Any]] = []
     for value, places in _rows_by(_values_of(jobs, name)):
@@ -255,7 +255,7 @@ def _values_of(jobs: Jobs, name: str) -> Any:
 
     if name == "size":
         gpus = np.nan_to_num(jobs.numbers("gpus"))
-        power = np.frexp(np.maximum(gpus, 0.5))[1] - 1  # 0.5, for none: -1
+        power = np.frexp(np.maximum(gpus, 0.5))[1] - 1  # 0.5 stands for missing; -1 as an integer
         names = [_size(p) for p in range(int(power.max(initial=-1)) + 1)]
         numbers = pa.array(power, mask=power < 0)
         return pa.DictionaryArray.from_arrays(numbers, pa.array(names, pa.string())).cast("string")
@@ -272,7 +272,7 @@ def _size(power: int) -> str:
 
 
 def worst(jobs: Jobs) -> list[dict[str, Any]]:
-    """The straggling jobs that lost most GPU-hours."""
+    """The straggling jobs with the largest lost GPU-hours."""
     slow = np.flatnonzero(jobs.slow)
     order = slow[np.argsort(-jobs.lost[slow], kind="stable")][:WORST]
     rows = jobs.table.select(_WORST_COLUMNS).take(order).to_pylist()

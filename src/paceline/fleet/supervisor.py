@@ -1,4 +1,4 @@
-"""One worker process and its supervisor: limits of time, and restarts after a kill."""
+"""Supervisor of one worker process: time limits, and restarts after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.fleet.perform import document_of
 from paceline.fleet.store import open_store
 from paceline.fleet.task import Outcome, Settings, Task
 
-#: How often a task is repeated whose process was killed.
+#: Number of repetitions of a task after its process was killed.
 RETRIES = 2
 
 #: Threads of libraries would compete with the other workers of the machine.
@@ -28,7 +28,7 @@ _ONE_THREAD = dict.fromkeys(
 
 
 class Supervisor:
-    """Does tasks in a process of their own, and starts a new one whenever that ended."""
+    """Does tasks in a child process, and starts a new one after its end."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -37,7 +37,7 @@ class Supervisor:
         self._closed = False
 
     def run(self, task: Task) -> Outcome:
-        """The outcome of a task, even if its process dies.
+        """The outcome of a task, also if its process dies.
 
         Raises:
             FleetError: the study's folder cannot be written, or the worker cannot start.
@@ -63,7 +63,7 @@ class Supervisor:
                 self._process.kill()
 
     def let_go(self) -> None:
-        """Wait for the end of the process and close its pipes; by the thread that calls `run`."""
+        """Wait for the end of the process and close its pipes, in the thread that calls `run`."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -74,7 +74,7 @@ class Supervisor:
                     pipe.close()
 
     def _try(self, task: Task) -> tuple[Outcome | None, str, int]:
-        """(outcome or None, key if it was told, how the process ended)."""
+        """(outcome or None, key if known, end of the process)."""
         process, key = self._running(), ""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -96,7 +96,7 @@ class Supervisor:
         return None, key, ending
 
     def _running(self) -> subprocess.Popen[str]:
-        """The process, started if there is none."""
+        """The process; it is started if necessary."""
         if self._process is None:
             self._is_ready = False
             self._process = subprocess.Popen(
@@ -105,7 +105,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                process_group=0,  # Ctrl-C is for the driver, which ends this
+                process_group=0,  # only the driver gets Ctrl-C; it ends this process
                 env={
                     **os.environ,
                     **_ONE_THREAD,
@@ -119,7 +119,7 @@ class Supervisor:
         return self._process
 
     def _failure(self, task: Task, key: str, rule: str, error: str, attempts: int) -> Outcome:
-        """Write that a limit was exceeded, if the trace is known."""
+        """Record that a limit was exceeded, if the trace's key is known."""
         if key:
             document = document_of(
                 key, Analysis({}, {}, rule, error), self.settings, task, {"attempts": attempts}

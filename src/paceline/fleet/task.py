@@ -10,7 +10,7 @@ from typing import Any
 from paceline.fleet.analysis import BASE_BYTES, BYTES_PER_OPERATION
 from paceline.fleet.keys import AnalysisOptions
 
-#: Rows of parquet traces take 10 to 14 bytes; other formats take more, so this errs upwards.
+#: Bytes per row: parquet traces take 10 to 14, other formats more, so estimates of rows are high.
 _FILE_BYTES_PER_OPERATION = 10
 
 
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory or time of the analysis, judged by the size of the file."""
+        """Estimated weight of the analysis in memory and time, from the file's size."""
         return BASE_BYTES + self.size // _FILE_BYTES_PER_OPERATION * BYTES_PER_OPERATION
 
 
@@ -46,8 +46,8 @@ class Settings:
         version: version of the analysis, by :func:`paceline.fleet.keys.analysis_version`.
         options: options of the analysis.
         timeout_s: seconds for one trace; None: any number.
-        memory_bytes: memory for one trace; None: any amount.
-        again: analyse traces again that exceeded a limit before.
+        memory_bytes: memory limit for one trace; None: no limit.
+        again: analyse traces again if they exceeded a limit before.
     """
 
     study: str
@@ -82,8 +82,8 @@ class Outcome:
     Attributes:
         name: name of the task.
         key: key of the result that is now in the study; "" if there is none.
-        rule: why there is none, or the limit that was exceeded by the result.
-        error: why there is none.
+        rule: the rule if there is no result, or the exceeded limit.
+        error: the reason.
     """
 
     name: str

@@ -9,7 +9,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """One trace, as the driver of a study knows it.
+    """One trace, as known to the driver of a study.
 
     Attributes:
         path: its address, unique in a fleet.

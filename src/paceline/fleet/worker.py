@@ -1,9 +1,9 @@
 """A process that does the tasks of a study: ``python -m paceline.fleet.worker``.
 
 Standard input has the settings in a line of JSON, then a task per line. Standard output begins with
-a line that the process is ready. Then it has two lines for each task: the key of the trace, once it
-is known, and the outcome. If a trace takes longer than the limit, SIGALRM ends the process at any
-point. Its supervisor sees that.
+a line when the process is ready. Each task gives two lines: the key of the trace, once known, and
+the outcome. If a trace exceeds the time limit, SIGALRM ends the process at any point, and its
+supervisor notices.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def main() -> int:
                 Task(**json.loads(line)), lambda key: _say(answers, {"key": key})
             )
             _say(answers, {"outcome": asdict(outcome)})
-        except PacelineError as error:  # not the trace's doing, so the study ends
+        except PacelineError as error:  # not caused by the trace, so the study ends
             _say(answers, {"error": " ".join(str(error).split())})
         _set_alarm(None)
     return 0
 
 
 def _take_output() -> IO[str]:
-    """Keep standard output for answers alone: prints of libraries go to standard error."""
+    """Reserve standard output for answers: prints of libraries go to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
@@ -59,12 +59,12 @@ def _say(answers: IO[str], message: dict[str, object]) -> None:
 
 
 def _set_alarm(seconds: float | None) -> None:
-    """Set SIGALRM, whose default action ends the process even inside compiled code."""
+    """Set SIGALRM; its default action ends the process even inside compiled code."""
     signal.setitimer(signal.ITIMER_REAL, seconds or 0)
 
 
 def _end_with_parent() -> None:
-    """End when the parent does."""
+    """End together with the parent."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

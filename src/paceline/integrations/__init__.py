@@ -1,4 +1,4 @@
-"""One line in every trainer: a recorder that finds the model and takes the trainer's steps.
+"""Recorders for trainers, added by one line: they find the model and follow the trainer's steps.
 
     trainer.add_callback(paceline.integrations.transformers.Recorder("runs/job-17"))
     Trainer(callbacks=[paceline.integrations.lightning.Recorder("runs/job-17")])
@@ -6,8 +6,8 @@
     paceline.integrations.torch.start("runs/job-17")  # any loop with a torch optimizer
     PACELINE_RECORD=runs/job-17 torchrun ... train.py  # the same without a line
 
-A module imports its trainer, so each is imported when it is first used. ``docs/integrations.md``
-has a snippet for every trainer.
+Each module imports its trainer, so modules are imported at their first use.
+``docs/integrations.md`` has a snippet for every trainer.
 """
 
 from __future__ import annotations

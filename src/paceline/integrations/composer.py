@@ -13,12 +13,12 @@ from paceline.integrations.training import Training
 class Recorder(Callback):
     """Records a training by Composer: ``Trainer(callbacks=[Recorder("runs/job-17")])``.
 
-    A step reaches from the loading of its batch to the end of the batch. Evaluations, checkpoints
-    and what other callbacks do between two batches are in no step.
+    A step lasts from the loading of its batch to the end of the batch. Evaluations, checkpoints and
+    work of other callbacks between batches belong to no step.
 
     Args:
-        folder: of the run; every rank writes a file of its own into it.
-        options: of :func:`paceline.record.start`, as ``every=10``.
+        folder: folder of the run; every rank writes its own file into it.
+        options: options of :func:`paceline.record.start`, such as ``every=10``.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
@@ -30,7 +30,7 @@ class Recorder(Callback):
         self._training.start(state.model)
 
     def before_dataloader(self, state: Any, logger: Any) -> None:
-        """A step begins, or what was since the last one is left out."""
+        """Start of a step, or the time since the last step is left out."""
         if state.dataloader_label != "train":
             return
         if self._training.in_step:
@@ -39,9 +39,9 @@ class Recorder(Callback):
             self._training.begin(state.timestamp.batch.value)
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        """All microbatches and optimizers are through."""
+        """All microbatches and optimizers have finished."""
         self._training.advance()
 
     def fit_end(self, state: Any, logger: Any) -> None:
-        """Write the rest."""
+        """Write the remaining data."""
         self._training.end()

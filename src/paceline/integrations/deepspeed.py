@@ -1,4 +1,4 @@
-"""DeepSpeed: an entry of its configuration, read where the engine is made. Held against 0.19.8."""
+"""DeepSpeed: an entry of its configuration, read when the engine is made. Tested with 0.19.8."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.record.patching import wrap
 
 log = logging.getLogger("paceline.record")
 
-#: The entry of DeepSpeed's configuration; DeepSpeed itself passes over unknown entries.
+#: The entry in DeepSpeed's configuration; DeepSpeed itself ignores unknown entries.
 ENTRY = "paceline"
 
 
 def initialize(*args: Any, **kwargs: Any) -> Any:
-    """Do what ``deepspeed.initialize`` does, and record the engine if its configuration says so.
+    """Call ``deepspeed.initialize``, and record the engine if its configuration has the entry.
 
     ``"paceline": {"enabled": true, "folder": "runs/job-17", "every": 10}``: the folder, and options
     of :func:`paceline.record.start`.
 
     Returns:
-        what ``deepspeed.initialize`` returns.
+        the result of ``deepspeed.initialize``.
     """
     import deepspeed
 
@@ -52,7 +52,7 @@ def _record(engine: Any) -> None:
 
 
 def end_steps(engine: Any, training: Training) -> None:
-    """A step ends where ``engine.step()`` does at an accumulation boundary."""
+    """A step ends with ``engine.step()`` at an accumulation boundary."""
 
     def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:

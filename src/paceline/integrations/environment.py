@@ -1,8 +1,8 @@
 """PACELINE_RECORD=FOLDER in the environment: a training records itself without a line of code.
 
-``paceline_record.pth`` (a file that Python reads at its start) imports this module where the
-variable is set. Nothing happens before the process imports torch's optimizers; a process in which
-none steps, such as torchrun or a data loader, records nothing.
+``paceline_record.pth`` (a file that Python reads at its start) imports this module if the variable
+is set. Nothing happens before the process imports torch's optimizers. A process without optimizer
+steps, such as torchrun or a data loader, records nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 FOLDER, EVERY = "PACELINE_RECORD", "PACELINE_RECORD_EVERY"
 
-#: The module whose import is waited for; it is imported with torch itself.
+#: The module whose import starts the recording; torch itself imports it.
 OPTIMIZERS = "torch.optim.optimizer"
 
 log = logging.getLogger("paceline.record")
 
 
 def install() -> None:
-    """Wait for torch's optimizers to be imported, where the environment names a folder."""
+    """Wait for the import of torch's optimizers, if the environment names a folder."""
     if os.environ.get(FOLDER) and not any(isinstance(one, _Waiting) for one in sys.meta_path):
         if OPTIMIZERS in sys.modules:
             _start()
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 class _Waiting:
-    """Finds one module as the others do, once, and is told when it is imported."""
+    """Import hook that finds one module, once, by the other finders, and reports its import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.integrations.training import Training
 
-# The two packages have classes of their own; a job imports one of them.
+# The two packages have separate classes; a job imports one of them.
 _package = "pytorch_lightning" if "lightning.pytorch" not in modules else "lightning.pytorch"
 try:
     _Callback: Any = import_module(_package).Callback
@@ -21,8 +21,8 @@ class Recorder(_Callback):
     """Records a training by Lightning: ``Trainer(callbacks=[Recorder("runs/job-17")])``.
 
     Args:
-        folder: of the run; every rank writes a file of its own into it.
-        options: of :func:`paceline.record.start`, as ``every=10``.
+        folder: folder of the run; every rank writes its own file into it.
+        options: options of :func:`paceline.record.start`, such as ``every=10``.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
@@ -38,7 +38,7 @@ class Recorder(_Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The first step begins here, later ones where the last one ended."""
+        """The first step begins here, later ones at the end of the previous step."""
         if not self._training.in_step and not self._midway:
             self._training.begin(trainer.global_step)
         elif self._saved:
@@ -48,20 +48,20 @@ class Recorder(_Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A step is over if an optimizer stepped; else a microbatch is."""
+        """End of a step if an optimizer stepped; otherwise end of a microbatch."""
         if trainer.global_step != self._optimized:
             self._optimized, self._midway = trainer.global_step, False
             self._training.advance()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """An evaluation is in no step; one that cuts a step spoils it."""
+        """An evaluation belongs to no step; one in the middle of a step invalidates it."""
         if self._training.in_step:
             self._training.interrupt(midway=self._midway)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """It is written behind this; the next step begins when that is over."""
+        """A checkpoint is written after this call; the next step begins after that."""
         self._saved = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the rest."""
+        """Write the remaining data."""
         self._training.end()

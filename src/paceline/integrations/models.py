@@ -1,4 +1,4 @@
-"""Objects that a training loop calls: found among the live objects of the process, and hooked."""
+"""Finds the objects that a training loop calls among the live objects, and hooks them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import paceline.record as record
 from paceline.record.place import megatron_place, process_group
 from paceline.record.recorder import Recorder
 
-#: Dimension of a device mesh, as torchtitan and Accelerate name it -> what its group is for.
+#: Dimension of a device mesh (names of torchtitan and Accelerate) -> purpose of its group.
 _TENSOR = "tp"
 
 
 def hook(recorder: Recorder, core: Any = None, optimizers: Iterable[Any] = ()) -> None:
-    """Record what wraps a model: DeepSpeed's engine, DDP, FSDP2, a pipeline's schedule, Megatron.
+    """Record the wrapper of a model: DeepSpeed's engine, DDP, FSDP2, a pipeline schedule, Megatron.
 
-    An object that is found and cannot be recorded becomes a note of the recording.
+    For an object that cannot be recorded, the recording gets a note.
 
     Args:
         recorder: the recorder.
         core: the model, wrapped or not; None = the models of the optimizers.
-        optimizers: of torch.
+        optimizers: torch's optimizers.
     """
     if megatron_place():
         record.instrument_megatron()
@@ -53,12 +53,12 @@ def hook(recorder: Recorder, core: Any = None, optimizers: Iterable[Any] = ()) -
 
 
 def megatron_steps() -> bool:
-    """Whether Megatron's own loop runs, which names its steps."""
+    """Whether Megatron's own loop is running, which names its steps."""
     return bool(megatron_place()) and "megatron.training.training" in sys.modules
 
 
 def alive(module: str, name: str) -> list[Any]:
-    """All objects of a class, where its module is imported; those in a frozen heap are not seen."""
+    """All objects of a class, if its module is imported; objects in a frozen heap are missing."""
     cls = _class(module, name)
     if cls is None:
         return []
@@ -73,7 +73,7 @@ def _class(module: str, name: str) -> Any:
 
 
 def _trained(core: Any, optimizers: Iterable[Any]) -> set[int]:
-    """Which parameters are trained, by id."""
+    """Ids of the trained parameters."""
     if core is not None:
         return {id(p) for p in core.parameters() if p.requires_grad}
     return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
@@ -84,13 +84,13 @@ def _owns(module: Any, trained: set[int]) -> bool:
 
 
 def _top(modules: Sequence[Any]) -> list[Any]:
-    """Those that are inside no other of them."""
+    """The modules that are inside no other of the given ones."""
     inside = {id(inner) for outer in modules for inner in outer.modules() if inner is not outer}
     return [module for module in modules if id(module) not in inside]
 
 
 def _locate(recorder: Recorder, owners: Sequence[Any]) -> int:
-    """The tensor-parallel degree, and its group, as the parameters' device mesh has them."""
+    """The tensor-parallel degree and its group, from the parameters' device mesh."""
     for parameter in owners[0].parameters():
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None and _TENSOR in (mesh.mesh_dim_names or ()):
@@ -103,7 +103,7 @@ def _locate(recorder: Recorder, owners: Sequence[Any]) -> int:
 
 
 def _hook_exchange(owners: Sequence[Any]) -> bool:
-    """Record data parallelism, with its passes; returns whether there is one."""
+    """Record data parallelism with its passes; returns whether there is any."""
     ddp = _class("torch.nn.parallel", "DistributedDataParallel")
     fsdp = _class("torch.distributed.fsdp", "FSDPModule")
     replicated = [module for module in owners if ddp and isinstance(module, ddp)]
@@ -116,7 +116,7 @@ def _hook_exchange(owners: Sequence[Any]) -> bool:
 
 
 def _refused(recorder: Recorder, roots: Sequence[Any], owners: Sequence[Any]) -> bool:
-    """Whether one of them hides its passes; says how it would not."""
+    """Whether a wrapper hides its passes; notes advice for it."""
     refused = False
     names = {type(module).__name__ for module in owners}
     for name, how in _HOW.items():
@@ -140,7 +140,7 @@ _HOW = {
 
 
 def _hook_plain(recorder: Recorder, roots: Sequence[Any], tp: int) -> None:
-    """The outermost module that the loop calls; its gradients are not exchanged by torch."""
+    """Record the outermost module that the loop calls, without torch's exchange of gradients."""
     model = max(roots, key=lambda root: sum(1 for _ in root.parameters()))
     if hasattr(model, "training_step"):  # Lightning calls this, not the module
         children = [child for child in model.children() if any(True for _ in child.parameters())]

@@ -1,6 +1,7 @@
-"""Any loop with a torch optimizer: its steps end where the optimizer's do. Read at torch 2.13.
+"""Any loop with a torch optimizer: its steps end with the optimizer's. Read at torch 2.13.
 
-``start("runs/job-17")`` does what PACELINE_RECORD=runs/job-17 does without a line in the program.
+``start("runs/job-17")`` has the same effect as PACELINE_RECORD=runs/job-17, which needs no line in
+the program.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ log = logging.getLogger("paceline.record")
 
 
 def start(folder: str | Path, **options: Any) -> None:
-    """Record from the second optimizer step on; on every rank, before or while it trains.
+    """Record from the second optimizer step on; call it on every rank, before or during training.
 
-    The model is looked for among the live objects, once, before the second optimizer step.
+    The model is searched among the live objects, once, before the second optimizer step.
 
     Args:
-        folder: of the run; every rank writes a file of its own into it.
-        options: of :func:`paceline.record.start`, as ``every=10``.
+        folder: folder of the run; every rank writes its own file into it.
+        options: options of :func:`paceline.record.start`, such as ``every=10``.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -34,25 +35,25 @@ def start(folder: str | Path, **options: Any) -> None:
 class OptimizerSteps:
     """Steps of a loop, seen by its optimizers.
 
-    A loop may step several of them in turns (one per part of the model, or two that play against
-    each other). The first one to come again closes a round; the last of that round ends a step. One
-    that steps others within its own step stands for them.
+    A loop may step several optimizers in turn (one per part of the model, or two adversaries). The
+    first one that steps again closes a round, and the last one of the round ends a step. An
+    optimizer that steps others within its own step represents them.
 
     Args:
-        folder: of the recording.
+        folder: folder of the recording.
         options: of :func:`paceline.record.start`.
     """
 
     def __init__(self, folder: str | Path, options: dict[str, Any]) -> None:
         self._training = Training(folder, options)
         self._round: list[Any] = []
-        self._last: Any = None  # optimizer of a round
-        self._outer: Any = None  # the one whose step runs, perhaps made of others (torchtitan's)
+        self._last: Any = None  # optimizers of a round
+        self._outer: Any = None  # the optimizer whose step runs, perhaps a container (torchtitan's)
         self._is_off = False
         self._behind: Any = None  # handle of the hook behind all optimizers' steps
 
     def come_last(self) -> None:
-        """See steps behind what other hooks record of them."""
+        """Install the hook on steps after the recording hooks."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         if self._behind is not None:
@@ -63,7 +64,7 @@ class OptimizerSteps:
         """Called before every step of every optimizer."""
         if self._outer is None:
             self._outer = optimizer
-        elif self._outer is not optimizer:  # else its last step raised
+        elif self._outer is not optimizer:  # otherwise its last step raised
             return
         if self._last is None and not self._is_off:
             try:
@@ -88,7 +89,7 @@ class OptimizerSteps:
         self._is_off = not self._takes_steps()
 
     def _takes_steps(self) -> bool:
-        """Whether torch's optimizer tells the steps; DeepSpeed's and Megatron's loops do it."""
+        """Whether torch's optimizers define the steps; in DeepSpeed and Megatron, loops do."""
         from paceline.integrations import deepspeed, models
 
         if models.megatron_steps():
@@ -106,5 +107,5 @@ class OptimizerSteps:
         if optimizer is self._last and not self._is_off:
             if self._training.in_step:
                 self._training.advance()
-            else:  # two rounds are over
+            else:  # two rounds have ended
                 self._training.begin(2)

@@ -1,4 +1,4 @@
-"""A training whose steps a trainer announces one by one: recorder, hooks, and the open step."""
+"""A training with steps announced by a trainer: recorder, hooks, and the open step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 def harmless(
     method: Callable[Concatenate[Training, P], None],
 ) -> Callable[Concatenate[Training, P], None]:
-    """An error is one line in the log, after which nothing is recorded."""
+    """Decorator: an error is logged in one line, and nothing is recorded afterwards."""
 
     @functools.wraps(method)
     def call(self: Training, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -34,13 +34,13 @@ def harmless(
 
 
 class Training:
-    """The recorder of one training, told by a trainer where its steps end.
+    """The recorder of one training; a trainer reports the ends of its steps.
 
-    A step reaches from the end of the last one to its own, so that loading of data counts. Nothing
-    in here raises.
+    A step lasts from the end of the previous step to its own end, so it includes data loading. No
+    method raises.
 
     Args:
-        folder: of the recording.
+        folder: folder of the recording.
         options: of :func:`paceline.record.start`.
     """
 
@@ -52,18 +52,18 @@ class Training:
 
     @harmless
     def start(self, core: Any = None, optimizers: Iterable[Any] = ()) -> None:
-        """Start the recorder and hook the model; on every rank, before the first step.
+        """Start the recorder and hook the model; call it on every rank, before the first step.
 
         Args:
-            core: the model, without what the trainer wraps it in.
-            optimizers: where the model is not known: those that hold its parameters.
+            core: the model, without the trainer's wrappers.
+            optimizers: the optimizers with the model's parameters, if the model is unknown.
         """
         self._recorder = record.start(self._folder, **self._options)
         models.hook(self._recorder, core, optimizers)
 
     @property
     def in_step(self) -> bool:
-        """Whether a step is open."""
+        """Whether a step is running."""
         return self._step is not None
 
     @harmless
@@ -74,7 +74,7 @@ class Training:
 
     @harmless
     def advance(self) -> None:
-        """An optimizer step is over: the next step begins."""
+        """End of an optimizer step; the next step begins."""
         step, self._step = self._step, None
         if step is not None:
             step.__exit__(None, None, None)
@@ -83,10 +83,10 @@ class Training:
 
     @harmless
     def interrupt(self, *, midway: bool = False) -> None:
-        """The time since the last step is no training: an evaluation, a checkpoint.
+        """Leave out the time since the last step, for an evaluation or a checkpoint.
 
         Args:
-            midway: a part of the step was done before, so its time cannot be told.
+            midway: whether a part of the step was done before, so that its time is unknown.
         """
         self._abandon()
         if not midway:
@@ -94,7 +94,7 @@ class Training:
 
     @harmless
     def end(self) -> None:
-        """The training is over."""
+        """End of the training."""
         self._abandon()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:

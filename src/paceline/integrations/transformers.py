@@ -1,4 +1,4 @@
-"""A callback of the Hugging Face Trainer, and of all that is built on it (TRL, Axolotl).
+"""A callback of the Hugging Face Trainer and of trainers built on it (TRL, Axolotl).
 
 Read at transformers 5.23.0 (``trainer.py``, ``trainer_callback.py``).
 """
@@ -17,8 +17,8 @@ class Recorder(TrainerCallback):
     """Records a training by the Trainer: ``trainer.add_callback(Recorder("runs/job-17"))``.
 
     Args:
-        folder: of the run; every rank writes a file of its own into it.
-        options: of :func:`paceline.record.start`, as ``every=10``.
+        folder: folder of the run; every rank writes its own file into it.
+        options: options of :func:`paceline.record.start`, such as ``every=10``.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
@@ -29,21 +29,21 @@ class Recorder(TrainerCallback):
         self._training.start(kwargs.get("model"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first step begins here, later ones where the last one ended."""
+        """The first step begins here, later ones at the end of the previous step."""
         if not self._training.in_step:
             self._training.begin(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An optimizer step is over."""
+        """End of an optimizer step."""
         self._training.advance()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation is in no step."""
+        """An evaluation belongs to no step."""
         if self._training.in_step:
             self._training.interrupt()
 
     on_save = on_predict = on_evaluate
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the rest."""
+        """Write the remaining data."""
         self._training.end()

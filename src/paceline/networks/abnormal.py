@@ -20,9 +20,8 @@ from paceline.networks.terms import split_of
 Z = 2.5  # standard deviations; 1 of 160 normal runs lies beyond on this side
 # Repeated runs: up to 10% apart below 256 GPUs, up to 30% above (ABCI, the same jobs run twice).
 _NOISE, _QUIET_GPUS, _NOISE_PER_DOUBLING = 0.05, 64, 0.025
-_CLEAR_Z = (
-    3.5  # excess that counts for the whole series; a single odd run on a busy network does not
-)
+# From here on a run counts for its whole series; one odd run on a busy network does not.
+_CLEAR_Z = 3.5
 _SERIES_Z = 1.0  # for the narrower band: noise of repetition only
 _FAST = 2.0  # a run faster than predicted is odd only at twice the band
 

@@ -74,17 +74,17 @@ def start(
     flush_s: float = 1.0,
     sync_timeout_s: float = 60.0,
 ) -> Recorder:
-    """Start the recorder of this process; call it on every rank, after the process group is there.
+    """Start the recorder of this process; call it on every rank, after the process group exists.
 
-    Missing values come from torch.distributed and Megatron's parallel state where they are
-    initialised, else from torchrun's, Slurm's or MPI's environment. The call never raises. If it
-    cannot record, it logs one line with the reason and returns a recorder that is off. If the
+    Missing values come from torch.distributed and Megatron's parallel state if these are
+    initialised, otherwise from the environment of torchrun, Slurm or MPI. The call never raises. If
+    it cannot record, it logs one line with the reason and returns a recorder that is off. If the
     environment has PACELINE_MONITOR, rank 0 starts a process that pushes the recording.
 
     Args:
-        folder: folder of the run; every rank writes a file of its own into it.
+        folder: folder of the run; every rank writes its own file into it.
         every: record the operations of one step in ``every``; step times are kept for all steps.
-        steps: record the operations of these steps instead (anything that has ``in``).
+        steps: record the operations of these steps instead (any container with ``in``).
         rank: global rank.
         world: number of ranks.
         dp: replicas.
@@ -97,10 +97,10 @@ def start(
         run: the run's name.
         sync_every: compare clocks after one step in ``sync_every``, by a collective call between
             two steps; 0 = only now.
-        device: "cpu" or "cuda"; None = cuda where torch has one.
+        device: "cpu" or "cuda"; None = cuda if torch has a GPU.
         flush_s: seconds between two appends to the file.
-        sync_timeout_s: how long a comparison of clocks waits for a rank that does not take part.
-            After such a timeout no further one is made. This call makes the first.
+        sync_timeout_s: longest wait of a clock comparison for a missing rank. After such a timeout
+            clocks are no longer compared. This call makes the first comparison.
     """
     global _current
     if _current is not None:
@@ -140,7 +140,7 @@ def current() -> Recorder | None:
 def instrument_torch_pipelining(schedule: Any) -> None:
     """Record the computes, sends and receives of a ``torch.distributed.pipelining`` schedule.
 
-    Call it after :func:`start` and before the first step; it also tells the recorder the stage. The
+    Call it after :func:`start` and before the first step; it also gives the recorder the stage. The
     loop still names its steps: ``with recorder.step(number): schedule.step(...)``.
     """
     _instrument("hooks_pipelining", schedule)
@@ -164,17 +164,17 @@ def instrument_deepspeed(engine: Any) -> None:
 def instrument_groups(
     *, tensor: Any = None, context: Any = None, expert: Any = None, each: bool = True
 ) -> None:
-    """Record the collectives within passes, so that each rank of a group is a worker of its own.
+    """Record the collectives within passes, so that each rank of a group is a separate worker.
 
-    Call it beside the hooks of the framework, and on every rank. Give :func:`start` the degrees
+    Call it in addition to the hooks of the framework, on every rank. Give :func:`start` the degrees
     ``tp`` and ``cp``. Collectives inside a compiled model (torch.compile) are not seen.
 
     Args:
         tensor: this rank's tensor-parallel process group, or a device mesh of one dimension.
         context: its context-parallel group.
         expert: its expert-parallel group.
-        each: record each collective. False keeps three numbers of a pass instead: this rank's
-            computing time, its time in the calls, and their number times the fastest one.
+        each: record each collective. False records three numbers per pass instead: this rank's
+            compute time, its time in the calls, and the number of calls times the fastest call.
     """
     groups = {"tensor": tensor, "context": context, "expert": expert}
     told = {name: group for name, group in groups.items() if group is not None}
@@ -198,7 +198,7 @@ def instrument_megatron() -> None:
 
 
 def _instrument(hooks: str, *args: Any, **options: Any) -> None:
-    """Let a module of hooks work on the recorder; log a line where something does not fit."""
+    """Install a module of hooks on the recorder; log a line if something does not fit."""
     recorder = _current
     if recorder is None or not recorder.is_on:
         return

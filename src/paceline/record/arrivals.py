@@ -1,11 +1,11 @@
-"""The time when all gradients of a bucket are there, by hooks in a model's parameters."""
+"""Times when buckets of gradients are complete, by hooks in a model's parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: If the same gradients come last in this many backwards in a row, only these are watched.
+#: If the same gradients come last in this many successive backwards, only these are watched.
 AGREED = 3
 
 #: One recorded backward in RECHECK watches all gradients again: their order may change.
@@ -15,10 +15,10 @@ RECHECK = 32
 class Arrivals:
     """Reports when the gradients of each bucket are complete.
 
-    At first every parameter has a hook while a backward is recorded. Once the same gradient of each
-    bucket came last several times, only these gradients are watched, by hooks that stay. For a
-    small model a hook in every parameter costs more than all other recording. If a later check of
-    all gradients finds another order, all are watched from then on.
+    At first every parameter has a hook during a recorded backward. Once the same gradient of each
+    bucket came last several times, only these gradients keep hooks, permanently. For a small model,
+    hooks in all parameters cost more than all other recording. If a later check finds another
+    order, all gradients are watched from then on.
 
     Args:
         trained: parameters with gradients.
@@ -34,22 +34,22 @@ class Arrivals:
     ) -> None:
         self._trained, self._ready, self._fail = trained, ready, fail
         self._of: Sequence[int] = ()  # [parameter] its bucket
-        self._missing: list[int] = []  # [bucket] gradients that are not there yet
+        self._missing: list[int] = []  # [bucket] number of missing gradients
         self._last: list[int] = []  # [bucket] the parameter whose gradient came last
-        self._usual: list[int] = []  # the same, of the backward before
+        self._usual: list[int] = []  # the same in the previous backward
         self._agreed = self._count = 0  # backwards
         self._is_settled = self._is_narrow = self._is_unsteady = False
         self._hooks = [self._hook(number) for number in range(len(trained))]
-        self._handles: list[Any] = []  # of hooks, in place while a backward is recorded
-        self._stays: list[Any] = []  # handles of those of the last gradients
+        self._handles: list[Any] = []  # handles of hooks during a recorded backward
+        self._stays: list[Any] = []  # handles of hooks for the last gradients
 
     def begin(self, of: Sequence[int], sizes: Sequence[int], *, settled: bool) -> None:
-        """A backward begins.
+        """Start of a backward.
 
         Args:
             of: [parameter] its bucket.
             sizes: [bucket] number of its parameters.
-            settled: whether all later backwards have the same buckets and parameters in use.
+            settled: whether all later backwards use the same buckets and parameters.
         """
         self._is_settled = settled and not self._is_unsteady
         self._is_narrow = False  # a backward that raised may have left it on
@@ -61,14 +61,14 @@ class Arrivals:
             return
         self._of, self._missing = of, list(sizes)
         self._last = [-1] * len(sizes)
-        self._unhook()  # a backward that raised has left its own
+        self._unhook()  # left by a backward that raised
         self._handles = [
             parameter.register_post_accumulate_grad_hook(hook)
             for parameter, hook in zip(self._trained, self._hooks, strict=True)
         ]
 
     def end(self) -> None:
-        """The backward is over."""
+        """End of the backward."""
         self._unhook()
         if self._is_narrow:
             self._is_narrow = False
@@ -76,7 +76,7 @@ class Arrivals:
             self._compare()
 
     def _compare(self) -> None:
-        """Compare the gradients that came last with those of the backward before."""
+        """Compare the last gradients with those of the previous backward."""
         if self._last == self._usual:
             self._agreed += 1
             return
@@ -95,7 +95,7 @@ class Arrivals:
         """Called when the gradient of a parameter is complete."""
 
         def gradient(_: object) -> None:
-            try:  # in here, not by a call: a model has hundreds of parameters
+            try:  # inlined, for a model has hundreds of parameters
                 bucket = self._of[number]
                 self._missing[bucket] -= 1
                 if not self._missing[bucket]:
@@ -112,7 +112,7 @@ class Arrivals:
             self._stays.append(self._trained[number].register_post_accumulate_grad_hook(hook))
 
     def _last_hook(self, bucket: int) -> Callable[[object], None]:
-        """Called when the gradient that comes last in a bucket is complete."""
+        """Called when the last gradient of a bucket is complete."""
 
         def gradient(_: object) -> None:
             if self._is_narrow:

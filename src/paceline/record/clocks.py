@@ -1,4 +1,4 @@
-"""The host clock, and its lead over rank 0's, by ping-pong over the process group."""
+"""The host clock, and its lead over rank 0's clock, measured by ping-pong messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-#: Answers per exchange; the one with the shortest round trip counts.
+#: Answers per exchange; the answer with the shortest round trip is used.
 ROUNDS = 16
 
 #: Default of the longest wait for another rank.
@@ -37,15 +37,15 @@ class HostClock:
         self.ahead_ns = min(tries)[1]
 
     def now(self) -> int:
-        """Nanoseconds that never fall; they start at the wall clock's first reading."""
+        """Monotonic nanoseconds, starting at the wall clock's first reading."""
         return time.perf_counter_ns() + self.ahead_ns
 
     def resolve(self, mark: Any) -> int | None:
-        """A mark in nanoseconds of :meth:`now`; None while it is not known."""
+        """A mark in nanoseconds of :meth:`now`; None while unknown."""
         return int(mark) + self.ahead_ns
 
     def after(self, work: Any, code: int) -> Any:
-        """A mark of the end of ``work``, without a wait for it; None: only its wait shows it."""
+        """A mark of the end of ``work``, without waiting; None: only a wait shows the end."""
         return None
 
     def tie(self) -> None:
@@ -73,14 +73,14 @@ class Offset:
 class Exchange:
     """Clock exchange between the ranks of a process group; a collective call each time.
 
-    Every rank asks the rank whose number lacks its lowest set bit. So the hops to rank 0 are as
-    many as the set bits of the number. The ranks of one level ask at the same time. Ranks of one
-    host share its monotonic clock: one answer is exact for all of them.
+    Every rank asks the rank with its number without the lowest set bit. So the number of hops to
+    rank 0 is the number of set bits. The ranks of one level ask at the same time. Ranks of one host
+    share its monotonic clock, so one answer is exact for all of them.
 
     Args:
         distributed: ``torch.distributed``, initialised.
         clock: this rank's clock.
-        host: a number for the host's clock; 0 = not known.
+        host: a number for the host's clock; 0 = unknown.
         timeout_s: a rank that does not answer within this time ends the exchanges.
     """
 
@@ -94,7 +94,7 @@ class Exchange:
         self._distributed, self._clock = distributed, clock
         self._host = _host() if host is None else host
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
-        # A group of its own: the job's may be NCCL, and must not be hurt when a rank is late.
+        # A separate group: the job's group may be NCCL, and a late rank must not harm it.
         self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def session(self) -> str:
@@ -146,7 +146,7 @@ class Exchange:
 
 
 def _host() -> int:
-    """A number for the clock that this process shares with others; 0 = not known."""
+    """A number for the clock that this process shares with others; 0 = unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = Path("/proc/self/ns/time").readlink()
@@ -156,6 +156,6 @@ def _host() -> int:
 
 
 def asked_by(rank: int, world: int) -> list[int]:
-    """The ranks that ask ``rank``, those with the most ranks behind them first."""
+    """The ranks that ask ``rank``, in descending order of the ranks that depend on them."""
     bits = (rank & -rank).bit_length() - 1 if rank else max(0, (world - 1).bit_length())
     return [rank + (1 << bit) for bit in reversed(range(bits)) if rank + (1 << bit) < world]

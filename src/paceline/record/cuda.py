@@ -1,8 +1,8 @@
 """Times on a GPU: CUDA events on the streams of the work, resolved later against the host clock.
 
-No call in here waits for the GPU. The writer's thread makes the tie between the two clocks. It
-records an event on a stream of its own and asks until the event has passed. The time between the
-first and the last moment is the tie's possible error.
+No call in here waits for the GPU. The writer's thread ties the two clocks: it records an event on
+its own stream and polls until the event has passed. The time from the start to the last poll is the
+tie's possible error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from paceline.record.clocks import HostClock
 
-#: Precision that a tie loses per second: host and GPU clocks drift by some parts in a million.
+#: Loss of precision of a tie per second: host and GPU clocks drift by some parts in a million.
 DRIFT = 2e-5
 
-#: If an event on the idle stream takes longer, it is queued behind the job's work.
+#: An event on the idle stream that takes longer was queued behind the job's work.
 GIVE_UP_NS = 2_000_000
 
 
@@ -37,7 +37,7 @@ class CudaClock(HostClock):
         self._streams: dict[int, Any] = {}
         self._tie_stream = torch.cuda.Stream()
         self._tied: tuple[Any, int, int] | None = None  # event, host ns, error ns
-        torch.cuda.synchronize()  # once, before training: the first tie shall be exact
+        torch.cuda.synchronize()  # once, before training, for an exact first tie
         self.tie()
 
     def mark(self) -> Any:
@@ -53,7 +53,7 @@ class CudaClock(HostClock):
             return self._torch.cuda.Event(enable_timing=True)
 
     def after(self, work: Any, code: int) -> Any:
-        """An event that passes when ``work`` is done: only a stream, one per kind, waits for it."""
+        """An event that passes when ``work`` is done; a separate stream per kind waits for it."""
         cuda = self._torch.cuda
         stream = self._streams.get(code)
         if stream is None:
@@ -72,7 +72,7 @@ class CudaClock(HostClock):
         return host_ns + int(event.elapsed_time(mark) * 1e6)
 
     def tie(self) -> None:
-        """Tie the GPU's clock to the host's, if that is now more precise than the last tie."""
+        """Tie the GPU's clock to the host's, if that is more precise than the last tie."""
         with self._torch.cuda.device(self._device):
             event = self._torch.cuda.Event(enable_timing=True)
             before = self.now()
@@ -80,12 +80,12 @@ class CudaClock(HostClock):
             while not event.query():
                 if self.now() - before > GIVE_UP_NS:
                     return
-                time.sleep(0)  # let the training thread have the interpreter
+                time.sleep(0)  # yield the interpreter to the training thread
             after = self.now()
         error = (after - before) // 2
         if self._tied is None or error <= self._tied[2] + DRIFT * (after - self._tied[1]):
             self._tied = event, before + error, error
 
     def recycle(self, marks: list[Any]) -> None:
-        """Take back events that are unused; one may end an operation and begin the next."""
+        """Reuse free events; one event may end an operation and begin the next."""
         self._free.extend({id(mark): mark for mark in marks}.values())

@@ -1,4 +1,4 @@
-"""Numbers of the parts that DeepSpeed's ZeRO communicates, read at 0.19.8."""
+"""Numbers of the parts that DeepSpeed's ZeRO communicates (read at 0.19.8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARES = 4
 
 
 class Parts:
-    """Numbers of communicated parts, equal on all ranks: each is compared with itself.
+    """Numbers of communicated parts, equal on all ranks, so that parts can be compared.
 
     A gather has the number of its first parameter, so the backward's gather has the forward's
     number. Reductions are counted in each backward, and gathers of updated parameters in each
@@ -22,15 +22,15 @@ class Parts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._parameter = -1  # the first one that is gathered now
+        self._parameter = -1  # the first parameter of the running gather
         self._share = self._count = 0
 
     def restart(self) -> None:
-        """A backward or an update begins."""
+        """Start of a backward or an update."""
         self._count = 0
 
     def gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``all_gather_coalesced`` of a parameter; its argument has the other parameters."""
+        """Wrap a parameter's ``all_gather_coalesced``; its argument has the other parameters."""
 
         def all_gather_coalesced(params: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._recorder.is_profiling:
@@ -46,7 +46,7 @@ class Parts:
         return all_gather_coalesced
 
     def of_parameters(self) -> int:
-        """The number of a gather within a pass; -1 where its parameters are not known."""
+        """The number of a gather within a pass; -1 if its parameters are unknown."""
         if self._parameter < 0:
             return -1
         share, self._share = self._share, min(self._share + 1, SHARES - 1)

@@ -1,9 +1,9 @@
-"""Sends and receives among the ranks of a group, sorted into pairs that meet.
+"""Sends and receives among the ranks of a group, sorted into matching pairs.
 
-In a turn of a ring each rank sends to one neighbour and receives from the other. Every op of a step
-graph joins disjoint sets of ranks. So the links of a turn are coloured: no two links of one colour
-share a rank. A ring with an even number of ranks needs two colours, with an odd number three. Rank
-i's op of a colour is then its send, its receive, or an op of its own.
+In a turn of a ring, each rank sends to one neighbour and receives from the other. An op of a step
+graph must join disjoint sets of ranks. So the links of a turn are coloured: two links of the same
+colour share no rank. An even ring needs two colours, an odd ring three. Rank i's op of a colour is
+its send, its receive, or an op without transfer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """One transfer of a turn, as places in the group.
+    """One transfer of a turn; ranks are indices in the group.
 
     Attributes:
         source: the rank that sends.
@@ -29,9 +29,9 @@ class Meeting(NamedTuple):
     """An op of a rank: its transfer, and the set of ranks that it joins.
 
     Attributes:
-        transfer: index of the transfer; None where the rank has none of this colour (the ends of
-            a line; the third colour of an odd ring).
-        group: a number that only the two ends of the transfer have: the place of the sender.
+        transfer: index of the transfer; None if the rank has none of this colour (the ends of a
+            line, or the third colour of an odd ring).
+        group: a number that only the two ends of the transfer share: the index of the sender.
     """
 
     transfer: int | None
@@ -39,15 +39,15 @@ class Meeting(NamedTuple):
 
 
 def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | None:
-    """The ops of one rank, in an order that all ranks share.
+    """The ops of one rank, in the same order on all ranks.
 
     Args:
-        links: the transfers of this rank, as it lists them.
-        place: place of this rank in its group.
-        size: ranks of the group.
+        links: the transfers of this rank, in the order of its list.
+        place: index of this rank in its group.
+        size: number of ranks in the group.
 
     Returns:
-        None where a rank sends to itself.
+        None if a rank sends to itself.
     """
     by_shift: dict[int, list[list[int]]] = {}
     for number, link in enumerate(links):
@@ -67,7 +67,7 @@ def meetings(links: Sequence[Link], place: int, size: int) -> list[Meeting] | No
 
 
 def _colour(source: int, shift: int, size: int) -> int:
-    """The colours 0 and 1 in turn along the cycle of a shift; 2 for the last of an odd cycle."""
+    """Colours 0 and 1 in turn along the cycle of a shift; 2 for the last link of an odd cycle."""
     step = gcd(size, shift)
     length = size // step
     turns = (source // step) * pow(shift // step, -1, length) % length

@@ -14,19 +14,20 @@ from paceline.record.steps import BLOCKED_NS, CODES, Op
 
 _REDUCTION = CODES["grads-reduce-scatter"]
 
-#: Number of parameters that are watched for the last gradient. They are the first ones: gradients
-#: come in reverse order of registration (DDP fills its buckets by the same assumption).
+#: Number of parameters that are watched for the last gradient. They are the first parameters, for
+#: gradients arrive in reverse order of registration (DDP fills its buckets by the same assumption).
 WATCHED = 16
 
 
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a DDP model's forwards, backwards, exchange of gradients, and the optimizer.
 
-    On the host the exchange is recorded bucket by bucket; on a GPU, only the part behind the last
-    gradient. Nothing of DDP is replaced: no communication hook, no other numbers.
+    On the host the exchange is recorded bucket by bucket. On a GPU, only the part after the last
+    gradient is recorded. Nothing in DDP is replaced: there is no communication hook, and numbers do
+    not change.
 
     Raises:
-        ValueError: it is no DDP model.
+        ValueError: it is not a DDP model.
     """
     if not hasattr(model, "require_backward_grad_sync"):
         raise ValueError(f"{type(model).__name__} is no DistributedDataParallel")
@@ -49,24 +50,24 @@ def _exchange(recorder: Recorder, model: Any, trained: Sequence[Any]) -> Exchang
 class _Buckets:
     """The buckets of gradients that DDP reduces during the backward, one after the other.
 
-    DDP starts a bucket when all its gradients and those of the earlier buckets are there. It waits
-    for all of them behind the backward. DDP does not tell when a bucket ended. Only a wait that
-    blocks shows the end of the last one; all other ends are upper bounds.
+    DDP starts a bucket when its gradients and those of earlier buckets are ready. It waits for all
+    buckets after the backward. DDP does not report the end of a bucket. Only a blocking wait shows
+    the end of the last one; all other ends are upper bounds.
     """
 
     def __init__(self, recorder: Recorder, model: Any, trained: Sequence[Any]) -> None:
         self._recorder, self._model, self._trained = recorder, model, trained
         self._of: list[int] = []  # [parameter] its bucket
         self._sizes: list[int] = []  # [bucket] its parameters
-        self._final = False  # whether DDP will not change them
-        self._is_ready: list[bool] = []  # [bucket] its gradients are there
+        self._final = False  # whether the buckets are final
+        self._is_ready: list[bool] = []  # [bucket] whether its gradients are ready
         self._launched: list[Op] = []
         self._drained: Any = None
         self._active = False
         self._arrivals = Arrivals(trained, self._ready, recorder.fail)
 
     def begin(self) -> bool:
-        """A backward pass begins; DDP tells its buckets again after its first steps."""
+        """Start of a backward pass; DDP changes its buckets after its first steps."""
         self._active = bool(self._model.require_backward_grad_sync)
         self._launched = []
         if self._active:
@@ -80,7 +81,7 @@ class _Buckets:
     def _ask(self) -> None:
         """Ask DDP for its buckets.
 
-        It makes them again once. If it looks for unused parameters, it never does
+        DDP rebuilds them once, and never if it looks for unused parameters
         (``Reducer::should_rebuild_buckets``, torch 2.13).
         """
         model = self._model
@@ -90,7 +91,7 @@ class _Buckets:
         self._final = stays or bool(logged.get("rebuilt_per_bucket_param_indices"))
 
     def _ready(self, bucket: int) -> None:
-        """Buckets start in their order, as soon as their gradients are there."""
+        """Start buckets in order, as soon as their gradients are ready."""
         program = self._recorder.program
         if not self._active or program is None:
             return
@@ -100,7 +101,7 @@ class _Buckets:
             launched.append(program.launch(_REDUCTION, part=first))
 
     def drain(self) -> None:
-        """The last gradient is there; DDP waits for its buckets."""
+        """The last gradient is ready; DDP waits for its buckets."""
         if not self._active:
             return
         program, ops = self._recorder.program, self._launched
@@ -132,7 +133,7 @@ class _Buckets:
 
 
 def buckets_of(logged: dict[str, Any], trained: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Number of parameters of each bucket, and [parameter] its bucket.
+    """Number of parameters per bucket, and [parameter] its bucket.
 
     Args:
         logged: DDP's own log (``_get_ddp_logging_data``, torch 2.13). Once DDP has rebuilt the

@@ -13,12 +13,12 @@ from paceline.record.recorder import Recorder
 from paceline.record.steps import Op
 from paceline.record.works import LowestRanks, Works
 
-#: Methods of ``deepspeed.comm.torch.TorchBackend`` by which ZeRO gathers parameters -> place of
-#: their argument ``group``, which ``async_op`` follows. Their signatures are hidden
-#: (``stage_on_cpu`` there). Quantised and coalesced gathers call these in turn.
+#: Methods of ``deepspeed.comm.torch.TorchBackend`` with which ZeRO gathers parameters -> index of
+#: their argument ``group``, which ``async_op`` follows. Their signatures are hidden (by
+#: ``stage_on_cpu`` there). Quantised and coalesced gathers call these methods.
 GATHERS = {"all_gather_into_tensor": 2, "all_gather": 2, "all_gather_coalesced": 2}
 
-#: Methods by which it reduces: ``stage_1_and_2.py`` ``allreduce_bucket`` (all_reduce or reduce),
+#: Methods with which it reduces: ``stage_1_and_2.py`` ``allreduce_bucket`` (all_reduce or reduce),
 #: ``stage3.py`` ``__avg_scatter_grads`` (reduce_scatter_tensor; ZeRO++: all_to_all_single).
 REDUCES = {
     "all_reduce": 2,
@@ -32,12 +32,12 @@ REDUCES = {
 def instrument(recorder: Recorder, engine: Any) -> None:
     """Record a DeepSpeed engine's passes, gathers, reductions and optimizer, ZeRO 0 to 3.
 
-    On the host every collective of ``deepspeed.comm`` within a pass or the optimizer is recorded
-    at its launch and at its wait. On a GPU the hooks record passes, the exchange behind the last
-    gradient, and the optimizer; these contain the collectives.
+    On the host, every collective of ``deepspeed.comm`` within a pass or the optimizer is recorded
+    at its launch and its wait. On a GPU, the hooks record passes, the exchange after the last
+    gradient, and the optimizer, which contain the collectives.
 
     Raises:
-        ValueError: it is no engine, or has more than data parallelism.
+        ValueError: it is not an engine, or has more than data parallelism.
     """
     if not hasattr(engine, "_take_model_step") or not hasattr(engine, "_backward_epilogue"):
         raise ValueError(f"{type(engine).__name__} is no DeepSpeed engine (0.19.8 is known)")
@@ -64,7 +64,7 @@ def instrument(recorder: Recorder, engine: Any) -> None:
 
 
 def _need_data_parallelism_only(engine: Any) -> None:
-    """Refuse an engine with collectives that would look like those of data parallelism."""
+    """Refuse an engine with further collectives, which would look like data parallelism."""
     mpu = engine.mpu
     of_model = getattr(mpu, "get_model_parallel_world_size", None)
     beside = {
@@ -81,10 +81,10 @@ def _need_data_parallelism_only(engine: Any) -> None:
 
 
 class _Backward:
-    """The backward of a microbatch, and DeepSpeed's epilogue behind it.
+    """The backward of a microbatch, and DeepSpeed's epilogue after it.
 
-    ``engine.backward`` calls ``_backward_epilogue`` behind autograd; a plain ``loss.backward()``
-    runs it in autograd's last callbacks, so inside what :class:`Passes` calls the backward.
+    ``engine.backward`` calls ``_backward_epilogue`` after autograd. A plain ``loss.backward()``
+    runs it in autograd's last callbacks, so inside the backward of :class:`Passes`.
 
     Attributes:
         active: whether gradients may be reduced now.
@@ -181,7 +181,7 @@ class _Optimizer:
 
 
 class _Phase:
-    """Purpose of a collective, by the engine's state at its launch."""
+    """Purpose of a collective, from the engine's state at its launch."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class _Phase:
         return allreduce_gradients
 
     def kind(self, gathers: bool) -> str | None:
-        """The kind of a collective that is launched now; None: it is the loop's own."""
+        """The kind of a collective at its launch; None: it belongs to the user's loop."""
         if self._optimizer.active:
             # has_overflow and scaled_global_norm reduce one number over all ranks.
             return "params-all-gather" if gathers else "optimizer-clip-main-grad"
@@ -227,7 +227,7 @@ class _Phase:
 
 
 class _Collectives:
-    """Collectives of ``deepspeed.comm``: each blocks, or returns a work that is waited for."""
+    """Collectives of ``deepspeed.comm``: each blocks, or returns a work to wait for."""
 
     def __init__(self, recorder: Recorder, phase: _Phase) -> None:
         self._recorder, self._phase = recorder, phase
@@ -254,7 +254,7 @@ class _Collectives:
                 if kind is None:
                     return function(*args, **kwargs)
                 try:
-                    # The norm is one number of all ranks, whatever group sums it.
+                    # The norm is one number of all ranks, for any group.
                     is_norm = kind == "optimizer-clip-main-grad"
                     group = -1 if is_norm else self._number(argument(args, kwargs, place, "group"))
                     part = self._phase.part(kind)

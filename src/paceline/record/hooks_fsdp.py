@@ -16,13 +16,13 @@ from paceline.record.works import LowestRanks
 def instrument(recorder: Recorder, model: Any) -> None:
     """Record a fully sharded model's passes, gathers, scatters, and the optimizer.
 
-    On the host every gather and scatter is recorded where it runs and where the program waits for
-    it. So passes consist of the parts between them. On a GPU only the waits at the step's two ends
-    are recorded. The first is for the root module's parameters, gathered before its forward. The
-    other is for the rest of the exchange behind the last gradient.
+    On the host, every gather and scatter is recorded at its launch and at its wait, and passes
+    consist of the parts between these. On a GPU, only the waits at both ends of a step are
+    recorded. The first is for the root module's parameters, gathered before its forward. The last
+    is for the rest of the exchange after the last gradient.
 
     Raises:
-        ValueError: it is no module that ``fully_shard`` was applied to.
+        ValueError: ``fully_shard`` was not applied to the module.
     """
     groups = [
         group
@@ -49,13 +49,13 @@ def instrument(recorder: Recorder, model: Any) -> None:
 
 
 class _Units:
-    """Gathers and scatters of units: each blocks, or returns a work that is waited for later."""
+    """Gathers and scatters of units: each blocks, or returns a work to wait for later."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._gathers: dict[int, Any] = {}  # of works that are under way
+        self._gathers: dict[int, Any] = {}  # operations of running works
         self._group = LowestRanks()
-        self._unit = -1  # that was scattered last
+        self._unit = -1  # the unit scattered last
 
     def gather(self, unit: int) -> Callable[..., Any]:
         """Called instead of a unit's gather."""
@@ -118,7 +118,7 @@ class _Units:
 
 
 class _Namespace:
-    """A module with some names replaced, for one module that uses it."""
+    """A proxy of a module with some names replaced, for one module that uses it."""
 
     def __init__(self, module: Any, **replaced: Any) -> None:
         self.__dict__.update(replaced)
@@ -145,7 +145,7 @@ def _record_ends(recorder: Recorder, model: Any, groups: list[Any]) -> None:
 
 
 class _FirstGather:
-    """The gather of parameters before a step's first forward; one inside it is part of it."""
+    """The gather of parameters before a step's first forward; gathers inside belong to it."""
 
     def __init__(self, recorder: Recorder, passes: Passes) -> None:
         self._recorder, self._passes = recorder, passes

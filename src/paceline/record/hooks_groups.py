@@ -1,8 +1,8 @@
 """Hooks for the collectives within passes: tensor, context and expert parallelism.
 
-Read at torch 2.13: ``torch.distributed`` (eager calls, as Megatron makes them) and
-``torch.ops._c10d_functional`` (DTensor, ``_functional_collectives``), whose results are waited for
-where they are first used.
+Read at torch 2.13: ``torch.distributed`` (eager calls, as in Megatron) and
+``torch.ops._c10d_functional`` (DTensor, ``_functional_collectives``). The program waits for results
+of the latter at their first use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.record.steps import Batch, Op, Operation, Step
 #: Purpose of a group -> the kind of its collectives.
 KINDS = {"tensor": "tensor-comm", "context": "context-comm", "expert": "expert-comm"}
 
-#: Functions of ``torch.distributed`` that take a ``group``. Not ``isend`` and ``irecv``: ``P2POp``
-#: asks for these very functions.
+#: Functions of ``torch.distributed`` with a ``group``. ``isend`` and ``irecv`` are not replaced,
+#: for ``P2POp`` requires these functions themselves.
 _EAGER = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "broadcast"),
     *("reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
@@ -44,8 +44,8 @@ def instrument(
         recorder: the recorder.
         groups: purpose (a key of :data:`KINDS`) -> a process group, or a mesh of one dimension.
         model: its forwards and backwards are recorded, too; None: other hooks do that.
-        each: every collective is an operation. Otherwise the collectives of a pass that the program
-            awaits at once are counted together, as one.
+        each: every collective is an operation. Otherwise collectives of a pass that the program
+            awaits at once are counted together.
 
     Raises:
         ValueError: a group has another purpose, or the recorder times a GPU's streams.
@@ -75,7 +75,7 @@ class _Collectives:
             entry = (KINDS[name], min(dist.get_process_group_ranks(process_group)))
             self._of[id(process_group)] = entry
             self._of[str(process_group.group_name)] = entry
-        self._groups = list(groups.values())  # so that no other object takes an id
+        self._groups = list(groups.values())  # kept so that ids are not reused
         self._results: dict[int, Any] = {}  # memory of a result -> the operation that fills it
         #: For counted collectives: memory of a result -> (kind and group, ns that its launch took).
         self._calls: dict[int, tuple[tuple[str, int], int]] = {}
@@ -97,7 +97,7 @@ class _Collectives:
         _replace(functional, "wait_tensor", self._wait)
 
     def _kind(self, group: Any) -> tuple[str, int] | None:
-        """Kind and number of a group's collectives; None for groups that are not known."""
+        """Kind and number of a group's collectives; None for unknown groups."""
         if self._inside or not self._recorder.is_profiling:
             return None
         if group is None:
@@ -128,7 +128,7 @@ class _Collectives:
         return collective
 
     def _ring(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A turn of a ring: each transfer joins two ranks, if all of them can be told apart."""
+        """A turn of a ring as pairs of ranks, if all its transfers are known."""
 
         def batch_isend_irecv(p2p_op_list: Any) -> Any:
             known = self._kind(p2p_op_list[0].group) if p2p_op_list else None
@@ -144,7 +144,7 @@ class _Collectives:
         return batch_isend_irecv
 
     def _transfers(self, kind: str, p2p_op_list: Any) -> list[Operation] | None:
-        """An operation for each transfer, in the order of the list; None where they are one."""
+        """An operation per transfer, in the order of the list; None if they are one operation."""
         import torch.distributed as dist
 
         ranks = dist.get_process_group_ranks(p2p_op_list[0].group)
@@ -211,14 +211,14 @@ class _Collectives:
         already: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Call it, and count its time; ``already`` ns went into its launch."""
+        """Call the function and count its time; ``already`` ns is the time of its launch."""
         begin = self._recorder.mark()
         result = self._quietly(function, *args, **kwargs)
         self._recorder.called(*of, self._recorder.mark() - begin + already)
         return result
 
     def _quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it, and do not record the collectives that it consists of."""
+        """Call the function without recording its inner collectives."""
         self._inside = True
         try:
             return function(*args, **kwargs)
@@ -227,7 +227,7 @@ class _Collectives:
 
 
 class _Result:
-    """A pending result, as a work."""
+    """A pending result in the form of a work."""
 
     def __init__(self, wait: Callable[[Any], Any], tensor: Any) -> None:
         self._wait, self._tensor = wait, tensor
@@ -262,7 +262,7 @@ def _replace(namespace: Any, name: str, wrapper: Callable[[Any], Callable[..., A
 
 
 def _memory(tensor: Any) -> int:
-    """The address of a tensor's values: all tensors that stand for one result share it."""
+    """The address of a tensor's values, which all tensors of a result share."""
     elem = getattr(tensor, "elem", tensor)
     pointer: int = elem.untyped_storage().data_ptr()
     return pointer

@@ -31,12 +31,12 @@ _OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
 def instrument(recorder: Recorder) -> None:
     """Record Megatron-Core: schedules, transfers, gathers, exchange of gradients, optimizer.
 
-    On the host every transfer, and every gather and reduction of a group of buckets, is recorded
-    at its launch and at its wait. On a GPU transfers are recorded, and the exchange of gradients
-    only as the wait at the end of a step.
+    On the host, every transfer and every gather and reduction of a group of buckets is recorded at
+    its launch and its wait. On a GPU, transfers are recorded, and the exchange of gradients only as
+    the wait at the end of a step.
 
-    The log gets one line for each function that a version of Megatron lacks. Steps are those of
-    ``megatron.training.training.train_step`` where that is installed; else the loop names them.
+    The log gets one line for each function that a version of Megatron lacks. Steps are calls of
+    ``megatron.training.training.train_step`` if that is installed; otherwise the loop names them.
 
     Raises:
         ImportError: Megatron-Core is not installed.
@@ -99,7 +99,7 @@ def _module(name: str) -> Any:
 
 
 class _Absent:
-    """Stands for a missing module; functions wrapped in it are reported as missing."""
+    """Placeholder for a missing module; its functions are reported as missing."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -125,12 +125,12 @@ def _training(hooks: _Hooks) -> None:
     try:
         training = import_module("megatron.training.training")
     except ImportError:
-        return  # Megatron-Core alone: the loop is the user's
+        return  # Megatron-Core alone, with the user's loop
     hooks.recorder.wrap(training, "train_step", hooks.train_step)
 
 
 class _Hooks:
-    """The wrappers, and their memory of the running step."""
+    """The wrappers, and their state for the running step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -183,7 +183,7 @@ class _Hooks:
         return forward_step
 
     def backward(self, function: Function) -> Function:
-        """Wraps ``backward_step``; the output in its arguments tells which forward it undoes."""
+        """Wraps ``backward_step``; the output in its arguments identifies its forward."""
 
         def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.recorder.is_profiling:
@@ -202,7 +202,7 @@ class _Hooks:
         return backward_step
 
     def collective(self, kind: str, *, by_chunk: bool = False) -> Callable[[Function], Function]:
-        """Wraps work that is done when it returns; inside another operation it is part of that."""
+        """Wraps a blocking function; inside another operation it is part of that operation."""
 
         def wrapper(function: Function) -> Function:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ class _Hooks:
         return wrapper
 
     def embedding(self, function: Function) -> Function:
-        """Wraps the exchange of tied embeddings, which does nothing where there are none."""
+        """Wraps the exchange of tied embeddings, which does nothing without them."""
         recorded = self.collective("embedding-grads-all-reduce")(function)
 
         def allreduce(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ class _Hooks:
 
 
 def _ties_embeddings(model: Any) -> bool:
-    """Whether the first and last stage share the word embeddings, and this is one of them."""
+    """Whether this is the first or last stage and these share the word embeddings."""
     place = megatron_place()
     if place.get("pp", 1) < 2 or place.get("pp_rank") not in (0, place["pp"] - 1):
         return False
@@ -256,7 +256,7 @@ def _ties_embeddings(model: Any) -> bool:
 
 
 def _iteration(following: int) -> int:
-    """The number of the step: Megatron's, where known; else one more than the last."""
+    """The number of the step: Megatron's if known, otherwise one more than the last."""
     try:
         args = import_module("megatron.training.global_vars").get_args()
         return int(getattr(args, "curr_iteration", following))

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.record.recorder import Recorder
 
-#: Functions with which a stage makes its transfers, and their kind.
+#: Functions that make a stage's transfers -> kind of transfer.
 _TRANSFERS = (
     ("get_fwd_recv_ops", "forward-recv"),
     ("get_fwd_send_ops", "forward-send"),
@@ -22,15 +22,15 @@ def instrument(recorder: Recorder, schedule: Any) -> None:
     """Record a schedule's forwards, backwards, sends and recvs.
 
     If the schedule splits the backward (zero bubble, DualPipeV), the gradients of inputs and of
-    weights are separate operations. Successive stages on one rank hand over in memory.
+    weights are separate operations. Successive stages on the same rank exchange tensors in memory.
 
     Args:
         recorder: the recorder.
         schedule: a schedule of ``torch.distributed.pipelining`` with one stage per rank,
-            interleaved ones, or two that lie as a V.
+            interleaved stages, or two stages as a V.
 
     Raises:
-        ValueError: Paceline does not know this arrangement of stages.
+        ValueError: the arrangement of stages is unknown.
     """
     stages = sorted(_stages(schedule), key=lambda stage: int(stage.stage_index))
     n_pp, rank = int(stages[0].group_size), int(stages[0].group_rank)
@@ -61,14 +61,14 @@ def _stages(schedule: Any) -> Sequence[Any]:
 
 
 def _place(stages: Sequence[Any], n_pp: int) -> dict[str, int]:
-    """The place that follows from the stages' process group."""
+    """The place from the stages' process group."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(stages[0].group or dist.group.WORLD)
     world = dist.get_world_size()
     known = {"pp": n_pp, "vpp": len(stages), "pp_rank": int(stages[0].group_rank)}
     apart = ranks[1] - ranks[0] if n_pp > 1 else 1
-    if apart == 1:  # stages are neighbours: replica by replica
+    if apart == 1:  # stages are neighbours: replicas come one after another
         known |= {"dp": world // n_pp, "dp_rank": ranks[0] // n_pp}
     elif apart * n_pp == world:  # stages are furthest apart, as in Megatron
         known |= {"dp": apart, "dp_rank": ranks[0]}

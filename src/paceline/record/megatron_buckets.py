@@ -1,7 +1,8 @@
 """Buckets of Megatron-Core's DDP: gathers of parameters, reductions of gradients.
 
 Read at 0.16.1 (``distributed/param_and_grad_buffer.py``). Collectives of a group of buckets run in
-torch's coalescing manager, whose end launches them. The program waits for the manager, as a handle.
+torch's coalescing manager, which launches them at its end. The manager is the handle that the
+program waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paceline.record.works import LowestRanks, Works
 Function = Callable[..., Any]
 
 #: Kinds of a call's collectives. With several instances of the distributed optimizer, scattered
-#: gradients are reduced over the instances.
+#: gradients are also reduced over the instances.
 _GATHER = ("params-all-gather",)
 _REDUCE = ("grads-reduce-scatter", "separate-grads-all-reduce")
 
@@ -31,13 +32,13 @@ class Buckets:
         self._recorder, self._works = recorder, works
         self._places: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
         self._number = LowestRanks()
-        self._kinds: list[str] = []  # of collectives that the call which runs has yet to launch
+        self._kinds: list[str] = []  # kinds of collectives that the running call will launch
         self._place = (0, -1)  # chunk and number of its buckets
         self._copied = 0  # bytes of the reduced tensor, which gloo's wait copies
-        self._launched: Operation | None = None  # by it last
+        self._launched: Operation | None = None  # the last launched operations
 
     def learn(self, chunk: int, module: Any) -> None:
-        """Number the groups of buckets of a chunk of the model, wrapped or not."""
+        """Number the groups of buckets of a model chunk, wrapped or not."""
         while not hasattr(module, "bucket_groups"):
             module = getattr(module, "module", None)
             if module is None:
@@ -63,7 +64,7 @@ class Buckets:
             finally:
                 copied, self._copied = self._copied, 0
             work, op = getattr(buckets, "grad_reduce_handle", None), self._launched
-            # With fp32 accumulation the handle is not the manager.
+            # With fp32 accumulation, the handle is not the manager.
             if work is not None and op is not None and not self._works.is_watched(work):
                 self._works.watch(work, op, copied=copied)
             return answer
@@ -107,7 +108,7 @@ class Buckets:
         return coalescing_manager
 
     def _group(self, group: Any) -> int:
-        """The number of a process group; -1 if it has all ranks of the stage with its weights."""
+        """The number of a process group; -1 if it has all ranks with the stage's weights."""
         try:
             state = import_module("megatron.core.parallel_state")
             usual = state.get_data_parallel_world_size(with_context_parallel=True)
@@ -119,7 +120,7 @@ class Buckets:
     def finish(self, function: Function) -> Function:
         """Wraps ``finish_param_sync``; a gather launched in another step is recorded at its wait.
 
-        Megatron may launch gathers with the optimizer's step, for the forward of the next.
+        Megatron may launch gathers in the optimizer's step, for the next step's forward.
         """
 
         def finish_param_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:

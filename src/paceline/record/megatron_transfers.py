@@ -32,7 +32,7 @@ _ARGUMENTS = (
 class Transfers:
     """Sends and receives, each with its launch and its wait.
 
-    A send belongs to the pass that made its tensor, a receive to the pass that takes it.
+    A send belongs to the pass that produced its tensor, a receive to the pass that uses it.
     """
 
     def __init__(self, recorder: Recorder, works: Works) -> None:
@@ -42,18 +42,18 @@ class Transfers:
         recorder.at_step_end(self._clear)
 
     def _clear(self, step: Step) -> None:
-        """Forget ids: in the next step they are those of other tensors."""
+        """Forget ids, for the next step may reuse them for other tensors."""
         self._made.clear()
         self._received.clear()
 
     def made(self, tensors: Any, microbatch: int, chunk: int) -> None:
-        """A pass returns a tensor, alone or in lists, that may be sent."""
+        """Note the tensors that a pass returns, alone or in lists: they may be sent."""
         tensor = first_of(tensors)
         if tensor is not None:
             self._made[id(tensor)] = microbatch, chunk
 
     def taken(self, tensors: Any, microbatch: int, chunk: int) -> None:
-        """A pass takes a tensor that may have been received."""
+        """Note the tensor that a pass takes: it may have been received."""
         op = self._received.pop(id(first_of(tensors)), None)
         if op is not None:
             op.microbatch, op.chunk = microbatch, chunk
@@ -61,7 +61,7 @@ class Transfers:
     def host(self, *, in_order: bool) -> Callable[[Function], Function]:
         """Wraps ``_batched_p2p_ops`` (``in_order``: its list has an order) or ``_p2p_ops``.
 
-        ``_communicate`` waits for their results, or later the schedule does.
+        Either ``_communicate`` waits for their results, or the schedule does later.
         """
 
         def wrapper(function: Function) -> Function:
@@ -114,7 +114,7 @@ class Transfers:
             requests = answer[2] if isinstance(answer, tuple) and len(answer) > 2 else None
             if requests:
                 self._watch(requests, ops, in_order=False)
-            else:  # it has waited for them
+            else:  # the wait is over
                 for op in ops.values():
                     op.done()
             return answer
@@ -123,7 +123,7 @@ class Transfers:
 
 
 def first_of(tensors: Any) -> Any:
-    """The tensor, alone or first in lists."""
+    """The tensor itself, or the first tensor in lists."""
     while isinstance(tensors, list | tuple) and tensors:
         tensors = tensors[0]
     return tensors

@@ -1,4 +1,4 @@
-"""Forward and backward passes of a module, seen by hooks that several frameworks share."""
+"""Forward and backward passes of a module, by hooks that several frameworks share."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _OPTIMIZER = CODES["optimizer"]
 
 
 class Exchange(Protocol):
-    """How a framework exchanges the gradients of a backward pass."""
+    """Interface for a framework's exchange of the gradients of a backward pass."""
 
     def begin(self) -> bool:
-        """A backward pass begins; returns whether :meth:`drain` shall be called."""
+        """Start of a backward pass; returns whether to call :meth:`drain`."""
 
     def drain(self) -> None:
-        """All gradients are there; the framework waits for running work."""
+        """All gradients are ready; the framework waits for running work."""
 
     def end(self, backward: Op) -> None:
-        """The backward pass is over, with all waits."""
+        """End of the backward pass and of all waits."""
 
 
 class Passes:
     """Records the forwards and backwards of one module.
 
-    If the loop names a pass itself (``recorder.op``), that name counts. The hooks call as few
-    functions as they can: each runs once in a pass, so its code has left the processor's caches.
+    If the loop names a pass itself (``recorder.op``), that name is used. The hooks call few
+    functions: each runs once per pass, so its code is no longer in the processor's caches.
 
     Args:
         recorder: the recorder.
         module: called once per microbatch.
-        exchange: exchange of its gradients.
+        exchange: the exchange of its gradients.
     """
 
     def __init__(self, recorder: Recorder, module: Any, exchange: Exchange) -> None:
@@ -55,7 +55,7 @@ class Passes:
 
     @property
     def in_forward(self) -> bool:
-        """Whether a forward runs, seen here or named by the loop."""
+        """Whether a forward is running, found here or named by the loop."""
         program = self._recorder.program
         if program is None:
             return False
@@ -68,11 +68,11 @@ class Passes:
         if program is None:
             return
         try:
-            if not self._is_grad_enabled():  # an evaluation, which no backward follows
+            if not self._is_grad_enabled():  # an evaluation, without a backward
                 return
             if program is not self._program:
                 self._program, self._microbatch = program, 0
-            elif self._forward is not None:  # it raised, and the loop tries again
+            elif self._forward is not None:  # it raised, and the loop repeats it
                 self._recorder.drop(self._forward)
             else:
                 self._microbatch += 1
@@ -97,7 +97,7 @@ class Passes:
             self._recorder.fail(error)
 
     def _on_gradient(self, tensor: Any, hook: Callable[[object], None]) -> None:
-        """Do what ``tensor.register_hook`` does (torch 2.13), without its handle.
+        """The equivalent of ``tensor.register_hook`` (torch 2.13) without a handle.
 
         The handle costs more than the hook: an import, weak references, an object.
         """
@@ -109,12 +109,12 @@ class Passes:
         ):
             tensor.register_hook(hook)
             return
-        # An OrderedDict can be weakly referenced: a later handle of another hook does that.
+        # An OrderedDict, for the handle of a later hook needs a weak reference to it.
         tensor._backward_hooks = OrderedDict(paceline=hook)
         register(tensor)
 
     def _begin_backward(self, microbatch: int, _: object) -> None:
-        """The gradient of the module's result is there: the backward of the module begins."""
+        """The gradient of the module's result is ready, so the module's backward begins."""
         program = self._recorder.program
         if program is None:
             return
@@ -124,8 +124,8 @@ class Passes:
             if op is None or not named:
                 op = program.launch(_BACKWARD, microbatch)
             end = partial(self._end_backward, op, named)
-            # DDP and FSDP queue their waits in the same way, once the first gradients are there.
-            # This callback comes before theirs, and the one that it queues comes behind them.
+            # DDP and FSDP queue their waits in the same way once the first gradients are ready.
+            # This callback runs before theirs, and the callback that it queues runs after theirs.
             drains = self._exchange.begin()
             self._queue_callback(partial(self._drain, end) if drains else end)
         except Exception as error:
@@ -149,7 +149,7 @@ class Passes:
 
 
 def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> None:
-    """Call a function whose errors must not reach the training loop."""
+    """Call a function; its errors must not reach the training loop."""
     try:
         function(*args)
     except Exception as error:
@@ -157,10 +157,10 @@ def guarded(recorder: Recorder, function: Callable[..., None], *args: Any) -> No
 
 
 class TailExchange:
-    """The part of the exchange behind the last gradient; an overlapping part belongs to the pass.
+    """The part of the exchange after the last gradient; earlier parts belong to the pass.
 
-    It lasts from the last gradient, on the slowest rank, to the end of the backward call. A host
-    sees no more of an exchange on a GPU's streams.
+    It lasts from the last gradient of the slowest rank to the end of the backward call. The host
+    cannot see more of an exchange on a GPU's streams.
 
     Args:
         recorder: the recorder.
@@ -172,7 +172,7 @@ class TailExchange:
         self._last: Any = None
 
     def gradient(self, *_: object) -> None:
-        """A gradient is complete; hooks call this."""
+        """Called by hooks when a gradient is complete."""
         if self._recorder.is_profiling:
             guarded(self._recorder, self._note)
 
@@ -185,10 +185,10 @@ class TailExchange:
         return True
 
     def drain(self) -> None:
-        """Do nothing: only the last gradient counts."""
+        """Do nothing: only the last gradient matters."""
 
     def end(self, backward: Op) -> None:
-        """Gradients were exchanged between the last gradient and now."""
+        """Record the exchange from the last gradient to now."""
         if self._last is not None and self._synced():
             end = self._recorder.mark()
             backward.end = self._last
@@ -211,7 +211,7 @@ class NoExchange:
 
 
 def _differentiable(output: Any) -> Any:
-    """The first tensor in a module's output that takes a gradient."""
+    """The first tensor in a module's output that requires a gradient."""
     if getattr(output, "requires_grad", False):
         return output
     if isinstance(output, dict):
@@ -222,7 +222,7 @@ def _differentiable(output: Any) -> Any:
 
 
 def record_optimizers(recorder: Recorder) -> None:
-    """Record the step of every torch optimizer; hooks are global, so once is enough."""
+    """Record the steps of all torch optimizers by global hooks, installed once."""
     if not recorder.is_new(record_optimizers):
         return
     from torch.optim.optimizer import (
@@ -241,7 +241,7 @@ def record_optimizers(recorder: Recorder) -> None:
             running[id(optimizer)] = program.launch(_OPTIMIZER, chunk=-1)
 
     def is_inner() -> bool:
-        """Whether another optimizer runs that consists of several (torchtitan's container)."""
+        """Whether an optimizer that contains others is running (torchtitan's container)."""
         return any(not op.program.is_over for op in running.values())
 
     def after(optimizer: object, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Replace functions of other libraries by ones that record, once and reversibly."""
+"""Replace functions of other libraries by recording ones, once and reversibly."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def wrap(owner: Any, name: str, wrapper: Wrapper) -> bool:
         return False
     function = getattr(function, "__paceline_wraps__", function)
     wrapped = functools.wraps(function)(wrapper(function))
-    # Another patch then finds the original; functions take any attribute.
+    # Lets a later patch find the original.
     wrapped.__paceline_wraps__ = function  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
     return True
 
 
 def name_of(owner: Any) -> str:
-    """The name of a module or class; of any other object the name of its class."""
+    """The name of a module or class; for other objects the name of their class."""
     return str(getattr(owner, "__name__", type(owner).__name__))
 
 
 def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
-    """Make calls of an object go through ``wrapper(original, *args)``; the object stays itself.
+    """Route calls of an object through ``wrapper(original, *args)`` and keep the object.
 
-    Its class becomes a subclass of the old one, so type checks hold, and holders of the object do
-    not notice. Wrapping again replaces the first wrapper.
+    Its class becomes a subclass of the old one, so type checks and references stay valid. Wrapping
+    again replaces the first wrapper.
     """
     cls = type(callee)
     base = cls.__mro__[1] if "__paceline_wraps__" in vars(cls) else cls
@@ -51,5 +51,5 @@ def wrap_call(callee: Any, wrapper: Callable[..., Any]) -> None:
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    """An argument of a call; None where it is not given."""
+    """An argument of a call; None if not given."""
     return args[place] if place < len(args) else kwargs.get(name)

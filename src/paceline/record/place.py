@@ -1,4 +1,4 @@
-"""Which rank of which job this process is: from arguments, torch.distributed, or the launcher."""
+"""The place of this process in its job, from arguments, torch.distributed, or the launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANKS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-#: (run, restart): together they name one start of the job.
+#: (run, restart): together they identify one start of the job.
 _RUNS = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
@@ -24,7 +24,7 @@ _RUNS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands in its job.
+    """The place of a process in its job.
 
     Attributes:
         rank: global rank.
@@ -37,7 +37,7 @@ class Place:
         dp_rank: this rank's replica.
         pp_rank: this rank's stage.
         run: the run's name.
-        session: a name shared by all ranks of one start of the job; empty = not known.
+        session: a name shared by all ranks of one start of the job; empty = unknown.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class Place:
 
 
 def process_group() -> Any:
-    """``torch.distributed`` where a process group is initialised, else None; imports nothing."""
+    """``torch.distributed`` if a process group is initialised, otherwise None; imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -112,7 +112,7 @@ def _launched(env: Mapping[str, str]) -> dict[str, int | str]:
             found |= {"rank": int(env[rank]), "world": int(env[world])}
             break
     for run, restart in _RUNS:
-        if env.get(run) and env[run] != "none":  # torchrun --standalone may say none
+        if env.get(run) and env[run] != "none":  # torchrun --standalone may set none
             found["session"] = f"{env[run]}.{env.get(restart, '0')}"
             if not _is_random(env[run]):
                 found["run"] = env[run]
@@ -121,7 +121,7 @@ def _launched(env: Mapping[str, str]) -> dict[str, int | str]:
 
 
 def _is_random(name: str) -> bool:
-    """Whether it is a UUID: torchrun makes one where no ``--rdzv-id`` is given."""
+    """Whether it is a UUID, which torchrun makes without ``--rdzv-id``."""
     return [len(part) for part in name.split("-")] == [8, 4, 4, 4, 12]
 
 
@@ -133,7 +133,7 @@ def _grouped() -> dict[str, int]:
 
 
 def megatron_place() -> dict[str, int]:
-    """Place by Megatron-Core's parallel state, where it is imported and initialised."""
+    """The place from Megatron-Core's parallel state, if imported and initialised."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return {}

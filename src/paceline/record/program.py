@@ -10,21 +10,21 @@ from typing import Any, Protocol
 from paceline.blockfile import LATE, PEER_END
 from paceline.record.steps import CODES, COMPUTES, DEFAULT_CHUNK, SENDS, Op
 
-#: A step with more operations is dropped: it would fill the memory before it ends.
+#: Most operations of a step; a larger step is dropped, for it would fill the memory.
 MAX_OPS = 20_000
 
-#: Number of operations handled before the training thread may have the interpreter.
+#: Number of operations handled between yields of the interpreter to the training thread.
 SLICE = 64
 
 
 class Clock(Protocol):
-    """Source of the times of operations."""
+    """Source of times for operations."""
 
     def mark(self) -> Any:
         """A time, to be resolved later."""
 
     def after(self, work: Any, code: int) -> Any:
-        """The time when ``work`` is done; None: only its wait shows it."""
+        """The time when ``work`` is done; None: only its wait shows that."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ def code_of(kind: str) -> int:
     """The code of a kind of operations.
 
     Raises:
-        ValueError: the kind is not known.
+        ValueError: the kind is unknown.
     """
     code = CODES.get(kind)
     if code is None:
@@ -59,8 +59,8 @@ _LAUNCH, _ENTER, _LEAVE, _WAIT, _WAITED, _ADD, _CALLED, _DROP = range(8)
 class Program:
     """Operations of a step as they are launched; computes are cut by launches and waits.
 
-    The training thread only notes what happens. :meth:`replay` makes the operations of these notes,
-    in the writer's thread once the step is over.
+    The training thread only takes notes. After the step, :meth:`replay` turns them into operations,
+    in the writer's thread.
 
     Args:
         clock: the recorder's clock.
@@ -68,9 +68,9 @@ class Program:
         overflow: called with :data:`MAX_OPS` if the step has more operations.
 
     Attributes:
-        ops: in the order of their launches, as far as replayed.
-        open_op: the operation whose block runs now; None between blocks.
-        is_over: whether the step has ended; then only the ends of its operations may change.
+        ops: operations in the order of their launches, as far as replayed.
+        open_op: the operation with a running block; None between blocks.
+        is_over: whether the step has ended; after that, only the ends of its operations may change.
         size: number of launches.
     """
 
@@ -84,22 +84,22 @@ class Program:
         self.mark, self.after, self.fail = clock.mark, clock.after, fail
         self._overflow = overflow
         self._notes: list[tuple[Any, ...]] = []
-        self._sends: list[Op] = []  # whose end the peer's receive tells
+        self._sends: list[Op] = []  # sends, whose ends only the peer's receives show
         self._replay: _Replay | None = None
 
     def close(self, end: Any = None) -> None:
-        """The step has ended at ``end``, or is given up."""
-        for op in self._sends:  # without a wait: the peer's receive tells the end
+        """The step ended at ``end``, or is given up."""
+        for op in self._sends:  # without a wait, the peer's receive shows the end
             if op.end is None and end is not None:
                 op.end, op.flags = end, op.flags | LATE
         self.is_over, self.open_op, self._sends = True, None, []
 
     def forget(self) -> None:
-        """Drop the references to the operations, which have one to their program."""
+        """Drop references to the operations, to break cycles."""
         self.ops, self._notes, self._replay = [], [], None
 
     def replay(self) -> None:
-        """Make the operations of the notes so far; not by two threads at a time."""
+        """Turn the notes so far into operations; one thread at a time."""
         notes, self._notes = self._notes, []
         if self._replay is None:
             self._replay = _Replay(self.ops)
@@ -109,10 +109,10 @@ class Program:
             self._replay.take(*note)
 
     def new(self, kind: str, microbatch: int, chunk: int | None, part: int, group: int) -> Op:
-        """An operation whose block begins later.
+        """Add an operation with a later block.
 
         Raises:
-            ValueError: the kind is not known.
+            ValueError: the kind is unknown.
         """
         code = code_of(kind)
         chunk = DEFAULT_CHUNK[code] if chunk is None else chunk
@@ -121,7 +121,7 @@ class Program:
     def launch(
         self, code: int, microbatch: int = -1, chunk: int = 0, part: int = -1, group: int = -1
     ) -> Op:
-        """Add an operation that starts now and runs on.
+        """Add an operation that starts now and continues.
 
         Args:
             code: of its kind (:data:`paceline.record.steps.CODES`).
@@ -136,7 +136,7 @@ class Program:
         return op
 
     def enter(self, op: Op) -> None:
-        """The block of an operation begins now."""
+        """Start of an operation's block."""
         op.start = self.mark()
         self._note(_ENTER, op, op.start)
 
@@ -147,38 +147,38 @@ class Program:
             self._overflow(MAX_OPS)
 
     def add(self, kind: str, start: Any, end: Any, microbatch: int, chunk: int | None) -> None:
-        """Add an operation between two marks that the program awaited at once."""
+        """Add an operation between two marks; the program awaited it at once."""
         op = self.new(kind, microbatch, chunk, -1, -1)
         op.start, op.end = start, end
         self._note(_ADD, op, end)
 
     def release(self, op: Op, mark: Any) -> None:
-        """It ends, at ``mark`` or at a better time from a hook; the outer operation goes on."""
+        """End of a block, at ``mark`` or a hook's better time; the outer operation continues."""
         if self.is_over:
             op.end = mark if op.end is None else op.end
         else:
             self._notes.append((_LEAVE, op, mark))
 
     def wait_from(self, op: Op, mark: Any, others: Sequence[Op] = ()) -> None:
-        """The program begins to wait for an operation that it launched; ``others`` end with it."""
+        """Start of a wait for a launched operation; ``others`` end with it."""
         if not self.is_over:
             self._notes.append((_WAIT, op, mark, others))
 
     def wait_to(self, op: Op, mark: Any) -> None:
-        """The wait is over."""
+        """End of the wait."""
         if not self.is_over:
             self._notes.append((_WAITED, op, mark))
 
     def called(self, kind: str, group: int, took_ns: int) -> None:
-        """Count a collective within the running pass, on the host, with others like it."""
+        """Count a collective within the running pass together with similar ones, on the host."""
         self._notes.append((_CALLED, (CODES[kind], group), took_ns))
 
     def drop(self, op: Op) -> None:
-        """Forget an operation: its call raised, so it will have no end."""
+        """Forget an operation without end: its call raised."""
         self._notes.append((_DROP, op, None))
 
     def follow(self, op: Op, end: Any) -> None:
-        """An operation ends with a work: at a stream's mark, or None: its wait tells, or a peer."""
+        """An operation ends with a work, at a stream's mark; None: a wait or a peer shows it."""
         op.end = end
         if op.end is None and op.kind in SENDS:
             op.flags |= PEER_END
@@ -186,7 +186,7 @@ class Program:
 
 
 class _Replay:
-    """Operations of a step, made of the notes of its program.
+    """The operations of a step, from the notes of its program.
 
     Args:
         ops: filled with the operations, in the order of their launches.
@@ -194,11 +194,11 @@ class _Replay:
 
     def __init__(self, ops: list[Op]) -> None:
         self._ops = ops
-        self._under_way: list[Op] = []  # that the program is inside of, the innermost last
+        self._under_way: list[Op] = []  # enclosing operations, the innermost last
         self._calls: dict[tuple[int, int], _Calls] = {}  # kind and group -> of the running part
         self._position = -1  # of the last launch
         self._waited: Op | None = None  # for which the program waited last
-        self._between: Any = None  # how long a compute ran between two waits that are one
+        self._between: Any = None  # compute time between two waits that count as one
         self._of: dict[int, Callable[..., None]] = {
             _LAUNCH: self._launch,
             _ENTER: self._enter,
@@ -211,11 +211,11 @@ class _Replay:
         }
 
     def take(self, what: int, *note: Any) -> None:
-        """Take the next note of the program."""
+        """Process the next note of the program."""
         self._of[what](*note)
 
     def _launch(self, op: Op, mark: Any) -> None:
-        if self._calls:  # later ops are launched behind the collectives that were counted so far
+        if self._calls:  # later ops are launched after the collectives counted so far
             self._pause(mark)
             self._resume(mark)
         if op.kind in COMPUTES:
@@ -272,12 +272,12 @@ class _Replay:
         self._ops[:] = [one for one in self._ops if id(one) not in dropped]
 
     def _between_waits(self, op: Op, mark: Any) -> Any:
-        """Undo the part after the wait for another op of a batch; it goes on after this wait.
+        """Undo the part after the wait for another op of a batch; it continues after this wait.
 
-        Ranks may wait for a batch in unlike orders, and still run one program.
+        Ranks may wait for a batch in different orders and still run the same program.
 
         Returns:
-            duration of that part; None where there is none.
+            duration of that part; None if there is none.
         """
         ops, waited = self._ops, self._waited
         if op.batch is None or waited is None or waited.batch is not op.batch:
@@ -296,12 +296,12 @@ class _Replay:
         self._ops.append(op)
 
     def _pause(self, mark: Any) -> None:
-        """The running part of a compute ends."""
+        """End of the running part of a compute."""
         if self._under_way and self._under_way[-1].kind in COMPUTES:
             self._end_part(self._under_way[-1], mark)
 
     def _resume(self, mark: Any) -> None:
-        """The paused compute goes on, in its next part."""
+        """The paused compute continues in its next part."""
         if not self._under_way or self._under_way[-1].kind not in COMPUTES:
             return
         op = self._under_way[-1]
@@ -314,7 +314,7 @@ class _Replay:
             op.parts.append(part)
 
     def _end_part(self, op: Op, mark: Any) -> None:
-        """The last part ends, and the collectives counted within it come behind it."""
+        """End of the last part; the collectives counted within it come after it."""
         part = op.parts[-1] if op.parts else op
         if part.end is None:
             part.end = mark

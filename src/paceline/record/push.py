@@ -1,7 +1,7 @@
-"""Push while recording: a process beside rank 0's sends the folder's new data.
+"""Push while recording: a process beside rank 0 sends the folder's new data.
 
-The training process only starts it. It ends by itself when that process does, after the last steps.
-It reads the files of all ranks, so their folder must be a shared one.
+The training process only starts it. It ends by itself after that process and the last steps. It
+reads the files of all ranks, so their folder must be shared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MONITOR, JOB, SESSION_STEPS = "PACELINE_MONITOR", "PACELINE_JOB", "PACELINE_SESS
 #: Log file of the pushing process, in the recording's folder.
 LOG = "push.log"
 
-#: Folder that this package is imported from; the job may not have it in PYTHONPATH.
+#: Import folder of this package, which the job's PYTHONPATH may lack.
 _SOURCE = str(Path(__file__).parents[2])
 
 #: Folder -> the process that pushes it.
@@ -58,7 +58,7 @@ def start(folder: Path, rank: int, env: Mapping[str, str] = os.environ) -> bool:
 
 
 def _command(folder: Path, env: Mapping[str, str]) -> list[str]:
-    """The command, without URL and token: every user of the machine can read it."""
+    """The command, without URL and token, for every user of the machine can read it."""
     command = [sys.executable, "-m", "paceline", "push", str(folder), "--follow"]
     command += ["--parent", str(os.getpid())]
     for name, option in ((JOB, "--name"), (SESSION_STEPS, "--session-steps")):

@@ -24,15 +24,15 @@ log = logging.getLogger("paceline.record")
 
 
 class Recorder:
-    """Times of one rank's steps and operations, on their way to a file.
+    """Records times of one rank's steps and operations into a file.
 
-    It never raises into the training loop: an error is one line in the log (logger
-    ``paceline.record``), and then the recorder is off. Made by :func:`start`.
+    It never raises into the training loop. After an error it logs one line (logger
+    ``paceline.record``) and is off. :func:`start` makes it.
 
     Attributes:
         mark: takes a time, cheaply, to be resolved later.
         after: takes a mark of the time when a work is done, or None.
-        program: of the running step, where that is profiled; else None.
+        program: program of the running step if that is profiled, otherwise None.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Recorder:
         self._every, self._steps, self._sync_every = every, steps, sync_every
         self._at_first = every, steps
         self._on = True
-        self._until, self._at_once = -1, 0  # last step, and how many, to be recorded out of turn
+        self._until, self._at_once = -1, 0  # last step, and number of steps, to record on request
         try:
             if every < 1 or sync_every < 0:
                 raise ValueError("every counts from 1, sync_every from 0 (never)")
             self._clock = clock or _clock(device)
-            self.mark = self._clock.mark  # no method of ours: a call less per mark
+            self.mark = self._clock.mark  # bound directly, to save a call per mark
             self.after = self._clock.after
             self._folder, self._given = Path(folder), dict(given or {})
             self._given["session"] = self._session() or self._given.get("session")
@@ -74,10 +74,10 @@ class Recorder:
             atexit.register(self.close)
         except Exception as error:
             self.fail(error)
-        self._synchronise()  # on or off: the other ranks wait for this one
+        self._synchronise()  # even if off, for other ranks wait for this one
 
     def locate(self, known: Mapping[str, int]) -> None:
-        """Take a hook's knowledge of this process's place, before the first step.
+        """Add a hook's knowledge of this process's place, before the first step.
 
         Args:
             known: dp, pp, vpp, dp_rank, pp_rank and the like.
@@ -96,8 +96,8 @@ class Recorder:
         """Note a fact of the recording for ``paceline record status``.
 
         Args:
-            what: the thing that is recorded; with ``how``, the thing that is not.
-            how: the way to record it.
+            what: the recorded thing; with ``how``, a thing that is not recorded.
+            how: advice to record it.
         """
         if self._writer is not None:
             note = {"recorded": what} if how is None else {"not_recorded": what, "how": how}
@@ -106,7 +106,7 @@ class Recorder:
     def wrap(self, owner: Any, name: str, wrapper: Wrapper) -> None:
         """Record a function of a library (:func:`paceline.record.patching.wrap`).
 
-        A function that this version of the library lacks is noted.
+        If this version of the library lacks the function, that is noted.
         """
         if not wrap(owner, name, wrapper):
             absent = f"{name_of(owner)}.{name} is absent"
@@ -128,18 +128,18 @@ class Recorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is recorded (step times at least)."""
+        """Whether anything is recorded, at least step times."""
         return self._writer is not None
 
     @property
     def rank(self) -> int:
-        """The global rank; -1 where nothing is recorded."""
+        """The global rank; -1 if nothing is recorded."""
         writer = self._writer
         return -1 if writer is None else writer.place.rank
 
     @property
     def is_profiling(self) -> bool:
-        """Whether the running step is recorded with its operations."""
+        """Whether operations of the running step are recorded."""
         return self.program is not None
 
     @property
@@ -149,12 +149,12 @@ class Recorder:
         return None if program is None else program.open_op
 
     def step(self, number: int) -> Step:
-        """The block of one training step: keeps its time and, if it is profiled, its operations."""
+        """A block for one training step: records its time and, if profiled, its operations."""
         return Step(self, number)
 
     @property
     def on_host(self) -> bool:
-        """Whether the host's waits time the work; on a GPU its streams do."""
+        """Whether waits of the host show the times of works; on a GPU, streams do."""
         return not isinstance(self._clock, CudaClock)
 
     def op(
@@ -165,7 +165,7 @@ class Recorder:
         part: int = -1,
         group: int = -1,
     ) -> Operation:
-        """The block of one operation, which is done when the block ends.
+        """A block for one operation, which ends with the block.
 
         Args:
             kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
@@ -192,7 +192,7 @@ class Recorder:
         part: int = -1,
         group: int = -1,
     ) -> Operation:
-        """Begin an operation that runs on: call its ``done()``, or ``track(work)``.
+        """Begin an operation that continues; call its ``done()`` or ``track(work)``.
 
         Args:
             kind: a label of :class:`paceline.OpKind`, as ``forward-compute``.
@@ -221,7 +221,7 @@ class Recorder:
     def add(
         self, kind: str, start: Any, end: Any, microbatch: int = -1, chunk: int | None = None
     ) -> None:
-        """Add an operation between two marks (:attr:`mark`) that were taken before."""
+        """Add an operation between two earlier marks (:attr:`mark`)."""
         if self.program is None:
             return
         try:
@@ -230,23 +230,23 @@ class Recorder:
             self.fail(error)
 
     def drop(self, op: Operation) -> None:
-        """Forget an operation of the running step: its call raised, so it will have no end."""
+        """Forget an operation of the running step that has no end: its call raised."""
         if isinstance(op, Op) and not op.program.is_over:
             op.program.drop(op)
 
     def is_new(self, hooked: Any) -> bool:
-        """Whether this recorder had no hooks in an object yet; from now on it has."""
+        """Whether this recorder has no hooks in the object yet; it is then marked as hooked."""
         new = hooked not in self._hooked
         self._hooked.add(hooked)
         return new
 
     def at_step_end(self, ending: Callable[[Step], None]) -> None:
-        """Call ``ending`` with every step that is over or abandoned, before it is written."""
+        """Call ``ending`` with every finished or abandoned step, before it is written."""
         self._endings.append(ending)
 
     @property
     def running_step(self) -> Step | None:
-        """The step that runs now."""
+        """The running step."""
         return self._step
 
     def _give_up_step(self, most: int) -> None:
@@ -263,7 +263,7 @@ class Recorder:
             program.close(end)
 
     def begin(self, step: Step) -> None:
-        """A step begins; called by its block."""
+        """Start of a step; its block calls this."""
         if self._writer is None:
             return
         try:
@@ -272,7 +272,7 @@ class Recorder:
                 self._warn_once(f"step {number} is not recorded: steps count from 0")
                 return
             if self._is_profiled(number):
-                self._end_program()  # of a step that this one is inside of
+                self._end_program()  # an enclosing step
                 self.program = Program(self._clock, self.fail, self._give_up_step)
                 step.profile(self.program)
             self._step = step
@@ -281,7 +281,7 @@ class Recorder:
             self.fail(error)
 
     def _is_profiled(self, number: int) -> bool:
-        """Whether the operations of a step are recorded: by its turn, or on request."""
+        """Whether the operations of a step are recorded: regularly or on request."""
         if self._at_once > 0 and number <= self._until:
             self._at_once -= 1
             return True
@@ -290,7 +290,7 @@ class Recorder:
         return number in self._steps if self._steps is not None else number % self._every == 0
 
     def finish(self, step: Step, *, whole: bool) -> None:
-        """A step ends; its block calls this. A step that an exception ended is not kept."""
+        """End of a step; its block calls this. A step that raised is not kept."""
         writer = self._writer
         if writer is not None and step.start is not None:
             try:
@@ -310,7 +310,7 @@ class Recorder:
             self._synchronise(step.number)
 
     def _synchronise(self, number: int = 0) -> None:
-        """Compare clocks, if step ``number`` is due; 0, as at the start, always is."""
+        """Compare clocks if due at step ``number``; always at 0, the start."""
         if self._exchange is None:
             return
         try:
@@ -324,7 +324,7 @@ class Recorder:
             log.error("clocks are not compared any more: %s", _line(error))
 
     def _obey(self, wish: dict[str, Any]) -> None:
-        """Take the content of the control file; the writer calls this."""
+        """Apply the content of the control file; the writer calls this."""
         every = wish.get("every")
         if isinstance(every, int) and every >= 1:
             self._every, self._steps = every, None

@@ -1,9 +1,9 @@
-"""The scheduler's facts about this process: labels of the job, and the node on which it runs.
+"""The scheduler's facts about this process: labels of the job, and its node.
 
-Slurm sets its variables in every job (sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; held
-against Slurm 22.05.8). Kubernetes sets KUBERNETES_SERVICE_HOST in every pod. Pod, node and labels
-come through the downward API, with the names of its documentation's examples. These are in "Expose
-Pod Information to Containers Through Environment Variables", and the same "... Through Files".
+Slurm sets its variables in every job (sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES";
+checked with Slurm 22.05.8). Kubernetes sets KUBERNETES_SERVICE_HOST in every pod. Pod, node and
+labels come through the downward API, with the names in the examples of its documentation ("Expose
+Pod Information to Containers Through Environment Variables" and "... Through Files").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Label -> Slurm's variables; the first existing one counts.
+#: Label -> Slurm's variables; the first existing one is used.
 _SLURM = {
     "slurm_job": ("SLURM_JOB_ID",),
     "slurm_array_job": ("SLURM_ARRAY_JOB_ID",),
@@ -25,7 +25,7 @@ _SLURM = {
     "qos": ("SLURM_JOB_QOS",),
     "cluster": ("SLURM_CLUSTER_NAME",),
 }
-#: Label -> variables that a pod's ``env`` gives it.
+#: Label -> variables in a pod's ``env``.
 _POD = {
     "namespace": ("POD_NAMESPACE", "MY_POD_NAMESPACE"),
     "service_account": ("POD_SERVICE_ACCOUNT", "MY_POD_SERVICE_ACCOUNT"),
@@ -46,18 +46,18 @@ _POD_LABELS = {
     "team": ("team",),
     "user": ("user",),
 }
-#: The folder into which the documentation's example mounts the downward API's files.
+#: The mount folder of the downward API's files in the documentation's example.
 POD_INFO = Path("/etc/podinfo")
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_BYTES, _MAX_CHARACTERS = 1 << 16, 200
-#: A line of the downward API's ``labels``: key="value", the value as Go quotes it.
+#: A line of the downward API's ``labels``: key="value", with the value quoted by Go's rules.
 _LINE = re.compile(r'([^=\s]+)="((?:[^"\\]|\\.)*)"')
 
 
 def job_labels(
     env: Mapping[str, str] = os.environ, pod_info: Path = POD_INFO, namespace: Path = _NAMESPACE
 ) -> dict[str, str]:
-    """Labels that the scheduler gives the job; empty without a scheduler.
+    """The scheduler's labels of the job; empty without a scheduler.
 
     Args:
         env: environment of the process.
@@ -73,7 +73,7 @@ def job_labels(
 
 
 def place_of(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``host``: the node; ``pod`` and ``gpu`` (its number on the node), where they are known.
+    """``host`` (the node), ``pod`` and ``gpu`` (its number on the node), if known.
 
     Args:
         env: environment of the process.

@@ -1,4 +1,4 @@
-"""Steps and operations while they run: the only objects that the training thread makes."""
+"""Running steps and operations: the only objects that the training thread makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from paceline.blockfile import KINDS, LATE
 
-#: A shorter wait did not block, because the work was over: waking a thread alone takes longer.
+#: A shorter wait did not block, for waking a thread alone takes longer.
 BLOCKED_NS = 20_000
 
 CODES = {label: code for code, label in enumerate(KINDS)}
@@ -27,7 +27,7 @@ _NO_CHUNK = frozenset(
 )
 DEFAULT_CHUNK = tuple(-1 if code in _NO_CHUNK else 0 for code in range(len(KINDS)))
 
-#: Kinds that occupy the worker alone: a launch or wait inside one cuts it.
+#: Kinds that a launch or wait inside cuts into parts.
 COMPUTES = frozenset(
     CODES[label]
     for label in (
@@ -44,7 +44,7 @@ SENDS = frozenset((CODES["forward-send"], CODES["backward-send"]))
 
 
 class Operation(Protocol):
-    """One operation: a context for work that is done when the block ends, or launched and done."""
+    """One operation: a context for blocking work, or launched and later done."""
 
     def __enter__(self) -> Operation:
         """Begin now."""
@@ -58,14 +58,14 @@ class Operation(Protocol):
         """End now."""
 
     def done(self, *, late: bool = False) -> None:
-        """It is complete now; ``late``: it may have been for a while."""
+        """It is complete now; with ``late``, it may have been complete before."""
 
     def track(self, work: Any) -> Any:
-        """The same work (a ``torch.distributed`` one), which then reports when it is complete."""
+        """The given ``torch.distributed`` work, which then reports its end."""
 
 
 class Keeper(Protocol):
-    """An operation's part of its program."""
+    """The interface of a program to its operations."""
 
     ops: list[Op]
     open_op: Op | None
@@ -76,7 +76,7 @@ class Keeper(Protocol):
         """The block of an operation begins now."""
 
     def release(self, op: Op, mark: Any) -> None:
-        """It ends."""
+        """End of the block."""
 
     def wait_from(self, op: Op, mark: Any, others: Sequence[Op] = ()) -> None:
         """The program begins to wait for an operation that it launched; ``others`` end with it."""
@@ -97,7 +97,7 @@ class Keeper(Protocol):
         """The time when ``work`` is done; None: only its wait shows it."""
 
     def replay(self) -> None:
-        """Bring :attr:`ops` up to date."""
+        """Update :attr:`ops`."""
 
     def forget(self) -> None:
         """Drop the references to the operations, which have one to their program."""
@@ -107,7 +107,7 @@ class Keeper(Protocol):
 
 
 class Stepper(Protocol):
-    """A step's interface to its recorder."""
+    """The interface of a recorder to its steps."""
 
     def begin(self, step: Step) -> None:
         """A step begins."""
@@ -117,10 +117,10 @@ class Stepper(Protocol):
 
 
 class Batch:
-    """Operations that were launched together, or are waited for together.
+    """Operations that are launched or awaited together.
 
     Attributes:
-        alone: operations without a transfer on this rank; they take the wait for the others.
+        alone: operations without a transfer on this rank; they get the wait for the others.
     """
 
     __slots__ = ("alone",)
@@ -130,7 +130,7 @@ class Batch:
 
 
 class Op:
-    """An operation that is recorded; see :class:`Operation`."""
+    """A recorded operation; see :class:`Operation`."""
 
     __slots__ = (
         *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "microbatch"),
@@ -154,8 +154,8 @@ class Op:
         self.start: Any = None
         self.end: Any = None
         self.outer: Op | None = None
-        self.parts: list[Op] | None = None  # behind the first, of a compute that was cut
-        self.batch: Batch | None = None  # waits in a row for operations of one batch are one
+        self.parts: list[Op] | None = None  # further parts of a cut compute
+        self.batch: Batch | None = None  # successive waits for operations of one batch count as one
 
     def __enter__(self) -> Op:
         program = self.program
@@ -180,7 +180,7 @@ class Op:
             program.fail(error)
 
     def done(self, *, late: bool = False) -> None:
-        """It is complete now; ``late``: it may have been for a while."""
+        """It is complete now; with ``late``, it may have been complete before."""
         program = self.program
         try:
             mark = program.mark()
@@ -195,10 +195,11 @@ class Op:
             program.fail(error)
 
     def track(self, work: Any) -> Any:
-        """The same work, which then reports when it is complete.
+        """The given work, which then reports its end.
 
-        On a GPU a stream waits for it. On the host only its ``wait`` shows the end, and a send has
-        none: gloo calls it complete when the bytes are on their way. The peer's receive shows it.
+        On a GPU, a stream waits for it. On the host, only its ``wait`` shows the end. A send has no
+        visible end: for gloo it is complete when the bytes are sent, and only the peer's receive
+        shows the end.
         """
         try:
             self.program.follow(self, self.program.after(work, self.kind))
@@ -209,7 +210,7 @@ class Op:
 
 
 class _Tracked:
-    """A work whose ``wait`` is noted, and timed on the host; an operation may have several."""
+    """A work with a recorded ``wait``, timed on the host; an operation may have several."""
 
     def __init__(self, op: Op, work: Any, *, on_device: bool) -> None:
         self._op, self._work, self._on_device = op, work, on_device
@@ -218,7 +219,9 @@ class _Tracked:
         op, program = self._op, self._op.program
         before = program.mark()
         program.wait_from(op, before)
-        asked = before if self._on_device else program.mark()  # what we do is no wait
+        asked = (
+            before if self._on_device else program.mark()
+        )  # Paceline's own time is not part of the wait
         answer = self._work.wait(*args, **kwargs)
         after = program.mark()
         program.wait_to(op, after)
@@ -237,7 +240,7 @@ class _Tracked:
 
 
 class Nothing:
-    """An operation of a step that is not recorded."""
+    """An operation of an unrecorded step."""
 
     __slots__ = ()
 
@@ -256,7 +259,7 @@ class Nothing:
         """Do nothing."""
 
     def track(self, work: Any) -> Any:
-        """The work itself."""
+        """The given work, unchanged."""
         return work
 
 
@@ -264,7 +267,7 @@ NOTHING = Nothing()
 
 
 class Step:
-    """A training step; its time is always kept, its operations where it is profiled."""
+    """A training step: its time is always kept, its operations only if profiled."""
 
     __slots__ = ("_ops", "end", "number", "program", "recorder", "size", "start")
 
@@ -280,14 +283,14 @@ class Step:
         self.program, self._ops = program, program.ops
 
     def give_up(self) -> None:
-        """Keep the time only."""
+        """Keep only the time."""
         program, self.program = self.program, None
         if program is not None:
             program.forget()
 
     @property
     def ops(self) -> list[Op] | None:
-        """Its operations up to now; None where only its time is kept."""
+        """Its operations so far; None if only its time is kept."""
         if self.program is None:
             return None
         self.program.replay()

@@ -1,4 +1,4 @@
-"""Works that a framework keeps to itself: their waits are seen, but the works are not wrapped."""
+"""Works inside a framework: their waits are recorded without wrapping the works."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from paceline.blockfile import LATE
 from paceline.record.recorder import Recorder
 from paceline.record.steps import BLOCKED_NS, Batch, Op, Operation, Step
 
-#: A wait that copies from a buffer of gloo takes at most COPYING_NS, plus COPIED_NS per byte.
-#: Measured for reduce-scatters, whose works never report that they are complete: 2 ns per byte
-#: (1 MB), and at least 0.1 ms.
+#: A wait that copies from a buffer of gloo takes at most COPYING_NS plus COPIED_NS per byte.
+#: Measured for reduce-scatters, whose works never report completion: 2 ns per byte (1 MB), and at
+#: least 0.1 ms.
 COPIED_NS, COPYING_NS = 5, 200_000
 
 _UNKNOWN: tuple[None, tuple[Op, ...], int] = (None, (), 0)
 
 
 class Works:
-    """Works under way, and the times when the program waits for them.
+    """Running works, and the program's waits for them.
 
-    The framework gets its own works. A wait is seen in the method of the works' class, so no handle
-    notices, and no test of a work's type fails.
+    The framework gets its own works. Waits are recorded in the method of the works' class, so
+    handles and type tests are not affected.
 
     Args:
         recorder: the recorder.
@@ -29,19 +29,19 @@ class Works:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Works under way, by id: the work, its operations, ns of a wait that did not block.
+        #: Running works by id: the work, its operations, ns of a wait that did not block.
         self._of: dict[int, tuple[Any, tuple[Op, ...], int]] = {}
-        self._classes: set[type] = set()  # of works, whose wait is seen
+        self._classes: set[type] = set()  # classes of works with a recorded wait
         self._batch: Batch | None = None  # of the works that a joined function waits for
         recorder.at_step_end(self._end_step)
 
     def watch(self, work: Any, *operations: Operation, copied: int = 0) -> None:
-        """Let operations end when ``work`` does. On a GPU a stream of ours waits for that.
+        """Let operations end with ``work``. On a GPU, a separate stream waits for it.
 
         Args:
-            work: a work of ``torch.distributed``, or anything with ``wait``.
-            operations: its operations; several where a work stands for all of them.
-            copied: bytes that its wait may copy, whether it blocks or not.
+            work: a work of ``torch.distributed``, or another object with ``wait``.
+            operations: its operations; several if they share the work.
+            copied: bytes that its wait may copy, even without blocking.
         """
         ops = tuple(op for op in operations if isinstance(op, Op))
         try:
@@ -56,11 +56,11 @@ class Works:
             self._recorder.fail(error)
 
     def is_watched(self, work: Any) -> bool:
-        """Whether a work of this step is under way."""
+        """Whether a work of this step is running."""
         return id(work) in self._of
 
     def _wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a work's ``wait``, in its class: torch's instances take no attribute."""
+        """Wraps a work's ``wait`` in its class, for torch's instances accept no attributes."""
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             _, ops, free_ns = self._of.pop(id(work), _UNKNOWN) if self._of else _UNKNOWN
@@ -72,7 +72,7 @@ class Works:
                 first.batch = self._batch
             first.program.wait_from(first, before, ops)
             over = _is_over(work)
-            asked = recorder.mark()  # what we do is no wait
+            asked = recorder.mark()  # without our own time
             answer = function(work, *args, **kwargs)
             end = recorder.mark()
             if recorder.on_host:
@@ -85,9 +85,9 @@ class Works:
         return wait
 
     def joined(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function that may wait for several works, in any order: that is one wait.
+        """Wraps a function that may wait for several works in any order, as one wait.
 
-        Otherwise ranks that wait in unlike orders would run unlike programs.
+        Otherwise ranks with different orders of waits would have different programs.
         """
 
         def waits(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ class Works:
         return waits
 
     def _end_step(self, step: Step) -> None:
-        """Forget works that the step never waited for: their end is not known."""
+        """Forget works that the step never waited for: their ends are unknown."""
         for _, ops, _ in self._of.values():
             for op in ops:
                 if op.end is None and op.program is step.program:
@@ -109,7 +109,7 @@ class Works:
 
 
 def _is_over(work: Any) -> bool:
-    """Whether a work reports that it is complete: a wait may take long without blocking."""
+    """Whether a work reports completion: a wait may take long without blocking."""
     works = getattr(work, "works", None)  # of torch's coalescing manager
     if isinstance(works, list):
         return all(map(_is_over, works))
@@ -118,10 +118,12 @@ def _is_over(work: Any) -> bool:
 
 
 class LowestRanks:
-    """Numbers of process groups: the lowest of their ranks."""
+    """Numbers of process groups: their lowest ranks."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Any, int]] = {}  # by id; the group, so that its id stays its own
+        self._of: dict[
+            int, tuple[Any, int]
+        ] = {}  # by id, with the group, so that its id is not reused
 
     def __call__(self, group: Any) -> int:
         """The lowest rank of a process group; None means the group of all ranks."""

@@ -21,18 +21,18 @@ from paceline.record.steps import Op, Step
 
 log = logging.getLogger("paceline.record")
 
-#: Most operations and steps that wait for the disk or for the GPU; about 19 MB.
+#: Most operations and steps that may wait for the disk or the GPU, about 19 MB.
 MAX_WAITING = 50_000
 
-#: Interval to append to the file and read the control file; kill -9 loses at most this.
+#: Seconds between appends to the file and reads of the control file; kill -9 loses at most this.
 FLUSH_S = 1.0
 
-#: If an operation of a step has no end after this time, the step's operations are given up.
+#: After this time without an operation's end, the step's operations are given up.
 PATIENCE_S = 60.0
 
 
 class Writer:
-    """One rank's file, and the steps on their way into it.
+    """One rank's file, and the steps that wait to be written.
 
     The training thread calls :meth:`put` and never waits; the writer's thread does all other work.
 
@@ -66,7 +66,7 @@ class Writer:
         self._notes: deque[dict[str, str]] = deque()
         self._put = self._taken = 0  # operations and steps; each counted by one thread only
         self.dropped_steps = self.dropped_times = 0  # counted by the training thread
-        self._incomplete = 0  # counted by the writer's
+        self._incomplete = 0  # counted by the writer's thread
         self._told = (0, 0)
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self._file = _new_file(folder, place.rank)
@@ -77,7 +77,7 @@ class Writer:
         self._thread.start()
 
     def put(self, step: Step) -> None:
-        """Take a step that is over; if too much waits, drop its operations, or all of it."""
+        """Take a finished step; if too much is waiting, drop its operations or the whole step."""
         waiting = self._put - self._taken
         size = 1 + (step.program.size if step.program is not None else 0)
         if size > 1 and waiting + size > MAX_WAITING:
@@ -96,11 +96,11 @@ class Writer:
         self._offsets.append(offset)
 
     def put_note(self, note: dict[str, str]) -> None:
-        """Take the facts of the recording; written beside the first step."""
+        """Take the facts of the recording, which are written with the first step."""
         self._notes.append(note)
 
     def stop(self) -> None:
-        """Write the remaining data and end, some time soon."""
+        """Write the remaining data and end, asynchronously."""
         self._stop.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -171,19 +171,19 @@ class Writer:
         """Change the place.
 
         Raises:
-            ValueError: the old one has been written.
+            ValueError: the old place has been written.
         """
         if self._has_header and place != self.place:
             raise ValueError("the ranks are not what start() was told; instrument before a step")
         self.place = place
 
     def _span(self, step: Step) -> tuple[int, int] | None:
-        """Begin and end of a step, ns; None while the GPU has not reached them."""
+        """Begin and end of a step in ns; None while the GPU has not reached them."""
         start, end = self._clock.resolve(step.start), self._clock.resolve(step.end)
         return None if start is None or end is None else (start, end)
 
     def _ended(self, last: bool) -> Iterator[bytes]:
-        """Blocks of the held steps whose operations have ended; the others stay held."""
+        """Blocks of waiting steps with finished operations; other steps keep waiting."""
         held, self._held = self._held, []
         for step, start, end in held:
             marks, ops, program = [step.start, step.end], step.ops, step.program
@@ -205,7 +205,7 @@ class Writer:
             self._taken += step.size
 
     def _lose(self, step: Step, ops: list[Op]) -> None:
-        """Give up a step's operations; the first time, log which of them have no end."""
+        """Give up a step's operations; the first time, log the operations without end."""
         self._incomplete += 1
         if self._incomplete > 1:
             return
@@ -218,7 +218,7 @@ class Writer:
         )
 
     def _packed(self, ops: list[Op], zero: int, *, summed: bool) -> bytes | None:
-        """The operations' records; None where one has no end yet."""
+        """The operations' records; None if one has no end yet."""
         if any(op.start is None or op.end is None for op in ops):
             return None
         resolve = self._clock.resolve
@@ -236,13 +236,13 @@ class Writer:
         return b"".join(records)
 
     def poll_control(self) -> None:
-        """Obey the control file where it has changed."""
+        """Apply the control file if it has changed."""
         try:
             changed = self._control_path.stat().st_mtime_ns
             if changed == self._control_seen:
                 return
             wish = json.loads(self._control_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # none, or half written: look again later
+        except (OSError, ValueError, RecursionError):  # missing or incomplete: look again later
             return
         self._control_seen = changed
         if isinstance(wish, dict):
@@ -250,7 +250,7 @@ class Writer:
 
 
 def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
-    """Create a new file: a restarted rank writes beside its earlier file."""
+    """Create a new file; a restarted rank gets a new one beside its earlier file."""
     for attempt in range(100_000):
         path = folder / f"rank-{rank:05d}-{attempt}{blockfile.SUFFIX}"
         try:
@@ -262,7 +262,7 @@ def _new_file(folder: Path, rank: int) -> tuple[Path, int]:
 
 
 def _append(file: int, data: bytes) -> None:
-    """Write all of ``data``; a full disk takes a part first and reports it at the next call."""
+    """Write all of ``data``; a full disk accepts a part and reports the error at the next call."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -1,4 +1,4 @@
 """The finished report document of a job: its fields, its words, its schema.
 
-Terminal, pages, monitor and fleet read it; none of them needs the analysis that it came from.
+Terminal, pages, monitor and fleet read it, and need no analysis.
 """

@@ -1,4 +1,4 @@
-"""Forms of findings, the waterfall and remedies, and of the model beside a job."""
+"""Forms of findings, the waterfall, remedies, and the comparison with a model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,18 @@ _FINDING_KEYS = (
     Key("confidence", NUMBER),
     Key("where", OBJECT, "workers, stage, link, group or hosts"),
     Key("evidence", OBJECT, "the numbers that show it"),
-    Key("ambiguous", TEXT, "what else it may be", written=lambda f: bool(f.ambiguous)),
-    Key("alternative", TEXT, "the cause it would be then", written=lambda f: bool(f.alternative)),
+    Key(
+        "ambiguous",
+        TEXT,
+        "another explanation that fits equally well",
+        written=lambda f: bool(f.ambiguous),
+    ),
+    Key(
+        "alternative", TEXT, "the cause of that explanation", written=lambda f: bool(f.alternative)
+    ),
 )
 
-#: Keys that findings and remedies of some versions do not have.
+#: Keys that findings and remedies of some versions lack.
 _NOT_ALWAYS: Mapping[str, Mapping[str, Any]] = {
     "finding": {"where": {}, "evidence": {}},
     "remedy": {"change": {}},
@@ -66,7 +73,7 @@ REMEDY: Form[Remedy] = _form(
     (
         Key("remedy", TEXT, "its name"),
         Key("action", TEXT, "what to do"),
-        Key("effect", TEXT, "what the step then takes, with the gain"),
+        Key("effect", TEXT, "the new step time, with the gain"),
         Key("text", TEXT, "action and effect in one sentence"),
         Key("findings", list_of(TEXT), "ids of the findings it answers"),
         Key("step_time_s", NUMBER, "predicted mean step, seconds"),
@@ -86,7 +93,7 @@ WATERFALL: Form[Waterfall] = record(
         Key(
             "drops",
             list_of(record(Drop, (Key("name", TEXT), Key("text", TEXT), Key("seconds", NUMBER)))),
-            "what is lost, in order",
+            "the losses, in order",
         ),
         Key("compute_s", NUMBER, "forward and backward of a worker, seconds"),
     ),
@@ -129,7 +136,7 @@ def plain_remedy(remedy: Remedy, job: Job) -> Remedy:
 
 
 def _places(values: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The same with places (dp, pp, peer) for workers (replica, pp), if peers are apart."""
+    """The same with places (dp, pp, peer) instead of workers (replica, pp), if peers are apart."""
     if job.peers == 1:
         return dict(values)
     placed = dict(values)

@@ -18,9 +18,9 @@ _EXPOSURE_KEYS = (
     Key("part", optional(WHOLE), "unit or bucket; null: all of the kind on the stage"),
     Key("count", WHOLE, "collectives per step"),
     Key("transfer_s", NUMBER, "of the slowest member, seconds per step"),
-    Key("exposed_s", NUMBER, "what the step would shrink by if they took 0 s"),
+    Key("exposed_s", NUMBER, "time that the step would lose if they took 0 s"),
     Key("hidden_s", NUMBER, "transfer_s - exposed_s"),
-    Key("waited_s", NUMBER, "in which a worker's program stands waiting for them"),
+    Key("waited_s", NUMBER, "time that a worker's program waits for them"),
 )
 
 
@@ -38,10 +38,10 @@ EXPOSURE: Form[Exposure] = Form(
 
 _KEYS = (
     Key("step_s", NUMBER, "the simulated step, seconds"),
-    Key("exposed_s", NUMBER, "what it would shrink by without any collective"),
+    Key("exposed_s", NUMBER, "time that it would lose without collectives"),
     Key("by_kind", list_of(EXPOSURE)),
     Key("by_part", list_of(EXPOSURE)),
-    Key("findings", list_of(FINDING), "how communication is arranged; outside S"),
+    Key("findings", list_of(FINDING), "findings on the arrangement of communication; outside S"),
 )
 
 COMMUNICATION: Form[Communication] = record(Communication, _KEYS)

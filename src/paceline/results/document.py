@@ -32,33 +32,33 @@ from paceline.whatif import LaunchDelay, WhatIf
 
 Array = npt.NDArray[np.float64]
 
-#: Version of the document. Later ones add keys; none changes its meaning.
+#: Version of the document. Later versions add keys and change no meaning.
 SCHEMA = 1
 
 
 @dataclass(frozen=True, eq=False)
 class JobReport:
-    """The complete report of a job: renderers need nothing else, and compute nothing.
+    """The complete report of a job. Renderers need nothing else and compute nothing.
 
-    The numbers are those of :class:`paceline.whatif.WhatIf`, under the same names where both have
-    them; ``docs/result-json.md`` explains them. A field that a document may lack has a default.
+    Numbers that :class:`paceline.whatif.WhatIf` also has keep their names. ``docs/result-json.md``
+    explains them. A field that a document may lack has a default.
 
     Attributes:
-        job, steps: the job's degrees, and the numbers of the steps analysed.
-        slowdown, waste, discrepancy, launch_slowdown: of the what-if analysis.
-        step_time_s: traced, simulated and ideal.
+        job, steps: the job's degrees, and the numbers of the analysed steps.
+        slowdown, waste, discrepancy, launch_slowdown: numbers of the what-if analysis.
+        step_time_s: traced, simulated and ideal step time.
         by_step, by_kind, by_stage, by_replica: S of each part.
         by_worker: [pp, replica] S of each worker.
         by_kind_by_step, by_stage_by_step, by_replica_by_step: step -> part -> S.
         slowdown_lasting, by_worker_lasting: S of the typical step; None if passes are whole.
         by_worker_by_step: step -> [pp, dp] S; None if only stages and replicas are kept.
         warnings: notes on the reliability of the numbers.
-        microbatches: [dp] of each replica; empty if they are not known.
+        microbatches: [dp] microbatches of each replica; empty if unknown.
         findings: None if the analysis made no diagnosis.
-        waterfall, remedies, architecture, not_applicable, hints: of the diagnosis.
+        waterfall, remedies, architecture, not_applicable, hints: parts of the diagnosis.
         communication: collectives for which the step waits; None without recorded programs.
-        expected: the model of the job beside it.
-        hosts: hosts of the workers; empty if they are not known.
+        expected: the comparison with a model of the job.
+        hosts: hosts of the workers; empty if unknown.
     """
 
     job: Job
@@ -123,8 +123,8 @@ class JobReport:
         Args:
             result: the what-if analysis.
             advice: its diagnosis and remedies, if there is one.
-            expectation: the model of the job beside it.
-            hosts: (dp, pp) -> host or (host, gpu), where they are known.
+            expectation: the comparison with a model of the job.
+            hosts: (dp, pp) -> host or (host, gpu), if known.
             per_step_workers: keep the slowdown of every worker in every step.
         """
         return cls(
@@ -165,7 +165,7 @@ class JobReport:
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, JobReport) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as of all that holds arrays
+    __hash__ = None  # type: ignore[assignment]  # as for all classes with arrays
 
     @property
     def every_remedy(self) -> tuple[Remedy, ...]:
@@ -174,7 +174,7 @@ class JobReport:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """The findings, with the interval of S; none where there was no diagnosis."""
+        """The findings, with the interval of S; empty without a diagnosis."""
         return Diagnosis(self.findings or (), self.slowdown_interval or (math.nan, math.nan))
 
     @cached_property
@@ -196,7 +196,7 @@ class JobReport:
     def workers_by_step(self) -> Array:
         """[step, pp, dp] S; if only stages and replicas are kept, the smaller of the two.
 
-        That is the what-if paper's own approximation (section 5.1).
+        The minimum is the what-if paper's own approximation (section 5.1).
         """
         if self.by_worker_by_step is not None:
             return np.stack(list(self.by_worker_by_step.values()))
@@ -208,7 +208,7 @@ class JobReport:
 
     @property
     def lasting_slowdown(self) -> float:
-        """S of the typical step; S itself where passes are whole."""
+        """S of the typical step; S itself if passes are whole."""
         return self.slowdown if self.slowdown_lasting is None else self.slowdown_lasting
 
     @property
@@ -218,13 +218,13 @@ class JobReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether stragglers cost next to nothing, as far as the reference and the steps tell."""
+        """Whether stragglers cost almost nothing, as far as reference and steps show."""
         judged = self.slowdown >= WhatIf.REFERENCE_FAILS_BELOW and self.step_modes is None
         return judged and not self.straggling
 
     @property
     def even(self) -> bool:
-        """Whether all replicas have equally many microbatches, as far as that is known."""
+        """Whether all replicas have the same number of microbatches, as far as known."""
         return len(set(self.microbatches)) < 2
 
     @property
@@ -234,12 +234,12 @@ class JobReport:
 
     @property
     def warning_texts(self) -> tuple[str, ...]:
-        """The warnings in words."""
+        """The texts of the warnings."""
         return tuple(warning.text for warning in self.warnings)
 
     @property
     def warning_details(self) -> tuple[WarningDetail, ...]:
-        """Their codes and numbers, in the same order."""
+        """The warnings' codes and numbers, in the same order."""
         return tuple(WarningDetail(warning.code, warning.numbers) for warning in self.warnings)
 
 
@@ -248,7 +248,7 @@ def _column(times: Mapping[int, float]) -> Array:
 
 
 def _warnings(texts: Sequence[str], details: Sequence[WarningDetail]) -> tuple[Warning, ...]:
-    """The warnings of a document; older ones have the texts alone."""
+    """The warnings of a document; older documents have only texts."""
     if len(details) != len(texts):
         return tuple(Warning("", text) for text in texts)
     pairs = zip(texts, details, strict=True)
@@ -264,7 +264,7 @@ def _check_version(mapping: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(report: JobReport) -> None:
-    """Check that tables have the steps, stages and ranks of the job: pages rely on it."""
+    """Check that tables have the steps, stages and ranks of the job, for pages rely on it."""
     n_steps, shape = len(report.steps), (report.job.pp_size, report.job.replicas)
     times, by_worker = report.step_time_s, report.by_worker_by_step
     lengths: dict[str, tuple[object, object]] = {
@@ -286,6 +286,6 @@ def _check_shapes(report: JobReport) -> None:
 
 
 def _extent(rows: Mapping[int, Mapping[int, float]]) -> tuple[int, int]:
-    """Rows, and entries of each; -1 where they differ."""
+    """Number of rows, and of entries per row; -1 if these differ."""
     widths = {len(row) for row in rows.values()}
     return len(rows), widths.pop() if len(widths) == 1 else -1

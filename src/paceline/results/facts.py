@@ -1,4 +1,4 @@
-"""Single facts of a document, for alerts and for the fleet's figures."""
+"""Single facts of a document for alerts and for the fleet's figures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from paceline.diagnose import Finding
 from paceline.results.document import JobReport
 from paceline.results.words.names import hosts, place
 
-#: Steps of one job in the figure of all steps: more would show nothing new.
+#: Most steps of one job in the figure of all steps.
 _MAX_STEPS = 25
-#: Hosts of a place that are named; more are counted.
+#: Most named hosts of a place; more are counted.
 _MAX_HOSTS = 4
 
-#: A remedy that gains less is not named.
+#: Least gain of a named remedy.
 _MIN_GAIN = 0.01
 
 
 def cause_place(report: JobReport, cause: str | None) -> str | None:
-    """Place of the finding of that cause (without a cause, of the first finding), in words."""
+    """Place, as text, of the finding with that cause (without a cause, of the first finding)."""
     finding = _of_cause(report, cause)
     return place(finding.where) or None if finding is not None else None
 
@@ -37,7 +37,7 @@ def _of_cause(report: JobReport, cause: str | None) -> Finding | None:
 
 
 def main_cause(report: JobReport) -> str:
-    """The first cause inside S, else the first outside it; ``healthy`` without any."""
+    """The first cause inside S, otherwise the first outside it; ``healthy`` without causes."""
     findings = sorted(report.diagnosis.findings, key=lambda finding: finding.share is None)
     return findings[0].cause if findings else "healthy"
 
@@ -48,7 +48,7 @@ def best_gain(report: JobReport) -> float | None:
 
 
 def gain(report: JobReport) -> str | None:
-    """The best remedy's sentence; None where none gains a percent."""
+    """The best remedy's sentence; None if no remedy gains a percent."""
     best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
     return best.text if best is not None and best.gain >= _MIN_GAIN else None
 
@@ -57,9 +57,9 @@ def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:
     """Fields of a session for the fleet's figures, in the form of JSON.
 
     ``m_w`` and ``m_s`` are None if there is nothing to explain. ``waste_by_kind`` is 1 - 1/S of
-    each kind alone: Eq. 3 of the what-if paper for its Eq. 2. ``steps`` are slowdowns over the
-    job's, of at most 25 steps, evenly taken from the sorted ones. ``correlation`` is that of
-    forward and backward. ``n_stages`` is the number of stages.
+    each kind alone: Eq. 3 of the what-if paper for its Eq. 2. ``steps`` has slowdowns over the
+    job's for at most 25 steps, at even ranks. ``correlation`` is the correlation of forward and
+    backward. ``n_stages`` is the number of stages.
     """
     by_step = sorted(s for s in report.by_step.values() if math.isfinite(s))
     if len(by_step) > _MAX_STEPS:

@@ -1,6 +1,6 @@
 """Forms of values: writing to JSON, reading back, and their JSON Schema.
 
-A form reads its own output. Reading raises :class:`ResultError` with the path of the bad field.
+A form reads its own output. Reading raises :class:`ResultError` with the path of the wrong field.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Form(Generic[T]):
 
 
 def inside(name: object, error: ResultError) -> ResultError:
-    """The error of a value that stands under ``name``."""
+    """The error with ``name`` added to its path."""
     return ResultError(error.problem, ".".join(filter(None, (str(name), error.field))))
 
 
@@ -80,7 +80,7 @@ def _flag(value: Any) -> bool:
 
 
 def mapping_of(value: Any) -> Mapping[str, Any]:
-    """The value, which must be an object of JSON."""
+    """The value, checked to be a JSON object."""
     if not isinstance(value, Mapping):
         raise refusal("an object", value)
     return value
@@ -92,12 +92,12 @@ def _list(value: Any, length: int | None = None) -> list[Any]:
     return list(value)
 
 
-#: A number; NaN stands as null.
+#: A number; null stands for NaN.
 NUMBER: Form[float] = Form(finite, _number, {"type": ["number", "null"]})
 WHOLE: Form[int] = Form(int, _whole_number, {"type": "integer"})
 TEXT: Form[str] = Form(str, _text, {"type": "string"})
 FLAG: Form[bool] = Form(bool, _flag, {"type": "boolean"})
-#: Any object of JSON: evidence, places, changes.
+#: Any JSON object: evidence, places, changes.
 OBJECT: Form[Mapping[str, Any]] = Form(dict, mapping_of, {"type": "object"})
 
 
@@ -131,7 +131,7 @@ def list_of(form: Form[T]) -> Form[tuple[T, ...]]:
 
 
 def tuple_of(*forms: Form[Any]) -> Form[tuple[Any, ...]]:
-    """A list of as many values as there are forms."""
+    """A list with one value per form."""
 
     def read(value: Any) -> tuple[Any, ...]:
         entries = _list(value, len(forms))
@@ -151,7 +151,7 @@ def tuple_of(*forms: Form[Any]) -> Form[tuple[Any, ...]]:
 
 
 def object_of(key: type[K], form: Form[T]) -> Form[Mapping[K, T]]:
-    """An object whose names are texts or numbers (steps, stages, ranks)."""
+    """An object with texts or numbers (steps, stages, ranks) as names."""
 
     def read(value: Any) -> Mapping[K, T]:
         values: dict[K, T] = {}
@@ -175,7 +175,7 @@ def object_of(key: type[K], form: Form[T]) -> Form[Mapping[K, T]]:
 
 
 def array(axes: int) -> Form[Array]:
-    """Nested lists of numbers; NaN stands as null."""
+    """Nested lists of numbers; null stands for NaN."""
     schema: Schema = NUMBER.schema
     for _ in range(axes):
         schema = {"type": "array", "items": schema}

@@ -81,13 +81,13 @@ def answers_of(advice: Advice, job: Job) -> dict[str, Any]:
 
 
 def host_of(name: str | tuple[str, str]) -> tuple[str, str]:
-    """(host, gpu), the gpu "" where it is not known."""
+    """(host, gpu); gpu is "" if unknown."""
     host, gpu = (name, "") if isinstance(name, str) else name
     return str(host), str(gpu)
 
 
 def modes_of(steps: Sequence[int], traced_s: Array) -> StepModes | None:
-    """The two lengths of the traced steps, if they have two."""
+    """The two lengths of the traced steps, if there are two."""
     modes = two_modes(traced_s)
     if modes is None:
         return None

@@ -1,7 +1,7 @@
-"""The result in a line or two: the loss, its cause, the best remedy's gain; details below it.
+"""The headline of a result: the loss, its cause, the best remedy's gain; and its details.
 
-The headline is made of short phrases, so that it never takes more than two lines at the report's
-full width. Measured texts, names of hosts and intervals stand in the details.
+The headline consists of short phrases, so that it fits two lines at the report's full width.
+Measured texts, names of hosts and intervals are in the details.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from paceline.whatif import WhatIf
 
 HEALTHY = "Healthy, within what these traces can show"
 
-#: Launch delays below this line cost next to nothing (the line of S, too).
+#: Launch delays below this slowdown are negligible (the limit of S, too).
 MIN_LAUNCH_SLOWDOWN = 1.03
 
-#: Of remedies whose gains differ by less than this, the surest is named.
+#: Among remedies whose gains differ by less than this, the most certain is named.
 EQUAL_GAIN = 0.01
 
-#: A finding that costs less of the step is small; S under 1.03 counts as healthy, too.
+#: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
 
-#: Characters that two lines hold in the report at 1,400 px; a host is named where there is room.
+#: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
 
 
 def is_healthy(report: JobReport) -> bool:
-    """Whether there is nothing to report: S and launch delays are low and nothing drifts."""
+    """Whether there is nothing to report: S and launch delays are low, and no step times drift."""
     drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
     return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
 
 
 def is_small(finding: Finding) -> bool:
-    """Whether a known cause costs next to nothing."""
+    """Whether a known cause costs almost nothing."""
     return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE
 
 
@@ -60,7 +60,7 @@ def headline(report: JobReport) -> str:
 
 
 def details(report: JobReport) -> list[str]:
-    """Sentences to stand below the headline in smaller text: measured, with intervals."""
+    """Sentences below the headline, with measured numbers and intervals."""
     if is_healthy(report):
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
     finding = main_finding(report)
@@ -90,7 +90,7 @@ def _small_sentence(finding: Finding) -> str:
 
 
 def main_finding(report: JobReport) -> Finding | None:
-    """The finding to name: the largest known cause, inside S unless S is next to 1."""
+    """The finding to name: the largest known cause, inside S unless S is almost 1."""
     findings = report.diagnosis.findings
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in findings if f.share is None]
@@ -101,7 +101,7 @@ def main_finding(report: JobReport) -> Finding | None:
 
 
 def named_cause(report: JobReport) -> str:
-    """The cause that the headline tells: ``healthy``, the finding that it names, or the largest."""
+    """The cause in the headline: ``healthy``, the named finding's, or the largest."""
     if is_healthy(report):
         return "healthy"
     finding = main_finding(report)
@@ -109,7 +109,7 @@ def named_cause(report: JobReport) -> str:
 
 
 def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy | None:
-    """The best remedy for what was named; None where none answers it or gains a percent.
+    """The best remedy for the named finding; None if none answers it or gains a percent.
 
     Changes of the architecture answer no finding.
     """
@@ -145,7 +145,7 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
 
 
 def _reason(report: JobReport, finding: Finding) -> str:
-    """The finding in a few words; measured numbers follow in the details."""
+    """The finding as a short phrase; the details have measured numbers."""
     of_cause = REASONS.get(finding.cause)
     return of_cause(report, finding) if of_cause else shorten(finding.text, MAX_LENGTH // 2)
 
@@ -204,7 +204,7 @@ def _drift(report: JobReport, finding: Finding) -> str:
     return f"{in_steps} take longer"
 
 
-#: Cause -> its few words; of causes that are not here the finding's own text.
+#: Cause -> its short phrase; other causes use the finding's own text.
 REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "worker": _worker,
     "stage-imbalance": _stage,
@@ -219,7 +219,7 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "drift": _drift,
 }
 
-#: Remedy -> what gains.
+#: Remedy -> the action as the subject of "gains".
 DOING = {
     "fix-nic": "Repairing it gains",
     "fix-peer-network": "Repairing its links gains",

@@ -61,7 +61,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class WarningDetail:
-    """Code and numbers of a warning, whose text stands under ``warnings``."""
+    """Code and numbers of a warning; its text is under ``warnings``."""
 
     code: str
     numbers: Mapping[str, float]
@@ -116,7 +116,7 @@ _DIAGNOSIS = (
     Key("remedies", list_of(REMEDY), "changes that answer findings, by gain"),
     Key("architecture", list_of(REMEDY), "changes of the job's architecture, by gain"),
     Key("remedies_not_applicable", object_of(str, TEXT), "remedy -> reason", "not_applicable"),
-    Key("hints", list_of(TEXT), "what to tell Paceline to learn more"),
+    Key("hints", list_of(TEXT), "options that give Paceline more information"),
 )
 
 #: Keys that a diagnosis adds.
@@ -126,7 +126,7 @@ DIAGNOSIS_KEYS = tuple(
 
 #: Warnings: their texts, then their codes and numbers.
 WARNING_KEYS = (
-    Key("warnings", list_of(TEXT), "what to know before trusting the numbers", "warning_texts"),
+    Key("warnings", list_of(TEXT), "cautions about the numbers", "warning_texts"),
     Key(
         "warning_details",
         list_of(record(WarningDetail, (Key("code", TEXT), Key("numbers", object_of(str, NUMBER))))),
@@ -134,7 +134,7 @@ WARNING_KEYS = (
     ),
 )
 
-#: All keys but ``schema``.
+#: All keys except ``schema``.
 KEYS: tuple[Key, ...] = (
     Key("job", _JOB, "degrees of parallelism"),
     Key("steps", list_of(WHOLE), "step numbers analysed"),
@@ -168,7 +168,7 @@ KEYS: tuple[Key, ...] = (
         optional(record(LaunchDelay, (Key("by_kind", _BY_KIND), Key("step_start", NUMBER)))),
         "T with only these delays / T",
     ),
-    Key("critical_path", optional(PATH), "what makes up the step, shares of the mean step"),
+    Key("critical_path", optional(PATH), "parts of the step, as shares of the mean step"),
     Key("clamped", object_of(str, object_of(str, WHOLE)), "values under -10 ms that became 0"),
     Key(
         "clock_offsets_s",
@@ -180,16 +180,16 @@ KEYS: tuple[Key, ...] = (
     Key(
         "step_modes",
         optional(record(StepModes, (Key("slow_steps", list_of(WHOLE)), Key("ratio", NUMBER)))),
-        "where traced step times come in two lengths",
+        "if traced step times come in two lengths",
     ),
-    Key("not_judged", list_of(TEXT), "kinds whose lasting slowness cannot show"),
+    Key("not_judged", list_of(TEXT), "kinds for which lasting slowness cannot be seen"),
     Key("left_out_steps", object_of(int, TEXT), "step -> reason"),
     *WARNING_KEYS,
     Key("microbatches", list_of(WHOLE), "of each DP rank"),
     *(
         Key(name, form, about, written=lambda report: report.slowdown_lasting is not None)
         for name, form, about in (
-            ("slowdown_lasting", NUMBER, "S of the typical step, where passes come in parts"),
+            ("slowdown_lasting", NUMBER, "S of the typical step, if passes come in parts"),
             ("by_worker_lasting", array(2), "[pp][dp] the same of each worker"),
         )
     ),
@@ -209,13 +209,13 @@ KEYS: tuple[Key, ...] = (
     Key(
         "communication",
         COMMUNICATION,
-        "exposed and hidden seconds of collectives, where programs are recorded",
+        "exposed and hidden seconds of collectives, if programs are recorded",
         written=lambda report: report.communication is not None,
     ),
     Key(
         "hosts",
         HOSTS,
-        "dp,pp -> [host, gpu], where they are known",
+        "dp,pp -> [host, gpu], if known",
         written=lambda report: bool(report.hosts),
     ),
 )

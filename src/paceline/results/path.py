@@ -25,7 +25,7 @@ from paceline.whatif.critical_path import CriticalPath
 from paceline.whatif.segments import Sort
 from paceline.whatif.slack import Slack
 
-#: Workers listed in ``by_worker``; a path rarely passes more.
+#: Most workers in ``by_worker``; a path rarely passes more.
 TOP_WORKERS = 32
 
 Array = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ WorkerShare = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class LeadingWorker:
-    """The worker with the largest share, and the number of steps in which none has a larger one."""
+    """The worker with the largest share, and the number of steps in which it has the largest."""
 
     dp: int
     pp: int
@@ -46,7 +46,7 @@ class LeadingWorker:
 
 @dataclass(frozen=True)
 class LeadingKind:
-    """The kind of operation with the largest share, and in how many steps."""
+    """The kind of operation with the largest share, and the number of such steps."""
 
     kind: str
     share: float
@@ -55,7 +55,7 @@ class LeadingKind:
 
 @dataclass(frozen=True)
 class StepShares:
-    """Shares of one step; ``worker`` is the one with the largest."""
+    """Shares of one step; ``worker`` has the largest share."""
 
     by_sort: Mapping[str, float]
     by_kind: Mapping[str, float]
@@ -65,7 +65,7 @@ class StepShares:
 
 @dataclass(frozen=True)
 class Extent:
-    """The least and the median slack of some operations, seconds."""
+    """Minimum and median of the slack of some operations, seconds."""
 
     least: float
     median: float
@@ -73,14 +73,14 @@ class Extent:
 
 @dataclass(frozen=True)
 class SlackSummary:
-    """Time by which operations could last longer without moving their step, seconds.
+    """Slack: time by which operations could last longer without moving their step's end, seconds.
 
     Attributes:
         steps: numbers of the covered steps.
-        by_kind, by_stage: over their operations (forward and backward computes of a stage).
-        by_worker: [pp, dp] the least of a worker's computes.
-        near_workers: workers with less than 1% of the mean step.
-        median_by_worker: [pp, dp] the median; None in older documents.
+        by_kind, by_stage: slack of their operations (of stages: forward and backward computes).
+        by_worker: [pp, dp] minimum over a worker's computes.
+        near_workers: number of workers with less than 1% of the mean step.
+        median_by_worker: [pp, dp] median over a worker's computes; None in older documents.
     """
 
     steps: tuple[int, ...]
@@ -111,9 +111,9 @@ class PathSummary:
         step_s: step -> length of its path, seconds.
         by_sort, by_kind, by_stage: each sums to 1.
         by_worker: the largest shares, largest first.
-        leading_worker, leading_kind: with the largest share of all paths together.
+        leading_worker, leading_kind: the largest shares over all paths together.
         by_step: the shares of each step.
-        slack: distance of the other operations from the path; None if it was not computed.
+        slack: slack of the other operations; None if not computed.
     """
 
     step_s: Mapping[int, float]

@@ -39,7 +39,7 @@ class Key:
 
 
 def record(cls: type[T], keys: tuple[Key, ...]) -> Form[T]:
-    """The form of a dataclass; a field that a document lacks takes its default."""
+    """The form of a dataclass; fields that a document lacks get their defaults."""
     return Form(
         lambda value: write_record(value, keys),
         lambda value: read_record(cls, keys, value),
@@ -57,30 +57,30 @@ def write_record(value: Any, keys: tuple[Key, ...]) -> dict[str, Any]:
 
 
 def read_record(cls: type[T], keys: tuple[Key, ...], value: Any) -> T:
-    """The dataclass; unknown keys are left out.
+    """The dataclass; unknown keys are ignored.
 
     Raises:
-        ResultError: a key is missing that has no default, or its value has another form.
+        ResultError: a key without a default is missing, or a value has another form.
     """
     values = read_values(keys, value, needed_fields(cls))
     try:
         return cls(**values)
     except ResultError:
         raise
-    except PacelineError as error:  # of a class that checks its values, such as Job
+    except PacelineError as error:  # raised by a class that checks its values, such as Job
         raise ResultError(str(error)) from None
 
 
 def read_values(keys: tuple[Key, ...], value: Any, needed: Collection[str]) -> dict[str, Any]:
-    """Field -> value, of the keys that the object has.
+    """Field -> value, for the keys of the object.
 
     Args:
-        keys: those that are read.
+        keys: the keys to read.
         value: an object of JSON.
-        needed: fields that must be there.
+        needed: required fields.
 
     Raises:
-        ResultError: one is missing, or a value has another form.
+        ResultError: a required field is missing, or a value has another form.
     """
     entries, values = mapping_of(value), {}
     for key in keys:
@@ -96,7 +96,7 @@ def read_values(keys: tuple[Key, ...], value: Any, needed: Collection[str]) -> d
 
 
 def record_schema(cls: type[Any], keys: tuple[Key, ...]) -> dict[str, Any]:
-    """The JSON Schema: what must be there, and the form of what may be."""
+    """The JSON Schema: required keys, and the forms of all keys."""
     needed = needed_fields(cls)
     properties = {
         key.name: {**({"description": key.about} if key.about else {}), **key.form.schema}

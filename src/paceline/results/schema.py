@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema as a file holds it."""
+    """The schema in the form of its file."""
     return json.dumps(json_schema(), indent=1) + "\n"
 
 

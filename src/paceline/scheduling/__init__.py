@@ -1,1 +1,1 @@
-"""Many jobs share a cluster: replay its queue under a policy."""
+"""Queues of jobs on a shared cluster, replayed under policies."""

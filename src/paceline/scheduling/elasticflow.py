@@ -3,14 +3,14 @@
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning",
 ASPLOS 2023; their artifact is github.com/pkusys/ElasticFlow at 04a0109a.
 
-It has three parts. Each stretch of time gives a job the free GPUs up to its share. The *minimum
+It has three parts. In each segment of time a job gets the free GPUs up to its share. The *minimum
 satisfactory share* is the smallest share that ends the job in time. Jobs are served by deadline.
-*Admission* refuses a job if it or an admitted one would be late. GPUs that remain go one level at a
-time to the job with the best *marginal return*.
+*Admission* refuses a job if it or an admitted one would be late. Remaining GPUs go, one level at a
+time, to the job with the best *marginal return*.
 
-Two changes make sure that no admitted job is ever late. A feasible plan is kept: if a new plan for
-all jobs fails, the new job must fit beside the present plan. And the plan includes the seconds that
-a change of GPUs costs.
+Two changes ensure that no admitted job is ever late. First, a feasible plan is kept: if a new plan
+for all jobs fails, the new job must fit into the present plan. Second, the plan includes the cost
+of changes of GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Marginal = Literal["saved", "added"]
 Order = Literal["arrival", "shortest"]
 Levels = Literal["powers", "all"]
 
-#: Number of jobs in the list from which the loops are worth compiling.
+#: From this number of jobs on, compiling the loops is worth its time.
 _COMPILE_FROM = 24
 
 
@@ -54,14 +54,14 @@ class ElasticFlow:
     """The policy.
 
     Args:
-        marginal: which job gets the next level. With "saved", that which saves most GPU-time per
-            GPU added, as in the paper's words. With "added", that which adds most, as the artifact
-            sorts (``get_marginal``, ``allocate_free_gpus``).
-        order: which job without GPUs is served first: the first that came, or that with the least
-            work left on its fastest level.
+        marginal: the job that gets the next level. With "saved", the one that saves most GPU-time
+            per added GPU, as in the paper's text. With "added", the one that adds most, as in the
+            artifact (``get_marginal``, ``allocate_free_gpus``).
+        order: the job without GPUs that is served first: the first arrival, or the one with the
+            least remaining work on its fastest level.
         levels: numbers of GPUs of an elastic job. With "powers", powers of two, as with buddy
-            allocation and migration, where nothing fragments. With "all", all numbers of its
-            throughputs; these must be whole nodes, or parts of one that always fit.
+            allocation and migration, where nothing fragments. With "all", all numbers in its
+            throughputs; these must be whole nodes, or parts of a node that always fit.
         keep_share: a job never plans with less than its earlier share.
     """
 
@@ -115,7 +115,7 @@ class ElasticFlow:
         return wanted
 
     def _go_on(self, queue: Queue, now: float) -> None:
-        """Drop the past of the plan, jobs that ended, and reservations that jobs no longer need."""
+        """Drop past segments, ended jobs, and reservations that jobs no longer need."""
         plan = self._plan
         stays = [k for k, row in enumerate(plan.jobs) if queue.all_remaining[row] > 0]
         first = max(0, int(np.searchsorted(plan.times_s, now, side="right")) - 1)
@@ -130,7 +130,7 @@ class ElasticFlow:
         )
 
     def _facts(self, queue: Queue, rows: list[int]) -> tuple[Any, ...]:
-        """Facts of some jobs: work left, pause, level, whether started, deadline, rates."""
+        """Facts of some jobs: remaining work, pause, level, whether started, deadline, rates."""
         places = np.array(rows, dtype=np.int64)
         held = queue.all_gpus[places]
         level = np.where(held > 0, np.searchsorted(self._counts, held), -1)
@@ -160,7 +160,7 @@ class ElasticFlow:
     def _try(
         self, queue: Queue, jobs: list[int], order: Ints, times: Array, reserved: Ints | None
     ) -> _Plan | None:
-        """A plan in which the jobs of ``order`` are planned anew; None = one would be late."""
+        """A new plan for the jobs of ``order``; None = a job would be late."""
         segments, room = len(times) - 1, len(times) + len(order) + 1
         all_times = np.full(room + 1, np.inf)
         all_times[: segments + 1] = times
@@ -188,7 +188,7 @@ class ElasticFlow:
         return "it or a job admitted before would be late"
 
     def _spread_free(self, queue: Queue, now: float) -> Ints:
-        """[job of the queue] GPUs: reserved now, and left over."""
+        """[job of the queue] GPUs: reserved ones and additional ones."""
         plan = self._plan
         rows = queue.rows
         gone = queue.refused
@@ -207,10 +207,10 @@ class ElasticFlow:
         return np.where(level >= 0, self._counts[np.maximum(level, 0)], 0)
 
     def _safe(self, queue: Queue) -> Any:
-        """[row of the plan] whether its deadline allows a change now and one back at any time.
+        """[row of the plan] whether its deadline allows a change now and a change back at any time.
 
-        The worst time is just before the first change is done. A job that waits by the plan loses
-        nothing by running now. But it has then started, and to go on as planned costs time.
+        The worst time is just before the first change ends. A job that waits in the plan loses
+        nothing by running now. But it has then started, and returning to the plan costs time.
         """
         plan, rescale_s = self._plan, queue.rescale_s
         if rescale_s == 0 or not plan.jobs:
@@ -224,9 +224,9 @@ class ElasticFlow:
 
 
 def _check_fit(counts: Ints, node_gpus: int) -> None:
-    """Refuse numbers of GPUs that could fragment nodes even if jobs may migrate.
+    """Refuse numbers of GPUs that could fragment nodes even with migration.
 
-    Whole nodes and halves, quarters, ... of one always fit if there are GPUs enough.
+    Whole nodes and halves, quarters, ... of a node always fit if enough GPUs are free.
     """
     parts = counts % node_gpus
     odd = counts[(parts > 0) & ((node_gpus % np.maximum(parts, 1) > 0) | (parts & (parts - 1) > 0))]

@@ -1,7 +1,8 @@
 """The loops of ElasticFlow: plan by deadline, follow a plan, spread the rest.
 
-``facts`` of jobs are (work left, seconds of pause left, level now or -1, whether started, deadline,
-[job, level] units of work a second). A level is a place in ``counts``, numbers of GPUs.
+``facts`` of jobs are (remaining work, remaining seconds of pause, present level or -1, whether
+started, deadline, [job, level] units of work per second). A level is an index into ``counts``, the
+numbers of GPUs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from paceline.scheduling.jobs import Array, Ints
 
-#: Seconds of rounding in the comparison with a deadline.
+#: Tolerance in seconds for comparisons with a deadline.
 _ROUNDING_S = 1e-6
 
 
@@ -112,7 +113,7 @@ def fill(
 def follow(
     facts: tuple[Any, ...], times: Array, reserved: Ints, delay_s: float, rescale_s: float
 ) -> Array:
-    """[job] its end by the plan, begun ``delay_s`` late; clears its unneeded part.
+    """[job] its planned end if it starts ``delay_s`` late; clears unneeded reservations.
 
     The delay includes the cost of the job's first change of level.
     """
@@ -158,18 +159,18 @@ def spread(
 ) -> Ints:
     """[job] level: reserved and free GPUs by marginal return.
 
-    A job without GPUs comes before one that would get more. A change must pay for itself.
+    Jobs without GPUs come before jobs that would get more. A change must repay its cost.
 
     Args:
         facts: facts of the jobs of the queue.
         base: [job] level that is reserved now, or -1.
         growing: [job] whether it may have GPUs at all.
-        safe: [job] whether it keeps its deadline if it changes its level now and once more soon.
+        safe: [job] whether it meets its deadline if it changes its level now and once more soon.
         counts: [level] GPUs.
         total: GPUs of the cluster.
         rescale_s: seconds that a change costs.
-        most_saved: the GPU-time saved decides; else the GPU-time added.
-        by_arrival: jobs without GPUs are served as they came; else the shortest first.
+        most_saved: saved GPU-time decides; otherwise added GPU-time.
+        by_arrival: jobs without GPUs are served by arrival; otherwise the shortest first.
     """
     remaining, _, level_now, started, _, rates = facts
     level = base.copy()

@@ -1,4 +1,4 @@
-"""The jobs of a queue, and how fast each runs on how many GPUs."""
+"""The jobs of a queue, and their speeds by number of GPUs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Ints = npt.NDArray[np.int64]
 class JobList:
     """Jobs in the order of their submission.
 
-    A job is rigid (it runs on ``gpus``, and ``work`` are its seconds there) or elastic (``curve``
-    names its throughputs, and ``work`` are iterations).
+    A job is rigid or elastic. A rigid job runs on ``gpus``, and ``work`` is its seconds there. An
+    elastic job has throughputs (``curve``), and ``work`` is its number of iterations.
 
     Attributes:
         job_id: [job] a name, unique.
         submitted_s: [job] seconds, ascending.
         work: [job] seconds of a rigid job, iterations of an elastic one; above 0.
-        gpus: [job] GPUs asked for; 0 = an elastic job that leaves it open.
+        gpus: [job] requested GPUs; 0 = an elastic job without a request.
         curve: [job] the row of :class:`Throughputs`; "" = rigid.
         deadline_s: [job] latest time of its end; inf = no deadline.
         min_gpus, max_gpus: [job] bounds of an elastic job's GPUs; 0 = none.
@@ -171,7 +171,7 @@ class Throughputs:
 
     @classmethod
     def of(cls, rates: Mapping[tuple[str, int], float]) -> Throughputs:
-        """From (curve, GPUs) -> iterations/s."""
+        """Throughputs from (curve, GPUs) -> iterations/s."""
         names = tuple(dict.fromkeys(name for name, _ in rates))
         counts = np.array(sorted({gpus for _, gpus in rates}), dtype=np.int64)
         table = np.zeros((len(names), len(counts)))
@@ -180,7 +180,7 @@ class Throughputs:
         return cls(names, counts, table)
 
     def rate(self, name: str, gpus: int) -> float:
-        """Iterations/s of a curve on a number of GPUs; 0 = not known, or it cannot run."""
+        """Iterations/s of a curve on a number of GPUs; 0 = unknown, or it cannot run."""
         level = int(np.searchsorted(self.counts, gpus))
         if name not in self.names or level == len(self.counts) or self.counts[level] != gpus:
             return 0.0
@@ -193,15 +193,15 @@ NO_THROUGHPUTS = Throughputs((), np.zeros(0, dtype=np.int64), np.zeros((0, 0)))
 
 @dataclass(frozen=True)
 class Speeds:
-    """Input of the replay: every job's speeds, in rows that equal jobs share.
+    """Input of the replay: speeds of all jobs, in rows that equal jobs share.
 
     Attributes:
         counts: [level] GPUs, ascending.
-        rates: [row, level] units of work a second; 0 if a job cannot run, or if fewer GPUs are as
-            fast. Along a row, values above 0 rise.
+        rates: [row, level] units of work per second; 0 if a job cannot run, or if fewer GPUs are
+            equally fast. Positive values ascend along a row.
         row: [job] its row.
-        asked_rate: [job] units of work a second on the GPUs that it asks for; 0 = it asks for
-            none, or cannot run on them.
+        asked_rate: [job] units of work per second on the requested GPUs; 0 = no request, or it
+            cannot run on them.
     """
 
     counts: Ints
@@ -224,7 +224,7 @@ def speeds_of(jobs: JobList, throughputs: Throughputs, total: int) -> Speeds:
     level = np.minimum(np.searchsorted(counts, jobs.gpus), max(0, len(counts) - 1))
     possible = counts[level] == jobs.gpus if len(counts) else np.zeros(len(jobs), dtype=bool)
     asked_rate = np.where(possible & ~elastic, 1.0, 0.0)
-    # A row for each level, for rigid jobs; one of zeros for those that fit nowhere; then curves.
+    # One row per level for rigid jobs, a row of zeros for jobs that fit nowhere, then the curves.
     rates = [*np.eye(len(counts)), np.zeros(len(counts))]
     row = np.where(possible & ~elastic, level, len(counts))
     known = {name: k for k, name in enumerate(throughputs.names)}
@@ -249,6 +249,6 @@ def speeds_of(jobs: JobList, throughputs: Throughputs, total: int) -> Speeds:
 
 
 def _rising(rates: Array) -> Array:
-    """The rates, with 0 for levels that a smaller level matches."""
+    """The rates, with 0 for levels that are not faster than a smaller level."""
     before = np.append(0.0, np.maximum.accumulate(rates)[:-1])
     return np.where(rates > before, rates, 0.0)

@@ -1,7 +1,7 @@
-"""Policies for jobs that run on the GPUs they ask for.
+"""Policies for jobs that run on their requested GPUs.
 
-Each is a function of (queue, free GPUs, now). All know how long a job still runs. A replay of a log
-can know that; for a live queue it would be an estimate.
+Each is a function of (queue, free GPUs, now). All use the remaining run time of a job. A replay of
+a log knows it; for a live queue it would be an estimate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fifo(queue: Queue, free: int, now: float) -> Ints:
 
 
 def backfill(queue: Queue, free: int, now: float) -> Ints:
-    """FIFO in which a job may pass the first that waits, if that does not delay its start.
+    """FIFO with backfilling: a job may pass the first waiting job if that does not delay it.
 
     EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System", 1995), with true run times.
     """
@@ -37,20 +37,20 @@ def backfill(queue: Queue, free: int, now: float) -> Ints:
 
 
 def srtf(queue: Queue, free: int, now: float) -> Ints:
-    """Shortest remaining time first, with preemption; a job that does not fit is passed."""
+    """Shortest remaining time first, with preemption; jobs that do not fit are skipped."""
     return _by(queue, queue.remaining_s)
 
 
 def edf(queue: Queue, free: int, now: float) -> Ints:
-    """Earliest deadline first, with preemption, no admission; a job that cannot fit is passed."""
+    """Earliest deadline first, with preemption, no admission; jobs that do not fit are skipped."""
     return _by(queue, queue.deadline_s)
 
 
 def tiresias(queue: Queue, free: int, now: float, limit: float = LAS_LIMIT_GPU_S) -> Ints:
     """Least attained service, in two queues: Tiresias-L (Gu et al., NSDI 2019).
 
-    A job that has had ``limit`` GPU-seconds goes behind all that have not. Within a queue the first
-    submitted comes first. Jobs are preempted; none is promoted after a long wait.
+    A job with ``limit`` GPU-seconds goes behind all jobs with fewer. Within a queue, the first
+    submitted job comes first. Jobs are preempted, and a long wait does not promote a job.
     """
     attained = queue.attained_gpu_s
     demoted = attained >= limit * (1 - 1e-9)
@@ -104,7 +104,7 @@ def _easy(asked: Ints, held: Ints, remaining_s: Array, free: int) -> Ints:
             free -= asked[k]
     if first == len(asked) or free == 0:
         return wanted
-    # When the first job that waits can start, and the GPUs left beside it then.
+    # Earliest start of the first waiting job, and the GPUs that remain beside it then.
     running = np.flatnonzero(wanted)
     order = running[np.argsort(remaining_s[running])]
     spare = free

@@ -1,4 +1,4 @@
-"""A policy's view: the jobs that have arrived and have not ended."""
+"""A policy's view of the queue: jobs that have arrived and not ended."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from paceline.scheduling.jobs import Array, Ints, JobList, Speeds
 class Policy(Protocol):
     """A function that gives GPUs to the jobs of a queue.
 
-    It returns [job of the queue] GPUs, 0 to wait. It may ask for a call at another time
-    (``queue.wake``), and refuse a job for good (``queue.refuse``). A policy with a method
-    ``prepare(queue)`` serves jobs that do not ask for a number of GPUs.
+    It returns [job of the queue] GPUs, 0 to wait. It may request a call at another time
+    (``queue.wake``), and refuse a job permanently (``queue.refuse``). A policy with a method
+    ``prepare(queue)`` serves jobs without a requested number of GPUs.
     """
 
     def __call__(self, queue: Queue, free: int, now: float) -> Ints:
-        """The GPUs of every job; ``free`` are those that no job holds, ``now`` is in seconds."""
+        """The GPUs of every job; ``free`` is the number of free GPUs, ``now`` is in seconds."""
 
 
 @dataclass
 class Queue:
-    """Jobs in the order of their arrival; arrays that begin with ``all_`` are of all jobs.
+    """Jobs in the order of their arrival; arrays named ``all_...`` cover all jobs.
 
     Attributes:
         jobs, speeds: all jobs, and their speeds.
         total, node_gpus: GPUs of the cluster, and of one of its nodes.
-        active: the jobs of the queue: its first ``n`` entries.
-        rate: [all jobs] present units of work a second.
+        active: indices of the jobs of the queue, in its first ``n`` entries.
+        rate: [all jobs] present units of work per second.
         pause: [all jobs] remaining seconds of a job's standstill.
-        slowness: [all jobs] factor by which its slowest node slows it.
-        refused: job -> why it never ran.
+        slowness: [all jobs] slowdown factor of its slowest node.
+        refused: job -> reason why it never ran.
     """
 
     jobs: JobList
@@ -66,12 +66,12 @@ class Queue:
 
     @property
     def rows(self) -> Ints:
-        """[job of the queue] its place among all jobs."""
+        """[job of the queue] its index among all jobs."""
         return self.active[: self.n]
 
     @property
     def asked(self) -> Ints:
-        """[job of the queue] GPUs that it asks for."""
+        """[job of the queue] requested GPUs."""
         asked: Ints = self.jobs.gpus[self.rows]
         return asked
 
@@ -95,28 +95,28 @@ class Queue:
 
     @property
     def remaining_s(self) -> Array:
-        """[job of the queue] seconds that it would still run on the GPUs that it asks for."""
+        """[job of the queue] remaining seconds on the requested GPUs."""
         rows = self.rows
         remaining: Array = self.all_remaining[rows] / self.speeds.asked_rate[rows]
         return remaining
 
     @property
     def attained_gpu_s(self) -> Array:
-        """[job of the queue] GPU-seconds that it has had."""
+        """[job of the queue] GPU-seconds so far."""
         attained: Array = self.all_attained[self.rows]
         return attained
 
     @property
     def arrived(self) -> list[int]:
-        """Jobs that came since the policy's last call, as places among all jobs."""
+        """Jobs that arrived since the policy's last call, as indices among all jobs."""
         return self._fresh
 
     def wake(self, time_s: float) -> None:
-        """Ask for another call at a time."""
+        """Request another call at a time."""
         self.wake_s = min(self.wake_s, time_s)
 
     def refuse(self, row: int, reason: str) -> None:
-        """Let a job (its place among all jobs) never run."""
+        """Refuse a job (its index among all jobs) permanently."""
         if self.all_attained[row] > 0:
             raise QueueError(f"job {self.jobs.job_id[row]} has run and cannot be refused")
         self.refused[row] = reason
@@ -125,7 +125,7 @@ class Queue:
     # The policy's answer to the replay.
 
     def arrive(self, row: int) -> None:
-        """A job comes; one that no number of GPUs could run is refused."""
+        """Add an arriving job; it is refused if no number of GPUs can run it."""
         asked = int(self.jobs.gpus[row])
         if not self.jobs.curve[row] and asked > self.total:
             self.refused[row] = f"asks for {asked:,} GPUs of a cluster of {self.total:,}"
@@ -139,7 +139,7 @@ class Queue:
             self._fresh.append(row)
 
     def drop_refused(self) -> int:
-        """Take refused jobs out; returns their number, and sets ``kept`` if there are any."""
+        """Remove refused jobs; returns their number, and sets ``kept`` if there are any."""
         self._fresh = []
         self.kept = None
         if not self._leaving:

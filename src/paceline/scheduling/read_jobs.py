@@ -19,7 +19,7 @@ from paceline.errors import QueueError
 from paceline.scheduling.jobs import JobList, Throughputs, job_list
 from paceline.scheduling.replay import SlowJobs
 
-#: Columns by their names in files; ElasticFlow's are among them.
+#: Columns by their names in files, including ElasticFlow's names.
 NAMES = {
     "job_id": ("job_id", "jobid", "id"),
     "submission_time": ("submission_time", "submit_time", "submitted", "arrival"),
@@ -34,7 +34,7 @@ NAMES = {
     "max_gpu": ("max_gpu", "max_gpus"),
 }
 _RATES = ("iterations_per_s", "throughput", "samples_per_s")
-#: States of jobs that have not ended; Slurm's reasons behind them are cut off.
+#: States of jobs that have not ended, without Slurm's reasons after them.
 _UNFINISHED = ("RUNNING", "PENDING", "SUSPENDED", "REQUEUED", "RESIZING", "COMPLETING")
 _NO_TIME = ("", "None", "Unknown", "N/A")
 
@@ -45,8 +45,8 @@ class QueueFile:
 
     Attributes:
         jobs: its jobs, in the order of their submission.
-        models: curve -> (model, global batch), for jobs whose throughputs ``plan`` can find.
-        warnings: jobs left out, and corrections, with their number.
+        models: curve -> (model, global batch), for jobs with throughputs from ``plan``.
+        warnings: left-out jobs and corrections, with their numbers.
     """
 
     jobs: JobList
@@ -61,13 +61,14 @@ def read_jobs(
 
     A row has ``job_id`` and ``submission_time`` (seconds, or a date with time). A rigid job adds
     ``num_gpu`` and ``duration`` [s]. An elastic job adds ``model`` (or ``class``), ``iterations``
-    and ``global_batch``; the last is optional if the throughputs know the class alone.
+    and ``global_batch``. The last is optional if the throughputs have the class itself.
     ``deadline`` is a time like the submission.
 
     Args:
         path: the file.
-        sacct: it is the output of ``sacct -P`` with JobID, Submit, Start, End, State, AllocTRES.
-        throughputs: the user's throughputs of elastic jobs; other jobs are fixed.
+        sacct: whether it is the output of ``sacct -P`` with JobID, Submit, Start, End, State,
+            AllocTRES.
+        throughputs: the user's throughputs of elastic jobs; other jobs are rigid.
 
     Raises:
         QueueError: the file cannot be read, lacks columns, or a row is wrong (with its line).
@@ -228,7 +229,7 @@ def _is_sacct(text: str) -> bool:
 
 
 def _from_sacct(text: str, name: str) -> QueueFile:
-    """Rows of ``sacct -P``: jobs that ended on GPUs; the others are left out and counted."""
+    """Jobs of ``sacct -P`` that ended on GPUs; others are left out and counted."""
     lines = text.splitlines()
     columns = [column.strip().lower() for column in (lines[0].split("|") if lines else [])]
     needed = ("jobid", "submit", "start", "end", "state", "alloctres")
@@ -279,7 +280,7 @@ def _from_sacct(text: str, name: str) -> QueueFile:
 
 
 def _left_out(row: Mapping[str, str]) -> str:
-    """Why a row is no job of the replay; "" = it is one."""
+    """Reason why a row is not a job of the replay; "" = it is one."""
     if "." in row["jobid"]:
         return "steps of jobs"
     if "[" in row["jobid"]:
@@ -291,7 +292,7 @@ def _left_out(row: Mapping[str, str]) -> str:
 
 
 def tres_gpus(tres: str) -> int:
-    """GPUs of Slurm's AllocTRES: "gres/gpu=8"; typed ones count if there is no total."""
+    """GPUs in Slurm's AllocTRES: "gres/gpu=8"; typed GPUs count if there is no total."""
     total, typed = 0, 0
     for entry in tres.split(","):
         name, _, count = entry.strip().partition("=")
@@ -371,7 +372,7 @@ def _whole(text: str, name: str, at: str, *, least: int) -> int:
 
 
 def _time(text: str, name: str, at: str) -> float:
-    """Seconds, or those of a date since 1970 (UTC if it names no zone)."""
+    """Seconds, or a date as seconds since 1970 (UTC if it has no zone)."""
     try:
         value = float(text)
     except ValueError:

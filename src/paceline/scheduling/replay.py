@@ -3,8 +3,8 @@
     done = replay_queue(jobs, gpus=1024, policy="srtf")
     done.jct_s, done.deadline_ratio, done.makespan_s, done.timeline
 
-Time is continuous: it goes from one arrival, end or wish of the policy to the next. With slots it
-goes from one boundary of a slot to another, as in schedulers that decide at intervals.
+Time is continuous: the replay goes from one arrival, end or requested call to the next. With slots
+it goes from one slot boundary to the next, as in schedulers that decide at intervals.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from paceline.scheduling.result import QueueReplay, Timeline
 
 Progress = Callable[[int, int], None]
 
-#: Number of jobs from which the loops are worth compiling.
+#: From this number of jobs on, compiling the loops is worth its time.
 COMPILE_FROM = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNodes:
-    """Nodes that are slow for good.
+    """Permanently slow nodes.
 
     Attributes:
         share: share of the nodes, 0 to 1.
-        factor: factor on the time of work on one.
+        factor: factor on the time of work on a slow node.
     """
 
     share: float
@@ -53,7 +53,7 @@ class SlowNodes:
 
 @dataclass(frozen=True)
 class SlowJobs:
-    """Slowdowns S of measured jobs, such as a fleet study's: every job draws one of them.
+    """Slowdowns S of measured jobs, such as a fleet study's; every job draws one.
 
     Attributes:
         slowdowns: [measured job] S, at least 1.
@@ -80,20 +80,20 @@ def replay_queue(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QueueReplay:
-    """Outcome of the jobs under a policy.
+    """Replay the jobs under a policy.
 
     Args:
         jobs: the jobs.
         gpus: GPUs of the cluster.
         policy: a name of ``POLICIES``, or a function of (queue, free GPUs, now) that returns the
             GPUs of every job in the queue.
-        throughputs: of the elastic jobs.
+        throughputs: throughputs of the elastic jobs.
         node_gpus: GPUs of a node; None = 8, or all of a smaller cluster.
-        rescale_s: seconds that a job stands still whenever its GPUs change after its start.
+        rescale_s: seconds of standstill for each change of a job's GPUs after its start.
         slot_s: seconds between decisions; 0 = at every event.
         slow: slow nodes, or slowdowns of jobs. A job runs at the speed of its slowest node; its
-            nodes are drawn anew whenever its GPUs change. A slowdown of a job stays.
-        seed: of these draws.
+            nodes are drawn again whenever its GPUs change. A job's own slowdown does not change.
+        seed: seed of these draws.
         progress: called with (jobs that ended, jobs).
 
     Raises:
@@ -133,7 +133,7 @@ class Cluster:
 
     @classmethod
     def of(cls, gpus: int, node_gpus: int | None, rescale_s: float, slot_s: float) -> Cluster:
-        """Checked."""
+        """The checked resources."""
         if gpus < 1:
             raise QueueError(f"a cluster has at least 1 GPU, not {gpus}")
         node = min(8, gpus) if node_gpus is None else node_gpus
@@ -146,7 +146,7 @@ class Cluster:
 
 
 def policy_of(policy: Policy | str) -> Policy:
-    """The policy of a name, with nothing remembered from an earlier replay."""
+    """A new policy of a name, without state of earlier replays."""
     from paceline.scheduling.policies import POLICIES
 
     if not isinstance(policy, str):
@@ -180,7 +180,7 @@ def _need_asked(jobs: JobList, speeds: Speeds, gpus: int, name: str) -> None:
 
 @dataclass
 class _State:
-    """All jobs while time goes on."""
+    """State of all jobs during the replay."""
 
     jobs: JobList
     speeds: Speeds
@@ -216,7 +216,7 @@ class _State:
         self._give: Callable[..., int] = compiled(_give) if fast else _give
 
     def advance(self) -> bool:
-        """Go to the next event; False where nothing more happens."""
+        """Go to the next event; False if there is none."""
         queue, submitted = self.queue, self.jobs.submitted_s
         following = submitted[self._arrived] if self._arrived < len(submitted) else np.inf
         until = min(float(following), max(queue.wake_s, np.nextafter(self.now, np.inf)))
@@ -238,7 +238,7 @@ class _State:
         return True
 
     def apply(self, policy: Policy, name: str) -> None:
-        """Let the policy decide, and give the jobs its decision."""
+        """Call the policy, and apply its decision to the jobs."""
         queue = self.queue
         queue.now_s, queue.wake_s = self.now, np.inf
         if not queue.n:
@@ -265,7 +265,7 @@ class _State:
             self._gpus.append(int(queue.all_gpus[i]))
 
     def _draw_nodes(self, wanted: Ints, slow: SlowNodes) -> None:
-        """Draw whether jobs whose GPUs change get a slow node."""
+        """For jobs with changed GPUs, draw whether they get a slow node."""
         active = self.queue.rows
         moved = (wanted != self.queue.all_gpus[active]) & (wanted > 0)
         nodes = -(-wanted[moved] // self.cluster.node_gpus)
@@ -313,7 +313,7 @@ def _walk(
     gpus: Ints,
     end: Array,
 ) -> tuple[float, int]:
-    """Let jobs run to the next event; (its time, jobs that are left in ``active``)."""
+    """Run jobs to the next event; returns (its time, number of jobs in ``active``)."""
     then = until
     for k in range(n):
         i = active[k]
@@ -333,7 +333,7 @@ def _walk(
         if slot > 0:
             elapsed = then - now
         gpu_seconds[i] += gpus[i] * elapsed
-        if ends <= then * (1 + 1e-12) + 1e-9:  # a rest within rounding is no work
+        if ends <= then * (1 + 1e-12) + 1e-9:  # a rest within rounding is not work
             remaining[i] = 0.0
             gpus[i] = 0
             end[i] = min(ends, then)
@@ -364,9 +364,9 @@ def _give(
     restarts: Ints,
     changed: Ints,
 ) -> int:
-    """Give jobs their GPUs; writes the jobs whose GPUs change and returns their number.
+    """Assign GPUs to jobs; writes the changed jobs and returns their number.
 
-    -1 - k where the k-th job of the queue cannot run on its GPUs.
+    Returns -1 - k if the k-th job of the queue cannot run on its GPUs.
     """
     count = 0
     for k in range(n):

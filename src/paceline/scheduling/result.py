@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.scheduling.jobs import Array, Ints, JobList
 
-#: Seconds by which rounding may put an end behind its deadline.
+#: Tolerance in seconds for ends after a deadline by rounding.
 ROUNDING_S = 1e-3
 
 
@@ -20,8 +20,8 @@ class Timeline:
 
     Attributes:
         time_s: [change] seconds.
-        job: [change] the job's place in the list.
-        gpus: [change] its GPUs from then on; the end of a job is no change.
+        job: [change] the job's index in the list.
+        gpus: [change] its GPUs from then on; the end of a job is not a change.
     """
 
     time_s: Array
@@ -40,11 +40,11 @@ class QueueReplay:
         jobs: the jobs.
         policy: its name.
         gpus: GPUs of the cluster.
-        start_s: [job] when it first ran; nan = never.
-        end_s: [job] when it ended; nan = refused.
+        start_s: [job] time of its first run; nan = never.
+        end_s: [job] time of its end; nan = refused.
         gpu_seconds: [job] GPU-seconds that it held.
-        restarts: [job] how often its GPUs changed after its start.
-        refused: job -> why it never ran.
+        restarts: [job] number of changes of its GPUs after its start.
+        refused: job -> reason why it never ran.
         timeline: all changes.
     """
 
@@ -72,7 +72,7 @@ class QueueReplay:
 
     @cached_property
     def met(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """[job] whether it has a deadline and ended by then."""
+        """[job] whether it has a deadline and met it."""
         met: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.isfinite(self.jobs.deadline_s) & (
             self.end_s <= self.jobs.deadline_s + ROUNDING_S
         )
@@ -86,7 +86,7 @@ class QueueReplay:
 
     @property
     def late(self) -> int:
-        """Jobs that ran and ended behind their deadline."""
+        """Jobs that ran and ended after their deadline."""
         return int((self.end_s > self.jobs.deadline_s + ROUNDING_S).sum())
 
     @property
@@ -102,12 +102,12 @@ class QueueReplay:
 
     @property
     def utilisation(self) -> float:
-        """Share of the cluster's GPU-time, over the makespan, that jobs held."""
+        """Share of the cluster's GPU-time during the makespan that jobs held."""
         capacity = self.gpus * self.makespan_s
         return float(self.gpu_seconds.sum()) / capacity if capacity else 0.0
 
     def gpus_over_time(self) -> tuple[Array, Ints]:
-        """Times, and the GPUs in use from each on."""
+        """Times, and the number of used GPUs from each time on."""
         held = np.zeros(len(self.jobs), dtype=np.int64)
         changes: list[tuple[float, int]] = []
         columns = (self.timeline.time_s.tolist(), self.timeline.job.tolist())

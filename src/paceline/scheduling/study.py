@@ -32,8 +32,8 @@ GPUS = 1024
 CLUSTER = "a100-80g-4nic"
 
 #: Table II: name, layers, hidden, heads, batch; sequences of 2,048 tokens. The tensor- and
-#: pipeline-parallel degrees of the fixed plans are the paper's for 39.1B. Those of the others
-#: follow the same rule: a node's GPUs of tensor parallelism, and as few stages as fit.
+#: pipeline-parallel degrees of the fixed plans are the paper's for 39.1B. The others follow the
+#: same rule: tensor parallelism over a node, and the fewest stages that fit.
 MODELS = (
     ("18.4B", 40, 6144, 48, 1024, (8, 1)),
     ("39.1B", 48, 8192, 64, 1536, (8, 2)),
@@ -41,9 +41,10 @@ MODELS = (
 )
 _VOCAB, _SEQ_LEN = 51_200, 2048
 
-#: Software of the paper's time: fp16, full recomputation, one sample a microbatch, at most the
-#: distributed optimizer. No fused attention, no interleaving; gradients in 16 bits, reduced after
-#: the backward. With the best microbatch for the fixed plans, too, all gains are about half.
+#: Software of the paper's time: fp16, full recomputation, one sample per microbatch, at most the
+#: distributed optimizer. There is no fused attention and no interleaving. Gradients have 16 bits
+#: and are reduced after the backward. If the fixed plans also use their best microbatch, all gains
+#: are about half.
 VTRAIN_SOFTWARE: Mapping[str, Any] = {
     "max_vpp": 1,
     "micro_batches": (1,),
@@ -65,7 +66,7 @@ PAPER = {
     "makespan_change": -0.2643,
 }
 
-#: Jobs of each part; windows with deadlines are all, those without one fewer (the paper's nine).
+#: Jobs of each part. Parts with deadlines use all windows, others one fewer (the paper's nine).
 WITH_DEADLINES, WITHOUT = (64, 128), 32
 AT_ONCE = (16, 30, 44, 58, 72)
 
@@ -79,11 +80,11 @@ class Choices:
         software: "vtrain", or "today" for everything that ``paceline plan`` searches.
         span_h: hours over which the arrivals of a window are stretched.
         duration_h: bounds of the durations in hours, drawn log-uniformly.
-        duration_gpus: GPUs on which a duration counts, drawn; with the fixed plan.
+        duration_gpus: numbers of GPUs for which a duration holds (with the fixed plan), drawn.
         slot_s: seconds between decisions.
-        rescale_s: seconds that a change of its GPUs costs a job; in the plan.
+        rescale_s: seconds that a change of its GPUs costs a job; plans include them.
         marginal: see :class:`ElasticFlow`.
-        order: which job without GPUs is served first.
+        order: see :class:`ElasticFlow`.
     """
 
     seed: int = 20261122
@@ -114,8 +115,8 @@ class Window:
         name: name of the window.
         jobs: number of its jobs.
         fixed, best: the replays.
-        gain: the figure of the part: ratio of the deadlines met, or relative change of the mean
-            JCT or the makespan.
+        gain: the figure of the part: ratio of met deadlines, or relative change of the mean JCT or
+            the makespan.
     """
 
     part: str
@@ -132,7 +133,7 @@ class Study:
 
     Attributes:
         choices: the choices for the paper's gaps.
-        windows: part by part, the worst first.
+        windows: windows of each part, the worst first.
         tables: the throughputs.
     """
 

@@ -1,4 +1,4 @@
-"""Replays of one queue beside each other: their figures, and the jobs that lose by a change."""
+"""Comparison of replays of a queue: their figures, and jobs that lose by a change."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from paceline.scheduling.jobs import Array, Ints
 from paceline.scheduling.result import QueueReplay
 
-#: Number of resamples, and the bounds of an 80% interval.
+#: Number of resamples, and the percentiles of an 80% interval.
 _RESAMPLES, _BOUNDS = 2000, (10.0, 90.0)
-#: A job is worse off if it is later by more than this share of its time and these seconds.
+#: A job is worse off if its delay exceeds this share of its time and these seconds.
 _WORSE_SHARE, _WORSE_S = 0.01, 60.0
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A replay and its name beside others.
+    """A replay and its label in comparisons.
 
     Attributes:
-        label: policy, and plans where several are compared.
+        label: policy, and plans if several are compared.
         replay: the replay.
     """
 
@@ -30,7 +30,7 @@ class Labelled:
 
 
 def figures(replay: QueueReplay) -> dict[str, float | int | None]:
-    """The numbers for a comparison of policies; None where there is nothing to count."""
+    """The figures for a comparison of policies; None for figures without jobs."""
     jct = replay.jct_s[np.isfinite(replay.jct_s)]
     wait = replay.wait_s[np.isfinite(replay.wait_s)]
 
@@ -81,7 +81,7 @@ class Mean:
     """A figure over groups of jobs.
 
     Attributes:
-        mean: mean over the groups that have it; None = none has.
+        mean: mean over the groups that have the figure; None = no group has it.
         interval: 80% bootstrap interval of it; None with fewer than three groups.
     """
 
@@ -90,7 +90,7 @@ class Mean:
 
 
 def means(groups: Mapping[str, Sequence[Labelled]]) -> dict[str, dict[str, Mean]]:
-    """Label of a replay -> figure -> its mean over groups that were replayed by themselves."""
+    """Label of a replay -> figure -> its mean over separately replayed groups."""
     by_label: dict[str, list[dict[str, float | int | None]]] = {}
     for entries in groups.values():
         for entry in entries:

@@ -1,8 +1,7 @@
-"""Throughputs of training jobs, from the plan search, and kept on disk.
+"""Throughputs of training jobs from the plan search, cached on disk.
 
-``best`` is the fastest plan that fits on a number of GPUs. ``fixed`` is the fastest of those with
-given tensor- and pipeline-parallel degrees. A scheduler that only adds replicas knows no others
-(vTrain, V-B).
+``best`` is the fastest plan that fits on a number of GPUs. ``fixed`` is the fastest one with given
+tensor- and pipeline-parallel degrees, as for a scheduler that only adds replicas (vTrain, V-B).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from paceline.scheduling.jobs import Throughputs
 
 Progress = Callable[[int, int], None]
 
-#: The source of these packages is part of a table's key: a changed model makes new tables.
+#: The source of these packages is part of a table's key, so a changed model makes new tables.
 _SOURCES = ("model", "plan", "graph")
-#: Limit of a table's counts beyond powers of two.
+#: Most GPU counts of a table beyond powers of two.
 MAX_COUNTS = 4096
 
 
@@ -40,7 +39,8 @@ class Workload:
         name: name of the curve.
         llm: the model.
         global_batch: samples of a step.
-        fixed: (tp, pp) of the fixed plans; None = those of the fastest plan on the fewest GPUs.
+        fixed: (tp, pp) of the fixed plans; None = the degrees of the fastest plan on the fewest
+            GPUs.
     """
 
     name: str
@@ -83,7 +83,7 @@ def throughput_tables(
         workloads: the trained models.
         cluster: the machines.
         counts: numbers of GPUs.
-        folder: folder that keeps tables by their inputs; None = none.
+        folder: folder of cached tables; None = no cache.
         progress: called with (workloads done, workloads).
         options: options of :func:`paceline.plan.search.search`.
 
@@ -130,7 +130,7 @@ def _kept(
     counts: Sequence[int],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """The curve from disk, or searched and then written there."""
+    """The curve from the cache, or searched and then cached."""
     if folder is None:
         return _searched(workload, cluster, counts, options)
     path = folder / f"{_key(workload, cluster, counts, options)}.json"
@@ -145,7 +145,7 @@ def _kept(
         make_folder(folder)
         write_files({path: text_writer(json.dumps(curve))}, force=True)
     except OutputError:
-        pass  # a table that cannot be kept is searched again
+        pass  # an uncached table is searched again
     return curve
 
 
@@ -163,7 +163,7 @@ def _key(
 
 
 def cache_folder() -> Path:
-    """The folder for tables unless one is named."""
+    """The default folder for tables."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "paceline" / "throughputs"
 

@@ -1,4 +1,4 @@
-"""The measured job: operation kinds, the job's degrees of parallelism, the validated trace."""
+"""The measured job: kinds of operation, degrees of parallelism, the validated trace."""
 
 from paceline.trace.columns import Columns
 from paceline.trace.door import arrange

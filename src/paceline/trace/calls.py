@@ -1,4 +1,4 @@
-"""Logs of collective calls: which rank called what, and when."""
+"""Logs of collective calls: rank, operation and time of each."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from paceline.errors import TraceError
 
 @dataclass(frozen=True, eq=False)
 class CallLog:
-    """Collective calls of one or more ranks, in the order in which each rank made them.
+    """Collective calls of one or more ranks, in the order of each rank's calls.
 
-    Rows of several ranks may be interleaved; :meth:`of_ranks` takes them apart.
+    Rows of several ranks may be interleaved; :meth:`of_ranks` separates them.
 
     Attributes:
         rank: [call] the rank that called, from 0.
         time_s: [call] time of the call, in seconds on any clock; never decreasing within a rank.
         op: [call] index into ``ops``.
-        size: [call] bytes (or elements, if all calls count so), from 0.
+        size: [call] bytes, at least 0 (or elements, if all calls count these).
         communicator: [call] index into ``communicators``.
         ops: names of the operations.
         communicators: names of the communicators; they need not agree between ranks.
-        duration_s: [call] seconds of the call; None where the log does not have it.
-        step: [call] number of the step that begins with this call, -1 with most; ascending within
-            a rank, and the same on all ranks of the call's communicator. None where the log does
-            not tell its steps. Of a step that is not whole all other calls may be missing.
-        is_whole: [call] whether that step is whole; None where ``step`` is None.
+        duration_s: [call] seconds of the call; None if the log has none.
+        step: [call] number of the step that begins with this call, -1 for other calls. It ascends
+            within a rank and is the same on all ranks of the call's communicator. None if the log
+            has no steps. An incomplete step may lack all its other calls.
+        is_whole: [call] whether that step is complete; None if ``step`` is None.
 
     Raises:
-        TraceError: columns of different lengths, no calls, or values out of range.
+        TraceError: columns differ in length, there are no calls, or values are out of range.
     """
 
     rank: npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class CallLog:
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """[call] rows by rank, each rank's in the order of the log."""
+        """[call] rows sorted by rank; each rank's rows keep the order of the log."""
         order: npt.NDArray[np.int64] = np.argsort(self.rank, kind="stable")
         return order
 
@@ -100,7 +100,7 @@ class CallLog:
         ]
 
     def codes(self) -> npt.NDArray[np.int64]:
-        """[call] one number per (op, size, communicator): equal calls have equal numbers."""
+        """[call] a number for its (op, size, communicator), equal for equal calls."""
         _, size = np.unique(self.size, return_inverse=True)
         pair = self.op * len(self.communicators) + self.communicator
         _, codes = np.unique(pair * (int(size.max()) + 1) + size, return_inverse=True)

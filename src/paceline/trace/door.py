@@ -21,16 +21,16 @@ from paceline.trace.program import late_of, program_of
 from paceline.trace.summed import rotation_warnings
 from paceline.trace.trace import N_KINDS, Trace, absolute_starts
 
-#: A start time may be off by this share of a typical compute op; coarser files are refused.
+#: Largest error of a start time, as a share of a typical compute op; coarser files are refused.
 COARSE_SHARE = 0.01
 
-#: Start times with this resolution are fine for any op.
+#: A resolution of start times that suffices for any op.
 FINE_S = 1e-6
 
-#: Number of rows whose durations show the unit.
+#: Number of rows that are sampled to check the unit of durations.
 _SAMPLED = 1_000_000
 
-#: More cells (steps x ranks x stages, from their numbers) per row mean a corrupt number.
+#: Most cells (steps x ranks x stages, from their numbers) per row; more mean a corrupt number.
 MAX_CELLS_PER_ROW = 64
 
 
@@ -54,7 +54,7 @@ _WHOLE = (
     "peer",
 )
 
-#: From here on a float64 does not hold every whole number.
+#: From here on, float64 cannot represent every whole number.
 MAX_WHOLE = 2.0**53
 
 #: Largest chunk and microbatch that a trace can hold.
@@ -66,24 +66,25 @@ def arrange(
 ) -> Trace:
     """Check the columns and put their rows into canonical order.
 
-    Several ranks recorded for one (dp, pp), tensor-parallel peers, become one worker. A compute op
-    takes their longest duration. A communication op takes their latest start and latest end.
+    Several ranks recorded for the same (dp, pp), tensor-parallel peers, become one worker. A
+    compute op takes their longest duration. A communication op takes their latest start and latest
+    end.
 
     Args:
         columns: the raw columns.
         job: degrees of parallelism; None takes dp, pp and vpp from the data.
         where: the name of the source, for messages.
-        extremes: lowest and highest numbers of the whole trace, if the columns are some of its
-            steps. ``step_start_s`` is then the first start, even for relative starts.
+        extremes: lowest and highest numbers of the whole trace, if the columns are only some of its
+            steps. Then ``step_start_s`` is the first start, even for relative starts.
 
     Raises:
-        TraceError: empty, NaN or negative times, times too coarse, ranks or stages that contradict
-            the job, duplicated rows, impossible times.
+        TraceError: times are empty, NaN, negative, too coarse or impossible, ranks or stages
+            contradict the job, or rows are duplicated.
     """
     if len(columns) == 0:
         raise TraceError(f"{where} has no rows; is it the right file?")
     columns = _whole_numbers(columns, where)
-    job = None if job is None else replace(job, peers=1)  # the data tells
+    job = None if job is None else replace(job, peers=1)  # the data has the job
     _check_times(columns, where)
     job, warnings = _job_of(extremes or _extremes(columns), job, where)
     every = max(1, len(columns) // _SAMPLED)
@@ -96,10 +97,10 @@ def arrange(
 
 
 def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
-    """The trace of a table that comes in parts; None where :func:`arrange` must check it.
+    """The trace of a table in parts; None if :func:`arrange` must check it.
 
-    It takes tables that are whole and in order, with finite float64 times. For all other tables
-    :func:`arrange` reports the error, or corrects it.
+    It accepts complete tables in order, with finite float64 times. For other tables,
+    :func:`arrange` reports the error or corrects it.
 
     Args:
         parts: the table.
@@ -139,7 +140,7 @@ def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
         strange = bool(check_lengths(trace, where, longest))
     except TraceError:
         strange = True
-    # ``arrange`` can name the row.
+    # ``arrange`` names the row.
     return None if strange else replace(trace, warnings=tuple(warnings))
 
 
@@ -152,7 +153,7 @@ def _extremes(columns: Columns) -> Extremes:
 def _place(
     columns: Columns, job: Job, where: str, warnings: list[str], *, absolute: bool = False
 ) -> tuple[Trace, npt.NDArray[np.int64] | None]:
-    """The trace of any table, and [row] its place in the trace; None where rows were merged."""
+    """The trace of any table, and [row] its index in the trace; None if rows were merged."""
     worker, cell, steps = _cells(columns, job, where)
     rank = _ranks(columns, worker, job)
     left_out: dict[int, str] = {}
@@ -216,14 +217,14 @@ def _has_peers(
 
 
 def _whole_numbers(columns: Columns, where: str) -> Columns:
-    """Integer columns as integers; floats are fine as long as they are whole."""
+    """Integer columns as integers; whole floats are accepted."""
     changed: dict[str, Any] = {}
     for name in _WHOLE:
         values = getattr(columns, name)
         if values is None:
             continue
         if np.issubdtype(values.dtype, np.integer):
-            if values.dtype == np.uint64:  # mixed with signed numbers it would turn into floats
+            if values.dtype == np.uint64:  # mixed with signed numbers it would become float
                 changed[name] = values.astype(np.int64)
             continue
         if not np.issubdtype(values.dtype, np.floating):
@@ -266,7 +267,7 @@ def _check_times(columns: Columns, where: str) -> None:
 
 
 def _unit_doubts(computes_s: npt.NDArray[Any]) -> list[str]:
-    """A hint where durations of computes look like another unit than seconds."""
+    """A hint if durations of computes do not look like seconds."""
     if not len(computes_s):
         return []
     median = float(np.median(computes_s))
@@ -276,7 +277,7 @@ def _unit_doubts(computes_s: npt.NDArray[Any]) -> list[str]:
 
 
 def _check_resolution(columns: Columns, where: str) -> None:
-    """Refuse times whose last digit is too coarse for the ops they time."""
+    """Refuse times with a resolution that is too coarse for their ops."""
     ends = (columns.start.min(), columns.start.max())
     latest = max(ends, key=abs)
     whole = np.issubdtype(columns.start.dtype, np.integer)
@@ -297,7 +298,7 @@ def _check_resolution(columns: Columns, where: str) -> None:
 
 
 def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[str]]:
-    """The given job, checked against the data, or else the job that the data shows."""
+    """The given job, checked against the data, or otherwise the job from the data."""
     for name in ("step", "dp", "pp"):
         lowest = getattr(extremes, name)[0]
         if lowest < 0:
@@ -335,7 +336,7 @@ def _job_of(extremes: Extremes, job: Job | None, where: str) -> tuple[Job, list[
 
 
 def _step_index(step: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """[row] index of its step, and the [step] numbers ascending; by table for dense numbers."""
+    """[row] index of its step, and [step] ascending numbers; dense numbers use a lookup table."""
     low, high = int(step.min()), int(step.max())
     if low == high:
         return np.zeros(len(step), dtype=np.int32), np.array([low], dtype=np.int64)
@@ -375,7 +376,7 @@ def _cells(
 
 
 def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDArray[np.int64]:
-    """[worker] the rank that recorded it; if several did, the last one."""
+    """[worker] the rank that recorded it; the last one of several."""
     rank = np.full(job.workers, -1, dtype=np.int64)
     last = np.append(np.flatnonzero(worker[1:] != worker[:-1]), len(worker) - 1)  # of each run
     rank[worker[last]] = columns.rank[last]
@@ -385,10 +386,10 @@ def _ranks(columns: Columns, worker: npt.NDArray[np.int32], job: Job) -> npt.NDA
 def _places(
     columns: Columns, cell: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], where: str
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """[row] its place in canonical order, and the number of rows whose seq contradicts the starts.
+    """[row] its index in canonical order, and the number of rows whose seq contradicts the starts.
 
-    If seq numbers each cell 0, 1, 2, ..., as the format demands, the place is a sum. Only broken
-    numbering pays for a sort.
+    If seq numbers each cell 0, 1, 2, ..., as the format requires, the index is a sum. Only wrong
+    numbering needs a sort.
     """
     first = np.cumsum(counts, dtype=np.int64) - counts
     seq = columns.seq
@@ -402,7 +403,9 @@ def _places(
     if dense:
         start = np.empty(len(cell), dtype=np.float64)
         start[place] = columns.start
-        back = np.flatnonzero(start[1:] < start[:-1]) + 1  # np.diff would make another such array
+        back = (
+            np.flatnonzero(start[1:] < start[:-1]) + 1
+        )  # np.diff would allocate another such array
         starts_cell = np.zeros(len(cell) + 1, dtype=bool)
         starts_cell[first] = True
         if starts_cell[back].all():
@@ -411,7 +414,7 @@ def _places(
     _check_duplicates(columns, cell, order, where)
     ranked = np.empty(len(cell), dtype=np.int64)
     ranked[order] = np.arange(len(cell))
-    # A gap (an op is missing) is no contradiction; seq that does not rise with the start is.
+    # A gap (a missing op) is not a contradiction, but seq that does not ascend with the start is.
     backwards = (np.diff(cell[order]) == 0) & (seq[order][1:] <= seq[order][:-1])
     return ranked, int(backwards.sum())
 
@@ -439,7 +442,7 @@ def _scatter(
 
 
 def _microbatches(columns: Columns, place: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Microbatches in canonical order; ops other than computes lose the file's number."""
+    """Microbatches in canonical order; only computes keep the file's number."""
     microbatch = columns.microbatch.astype(np.int32)
     passes = (columns.kind <= OpKind.BACKWARD_COMPUTE) | (columns.kind == OpKind.WEIGHT_COMPUTE)
     microbatch[~passes] = -1

@@ -10,17 +10,17 @@ from typing import Any
 
 from paceline.errors import TraceError
 
-MAX_NAME = 60  # characters of a job's name that are kept
+MAX_NAME = 60  # longest name of a job, in characters
 
 
 def place_of(replica: int, pp: int, peers: int) -> tuple[int, ...]:
-    """The place of a worker: (dp, pp), or (dp, pp, peer) where peers are shown apart."""
+    """The place of a worker: (dp, pp), or (dp, pp, peer) if peers are apart."""
     dp, peer = divmod(int(replica), peers)
     return (dp, int(pp)) if peers == 1 else (dp, int(pp), peer)
 
 
 def place_name(place: Sequence[int]) -> str:
-    """``dp 3, stage 0`` of (dp, pp); ``dp 3, stage 0, peer 1`` of (dp, pp, peer)."""
+    """``dp 3, stage 0`` for (dp, pp); ``dp 3, stage 0, peer 1`` for (dp, pp, peer)."""
     dp, pp, *peers = (int(number) for number in place)
     return f"dp {dp}, stage {pp}" + "".join(f", peer {peer}" for peer in peers)
 
@@ -30,16 +30,16 @@ class Job:
     """Degrees of parallelism of one training job.
 
     Attributes:
-        dp_size: data-parallel ranks, each with its own row of workers in the trace.
+        dp_size: data-parallel ranks, each with its own workers in the trace.
         pp_size: pipeline stages.
         tp_size: tensor-parallel ranks.
         dsp_size: further ranks that share a data-parallel group (sequence or context parallel).
         vpp_size: model chunks per stage (virtual pipeline).
-        world_size: ranks in all; 0 = the product of the degrees.
-        name: the job's name, for people.
-        peers: tensor- and context-parallel ranks that a trace shows apart; 1 = one rank stands for
-            all of a (dp, pp). A replica is then the pipeline of one data-parallel rank and peer,
-            numbered dp * peers + peer, with peer = tp + tp_size * cp.
+        world_size: number of all ranks; 0 = the product of the degrees.
+        name: the job's name for users.
+        peers: number of tensor- and context-parallel ranks of a (dp, pp) that a trace shows apart;
+            1 = one rank represents all. With several, a replica is the pipeline of one
+            data-parallel rank and peer, numbered dp * peers + peer, with peer = tp + tp_size * cp.
     """
 
     dp_size: int
@@ -77,20 +77,20 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Pipelines that a trace shows: one per data-parallel rank and peer."""
+        """Number of pipelines in a trace: one per data-parallel rank and peer."""
         return self.dp_size * self.peers
 
     @property
     def workers(self) -> int:
-        """Workers (replica, pp) that a trace shows."""
+        """Number of workers (replica, pp) in a trace."""
         return self.replicas * self.pp_size
 
     def place(self, replica: int, pp: int) -> tuple[int, ...]:
-        """The place of a worker: (dp, pp), or (dp, pp, peer) where peers are shown apart."""
+        """The place of a worker: (dp, pp), or (dp, pp, peer) if peers are apart."""
         return place_of(replica, pp, self.peers)
 
     def worker_at(self, place: Sequence[int]) -> tuple[int, int]:
-        """(replica, pp) of a place (dp, pp) or (dp, pp, peer); without a peer, that of peer 0."""
+        """(replica, pp) of a place (dp, pp) or (dp, pp, peer); the default is peer 0."""
         dp, pp, *peer = (int(number) for number in place)
         return dp * self.peers + (peer[0] if peer else 0), pp
 
@@ -107,11 +107,11 @@ class Job:
     def from_mapping(cls, values: Mapping[str, Any], where: str = "job") -> Job:
         """The job that a YAML or JSON mapping describes.
 
-        ``dp_size`` and ``pp_size`` are needed, the other degrees default to 1; ``trial_name`` or
-        ``name`` names it; other keys are ignored.
+        ``dp_size`` and ``pp_size`` are required, the other degrees default to 1. ``trial_name`` or
+        ``name`` is the job's name. Other keys are ignored.
 
         Raises:
-            TraceError: a degree is missing or no positive whole number.
+            TraceError: a degree is missing or not a positive whole number.
         """
         if not isinstance(values, Mapping):
             raise TraceError(f"{where} is no mapping of degrees but {reprlib.repr(values)}")
@@ -129,7 +129,7 @@ class Job:
             raise TraceError(f"{where}: {error}") from None
 
     def to_mapping(self) -> dict[str, Any]:
-        """The job as ``from_mapping`` takes it."""
+        """The mapping for ``from_mapping``."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.peers == 1:
             del values["peers"]

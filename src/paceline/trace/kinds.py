@@ -10,9 +10,9 @@ from typing import Final
 class OpKind(IntEnum):
     """One kind of operation; ``label`` is its name in trace files and results.
 
-    The numbers are an internal order (ops of a worker are stored by kind, then by start); files
-    carry labels only. Where a backward is split (zero bubble, DualPipe), ``BACKWARD_COMPUTE`` is
-    the gradient of the inputs and ``WEIGHT_COMPUTE`` that of the weights.
+    The numbers are an internal order: ops of a worker are stored by kind, then by start. Files have
+    only labels. With split backwards (zero bubble, DualPipe), ``BACKWARD_COMPUTE`` is the gradient
+    of the inputs and ``WEIGHT_COMPUTE`` the gradient of the weights.
     """
 
     FORWARD_COMPUTE = 0
@@ -41,11 +41,11 @@ class OpKind(IntEnum):
 
     @classmethod
     def from_label(cls, label: str) -> OpKind:
-        """The kind called ``label``; raises KeyError where there is none."""
+        """The kind with ``label``; raises KeyError if there is none."""
         return cls[label.upper().replace("-", "_")]
 
 
-#: Kinds whose number in a step grows with the number of microbatches.
+#: Kinds with a number of ops that grows with the microbatches.
 MICROBATCH_KINDS: Final = frozenset(
     {
         OpKind.FORWARD_COMPUTE,
@@ -61,7 +61,7 @@ MICROBATCH_KINDS: Final = frozenset(
     }
 )
 
-#: Computes of a microbatch on a stage; the last one where the backward is split.
+#: Computes of a microbatch on a stage; the last kind only with split backwards.
 PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 
 #: Point-to-point transfers between neighbouring stages.
@@ -77,8 +77,8 @@ P2P_KINDS: Final = frozenset(
 #: Collectives within a pass, among ranks that share its microbatch or its layers.
 PEER_KINDS: Final = frozenset({OpKind.TENSOR_COMM, OpKind.EXPERT_COMM, OpKind.CONTEXT_COMM})
 
-#: Send or recv -> the compute it serves, and which end of the model has none: the first stage
-#: (True), or the last (False).
+#: Send or recv -> the compute that it serves, and the end of the model without it: the first stage
+#: (True) or the last (False).
 TRANSFERS: Final = MappingProxyType(
     {
         OpKind.FORWARD_SEND: (OpKind.FORWARD_COMPUTE, False),
@@ -88,8 +88,8 @@ TRANSFERS: Final = MappingProxyType(
     }
 )
 
-#: Kinds that occupy their worker alone: end = launch + duration. Layernorm's all-reduce runs inside
-#: the tensor-parallel group, which a trace does not show, so it counts as compute.
+#: Kinds that do not wait for other workers: end = launch + duration. Layernorm's all-reduce runs
+#: inside the tensor-parallel group, which a trace does not show, so it counts as compute.
 LOCAL_KINDS: Final = frozenset(
     {
         OpKind.FORWARD_COMPUTE,
@@ -111,8 +111,8 @@ DP_KINDS: Final = frozenset(
     }
 )
 
-#: Kinds whose ideal duration is the mean: their work can be rebalanced. All others take the median,
-#: since a flapping link would drag a mean far up (what-if paper, 3.2).
+#: Kinds with the mean as ideal duration: their work can be rebalanced. All others use the median,
+#: since a flapping link would raise a mean too far (what-if paper, 3.2).
 MEAN_KINDS: Final = frozenset(
     {
         OpKind.FORWARD_COMPUTE,
@@ -140,5 +140,5 @@ def _kind_groups() -> dict[str, tuple[OpKind, ...]]:
     return groups
 
 
-#: The kinds by which S_x counts: send and recv of one direction are one (what-if paper, 4.3).
+#: The kinds of S_x: send and recv of one direction count as one (what-if paper, 4.3).
 KIND_GROUPS: Final = MappingProxyType(_kind_groups())

@@ -1,4 +1,4 @@
-"""Several ranks recorded for one (dp, pp): tensor-parallel peers become one worker."""
+"""Several ranks recorded for the same (dp, pp): tensor-parallel peers become one worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.trace.trace import N_KINDS
 
 
 def has_peers(rank: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> bool:
-    """Whether some worker is recorded by several ranks within one step."""
+    """Whether several ranks recorded the same worker within one step."""
     lane = cell // N_KINDS
     of_lane = np.empty(int(lane.max()) + 1, dtype=rank.dtype)
     of_lane[lane] = rank
@@ -31,8 +31,8 @@ def merge_peers(
 ) -> tuple[Columns, dict[int, str], str]:
     """One op for each group of tensor-parallel peers; steps where a peer lacks an op are left out.
 
-    A compute op takes the longest duration, a communication op the latest start, both the latest
-    end. So the peer whose clock is ahead sets all times, and the order of ops stays.
+    A compute op takes the longest duration, a communication op the latest start, and both the
+    latest end. So the peer with the clock ahead sets all times, and the order of ops is kept.
     """
     order = np.lexsort((columns.start, columns.rank, cell))
     columns, cell, worker = columns.take(order), cell[order], worker[order]
@@ -69,7 +69,7 @@ def merge_peers(
     longest = np.maximum.reduceat(end - start, begin)
     local = np.isin(columns.kind[begin], [int(kind) for kind in LOCAL_KINDS])
     merged = columns.take(begin)
-    if columns.late is not None:  # a bound only where no peer saw the latest end
+    if columns.late is not None:  # a bound only if no peer saw the latest end
         seen = (end == np.repeat(latest_end, size)) & ~columns.late.astype(bool)
         merged = replace(merged, late=~np.logical_or.reduceat(seen, begin))
     merged = replace(
@@ -90,7 +90,7 @@ def merge_peers(
 def _odd_programs(
     columns: Columns, begin: npt.NDArray[Any], size: npt.NDArray[Any]
 ) -> npt.NDArray[np.int64]:
-    """Rows whose place in the program is not that of the first of their peers; by launch."""
+    """Rows with a place in the program that differs from their first peer's; by launch."""
     odd = np.zeros(len(columns), dtype=bool)
     for name in ("part", "issued", "awaited"):
         values = getattr(columns, name)
@@ -101,7 +101,7 @@ def _odd_programs(
 
 
 def _usual_peers(cell_of_run: npt.NDArray[np.int32], n_workers: int) -> npt.NDArray[np.int64]:
-    """[worker] number of its ranks in most steps; of two equally usual numbers the larger."""
+    """[worker] usual number of its ranks over steps; the larger of two equally frequent numbers."""
     cells, n_ranks = np.unique(cell_of_run, return_counts=True)
     lane, first = np.unique(cells // N_KINDS, return_index=True)
     most = np.maximum.reduceat(n_ranks, first)

@@ -1,7 +1,7 @@
-"""Tensor- and context-parallel ranks as workers of their own, if a trace has their waits.
+"""Tensor- and context-parallel ranks as separate workers, if a trace has their waits.
 
-A pipeline of one (dp, peer) is a replica. Peers meet in the collectives within their passes, as
-data-parallel ranks meet in theirs. So groups of replicas describe both, and one simulator serves
+The pipeline of one (dp, peer) is a replica. Peers communicate in collectives within their passes,
+as data-parallel ranks do in theirs. So groups of replicas describe both, and one simulator serves
 both.
 """
 
@@ -21,23 +21,23 @@ from paceline.trace.kinds import DP_KINDS, PEER_KINDS, OpKind
 
 Ints = npt.NDArray[np.int64]
 
-#: Collectives whose members share a tensor-parallel rank, unless a group is given: ranks that
-#: differ in data or context hold the same parameters. The clip's norm is over all ranks of a job.
+#: Collectives with the default group of ranks that share a tensor-parallel rank: ranks that differ
+#: only in data or context hold the same parameters. The clip's norm covers all ranks of a job.
 _OF_ONE_TENSOR_RANK = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
 
 
-#: Numbers of at most this range are looked up in a table.
+#: Largest range of numbers for a lookup table.
 MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Columns with the number of each row's peer, and their job; or why they are not apart.
+    """Columns with the number of each row's peer, and their job; or the reason for merging peers.
 
     Attributes:
-        columns: with ``peer``.
-        job: with ``peers``.
-        reason: why peers must be merged, empty where they are apart.
+        columns: the columns, with ``peer``.
+        job: the job, with ``peers``.
+        reason: reason why peers must be merged; empty if they are apart.
     """
 
     columns: Columns
@@ -46,10 +46,10 @@ class Apart:
 
 
 def peers_apart(columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str) -> Apart:
-    """Make each rank of a (dp, pp) a worker of its own, where that is possible.
+    """Make each rank of a (dp, pp) a separate worker, if possible.
 
     Args:
-        columns: the raw columns, of several ranks per (dp, pp).
+        columns: the raw columns of several ranks per (dp, pp).
         worker: [row] number of its (dp, pp).
         job: its degrees.
         where: the name of the source, for messages.
@@ -68,7 +68,7 @@ def peers_apart(columns: Columns, worker: npt.NDArray[np.int32], job: Job, where
 def _numbered(
     columns: Columns, worker: npt.NDArray[np.int32], job: Job, where: str
 ) -> tuple[Ints, int, str]:
-    """[row] number of its rank among its peers; number of peers; why not all peers are there."""
+    """[row] number of its rank among its peers; number of peers; reason if peers are missing."""
     degrees = job.tp_size * job.dsp_size
     if columns.peer is not None:
         peer = columns.peer
@@ -83,7 +83,7 @@ def _numbered(
         n_peers = int(peer.max()) + 1
         there = np.zeros((job.workers, n_peers), dtype=bool)
         ends = np.flatnonzero((worker[1:] != worker[:-1]) | (peer[1:] != peer[:-1]))
-        ends = np.append(ends, len(peer) - 1)  # of runs of rows of one rank
+        ends = np.append(ends, len(peer) - 1)  # for runs of rows of one rank
         there[worker[ends], peer[ends]] = True
         have = there.sum(axis=1)
     else:
@@ -108,7 +108,7 @@ def _numbered(
 
 
 def _distinct(numbers: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """The distinct numbers, ascending, and [row] the index of its own; by table where it fits."""
+    """The distinct numbers, ascending, and [row] the index of its number; by table if possible."""
     low, span = int(numbers.min()), int(numbers.max()) - int(numbers.min()) + 1
     if span > MOST_NUMBERS:
         distinct, of_row = np.unique(numbers, return_inverse=True)
@@ -124,12 +124,12 @@ def has_inner(columns: Columns) -> bool:
 
 
 def meets_peers(columns: Columns) -> bool:
-    """Whether some of those collectives join the ranks of one (dp, stage)."""
+    """Whether some of those collectives join ranks of the same (dp, stage)."""
     return bool(of_kinds(columns.kind, (OpKind.TENSOR_COMM, OpKind.CONTEXT_COMM)).any())
 
 
 def with_groups(columns: Columns, job: Job) -> Columns:
-    """The columns with the ``group`` of each collective: as given, or else usual for its kind."""
+    """The columns with the ``group`` of each collective: given, or the default for its kind."""
     told = np.int32 if columns.group is None else columns.group.dtype
     group = np.full(len(columns), -1, dtype=np.result_type(told, np.int32))
     if columns.group is not None:
@@ -150,4 +150,4 @@ def with_groups(columns: Columns, job: Job) -> Columns:
 def _with_peers(job: Job, n_peers: int) -> Job:
     if job.tp_size * job.dsp_size == n_peers:
         return replace(job, peers=n_peers)
-    return replace(job, peers=n_peers, tp_size=n_peers, world_size=0)  # the data tells the degrees
+    return replace(job, peers=n_peers, tp_size=n_peers, world_size=0)  # the data has the degrees

@@ -1,10 +1,10 @@
-"""Rows into canonical order in two passes, for tables of millions of rows.
+"""Puts rows into canonical order in two passes, for tables of millions of rows.
 
-It gives the same as the array operations of :mod:`paceline.trace.door`, which take a pass and a
-temporary array each; tests hold the two equal. Rows come in parts, so that a file need not be in
-memory as a whole: fresh memory costs more than the work on it. This module takes only tables whose
-``seq_id`` numbers every cell 0, 1, 2 and whose workers have one rank each. The door sorts the
-others.
+It gives the same result as the array operations of :mod:`paceline.trace.door`, each of which needs
+a pass and a temporary array; tests compare both. Rows come in parts, so that a file need not be in
+memory as a whole: fresh memory costs more than the work on it. This module accepts only tables
+whose ``seq_id`` numbers every cell 0, 1, 2 and whose workers have one rank each. The door sorts
+other tables.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from paceline.trace.kinds import OpKind
 #: Number of the kind of gradients of weights, for the compiled loops.
 WEIGHT = int(OpKind.WEIGHT_COMPUTE)
 
-#: Smaller tables are done before the compiled loops are loaded (benchmarks/analyze.py).
+#: For smaller tables, loading the compiled loops costs more than it saves (benchmarks/analyze.py).
 PLACE_ABOVE = 2_000_000
 
-#: Step numbers may have gaps; up to this many cells for each row, a table is worth its memory.
+#: Step numbers may have gaps. Up to this number of cells per row, a lookup table is worth its
+#: memory.
 MAX_CELLS_PER_ROW = 16
 
-#: Number of rows cast at once: loops then see one type per column, and the cast stays in a cache.
+#: Number of rows cast at once, so that loops see one type per column and casts stay in the cache.
 _AT_ONCE = 1 << 15
 
 Column = npt.NDArray[Any]
@@ -37,7 +38,7 @@ Part = tuple[Column, Column, Column, Column, Column]
 
 @dataclass(frozen=True)
 class Extremes:
-    """The lowest and the highest number of each column of whole numbers."""
+    """Lowest and highest number of each column of whole numbers."""
 
     step: tuple[int, int]
     dp: tuple[int, int]
@@ -49,10 +50,10 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Parts:
-    """A table that comes in parts.
+    """A table in parts.
 
     Attributes:
-        n_rows: rows of all parts together.
+        n_rows: number of rows of all parts.
         extremes: extremes of its columns.
         places: the parts as (step, dp, pp, kind, rank).
         values: the same parts as (seq, chunk, microbatch, start, duration).
@@ -66,7 +67,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Placed:
-    """The columns of a trace in canonical order; ``end`` still holds durations.
+    """The columns of a trace in canonical order; ``end`` still has durations.
 
     Attributes:
         steps: [step] step numbers, ascending.
@@ -121,9 +122,9 @@ def _each(
     cell: npt.NDArray[np.int32],
     tables: tuple[Any, ...],
 ) -> bool:
-    """Run a loop over all parts, cast; returns whether it went through all rows.
+    """Run a loop over all parts after casts; returns whether it accepted all rows.
 
-    Numba compiles a loop again for every type, and for memory that is read-only.
+    Casts avoid that Numba compiles a loop for every type and for read-only memory.
     """
     buffers: Sequence[Column] = [
         np.empty(_AT_ONCE, dtype=np.int64 if i < 3 else seconds) for i in range(5)
@@ -191,7 +192,7 @@ def _fill(
     to_start: Any,
     to_end: Any,
 ) -> bool:
-    """Put rows into their places; returns whether these lie in their cells and all differ."""
+    """Put rows into their places; returns whether these lie in their cells and are distinct."""
     for row in range(len(cell)):
         number = cell[row]
         if seq[row] < 0 or seq[row] >= counts[number]:
@@ -203,7 +204,7 @@ def _fill(
             return False
         taken[at] = True
         to_chunk[at] = chunk[row]
-        # Only passes have a microbatch, whatever the file says of others.
+        # Only passes keep a microbatch; the file's numbers of other ops are ignored.
         kind = number % n_kinds
         to_microbatch[at] = microbatch[row] if kind <= 1 or kind == WEIGHT else -1
         to_start[at] = start[row]
@@ -212,7 +213,7 @@ def _fill(
 
 
 def _rising(start: Any, counts: Any) -> bool:
-    """Whether the starts of no cell decrease."""
+    """Whether starts do not decrease within cells."""
     row = 0
     for cell in range(len(counts)):
         for at in range(row + 1, row + counts[cell]):

@@ -1,7 +1,7 @@
-"""Impossible times: one operation of 30,000 years, a pause of a month inside a step.
+"""Checks for impossible times: an operation of 30,000 years, a pause of a month inside a step.
 
-Such a row is a broken clock, a wrong unit or a damaged file, and one of them is enough to spoil
-every mean. A time that is merely long (a hang, a checkpoint) draws a warning and is not refused.
+Such a row comes from a broken clock, a wrong unit or a damaged file, and a single one spoils every
+mean. A time that is only long (a hang, a checkpoint) gives a warning and is not refused.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from paceline.errors import TraceError
 from paceline.trace.kinds import OpKind
 from paceline.trace.trace import Trace
 
-#: An operation draws a warning if it is this many times as long as is typical of its kind, and
-#: longer than a typical step. In the three real traces of the what-if paper no operation does.
+#: An operation gives a warning if it takes this many times its kind's typical time and longer than
+#: a typical step. No operation in the three real traces of the what-if paper does.
 ODD_TIMES = 1000.0
 
-#: If it is also longer than this, it is refused. Collectives time out after 10 to 30 minutes, and a
-#: launcher ends a job that hangs for hours.
+#: If it is also longer than this many seconds, it is refused. Collectives time out after 10 to 30
+#: minutes, and a launcher ends a job that hangs for hours.
 LONGEST_S = 86_400.0
 
-#: Without another step to compare with, a step may take this many times the work of its busiest
+#: Without another step for comparison, a step may take this many times the work of its busiest
 #: worker. The rest may be the pipeline's bubble and slow transfers.
 IDLE_TIMES = 10.0
 
@@ -39,17 +39,18 @@ def check_lengths(
     """Warnings about operations that last suspiciously long.
 
     Args:
-        trace: validated otherwise.
+        trace: the trace, otherwise validated.
         where: the name of the source, for messages.
-        longest_s: duration of the longest operation; None: not known yet.
-        place: [row of the source] its row in the trace; None: not known.
+        longest_s: duration of the longest operation; None: unknown.
+        place: [row of the source] its row in the trace; None: unknown.
 
     Raises:
-        TraceError: an operation, or the time between two of a worker, is impossibly long.
+        TraceError: an operation, or the time between two operations of a worker, is impossibly
+            long.
     """
     step_s = trace.traced_step_s()
     known = np.inf if longest_s is None or trace.n_steps < 2 else longest_s
-    # Nearly always no operation is longer than a step, and no step longer than any may be.
+    # Usually no operation is longer than a step, and no step is impossibly long.
     if known <= _lower_median(step_s) and step_s.max() <= LONGEST_S:
         return []
     kind, duration = trace.kind, trace.end - trace.start
@@ -77,7 +78,7 @@ def check_lengths(
 
 
 def _typical(trace: Trace, kind: npt.NDArray[np.int8], duration: Array) -> npt.NDArray[np.float64]:
-    """[kind] seconds of a typical operation: the lower median, which one odd row cannot be."""
+    """[kind] seconds of a typical operation: the lower median, robust against a single odd row."""
     if len(trace) > _MOST_ROWS:  # the middle operation of each kind of each worker in each step
         counts = trace.counts.ravel()
         first = np.cumsum(counts, dtype=np.int64) - counts
@@ -88,7 +89,7 @@ def _typical(trace: Trace, kind: npt.NDArray[np.int8], duration: Array) -> npt.N
     typical = np.full(len(OpKind), _lower_median(positive) if len(positive) else 0.0)
     for number in range(len(OpKind)):
         values = duration[rows[kind[rows] == number]]
-        if len(values) > 1:  # alone, an operation would be typical of itself
+        if len(values) > 1:  # a single operation would be its own typical one
             typical[number] = _lower_median(values)
     return typical
 
@@ -106,7 +107,7 @@ def _typical_step_s(trace: Trace, typical: npt.NDArray[np.float64]) -> float:
 
 
 def _check_pauses(trace: Trace, duration: Array, where: str) -> None:
-    """Refuse a pause inside a step of one worker; between workers, clocks may differ by years."""
+    """Refuse an impossible pause inside a worker's step; clocks of workers may differ by years."""
     counts = trace.counts.sum(axis=3, dtype=np.int64)
     present = np.flatnonzero(counts.ravel())
     first = (np.cumsum(counts) - counts.ravel())[present]
@@ -129,7 +130,7 @@ def _check_pauses(trace: Trace, duration: Array, where: str) -> None:
 
 
 def _describe(trace: Trace, row: int) -> str:
-    """An operation in words."""
+    """An operation as text."""
     cell = int(np.searchsorted(np.cumsum(trace.counts.ravel()), row, side="right"))
     step, replica, pp, kind = (int(i) for i in np.unravel_index(cell, trace.counts.shape))
     seq = row - int(trace.counts.ravel()[:cell].sum())

@@ -1,4 +1,4 @@
-"""The program of each worker: when it launches operations, and when it waits for them."""
+"""The program of each worker: its launches of operations and its waits for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from paceline.trace.unit_numbers import unit_numbers
 
 Ints = npt.NDArray[np.int64]
 
-#: Up to this many cells for each row, a table is worth its memory; else rows are sorted.
+#: Up to this number of cells per row, a lookup table is worth its memory; otherwise rows are
+#: sorted.
 MAX_CELLS_PER_ROW = 16
 
 #: Largest position and part that a trace can hold.
@@ -26,7 +27,7 @@ LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows with their places: [row] the lane (step, worker), and whether it is a compute."""
+    """Rows with [row] the lane (step, worker), and whether it is a compute."""
 
     columns: Columns
     lane: npt.NDArray[Any]
@@ -36,17 +37,17 @@ class _Rows:
 def program_of(
     columns: Columns, cell: npt.NDArray[np.int32], place: Ints, where: str
 ) -> Program | None:
-    """The programs in canonical order; None where the columns hold none.
+    """The programs in canonical order; None if the columns have none.
 
     Args:
         columns: the raw columns, with whole numbers.
         cell: [row] number of its (step, dp, pp, kind).
-        place: [row] its place in canonical order.
+        place: [row] its index in canonical order.
         where: the name of the source, for messages.
 
     Raises:
-        TraceError: one of ``issued`` and ``awaited`` is missing, a position is taken twice, a wait
-            comes before its launch, or a compute is waited for.
+        TraceError: one of ``issued`` and ``awaited`` is missing, a position occurs twice, a wait
+            precedes its launch, or a program waits for a compute.
     """
     issued, awaited = columns.issued, columns.awaited
     if issued is None and awaited is None:
@@ -134,20 +135,20 @@ def _check_positions(
 
 
 def check_waits(columns: Columns, where: str) -> None:
-    """Check that every wait is at a position that a program of its stage has, in any step.
+    """Check that every wait has a position that exists in some program of its stage.
 
     Args:
         columns: all rows of some steps.
         where: the name of the source, for messages.
 
     Raises:
-        TraceError: a wait lies behind all positions.
+        TraceError: a wait lies after all positions.
     """
     issued, awaited = columns.issued, columns.awaited
     if issued is None or awaited is None or not len(issued):
         return
     if not (_whole(issued) and _whole(awaited)):
-        return  # other numbers are refused for that
+        return  # other numbers are refused elsewhere
     stage, n_stages = columns.pp, int(columns.pp.max()) + 1 if _whole(columns.pp) else 0
     if not (np.issubdtype(stage.dtype, np.integer) and stage.min() >= 0 and n_stages < len(stage)):
         stages, stage = np.unique(columns.pp, return_inverse=True)
@@ -172,7 +173,7 @@ def _whole(values: npt.NDArray[Any]) -> bool:
 
 
 def _all_apart(lane: npt.NDArray[Any], issued: npt.NDArray[Any]) -> bool:
-    """Whether a table shows that no lane takes a position twice; False if it would be too large."""
+    """Whether a lookup table shows that positions are unique per lane; False if it is too large."""
     width = int(issued.max(initial=0)) + 1
     if (int(lane.max(initial=0)) + 1) * width > MAX_CELLS_PER_ROW * len(lane):
         return False
@@ -192,10 +193,10 @@ def _no_part(part: npt.NDArray[Any] | None, n_rows: int) -> npt.NDArray[np.bool_
 
 
 def late_of(columns: Columns, place: Ints, where: str) -> npt.NDArray[np.bool_] | None:
-    """[row] whether the end is an upper bound, in canonical order; None where columns lack it.
+    """[row] whether the end is an upper bound, in canonical order; None if columns lack it.
 
     Raises:
-        TraceError: a value that is neither 0 nor 1.
+        TraceError: a value is neither 0 nor 1.
     """
     late = columns.late
     if late is None:
@@ -217,11 +218,11 @@ def late_of(columns: Columns, place: Ints, where: str) -> npt.NDArray[np.bool_] 
 def turns_back(
     kind: npt.NDArray[Any], pp: npt.NDArray[Any], chunk: npt.NDArray[Any], n_pp: int
 ) -> bool:
-    """Whether chunks lie as a V: the last stage sends activations of chunk 1, none of chunk 0.
+    """Whether chunks form a V: the last stage sends activations of chunk 1, not of chunk 0.
 
-    ZBV and DualPipeV have such chunks: their last stage hands chunk 0 on to itself. So does
-    DualPipe, whose second model begins there. Under interleaving the last stage sends activations
-    of chunk 0 to the first.
+    ZBV and DualPipeV have such chunks: their last stage passes chunk 0 to itself. So has DualPipe,
+    whose second model copy begins there. Under interleaving, the last stage sends activations of
+    chunk 0 to the first.
 
     Args:
         kind: [op] kinds.
@@ -236,7 +237,7 @@ def turns_back(
 
 
 def _parts(rows: _Rows, issued: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> Ints:
-    """[row] number of an op among those of its pass: its kind, chunk and microbatch."""
+    """[row] number of an op within its pass (its kind, chunk and microbatch)."""
     columns = rows.columns
     keys = (columns.microbatch, columns.chunk, cell)
     return occurrence(keys, np.lexsort((issued, *keys)))

@@ -1,4 +1,4 @@
-"""Sequence lengths: the sequences that every microbatch was packed from."""
+"""Sequence lengths: the sequences in every microbatch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SeqLens:
     """Lengths of the sequences in every microbatch, in tokens.
 
     Replicas may differ in their number of microbatches. Microbatches below ``counts[step, dp]``
-    exist and hold at least one sequence each; the others hold none.
+    exist and have at least one sequence each.
 
     Attributes:
         steps: [step] step numbers, ascending.
@@ -40,7 +40,7 @@ class SeqLens:
         return counts
 
     def select(self, steps: npt.NDArray[np.int64], microbatches: npt.NDArray[np.int64]) -> SeqLens:
-        """The lengths of a trace's steps, in its order.
+        """The lengths for a trace's steps, in the trace's order.
 
         Args:
             steps: [step] step numbers of the trace; lengths of other steps are left out.

@@ -1,7 +1,7 @@
-"""Traces larger than memory: times in temporary files, and the structure of equal steps once.
+"""Traces larger than memory: times in temporary files, one copy of the structure of equal steps.
 
-A step graph needs the times of every step, and the operations of the steps. The times go to disk as
-they come. Of steps with the same operations, one stands for all.
+A step graph needs the times of every step and the operations of the steps. Times go to disk as they
+arrive. One step represents all steps with the same operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.trace.trace import Program, Trace, absolute_starts
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Number of values of a column that tell structures apart, before all values are compared.
+#: Number of sampled values of a column that distinguish structures before a full comparison.
 SAMPLED = 4096
 
 #: Bytes of a row on disk: its start and its end.
@@ -35,15 +35,15 @@ ROW_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class StoredTrace(Trace):
-    """A trace that serves to make a step graph, and nothing else.
+    """A trace that serves only to make a step graph.
 
     ``start``, ``end`` and ``late`` have all rows. ``chunk``, ``microbatch`` and ``program`` have
-    only the rows of ``first_row``: equal steps share them.
+    only one copy of rows for equal steps, indexed by ``first_row``.
 
     Attributes:
         first_row: [step, dp] the first row of each lane in the columns that steps share.
         step_s: [step] last end minus first start, seconds.
-        files: the files that hold ``start`` and ``end``; deleted with them.
+        files: the files of ``start`` and ``end``; deleted with them.
     """
 
     first_row: Ints = None  # type: ignore[assignment]
@@ -63,13 +63,13 @@ class StoredTrace(Trace):
         return self.step_s
 
     def release(self) -> None:
-        """Free the memory that the times were read into; they stay on disk."""
+        """Free the memory of mapped times, which stay on disk."""
         for file in self.files:
             file.release()
 
 
 class SpillFile:
-    """A column in a temporary file without a name: it vanishes with the process, however it ends.
+    """A column in an unnamed temporary file, which vanishes with the process in any case.
 
     Raises:
         OutputError: the disk is full, or the folder cannot be written to.
@@ -78,7 +78,7 @@ class SpillFile:
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
         try:
-            self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on
+            self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open
         except OSError as error:
             raise no_room(error) from None
 
@@ -100,12 +100,12 @@ class SpillFile:
         return np.frombuffer(self._map, dtype=np.float64)
 
     def close(self) -> None:
-        """Accept no further values; without a map of it the file is gone."""
-        with suppress(OSError):  # what could not be written is told already
+        """Accept no further values; a file without a map is deleted."""
+        with suppress(OSError):  # the write error was reported before
             self._file.close()
 
     def release(self) -> None:
-        """Free the memory that values were read into."""
+        """Free the memory of mapped values."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -114,7 +114,7 @@ def check_room(n_bytes: int) -> None:
     """Check that the folder of temporary files has enough space left.
 
     Raises:
-        OutputError: it has too little.
+        OutputError: it has too little space.
     """
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -135,12 +135,12 @@ def no_room(error: OSError) -> OutputError:
 
 
 def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
-    """Join blocks of whole steps to one trace.
+    """Join blocks of whole steps into one trace.
 
     Args:
         blocks: traces of one job, their steps ascending from block to block. ``step_start_s`` is
-            the first start in the clock of the file, even where that is relative to the step.
-        job: degrees of parallelism of all of them.
+            the first start in the clock of the file, even if that is relative to the step.
+        job: degrees of parallelism of all blocks.
         where: the name of the source, for messages.
 
     Raises:
@@ -160,7 +160,7 @@ def store(blocks: Iterable[Trace], job: Job, where: str) -> StoredTrace:
 
 
 class _Collector:
-    """Facts kept of the blocks seen so far."""
+    """State from the blocks so far."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -171,7 +171,7 @@ class _Collector:
         self.step_start_s: list[Array] = []
         self.first_row: list[Ints] = []
         self.late: list[npt.NDArray[np.bool_]] = []
-        # Sample of a step's structure -> the structures that have it, each with its first row.
+        # Sample of a step's structure -> the structures with this sample, each with its first row.
         self.known: dict[bytes, list[tuple[list[npt.NDArray[Any]], int]]] = {}
         self.n_rows = 0
         self.chunk: list[npt.NDArray[np.int16]] = []
@@ -209,7 +209,7 @@ class _Collector:
             self.first_row.append(first + lanes[step] - low)
 
     def _structure(self, block: Trace, step: int, rows: slice, lanes: Ints) -> int:
-        """The first row of a step's structure among the kept ones."""
+        """The first row of a step's structure in the kept columns."""
         chunk, microbatch = block.chunk[rows], _from_zero(block.microbatch[rows], lanes)
         program = block.program
         if program is not None:
@@ -221,11 +221,11 @@ class _Collector:
             for others, first in known:
                 if all(map(np.array_equal, columns, others)):
                     return first
-            columns = [column.copy() for column in columns]  # not a view of the whole block
+            columns = [column.copy() for column in columns]  # a copy, not a view of the whole block
             known.append((columns, self.n_rows))
             _, chunk, microbatch, part, issued, awaited, *group = columns
             self.programs.append(Program(part, issued, awaited, *group))
-        # In whole passes, start times vote on the order of ops: no two steps are the same.
+        # With whole passes, start times decide the order of ops, so all steps are kept.
         first, self.n_rows = self.n_rows, self.n_rows + rows.stop - rows.start
         self.chunk.append(chunk)
         self.microbatch.append(microbatch)
@@ -254,7 +254,7 @@ class _Collector:
 
 
 def _sample(columns: Sequence[npt.NDArray[Any]]) -> bytes:
-    """A short digest of some values of each column; unlike samples mean unlike columns."""
+    """A short digest of some values of each column; different samples mean different columns."""
     digest = blake2b(digest_size=16)
     for column in columns:
         flat = column.reshape(-1)
@@ -264,9 +264,9 @@ def _sample(columns: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def _from_zero(microbatch: npt.NDArray[np.int32], lanes: Ints) -> npt.NDArray[np.int32]:
-    """Microbatches of a step, those of each lane counted from the lane's lowest.
+    """Microbatches of a step, counted from the lowest of each lane.
 
-    Some jobs number them over all steps; only equality within a lane counts.
+    Some jobs number them over all steps, but only equality within a lane matters.
     """
     named = microbatch >= 0
     filled = lanes < np.append(lanes[1:], len(microbatch))
@@ -281,7 +281,7 @@ def _from_zero(microbatch: npt.NDArray[np.int32], lanes: Ints) -> npt.NDArray[np
 
 
 def _joined(programs: list[Program]) -> Program:
-    """Programs of several steps, one behind the other."""
+    """Programs of several steps, concatenated."""
     group = None
     if any(program.group is not None for program in programs):
         group = np.concatenate(

@@ -1,10 +1,11 @@
-"""Collectives within a pass that one row counts together: three numbers for each pass and peer.
+"""Collectives within a pass that one row sums up: three numbers for each pass and peer.
 
-A pass of many layers meets its group in every layer. Where the single calls are not recorded, a row
-has three times. Its launch shows how long the peer computed. Its duration is the time inside the
-calls. ``transfer`` is the number of calls times the fastest call: their time when nobody waits. The
-rest of the pass belongs to no peer, since another peer is late in each layer. The row cannot tell
-this rest from the transfers. So it is measured here, and a warning names it where it is large.
+A pass of many layers communicates with its group in every layer. If the single calls are not
+recorded, a row has three times. Its launch shows the compute time of the peer. Its duration is the
+time inside the calls. ``transfer`` is the number of calls times the fastest call: their time
+without waits. The rest of the pass belongs to no single peer, since a different peer is late in
+each layer. The row cannot separate this rest from the transfers. So it is measured here, and a
+warning reports it if it is large.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from paceline.occurrence import occurrence
 from paceline.trace.columns import Columns, describe
 from paceline.trace.kinds import PASSES, PEER_KINDS
 
-#: Waits that belong to no peer, as a share of the passes; beyond it S is wrong by this much.
+#: Share of the passes in waits of no single peer that gives a warning; S is wrong by this share.
 ROTATION = 0.05
 
 
 def rotation_warnings(columns: Columns, where: str) -> list[str]:
-    """A warning where the layers of passes wait for each other more than one row can show.
+    """A warning if waits within passes exceed what summed rows can show.
 
     Args:
-        columns: the raw columns, with groups; start, duration and transfer in one unit.
+        columns: the raw columns, with groups; start, duration and transfer have one unit.
         where: the name of the source, for messages.
 
     Raises:
-        TraceError: ``transfer`` of a row that is no collective within a pass, or longer than it.
+        TraceError: a row with ``transfer`` is not a collective within a pass, or ``transfer``
+            exceeds its duration.
     """
     transfer = columns.transfer
     if transfer is None or not (transfer >= 0).any():
@@ -42,7 +44,7 @@ def rotation_warnings(columns: Columns, where: str) -> list[str]:
     start, duration = columns.start[rows], columns.duration[rows]
     latest = np.full(int(meeting.max()) + 1, start.min())
     np.maximum.at(latest, meeting, start)
-    # The calls of a peer that always waits are all slow; the fastest member shows the transfers.
+    # All calls of a peer that always waits are slow, so the fastest member shows the transfers.
     fastest = np.full(len(latest), transfer.max(), dtype=transfer.dtype)
     np.minimum.at(fastest, meeting, transfer[rows])
     rotation = np.maximum(start + duration - latest[meeting] - fastest[meeting], 0).sum()
@@ -75,7 +77,7 @@ def _check(
 
 
 def _meetings(columns: Columns, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[row] a number shared by the rows that meet: the n-th of a group in a step."""
+    """[row] a number shared by the members of a collective: the n-th of a group in a step."""
     group = columns.group[rows] if columns.group is not None else np.full(len(rows), -1)
     peer = columns.peer[rows] if columns.peer is not None else np.zeros(len(rows), dtype=np.int64)
     fields = (columns.step[rows], columns.kind[rows], columns.pp[rows], group)

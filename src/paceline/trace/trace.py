@@ -18,18 +18,18 @@ N_KINDS = len(OpKind)
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The place of each op in the program of its worker (its host, or its compute stream).
+    """The place of each op in its worker's program (of the host or of the compute stream).
 
-    The program launches computes and communication, and waits for communication. A compute ends
-    where its stream launches or waits for something, so a pass consists of parts.
+    The program launches computes and communication, and waits for communication. A compute ends at
+    a launch or a wait of its stream, so a pass consists of parts.
 
     Attributes:
-        part: [row] place of a compute within its pass; of communication its unit or bucket.
-        issued: [row] position of the launch; each position of a worker and step is taken once.
-        awaited: [row] position of the last op launched before the program waited for this one, -1
-            = it never did. All ops launched behind it run behind this one's end.
-        group: [row] of a collective, a number shared by the data-parallel ranks that meet in it;
-            -1 = all of the stage. None: every collective has all of them.
+        part: [row] number of a compute within its pass; unit or bucket of communication.
+        issued: [row] position of the launch, unique per worker and step.
+        awaited: [row] position of the last op launched before the program waited for this one, -1 =
+            it never waited. All ops launched later run after this op's end.
+        group: [row] for collectives, a number shared by their data-parallel ranks; -1 = all ranks
+            of the stage. None: every collective has all ranks.
     """
 
     part: npt.NDArray[np.int32]
@@ -38,7 +38,7 @@ class Program:
     group: npt.NDArray[np.int32] | None = None
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Program:
-        """The same for some rows (indices, a mask, or a slice that copies nothing)."""
+        """The program of some rows (indices, a mask, or a slice that copies nothing)."""
         group = None if self.group is None else self.group[rows]
         return Program(self.part[rows], self.issued[rows], self.awaited[rows], group)
 
@@ -47,15 +47,15 @@ class Program:
 class Trace:
     """Operations of some steps of one job, sorted by (step, replica, pp, kind, start).
 
-    ``counts`` tells the worker of each row. So five of the nine columns are not stored but derived
-    on demand (``step``, ``dp``, ``pp``, ``kind``, ``seq``). A row costs 22 bytes. The function
+    ``counts`` determines the worker of each row. So five of the nine columns are derived on demand
+    (``step``, ``dp``, ``pp``, ``kind``, ``seq``). A row takes 22 bytes. The function
     :func:`paceline.trace.arrange` makes a trace and checks everything once; later code trusts it.
 
     Attributes:
         job: degrees of parallelism.
         steps: [step] step numbers, ascending.
-        counts: [step, replica, pp, kind] number of ops; replicas are data-parallel ranks, or data-
-            parallel ranks and peers (:attr:`Job.peers`).
+        counts: [step, replica, pp, kind] number of ops; replicas are data-parallel ranks, or pairs
+            of data-parallel rank and peer (:attr:`Job.peers`).
         chunk: [row] model chunk on the stage (virtual stage), -1 = not applicable.
         microbatch: [row] microbatch (compute only), -1 = not applicable.
         start: [row] seconds since the step's first start.
@@ -63,13 +63,13 @@ class Trace:
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
         rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
         warnings: warnings of the reader.
-        left_out: step number -> why the trace does not have it.
-        program: the place of each op in its worker's program; None: not recorded, the order of ops
-            follows from the rules of pipelines (what-if paper, 3.2).
-        late: [row] whether the end is an upper bound: the op was over before anyone waited for it;
-            None: no row's is.
+        left_out: step number -> reason why the trace lacks it.
+        program: the place of each op in its worker's program. None: not recorded, so the order of
+            ops follows the rules of pipelines (what-if paper, 3.2).
+        late: [row] whether the end is an upper bound: the op ended before any wait for it. None: no
+            end is a bound.
         truth: the injected causes of a synthesised trace; None for a real one.
-        places: rank -> (host, GPU), "" for an unknown GPU; of the ranks whose place is known.
+        places: rank -> (host, GPU) for ranks with a known place; "" is an unknown GPU.
     """
 
     job: Job
@@ -106,7 +106,7 @@ class Trace:
 
     @property
     def replica(self) -> npt.NDArray[np.int32]:
-        """[row] replica: dp * peers + peer, the data-parallel rank where no peers are apart."""
+        """[row] replica: dp * peers + peer; the data-parallel rank if peers are not apart."""
         return self._per_row(np.arange(self.job.replicas, dtype=np.int32)[:, None, None])
 
     @property
@@ -126,19 +126,19 @@ class Trace:
 
     @property
     def seq(self) -> npt.NDArray[np.int32]:
-        """[row] number of the op among its kind on its worker in its step, by start."""
+        """[row] number of the op within its kind, worker and step, by start."""
         counts = self.counts.ravel()
         first = np.cumsum(counts, dtype=np.int64) - counts
         return (np.arange(len(self), dtype=np.int64) - np.repeat(first, counts)).astype(np.int32)
 
     @property
     def gmc(self) -> npt.NDArray[np.int32]:
-        """[row] the chunk's place in the model: chunk * pp_size + pp; -1 where no microbatch."""
+        """[row] the chunk's place in the model: chunk * pp_size + pp; -1 without microbatch."""
         place = self.chunk.astype(np.int32) * np.int32(self.job.pp_size) + self.pp
         return np.where(self.microbatch >= 0, place, -1).astype(np.int32)
 
     def lane_rows(self) -> npt.NDArray[np.int64]:
-        """[step, replica] the first row of each lane; its rows are contiguous."""
+        """[step, replica] the first row of each lane, whose rows are contiguous."""
         per_lane = self.counts.sum(axis=(2, 3), dtype=np.int64)
         ends = np.cumsum(per_lane.ravel()).reshape(per_lane.shape)
         first: npt.NDArray[np.int64] = ends - per_lane
@@ -149,7 +149,7 @@ class Trace:
         return self.lane_rows()
 
     def release(self) -> None:
-        """Free memory that can be read again; no effect where all is in memory."""
+        """Free memory that can be read again; no effect if all data is in memory."""
 
     def traced_step_s(self) -> npt.NDArray[np.float64]:
         """[step] last end minus first start, seconds."""
@@ -157,10 +157,10 @@ class Trace:
         return np.maximum.reduceat(self.end, first) - np.minimum.reduceat(self.start, first)
 
     def select_steps(self, wanted: Iterable[int]) -> Trace:
-        """The same trace with only the steps whose numbers are in ``wanted``.
+        """The trace with only the steps in ``wanted``.
 
         Raises:
-            TraceError: none of them is in the trace.
+            TraceError: none of the steps is in the trace.
         """
         numbers = set(wanted)
         keep = np.array([step in numbers for step in self.steps.tolist()], dtype=bool)
@@ -190,9 +190,9 @@ class Trace:
 
 
 def absolute_starts(first_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[step] first starts as recorded; NaN where starts count from their own step's first.
+    """[step] first starts as recorded; NaN if starts count from their step's first start.
 
-    Absolute starts ascend from step to step, and at most one of them is about 0.
+    Absolute starts ascend over steps, and at most one of them is about 0.
     """
     near_zero = np.count_nonzero(np.abs(first_s) < 1e-3)
     relative = near_zero > (len(first_s) > 1) or bool((np.diff(first_s) <= 0).any())

@@ -1,4 +1,4 @@
-"""Numbers for gathers and reductions whose unit or bucket a trace does not tell."""
+"""Numbers for gathers and reductions without a unit or bucket in the trace."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ REDUCTIONS = (K.GRADS_REDUCE_SCATTER, K.SEPARATE_GRADS_ALL_REDUCE)
 
 
 def unit_numbers(columns: Columns, lane: npt.NDArray[Any], cell: npt.NDArray[np.int32]) -> Ints:
-    """[row] number of a gather or reduction among those of its kind for the same pass; 0 elsewhere.
+    """[row] number of a gather or reduction within its kind and pass; 0 for other rows.
 
-    So ops of one number are alike in all microbatches and steps. A backward gathers in an order
-    that the trace does not tell, so its gathers have numbers behind those of the forwards.
+    So ops with the same number are alike in all microbatches and steps. The order of a backward's
+    gathers is unknown, so they get numbers after those of the forwards.
 
     Args:
-        columns: with programs.
+        columns: columns with programs.
         lane: [row] number of its (step, dp, pp).
         cell: [row] number of its (step, dp, pp, kind).
     """
@@ -41,7 +41,8 @@ def unit_numbers(columns: Columns, lane: npt.NDArray[Any], cell: npt.NDArray[np.
     width = int(max(issued.max(), columns.awaited.max())) + 2
     place = lane.astype(np.int64) * width + issued
     computes = computes[np.argsort(place[computes])]
-    # A gather serves the first compute behind its wait, a reduction the last one before its launch.
+    # A gather serves the first compute after its wait, a reduction the last compute before its
+    # launch.
     waits = lane[rows].astype(np.int64) * width + np.maximum(columns.awaited[rows], issued[rows])
     asked = np.where(gathers[rows], waits, place[rows])
     behind = np.searchsorted(place[computes], asked, side="right")

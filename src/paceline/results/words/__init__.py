@@ -1,5 +1,5 @@
-"""Sentences and phrases for people, each made from numbers that the results carry.
+"""Sentences and phrases for users, made from the numbers of results.
 
-Terminal, HTML report and monitor all take their words from here. The functions read findings and
-remedies (or what ``result.json`` kept of them) and return plain text: no markup, no raw keys.
+Terminal, HTML report and monitor use them. The functions read findings and remedies (or their form
+in ``result.json``) and return plain text without markup and raw keys.
 """

@@ -1,6 +1,6 @@
-"""Changes of a remedy, in phrases: one per number, with its unit and its present value.
+"""Phrases for the changes of a remedy: one per number, with unit and present value.
 
-A phrase is left out where its number is missing, as in results of earlier versions.
+A phrase is omitted if its number is missing, as in results of earlier versions.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from paceline.remedies import Remedy
 from paceline.results.words.names import link, worker, workers
 from paceline.units import count, percent, seconds, several, times
 
-#: Entries of a list that a phrase names.
+#: Most named entries of a list.
 MAX_NAMED = 6
 
-#: Embedding and loss that take less than this share of a layer are noise.
+#: Embedding and loss below this share of a layer are noise.
 MIN_SHARE = 0.05
 
 Change = Mapping[str, Any]
@@ -23,7 +23,7 @@ Phrases = Iterator[str]
 
 
 def change_phrases(remedy: Remedy) -> list[str]:
-    """The remedy's changes; empty for remedies that are not known here."""
+    """The remedy's changes; empty for unknown remedies."""
     of_remedy = OF_REMEDY.get(remedy.remedy)
     return [] if of_remedy is None else list(of_remedy(remedy.change))
 
@@ -97,7 +97,7 @@ EXCHANGED = {
     "nothing": "nothing exchanged",
 }
 ORDERED = {
-    "falling": "the dearest first",
+    "falling": "the most expensive first",
     "rising": "the cheapest first",
     "hill": "the cheap ones first and last",
 }
@@ -134,17 +134,18 @@ def _sequence_balance(change: Change) -> Phrases:
 def _balance(before: Change, after: Change) -> Phrases:
     if "ranks" in before and "ranks" in after:
         yield (
-            f"the dearest rank costs {times(after['ranks'])} the mean, now {times(before['ranks'])}"
+            f"the most expensive rank costs {times(after['ranks'])} the mean, now "
+            f"{times(before['ranks'])}"
         )
     if "microbatches" in before and "microbatches" in after:
         yield (
-            f"the dearest microbatch costs {times(after['microbatches'])} the mean, now "
+            f"the most expensive microbatch costs {times(after['microbatches'])} the mean, now "
             f"{times(before['microbatches'])}"
         )
 
 
 def _tokens(change: Change) -> Phrases:
-    """How tokens are shared out; nothing where the lengths are not known."""
+    """The distribution of tokens; nothing if the lengths are unknown."""
     tokens = change.get("tokens_per_rank")
     if tokens:
         after, before = tokens["after"], tokens["before"]
@@ -160,7 +161,7 @@ def _tokens(change: Change) -> Phrases:
         yield f"no microbatch may hold more than {count(change['max_tokens'], 'token')}"
     if r2 := change.get("r2"):
         yield (
-            f"the lengths explain {percent(r2['forward'])} of how forward times vary, "
+            f"the lengths explain {percent(r2['forward'])} of the variation of forward times, "
             f"{percent(r2['backward'])} of backward times"
         )
 
@@ -215,7 +216,7 @@ def _hide_delays(change: Change) -> Phrases:
         for row in rows
     ]
     if gains:
-        yield f"what hiding them would gain, each sort alone: {several(gains, MAX_NAMED)}"
+        yield f"gain of hiding each sort alone: {several(gains, MAX_NAMED)}"
 
 
 def _delays(hide: str) -> str:
@@ -260,7 +261,7 @@ def _shard_groups(change: Change) -> Phrases:
     if gains:
         yield f"gains by ranks that share one copy: {', '.join(gains)}"
     if factor := change.get("memory_factor"):
-        yield f"memory for sharded states: {times(factor)} that of now"
+        yield f"memory for sharded states: {times(factor)} the present"
 
 
 def _keep_parameters(change: Change) -> Phrases:
@@ -273,7 +274,10 @@ def _accumulate(change: Change) -> Phrases:
     if dropped := change.get("reductions_dropped"):
         yield f"{count(dropped, 'reduction')} of a step vanish"
     if (gain := change.get("gain_all_reduce_only")) is not None:
-        yield f"if only the all-reduce over replicas waits for the last microbatch: {percent(gain)}"
+        yield (
+            "gain if only the all-reduce over replicas waits for the last microbatch: "
+            f"{percent(gain)}"
+        )
 
 
 def _bucket_size(change: Change) -> Phrases:

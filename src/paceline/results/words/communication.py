@@ -1,4 +1,4 @@
-"""Exposed and hidden communication in phrases and rows."""
+"""Phrases and rows for exposed and hidden communication."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from paceline.diagnose import Communication, Exposure
 from paceline.units import percent, seconds
 
-#: Parts that are named; the rest stands in ``result.json``.
+#: Most named parts; ``result.json`` has the rest.
 MAX_PARTS = 5
 
-#: A part is named from this share of the step on.
+#: Least share of the step of a named part.
 MIN_SHARE = 0.001
 
 HEAD = ("", "per step", "transfer", "exposed", "hidden", "waited for")
 
-ABOUT = "exposed is what the step would lose if it took no time"
+ABOUT = "exposed is the time that the step would lose if it took no time"
 
 
 def summary(communication: Communication) -> str:
@@ -45,7 +45,7 @@ def part_rows(communication: Communication, most: int = MAX_PARTS) -> list[tuple
 
 
 def part_name(exposure: Exposure, among: Sequence[Exposure]) -> str:
-    """``params-all-gather of unit 3``; with stage and chunk where there are several."""
+    """``params-all-gather of unit 3``; with stage and chunk if there are several."""
     name = f"{exposure.kind} of {noun(among)} {exposure.part}"
     if exposure.chunk >= 0 and len({other.chunk for other in among if other.chunk >= 0}) > 1:
         name += f", chunk {exposure.chunk}"
@@ -53,7 +53,7 @@ def part_name(exposure: Exposure, among: Sequence[Exposure]) -> str:
 
 
 def noun(among: Sequence[Exposure]) -> str:
-    """Description of a part: a unit where parameters are gathered, else a bucket of gradients."""
+    """Name of a part: a unit if parameters are gathered, otherwise a bucket of gradients."""
     return "unit" if any("gather" in exposure.kind for exposure in among) else "bucket"
 
 

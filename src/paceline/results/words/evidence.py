@@ -1,6 +1,6 @@
-"""The evidence of a finding in phrases: one per number, with its unit and its bound.
+"""Phrases for the evidence of a finding: one per number, with unit and threshold.
 
-A phrase is left out where its number is missing, as in results of earlier versions.
+A phrase is omitted if its number is missing, as in results of earlier versions.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from paceline.diagnose import Finding
 from paceline.results.words.names import link, worker
 from paceline.units import count, percent, seconds, several, times
 
-#: Entries of a list that a phrase names.
+#: Most named entries of a list.
 MAX_NAMED = 4
 
-#: Up to this many stages each one's load is named.
+#: Up to this number of stages, all loads are named.
 MAX_STAGES = 8
 
-#: Below this share pauses do not grow over the trace.
+#: Least growth of pauses over the trace that is named.
 MIN_GROWTH = 0.01
 
-#: Delays of a kind that lengthen steps by less than this share are not named.
+#: Least lengthening of steps by a kind's delays that is named.
 MIN_DELAY = 0.0005
 
-#: Tokens of the sequence whose cost stands for the fitted curve.
+#: Tokens of an example sequence for the fitted cost.
 SEQUENCE = 4096
 
 Evidence = Mapping[str, Any]
@@ -33,12 +33,12 @@ Phrases = Iterator[str]
 
 
 def evidence_phrases(finding: Finding) -> list[str]:
-    """Evidence of the finding, most telling first; empty for causes that are not known here."""
+    """Evidence of the finding, the most important first; empty for unknown causes."""
     of_cause = OF_CAUSE.get(finding.cause)
     phrases = [] if of_cause is None else list(of_cause(finding))
     error = _number(finding.evidence, "share_sampling_error")
     if error is not None:
-        phrases.append(f"the share rests on sampled orders: off by about {percent(error)}")
+        phrases.append(f"the share comes from sampled orders: its error is about {percent(error)}")
     return phrases
 
 
@@ -162,7 +162,7 @@ def _lengths(fit: Evidence) -> Phrases:
     sequences = _number(fit, "sequences")
     of = "" if sequences is None else f" of {count(int(sequences), 'sequence')}"
     yield (
-        f"the lengths{of} explain {percent(r2['forward'])} of how forward times vary, "
+        f"the lengths{of} explain {percent(r2['forward'])} of the variation of forward times, "
         f"{percent(r2['backward'])} of backward times"
     )
     squared, single = fit.get("seconds_per_token_squared"), fit.get("seconds_per_token")
@@ -191,7 +191,7 @@ def _gc(finding: Finding) -> Phrases:
         yield f"the median pause takes {seconds(middle)}{sums}"
     repeated = _number(evidence, "on_one_microbatch")
     if repeated:
-        yield f"the microbatch that is paused most has {percent(repeated)} of the pauses"
+        yield f"the microbatch with most pauses has {percent(repeated)} of the pauses"
     growth = _number(evidence, "growth_over_trace")
     if growth is not None and abs(growth) >= MIN_GROWTH:
         direction = "longer" if growth > 0 else "shorter"
@@ -243,7 +243,8 @@ def _uneven(finding: Finding) -> Phrases:
         counts = "" if bar is None else f" (counts from {times(bar)})"
         yield (
             f"in {count(int(computes), 'compute')} of a replica the busiest member takes "
-            f"{times(busiest)} the mean of its group{counts}; what lasts on a member is left out"
+            f"{times(busiest)} the mean of its group{counts}; each member's lasting factor is "
+            "left out"
         )
     if elsewhere is not None:
         yield f"in all other computes it takes {times(elsewhere)} the mean"
@@ -266,7 +267,7 @@ def _delay(finding: Finding) -> Phrases:
     evidence = finding.evidence
     slowdown = _number(evidence, "launch_slowdown")
     if slowdown is not None:
-        yield f"traced steps take {times(slowdown)} what they would without delays{_from(evidence)}"
+        yield f"traced steps take {times(slowdown)} the time without delays{_from(evidence)}"
     start = _number(evidence, "step_start")
     if start is not None:
         yield f"delays at the start of steps alone make them {percent(start - 1)} longer"
@@ -306,7 +307,7 @@ def _one_in(chance: float) -> str:
 
 
 def _odd(evidence: Evidence) -> Phrases:
-    """Of steps that are unlike the others."""
+    """Phrases on unusual steps."""
     if steps := evidence.get("steps"):
         yield steps_text(steps)
     typical, bar = _number(evidence, "typical_s"), _number(evidence, "threshold")
@@ -326,7 +327,7 @@ def _odd(evidence: Evidence) -> Phrases:
         yield f"the worker computes {times(then)} as long then, others at most {times(others)}"
     ratios = [f"{kind} {times(ratio)}" for kind, ratio in by_kind.items()]
     if ratios:
-        yield f"what operations take then, over the other steps: {several(ratios, MAX_NAMED)}"
+        yield f"times of operations then, over the other steps: {several(ratios, MAX_NAMED)}"
 
 
 OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {

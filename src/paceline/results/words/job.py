@@ -1,4 +1,4 @@
-"""The job and its steps in a line."""
+"""One line about the job and its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for people: causes, remedies, places, and how likely a finding is."""
+"""Names for users: causes, remedies, places, confidences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAUSES = {
     "reduced-each-microbatch": "Reduced for each microbatch",
 }
 
-#: Drops of the waterfall that are no finding: their names, and what they are.
+#: Drops of the waterfall without a finding: their names and descriptions.
 OTHERS = {
     "launch-delay": ("Launch delays", "time between operations"),
     "passing-variation": (
@@ -40,7 +40,7 @@ OTHERS = {
     "bubble": ("Pipeline bubble", "workers wait for their neighbours"),
 }
 
-#: Remedies whose names are not just words.
+#: Names of remedies that do not follow from their keys.
 REMEDIES = {
     "1f1b": "1F1B",
     "fix-nic": "Fix NIC",
@@ -49,8 +49,8 @@ REMEDIES = {
     "planned-gc": "Planned GC",
 }
 
-#: From this confidence on, a finding is called so. From 90% on at least 90% of the findings are
-#: true (benchmarks/truth.py, docs/diagnosis.md).
+#: Least confidence for each word. Of findings from 90% on, at least 90% are true
+#: (benchmarks/truth.py, docs/diagnosis.md).
 LIKELY = (
     (0.99, "nearly certain"),
     (0.9, "very likely"),
@@ -64,7 +64,7 @@ ADVERBS = {"likely": "likely ", "possible": "possibly ", "a guess": "perhaps "}
 
 
 def cause_name(cause: str) -> str:
-    """``Worker fault``; a cause that is not known keeps its own name."""
+    """``Worker fault``; an unknown cause keeps its key."""
     return CAUSES.get(cause, cause)
 
 
@@ -86,14 +86,14 @@ def likelihood(confidence: float) -> str:
 def confidence_text(confidence: float) -> str:
     """``very likely (93%)``."""
     if confidence >= LIKELY[0][0]:
-        return f"{LIKELY[0][1]} (over 99%)"  # no finding is sure
-    # Down to the whole percent: 89.7% is no "90%", where another word begins.
+        return f"{LIKELY[0][1]} (over 99%)"  # no finding is certain
+    # Rounded down: 89.7% must not become "90%", which has another word.
     floor = int(confidence * 100 + 1e-9) / 100
     return f"{likelihood(confidence)} ({percent(floor, 0)})"
 
 
 def hedge(confidence: float) -> str:
-    """Prefix of a cause that is not sure; empty for a sure one."""
+    """Prefix of an uncertain cause; empty for a certain one."""
     return ADVERBS.get(likelihood(confidence), "")
 
 
@@ -115,12 +115,12 @@ def link(ends: Sequence[Sequence[int]]) -> str:
 
 
 def hosts(where: Mapping[str, Any], most: int) -> str:
-    """The hosts of a finding's place; empty where they are not known."""
+    """The hosts of a finding's place; empty if unknown."""
     return several([str(host) for host in where.get("hosts") or ()], most)
 
 
 def place(where: Mapping[str, Any], most: int = 4) -> str:
-    """``worker dp 3, stage 1; host node-7``: where a finding is; empty where it is nowhere."""
+    """The place of a finding, as in ``worker dp 3, stage 1; host node-7``; empty without one."""
     phrases = []
     if where.get("workers"):
         phrases.append(f"worker {workers(where['workers'], most)}")

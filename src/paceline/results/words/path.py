@@ -1,4 +1,4 @@
-"""The critical path in phrases."""
+"""Phrases for the critical path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.results.path import PathSummary, SlackSummary
 from paceline.trace import Job
 from paceline.whatif.critical_path import LAUNCH_DELAY
 
-#: Kinds that a line of the terminal names, and the least share worth naming.
+#: Most kinds named in a terminal line, and the least share of a named kind.
 _TOP_KINDS, _MIN_SHARE = 4, 0.005
 
 

@@ -1,4 +1,4 @@
-"""The other reading of a finding, with what may be gained under each."""
+"""The other explanation of a finding, with the gains under both."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from paceline.units import percent
 
 
 def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
-    """``or: ...`` with both gains, where another reading fits as well; None where none does.
+    """``or: ...`` with both gains, if another explanation fits equally well; otherwise None.
 
     Args:
-        finding: with ``ambiguous``, what else it may be, and ``alternative``, the cause then.
-        remedies: all that were proposed for the job.
+        finding: a finding with ``ambiguous``, the other explanation, and ``alternative``, its
+            cause.
+        remedies: all remedies of the job.
     """
     if not finding.ambiguous:
         return None
@@ -37,7 +38,7 @@ def _best(remedies: Iterable[Remedy]) -> Remedy | None:
 
 
 def _lower(name: str) -> str:
-    """Its first letter small, but for abbreviations."""
+    """The text with a small first letter, except for abbreviations."""
     return name if name[1:2].isupper() or name[:1].isdigit() else name[:1].lower() + name[1:]
 
 

@@ -1,4 +1,4 @@
-"""Shares of the step and of the loss, in one form for findings and remedies."""
+"""Text of shares of the step and of the loss, the same for findings and remedies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.units import percent
 
 
 def shares(of_step: float, of_loss: float | None) -> str:
-    """``24.5% of the step, 98.6% of the loss``; the first alone where no loss is known."""
+    """``24.5% of the step, 98.6% of the loss``; only the first if the loss is unknown."""
     text = f"{percent(of_step)} of the step"
     return text if of_loss is None else f"{text}, {percent(of_loss)} of the loss"
 
@@ -16,11 +16,10 @@ def shares(of_step: float, of_loss: float | None) -> str:
 def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
     """The seconds that a remedy saves over the loss, T - T_ideal.
 
-    It may be above 1: T_ideal takes the mean of all workers, slow ones among them.
+    It may be above 1, for T_ideal uses the mean of all workers, including slow ones.
 
     Returns:
-        The share; None where next to nothing is lost, and where the remedy answers no finding
-        inside S.
+        The share; None if almost nothing is lost, or if the remedy answers no finding inside S.
     """
     inside = {f.id for f in report.diagnosis.findings if f.share is not None}
     if not report.straggling or not inside.intersection(remedy.findings) or remedy.gain >= 1:

@@ -1,4 +1,4 @@
-"""S in words, by both references where they differ (docs/whatif.md, Two references)."""
+"""Text on S, by both references if they differ (docs/whatif.md, Two references)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def by_paper(slowdown_paper: float, slow_mode_shares: Mapping[str, float]) -> str:
-    """``0.985 by the paper's reference``; empty where both references are the same.
+    """``0.985 by the paper's reference``; empty if both references agree.
 
     Args:
         slowdown_paper: S by the paper's reference.
@@ -16,11 +16,11 @@ def by_paper(slowdown_paper: float, slow_mode_shares: Mapping[str, float]) -> st
 
 
 def of_which_lasts(slowdown: float, slowdown_lasting: float | None) -> str:
-    """``1.012 lasts, the rest is variation that passes``; empty where passes are whole.
+    """``1.012 lasts, the rest is variation that passes``; empty if passes are whole.
 
     Args:
         slowdown: S.
-        slowdown_lasting: S of the typical step, None where it is not told apart.
+        slowdown_lasting: S of the typical step; None if not computed.
     """
     if slowdown_lasting is None:
         return ""
