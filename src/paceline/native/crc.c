@@ -1,6 +1,6 @@
 #include "crc.h"
 
-/* Eight bytes at a time: tables[k][b] is what byte b does with k zero bytes behind it. */
+/* Eight bytes at a time: tables[k][b] is the contribution of byte b followed by k zero bytes. */
 static uint32_t tables[8][256];
 
 void crc_setup(void) {

@@ -4,9 +4,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Fills the table; before any other thread uses it. */
+/* Fills the table; call it before other threads use the table. */
 void crc_setup(void);
-/* CRC-32 as zlib has it, carried on. */
+/* Continues a CRC-32, the same as zlib's. */
 uint32_t crc_more(uint32_t crc, const void *data, size_t n);
 
 #endif

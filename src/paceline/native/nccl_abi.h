@@ -10,12 +10,12 @@
 enum { EV_GROUP, EV_COLL, EV_P2P, EV_PROXY_OP, EV_PROXY_STEP, EV_PROXY_CTRL, EV_KERNEL, EV_NET };
 enum { EV_CE_COLL = 12, EV_LAST = 14 };
 
-/* States whose argument is read, a size_t or a uint64_t; all others are recorded without one. */
+/* States whose argument (size_t or uint64_t) is recorded; the others have none. */
 enum { STATE_SEND_WAIT = 9, STATE_RECV_FLUSH_WAIT = 11, STATE_KERNEL_STOP = 22 };
-/* Told again at each look of the proxy, until the peer is ready. */
+/* Repeated at each poll of the proxy until the peer is ready. */
 enum { STATE_SEND_PEER_WAIT = 20 };
 
-/* What a network plugin of NCCL's own tells; an identifier names the layout and its version. */
+/* An event of a network plugin; its identifier names the layout and the version. */
 #define NET_IB 0x10001
 #define NET_SOCKET 0x20001
 enum { NET_QP = 1, NET_SOCK = 1 };
@@ -44,7 +44,7 @@ struct coll {
   size_t count;
   int root;
   const char *datatype;
-  uint8_t channels, warps; /* not in a copy-engine collective, nor is what follows */
+  uint8_t channels, warps; /* these and the fields below are absent in copy-engine collectives */
   const char *algo, *proto;
 };
 struct p2p {
@@ -69,7 +69,7 @@ struct net {
   const void *data;
 };
 
-/* Version 4 has one byte of type, the later ones have eight. */
+/* Version 4 stores the type in one byte, later versions in eight. */
 struct descriptor {
   union {
     uint8_t type8;
@@ -95,7 +95,7 @@ _Static_assert(offsetof(struct kernel, timer) == 8, "ABI");
 typedef void (*logger)(int level, unsigned long flags, const char *file, int line,
                        const char *format, ...);
 
-/* All functions return 0 for success. The order of init's arguments changed with version 5. */
+/* All functions return 0 on success. Version 5 changed the order of init's arguments. */
 struct profiler_v4 {
   const char *name;
   int (*init)(void **context, int *mask, const char *name, uint64_t hash, int nodes, int ranks,

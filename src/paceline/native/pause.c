@@ -16,7 +16,7 @@
 #include "ring.h"
 #include "sampling.h"
 
-/* Sizes as pause/records.py has them. */
+/* The same sizes as in pause/records.py. */
 enum { CONTROL_BYTES = 192, SLOT_BYTES = 2048, COUNTED = 1024, TOLD = 8, ENDED_IDS = 8, GROUPED = 8 };
 enum { IN_USE = 64 }; /* collectives */
 enum { IDLE_MS = 500, ACTIVE_MS = 50, BEAT_MS = 500, SILENT_MOST_MS = 30000 };
@@ -40,15 +40,15 @@ struct order {
   unsigned beat, hold_ms, arrive_ms, silent_ms;
 };
 
-static atomic_int asked; /* all that NCCL's threads read while there is no pause */
-static atomic_int forked; /* in a child the lock may be held by a thread that is not there */
+static atomic_int asked; /* the only variable that NCCL's threads read without a pause */
+static atomic_int forked; /* in a child: the lock may belong to a thread of the parent */
 static struct counted table[COUNTED];
-/* Communicators of the group that this thread queues now. */
+/* Communicators of the group that this thread is queueing. */
 static _Thread_local struct {
   uint32_t n, numbers[GROUPED];
 } grouped __attribute__((tls_model("initial-exec")));
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static pthread_cond_t changed;
 static struct {
   enum state state;
@@ -68,7 +68,7 @@ static int rank, world;
 static int64_t begun_ns, allowed_ms;
 static const char *timeout_from;
 
-/* A helper's own: an older one may still hang in a call. */
+/* Per helper thread: an older one may still hang in a call. */
 struct helper {
   unsigned generation;
   int64_t idle_ms;
@@ -81,7 +81,7 @@ static int64_t now_ms(void) {
   return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* The state changes; whoever stands looks again. */
+/* Changes the state and wakes waiting threads. */
 static void to(enum state state, const char *reason) {
   if (me.state == ARRIVED) me.stopped_ms = now_ms() - me.stood_at_ms;
   if (state == ARRIVED) me.stood_at_ms = now_ms();
@@ -111,7 +111,7 @@ uint64_t pause_count(uint32_t communicator, struct queued queued) {
   if (grouped.n < GROUPED)
     grouped.numbers[grouped.n++] = communicator;
   else
-    atomic_store_explicit(&where->even, 0, memory_order_relaxed); /* its end would not be seen */
+    atomic_store_explicit(&where->even, 0, memory_order_relaxed); /* its end would be missed */
   return n;
 }
 
@@ -120,7 +120,7 @@ static void wait_until(int64_t at_ms) {
   pthread_cond_timedwait(&changed, &lock, &at);
 }
 
-/* Until told, until the own deadline, or until the asker has been silent too long. */
+/* Waits for the order to go on, the deadline, or too long a silence of the requester. */
 static void stand(void) {
   while (me.state == ARRIVED) {
     int64_t now = now_ms(), most = me.order.arrive_ms;
@@ -170,7 +170,7 @@ void pause_point(void) {
   grouped.n = 0;
 }
 
-/* On the helper's thread. What is no file, such as a pipe, must not hold it: hence O_NONBLOCK. */
+/* On the helper's thread. O_NONBLOCK: a pipe, say, must not block it. */
 
 static ssize_t read_start(const char *path, char *text, size_t room) {
   int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -313,11 +313,11 @@ static void write_slot(const char *path, const char *slot) {
   int file = open(path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return;
   ssize_t done = pwrite(file, slot, SLOT_BYTES, 0);
-  (void)done; /* the checksum tells the asker of half a write */
+  (void)done; /* the checksum reveals a partial write */
   close(file);
 }
 
-/* `paceline record off`, as record/recorder.py reads it; what cannot be read changes nothing. */
+/* `paceline record off`, as record/recorder.py reads it; an unreadable file changes nothing. */
 static void obey(const char *path) {
   char text[1024], *value;
   ssize_t n = read_start(path, text, sizeof text - 1);
@@ -332,7 +332,7 @@ static void obey(const char *path) {
   sampling_ask(every ? atoi(every + strlen("\"every\":")) : 0);
 }
 
-/* Of the communicators with the most ranks the first that is in use; 0: none. */
+/* The first communicator in use among those with the most ranks; 0: none. */
 static uint32_t leader(void) {
   int best = -1;
   for (int i = 0; i < COUNTED; i++)
@@ -347,7 +347,7 @@ static void nap(int64_t ms) {
   nanosleep(&time, NULL);
 }
 
-/* Alone with the files: where they hang, only this thread does. */
+/* Only this thread touches the files: if they hang, no other thread does. */
 static void *help(void *given) {
   struct helper *mine = given;
   unsigned beat = 0;
@@ -387,7 +387,7 @@ static int64_t seconds_of(const char *name, int64_t otherwise, int64_t factor) {
   return value > 0 ? value * factor : otherwise;
 }
 
-/* A third of the smallest timeout that the environment tells of: docs/pause.md names the sources. */
+/* A third of the smallest timeout that the environment sets: docs/pause.md lists the sources. */
 static void know_timeouts(void) {
   const char *monitoring = getenv("TORCH_NCCL_ENABLE_MONITORING");
   int64_t given = seconds_of("PACELINE_NCCL_TIMEOUT_S", 0, 1), smallest = given ? given : 600;
@@ -400,7 +400,7 @@ static void know_timeouts(void) {
   allowed_ms = smallest * 1000 / 3;
 }
 
-/* The control file is there from the start: a new name is seen late on a network file system. */
+/* Create the control file at the start: network file systems show new names late. */
 static int make_files(const char *folder, struct helper *helper) {
   int file, n = 0;
   snprintf(helper->wish, sizeof helper->wish, "%s/control.json", folder);

@@ -1,4 +1,4 @@
-/* What NCCL calls. Each call writes at most one record: no lock, no allocation, no system call. */
+/* NCCL's entry points. Each writes at most one record, without lock, allocation or system call. */
 #include <stdlib.h>
 
 #include "nccl_abi.h"
@@ -10,19 +10,19 @@
 #define BIT(type) (1 << (type))
 #define COMMON (BIT(EV_GROUP) | BIT(EV_COLL) | BIT(EV_P2P) | BIT(EV_PROXY_OP) | BIT(EV_KERNEL))
 
-/* With channels NCCL tells of the replays of a graph on all ranks, so that their counts agree. */
+/* With channels, NCCL reports graph replays on all ranks, so that their counts agree. */
 #define EVEN (BIT(EV_COLL) | BIT(EV_KERNEL))
 
-/* Of an event whose record was dropped, or is not made: a collective's end still counts for a pause. */
+/* Handle of an event without a record. The end of a collective still counts for a pause. */
 #define DROPPED 0xffffULL
 #define LEFT_OUT 0xfffeULL
-/* Of a step that is left out; what the proxies tell of its calls is left out with it. */
+/* Handle of an event in a step that is left out; events of its proxies are left out, too. */
 #define SKIPPED 0xfffdULL
 
-/* What PACELINE_NCCL_EVENTS may ask for. */
+/* Events that PACELINE_NCCL_EVENTS may request. */
 #define ALL (COMMON | BIT(EV_PROXY_STEP) | BIT(EV_NET) | BIT(EV_CE_COLL))
 
-/* The versions: what each is asked for, and which bits its field of the type has. */
+/* Per version: the events that we request, and the bits of its type field. */
 static const struct version {
   int mask;
   uint64_t type_bits;
@@ -62,7 +62,7 @@ static void fill_proxy(struct record *record, const struct proxy_op *op) {
   record->d = op->channel | (op->is_send ? 256 : 0);
 }
 
-/* Of another layout the identifier alone is kept. */
+/* Of an unknown layout, keep only the identifier. */
 static void fill_net(struct record *record, const struct net *net) {
   record->a = (uint64_t)net->id;
   if (!net->data) return;
@@ -108,11 +108,11 @@ static int is_coll(int type) { return type == EV_COLL || type == EV_CE_COLL; }
 
 static void *marked(uint64_t why, int type) { return (void *)(uintptr_t)(why << 48 | (uint64_t)type); }
 
-/* Told by the thread that queues. These have a handle even without a record: NCCL 2.27 tells of no
- * call in a group that has none, and then none would be counted for a pause. */
+/* Events from the thread that queues. They have a handle even without a record: NCCL 2.27 reports
+ * no calls of a group without a handle, so that a pause would not count them. */
 static int is_queued(int type) { return is_coll(type) || type == EV_P2P || type == EV_GROUP; }
 
-/* What comes later, from other threads, goes with its parent. */
+/* Later events from other threads are recorded if their parent is. */
 static int is_skipped(int type, const struct descriptor *event) {
   return is_queued(type) ? sampling_skips() : (uintptr_t)event->parent >> 48 == SKIPPED;
 }
@@ -122,7 +122,7 @@ static int start(void *context, void **handle, struct descriptor *event, int ver
   if (!context || !event || !atomic_load_explicit(&recording, memory_order_relaxed)) return 0;
   uint64_t bits = event->type64 & versions[version].type_bits;
   int type = bits ? __builtin_ctzll(bits) : EV_LAST + 1;
-  /* With any event NCCL tells of its API's calls, too: nobody asked for these. */
+  /* With any event, NCCL also reports its API's calls, which were not requested. */
   if (type > EV_LAST || !(ALL & BIT(type))) return 0;
   uint32_t communicator = (uint32_t)(uintptr_t)context;
   struct mark mark;
@@ -179,7 +179,7 @@ static int later(void *handle, int what, int state, uint64_t value) {
 
 static int stop(void *handle) {
   int type = (int)((uintptr_t)handle & 15);
-  /* A kernel's stop follows its last state at once and says nothing more. */
+  /* A kernel's stop follows its last state at once and adds nothing. */
   if (type == EV_KERNEL) return 0;
   later(handle, STOP, 0, 0);
   if (is_coll(type)) pause_point();
@@ -215,7 +215,7 @@ static int open_one(void **context, int *mask, struct communicator given, const 
   copy_text(given.name, name, sizeof given.name);
   uint32_t number = writer_open(&given, version);
   *context = (void *)(uintptr_t)number;
-  /* NCCL has one mask for all communicators: it is 0 only where nothing at all is recorded. */
+  /* NCCL has one mask for all communicators; it is 0 only if nothing is recorded. */
   *mask = number ? versions[version].mask : 0;
   if (number && events && *events) *mask = (int)strtol(events, NULL, 0) & ALL;
   given.number = number;
@@ -262,12 +262,12 @@ static int finalize(void *context) {
   return 0;
 }
 
-/* NCCL looks for the newest name that it has itself. */
+/* NCCL looks up the newest name that it supports. */
 #define SEEN __attribute__((visibility("default")))
 SEEN struct profiler_v4 ncclProfiler_v4 = {"Paceline", init_4, start_4, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v5 = {"Paceline", init_5, start_5, stop, state, finalize};
 SEEN struct profiler_v5 ncclProfiler_v6 = {"Paceline", init_6, start_6, stop, state, finalize};
-/* Forks of NCCL have a version 7 with more functions behind these: there are none. */
+/* In forks of NCCL, version 7 has further functions: all are NULL here. */
 SEEN struct {
   struct profiler_v5 known;
   void *more[8];

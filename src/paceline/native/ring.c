@@ -8,11 +8,11 @@
 #include "nccl_abi.h"
 
 enum { WORD = 64, WORDS = SEGMENTS / WORD };
-_Static_assert(SEGMENTS % WORD == 0, "the pool is made of whole words");
+_Static_assert(SEGMENTS % WORD == 0, "the pool has whole words");
 
 static struct ring rings[RINGS];
 static struct segment segments[SEGMENTS];
-static atomic_uint_fast64_t pool[WORDS]; /* a bit for each segment that is free */
+static atomic_uint_fast64_t pool[WORDS]; /* one bit per segment; 1: free */
 static atomic_uint_fast64_t dropped, left_out, skipped;
 atomic_int ring_off;
 static pthread_key_t key;
@@ -22,7 +22,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local struct ring *mine __attribute__((tls_model("initial-exec")));
 static _Thread_local int refused __attribute__((tls_model("initial-exec")));
 
-/* At a thread's end; what it calls after that has no ring. */
+/* At a thread's end; its later calls have no ring. */
 static void give_back(void *ring) {
   mine = NULL, refused = 1;
   atomic_store(&((struct ring *)ring)->owned, 0);
@@ -55,11 +55,11 @@ void copy_text(char *to, const char *from, size_t room) {
 
 static int64_t now_ns(void) {
   struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now); /* answered in user space, by the vDSO */
+  clock_gettime(CLOCK_REALTIME, &now); /* in user space (vDSO) */
   return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* The lowest free one: memory that was used before is used again. */
+/* The lowest free segment, so that memory already touched is reused. */
 static struct segment *take(void) {
   for (int i = 0; i < WORDS; i++) {
     uint64_t word = atomic_load_explicit(&pool[i], memory_order_relaxed);
@@ -125,11 +125,11 @@ uint64_t ring_handle(struct ring *ring, int type) {
   return index << 48 | (++ring->handles & UINT64_C(0xfffffffffff)) << 4 | (uint64_t)type;
 }
 
-/* Whether there is a unit to read; a segment that is read to its end goes back. */
+/* Whether a unit can be read; returns a segment to the pool after its last unit. */
 static int is_ready(struct ring *ring) {
   if (!ring->reading) ring->reading = atomic_load_explicit(&ring->first, memory_order_acquire);
   while (ring->reading) {
-    /* The next one first: once there is one, the count is final. */
+    /* Read `next` first: once it is set, the count is final. */
     struct segment *next = atomic_load_explicit(&ring->reading->next, memory_order_acquire);
     if (ring->read < atomic_load_explicit(&ring->reading->filled, memory_order_acquire)) return 1;
     if (!next) return 0;

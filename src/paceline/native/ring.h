@@ -14,7 +14,7 @@ enum { WAITING = 64 };
 
 enum { START, STOP, STATE, STEP };
 
-/* As it lies in the file; docs/nccl.md says what a, b, c and d are for each type of event. One unit. */
+/* A record of the file: one unit. docs/nccl.md lists a, b, c and d of each type of event. */
 struct record {
   int64_t time_ns;
   uint64_t handle, parent;
@@ -24,52 +24,52 @@ struct record {
   uint64_t a, b;
   int32_t c, d;
 };
-/* What a start of a collective, send or recv has besides: the unit behind it. */
+/* The unit after the start of a collective, send or recv. */
 struct texts {
   char func[16], datatype[16], algo[16], proto[8];
 };
-_Static_assert(sizeof(struct record) == 56, "the reader knows this size");
-_Static_assert(sizeof(struct texts) == sizeof(struct record), "each is a unit");
+_Static_assert(sizeof(struct record) == 56, "the reader expects this size");
+_Static_assert(sizeof(struct texts) == sizeof(struct record), "each must be one unit");
 
 struct segment {
-  atomic_uint filled;             /* units that are whole; the producer's */
-  _Atomic(struct segment *) next; /* set when this one gets no more */
+  atomic_uint filled;             /* complete units; written by the producer */
+  _Atomic(struct segment *) next; /* set once this segment is full */
   struct record units[SEGMENT_UNITS];
 };
 
 struct ring {
   atomic_int owned;
   struct segment *last; /* the producer's */
-  unsigned units;       /* of the record that is being made */
-  uint64_t handles, waiting[WAITING]; /* steps whose wait for the peer was told */
+  unsigned units;       /* of the record being written */
+  uint64_t handles, waiting[WAITING]; /* proxy steps whose wait for the peer is recorded */
   _Alignas(64) _Atomic(struct segment *) first;
   struct segment *reading; /* the writer's, as is `read` */
   unsigned read;
 };
 
-/* The thread's ring; NULL where all are taken. */
+/* The thread's ring; NULL if all are in use. */
 struct ring *ring_mine(void);
-/* The next record, cleared, with its time; NULL, and counted, where there is no room or no ring. */
+/* The next record, zeroed, with its time. NULL without room or ring: then it counts as dropped. */
 struct record *ring_record(struct ring *ring, int what, int type);
-/* Whether a unit of texts lies behind a record. */
+/* Whether a unit of texts follows the record. */
 int has_texts(const struct record *record);
 struct texts *texts_of(struct record *record);
 void copy_text(char *to, const char *from, size_t room);
 void ring_commit(struct ring *ring);
-/* A handle that no other event of this process has: never an address, so a stale one is harmless. */
+/* A handle unique in this process. It is no address, so a stale handle is harmless. */
 uint64_t ring_handle(struct ring *ring, int type);
-/* Copies at most `most` records and their texts; the writer's only. Returns how many records. */
+/* Copies up to `most` records with their texts; returns their number. Only the writer calls it. */
 int ring_drain(int index, struct record *records, struct texts *texts, int *n_texts, int most);
-/* `paceline record off`: nothing is recorded, and not counted as dropped. */
+/* `paceline record off`: nothing is recorded or counted as dropped. */
 extern atomic_int ring_off;
-/* Records that were not made while it was off. */
+/* Records not written while recording was off. */
 uint64_t ring_left_out(void);
-/* Those of steps that are left out. */
+/* Records of steps that sampling leaves out. */
 void ring_count_skip(void);
 uint64_t ring_skipped(void);
 void ring_count_drop(void);
 uint64_t ring_dropped(void);
-/* Makes the key by which threads give their rings back, and fills the pool; once. */
+/* Creates the key whose destructor returns a thread's ring, and fills the pool. Call it once. */
 void ring_setup(void);
 
 #endif

@@ -8,19 +8,19 @@
 /* The last calls of the leader, the longest period, and how often it must repeat. */
 enum { HISTORY = 8192, MOST = 4096, REPEATS = 4, LONGEST = MOST / REPEATS, FEWEST = 64, WIDER = 4 };
 
-static atomic_int every = 1; /* asked for */
+static atomic_int every = 1; /* requested */
 static atomic_int skips;
 static atomic_uint leader;
-static atomic_uint_fast64_t counted, from; /* calls of the leader; the first that is in the history */
+static atomic_uint_fast64_t counted, from; /* calls of the leader; the first call in the history */
 static atomic_uint history[HISTORY], pattern[LONGEST];
-static atomic_uint period; /* 0: not known; released after pattern and phase */
-static atomic_uint phase, kept; /* calls that went as expected */
+static atomic_uint period; /* 0: unknown; released after pattern and phase */
+static atomic_uint phase, kept; /* phase in the period; calls that matched the pattern */
 static atomic_int broke;
 
-/* On NCCL's threads. All atomics are relaxed but `period` and `counted`, which tell of others. */
+/* On NCCL's threads. Atomics are relaxed, except `period` and `counted`, which publish others. */
 
 static unsigned hash_of(struct queued queued) {
-  uint32_t hash = 0x811c9dc5u; /* FNV-1a: of the texts, so that all ranks have the same */
+  uint32_t hash = 0x811c9dc5u; /* FNV-1a of the texts, so that all ranks agree */
   const char *texts[] = {queued.func, queued.datatype};
   for (int i = 0; i < 2; i++)
     for (const char *c = texts[i]; c && *c; c++) hash = (hash ^ (unsigned char)*c) * 0x01000193u;
@@ -57,7 +57,7 @@ int sampling_call(uint32_t communicator, uint64_t n, struct queued queued, struc
   }
   atomic_fetch_add_explicit(&kept, 1, memory_order_relaxed);
   if (at == 0 && asked < 2) return steps_end(mark, step, at, (int)calls);
-  /* From the last call before a step on: how long the rank computed between the two. */
+  /* Begins at the last call before the step, so that the computation between them is known. */
   int before = at == calls - 1 && (step + 1) % (unsigned)asked == 0;
   if (at == 0) atomic_store_explicit(&skips, step % (unsigned)asked && !before, memory_order_relaxed);
   else if (before) atomic_store_explicit(&skips, 0, memory_order_relaxed);
@@ -95,7 +95,7 @@ static unsigned period_of(const unsigned *calls, unsigned n) {
   return 0;
 }
 
-/* Where the least rotation begins: the same place of the same calls on all ranks, whenever found. */
+/* Start of the least rotation: all ranks find the same call, whenever they look. */
 static unsigned least_rotation(const unsigned *calls, unsigned n) {
   unsigned best = 0, other = 1, same = 0;
   while (best < n && other < n && same < n) {
@@ -123,7 +123,7 @@ static void lock_on(const unsigned *calls, uint64_t first, unsigned n) {
 
 void sampling_learn(uint32_t given) {
   static unsigned last[MOST], width = FEWEST;
-  /* A call that met the end of sampling may have skipped once more. */
+  /* A call during the end of sampling may have skipped once more. */
   if (!atomic_load(&period)) atomic_store_explicit(&skips, 0, memory_order_relaxed);
   if (given != atomic_load_explicit(&leader, memory_order_relaxed)) {
     forget();
@@ -143,10 +143,10 @@ void sampling_learn(uint32_t given) {
   if (!end) return;
   uint64_t begun = atomic_load_explicit(&from, memory_order_relaxed);
   if (begun == UINT64_MAX || end < begun) {
-    atomic_store_explicit(&from, end, memory_order_relaxed); /* calls before it may be missing */
+    atomic_store_explicit(&from, end, memory_order_relaxed); /* earlier calls may be missing */
     return;
   }
-  /* A period that did not last was that of equal layers within a step: more calls are needed. */
+  /* A short-lived period came from equal layers within a step: require more calls. */
   if (atomic_exchange(&broke, 0) && atomic_load(&kept) < width && width < MOST) width *= WIDER;
   for (unsigned n = width; n <= MOST && end - begun >= n; n *= WIDER) {
     for (unsigned i = 0; i < n; i++)

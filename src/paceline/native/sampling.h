@@ -1,4 +1,4 @@
-/* One step in n is recorded, once the period of the calls is known: docs/nccl.md. */
+/* Records one step in n once the period of the calls is known: docs/nccl.md. */
 #ifndef PACELINE_SAMPLING_H
 #define PACELINE_SAMPLING_H
 
@@ -16,18 +16,18 @@ struct mark {
   int calls, every;
 };
 enum { NO_MARK, STEP_BEGINS, STEPS_END };
-/* Counts a collective in; before its record is made. `n` is its number in its communicator, from 0. */
+/* Counts a collective before its record is made; `n` is its number in the communicator, from 0. */
 int sampling_call(uint32_t communicator, uint64_t n, struct queued queued, struct mark *mark);
-/* Its record, behind that of the collective. */
+/* Writes the mark after the collective's record. */
 void sampling_put(struct ring *ring, const struct mark *mark, uint32_t communicator, uint64_t handle);
-/* Whether this step is left out. */
+/* Whether sampling leaves this step out. */
 int sampling_skips(void);
 
 /* On the helper's thread. */
 
-/* What the control file asks for; 0: what the environment does. */
+/* Sets n from the control file; 0: from the environment. */
 void sampling_ask(int every);
-/* The communicator whose calls tell the steps, 0 for none yet; looks for the period of its calls. */
+/* Searches the period of the leader's calls; returns that communicator, 0 while none is chosen. */
 void sampling_learn(uint32_t leader);
 
 #endif

@@ -16,17 +16,17 @@
 #include "pause.h"
 #include "ring.h"
 
-/* Types of block: communicators, counts, records; as sources/call_logs/nccl_profiler.py has them. */
+/* Block types communicators, counts, records, as in sources/call_logs/nccl_profiler.py. */
 enum { COMMUNICATORS_BLOCK = 17, COUNTS_BLOCK = 18, RECORDS_BLOCK = 19 };
-/* The newest files of a process stay: 16 of 64 MB. No thread of NCCL wakes the writer: in a pause the
- * pool takes 13 million records a second, and the writer itself cannot write as many. */
+/* The newest 16 files of 64 MB are kept per process. NCCL's threads never wake the writer. Between
+ * its wake-ups the pool takes 13 million records a second, more than the writer can write. */
 enum { BATCH = 2048, PAUSE_NS = 10000000, FILES_KEPT = 16 };
-/* How long the end of a job waits for the last blocks: the folder's file system may hang. */
+/* Longest wait for the last blocks at a job's end: the folder's file system may hang. */
 enum { END_MOST_MS = 10000 };
 
 atomic_int recording;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all below; never taken by an event */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for all below; events never take it */
 static struct communicator *communicators;
 static uint32_t n_communicators, n_room;
 static int n_open, abi, running;
@@ -34,7 +34,7 @@ static atomic_int disabled;
 static pthread_t thread;
 static atomic_int stopping, ended;
 
-/* The writer's own. */
+/* Only the writer thread uses these. */
 static int file = -1, n_files, n_own, own[FILES_KEPT];
 static uint32_t n_named;
 static uint64_t size, n_records, told_dropped, largest = 64u << 20;
@@ -103,7 +103,7 @@ static void path_of(char *path, size_t room, int number) {
   snprintf(path, room, "%s/nccl-%s-%d-%05d.nccl", folder, host, (int)getpid(), number);
 }
 
-/* A new file; each names all communicators, so that it can be read alone. */
+/* Opens a new file. Each file lists all communicators, so that it can be read alone. */
 static int open_file(void) {
   char path[3200];
   if (file >= 0) close(file);
@@ -120,7 +120,7 @@ static int open_file(void) {
   return file < 0 ? -1 : put_header();
 }
 
-/* Written without the lock: where the disk hangs, init must not wait for it. */
+/* Writes without the lock: init must not wait for a disk that hangs. */
 static int put_communicators(void) {
   struct communicator *fresh = NULL;
   pthread_mutex_lock(&lock);
@@ -140,7 +140,7 @@ static int put_counts(void) {
   return put_block(COUNTS_BLOCK, counts, sizeof counts);
 }
 
-/* Records of a ring, at most a batch; how many, or -1 where the disk refuses. */
+/* Writes up to a batch of a ring's records; returns their number, -1 on a write error. */
 static int put_records(int ring) {
   static struct record records[BATCH];
   static struct texts texts[BATCH];
@@ -155,8 +155,8 @@ static int put_records(int ring) {
   return put_communicators() || put_parts(RECORDS_BLOCK, parts, 3) ? -1 : n;
 }
 
-/* Losses are told at once: a process that is killed later has told them. What was left out is told
- * before what follows. */
+/* Writes losses at once, so that they are known if the process is killed. Counts of records left
+ * out precede the records that follow. */
 static int put_news(void) {
   static int was_off;
   int off = atomic_load(&ring_off), news = was_off && !off;
@@ -164,7 +164,7 @@ static int put_news(void) {
   return (news || ring_dropped() != told_dropped) && put_counts() ? -1 : 0;
 }
 
-/* A batch of each ring; 1 where more may lie there, -1 where the disk refuses. */
+/* Writes a batch of each ring; returns 1 if more may follow, -1 on a write error. */
 static int drain(void) {
   int more = 0;
   if (put_news()) return -1;
@@ -210,7 +210,7 @@ static int first_setup(const char *given) {
   begun_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
   crc_setup();
   ring_setup();
-  mkdir(folder, 0777); /* where that fails, opening the file says why */
+  mkdir(folder, 0777); /* if it fails, opening the file reports the reason */
   return pthread_atfork(NULL, NULL, forked);
 }
 
@@ -225,7 +225,7 @@ static int start_writer(void) {
   }
   atomic_store(&stopping, 0);
   atomic_store(&ended, 0);
-  sigfillset(&all); /* the job's signals are for the job's threads */
+  sigfillset(&all); /* leave signals to the job's threads */
   pthread_sigmask(SIG_BLOCK, &all, &before);
   running = !pthread_create(&thread, NULL, write_all, NULL);
   if (running) {
@@ -248,13 +248,13 @@ static void stop_writer(void) {
   if (!running) return;
   pause_end();
   atomic_store(&stopping, 1);
-  pthread_mutex_unlock(&lock); /* the writer's last blocks take it */
+  pthread_mutex_unlock(&lock); /* the writer needs it for the last blocks */
   int has_ended = wait_for_writer();
   if (has_ended) pthread_join(thread, NULL);
   pthread_mutex_lock(&lock);
   running = 0;
   if (!has_ended) {
-    disabled = 1; /* the thread still has the file and what belongs to it */
+    disabled = 1; /* the thread still uses the file and its buffers */
     pthread_detach(thread);
     errno = 0;
     say("the folder does not answer");
@@ -276,7 +276,7 @@ static int add(const struct communicator *given) {
   return (int)++n_communicators;
 }
 
-/* init and finalize of different communicators come from different threads at once. */
+/* Several threads may init and finalize communicators at once. */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 uint32_t writer_open(const struct communicator *given, int version) {
@@ -304,7 +304,7 @@ void writer_close(void) {
   pthread_mutex_unlock(&turn);
 }
 
-/* A job that ends without destroying its communicators still has its last calls written. */
+/* Writes the last calls of a job that ends without destroying its communicators. */
 __attribute__((destructor)) static void at_exit(void) {
   if (disabled || pthread_mutex_trylock(&turn)) return;
   pthread_mutex_lock(&lock);

@@ -11,14 +11,14 @@ struct communicator {
   int32_t rank, ranks, nodes;
   char name[32];
 };
-_Static_assert(sizeof(struct communicator) == 56, "the reader knows this size");
+_Static_assert(sizeof(struct communicator) == 56, "the reader expects this size");
 
-/* 1 while records are taken: read by every call of NCCL. */
+/* 1 while recording; every call of NCCL reads it. */
 extern atomic_int recording;
 
-/* Counts a communicator in and starts the writer with the first; 0: recording is off. */
+/* Registers a communicator, and starts the writer with the first. Returns 0 if recording is off. */
 uint32_t writer_open(const struct communicator *given, int version);
-/* Counts one out; with the last one the files are complete. */
+/* Unregisters a communicator; after the last one, the files are complete. */
 void writer_close(void);
 
 #endif

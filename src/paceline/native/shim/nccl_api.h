@@ -1,5 +1,5 @@
-/* NCCL's functions as the shim takes their places, declared from the facts of their ABI: nccl.h of
- * NCCL 2.18.3 to 2.32.3 and of RCCL, which agree. docs/nccl.md says what was compared. */
+/* NCCL's functions that the shim replaces, declared from the facts of their ABI: nccl.h of
+ * NCCL 2.18.3 to 2.32.3 and of RCCL, which agree. docs/nccl.md lists the comparisons. */
 #ifndef PACELINE_NCCL_API_H
 #define PACELINE_NCCL_API_H
 
@@ -53,14 +53,14 @@ enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_IN_PROGRESS = 7, SPLIT_NO
   X(name, func, \
     (const void *send, void *recv, size_t count, int type, int root, comm_t comm, stream_t stream), \
     (send, recv, count, type, root, comm, stream), count, type, root)
-/* RCCL: each rank has sizes of its own, so that none is recorded: a pause compares them. */
+/* RCCL: sizes differ between ranks; none is recorded, as a pause compares them. */
 #define VECTOR(X, name) \
   X(name, "AlltoAllv", \
     (const void *send, const size_t *sends, const size_t *from, void *recv, const size_t *recvs, \
      const size_t *to, int type, comm_t comm, stream_t stream), \
     (send, sends, from, recv, recvs, to, type, comm, stream), 0, type, -1)
 
-/* NCCL 2.31 and later: the same with settings of the one call behind it. */
+/* NCCL 2.31 and later: the same with settings of this call as last argument. */
 #define CONFIGURED(X) \
   REDUCED(X, AllReduce) \
   REDUCED(X, ReduceScatter) \

@@ -1,5 +1,5 @@
-/* LD_PRELOAD: takes the place of NCCL's functions, writes a record of each call, and calls on.
- * For libraries without the profiler interface: older NCCL, RCCL. Times are the host's only. */
+/* LD_PRELOAD: replaces NCCL's functions, records each call, and calls the original.
+ * For libraries without the profiler interface: older NCCL, RCCL. Only host times are recorded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
@@ -20,7 +20,7 @@
 
 enum { COMMS = 4096, NO_ABI = 0 };
 
-/* Communicators by address: written under the lock, read without. A place stays its address's. */
+/* Communicators by address: written under the lock, read without. A slot keeps its address. */
 struct known {
   _Atomic(comm_t) comm;
   _Atomic uint32_t number; /* 0: not open */
@@ -31,8 +31,8 @@ static struct known comms[COMMS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local struct {
-  int depth;  /* of groups */
-  int inside; /* NCCL calls its own functions: those are not the job's */
+  int depth;  /* of nested groups */
+  int inside; /* ignore functions that NCCL calls itself */
   uint64_t group;
 } me __attribute__((tls_model("initial-exec")));
 
@@ -40,7 +40,7 @@ static const char *const datatypes[] = {
     "ncclInt8",    "ncclUint8",   "ncclInt32",   "ncclUint32",   "ncclInt64",      "ncclUint64",
     "ncclFloat16", "ncclFloat32", "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"};
 
-/* The library itself. */
+/* The NCCL or RCCL library. */
 
 static int is_nccl(struct dl_phdr_info *info, size_t size, void *found) {
   (void)size;
@@ -50,8 +50,8 @@ static int is_nccl(struct dl_phdr_info *info, size_t size, void *found) {
   return 1;
 }
 
-/* RTLD_NEXT sees what the program is linked with, not what was opened by dlopen for one caller:
- * Python opens PyTorch so. Such a library is found by its name. */
+/* RTLD_NEXT finds linked libraries, but not one that dlopen opened with local scope, as Python
+ * opens PyTorch. Such a library is found by its name. */
 static void *resolve(const char *name) {
   void *function = dlsym(RTLD_NEXT, name), *lib;
   const char *path = NULL;
@@ -88,10 +88,10 @@ static struct known *place_of(comm_t comm) {
 
 static int is_off(void) {
   const char *plugin = getenv("NCCL_PROFILER_PLUGIN");
-  return plugin && strstr(plugin, "paceline"); /* that one tells more */
+  return plugin && strstr(plugin, "paceline"); /* the plugin records more */
 }
 
-/* A communicator's identity, the same on all its ranks; 0: not known. */
+/* A communicator's identity, the same on all its ranks; 0: unknown. */
 static struct known *remember(comm_t comm, uint64_t id) {
   if (!comm) return NULL;
   pthread_mutex_lock(&lock);
@@ -137,8 +137,8 @@ static int ask_comm(const char *name, comm_t comm) {
   return value;
 }
 
-/* At the first call rank and size of a communicator are known, also of one that was split off.
- * One that was made in a way that the shim does not see has no identity: it is recorded, not paused. */
+/* At its first call, a communicator's rank and size are known, even if it was split off. If the
+ * shim missed its creation, it has no identity: its calls are recorded, but not paused. */
 static struct known *known_of(comm_t comm) {
   struct known *one = place_of(comm);
   if (one && one->number) return one;
@@ -223,7 +223,7 @@ SEEN int ncclGroupStart(void) {
   return real();
 }
 
-/* Ranks stand behind the outermost end: nothing is half issued there. */
+/* Ranks pause after the outermost group end, where no group is half issued. */
 SEEN int ncclGroupEnd(void) {
   REAL(GroupEnd, (void));
   if (me.inside) return real();
@@ -267,7 +267,7 @@ static void add_all(comm_t *made, int n) {
 }
 MAKE(CommInitAll, (comm_t * made, int n, const int *devices), (made, n, devices), add_all(made, n))
 
-/* `which` is the same on all members of the new one: all made as many of the parent before. */
+/* `which` agrees on all members: all have made equally many communicators of the parent. */
 static void add_child(comm_t parent, uint64_t which, comm_t *made) {
   struct known *one = place_of(parent);
   if (!one) return;
