@@ -125,8 +125,8 @@ class Network:
 
     Attributes:
         rows: the slowest first.
-        slow: what is named.
-        notes: what cannot be told.
+        slow: the NICs that are named.
+        notes: conclusions that the data do not allow.
     """
 
     rows: tuple[NicRow, ...]

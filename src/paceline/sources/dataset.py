@@ -376,7 +376,7 @@ def _check_pair(dataset: Dataset, one: int, other: int) -> None:
         tables = [read_rows(dataset, file, None, keys).select(keys) for file in (one, other)]
         joined = tables[0].join(tables[1], keys=keys, join_type="inner")
     except pa.ArrowException:
-        return  # of types that do not compare: reading says what is wrong with them
+        return  # of types that do not compare: reading reports the error
     if not joined.num_rows:
         return
     row = {name: joined.column(name)[0].as_py() for name in keys}
