@@ -471,7 +471,7 @@ class TestStore:
         for each in (instance, twin):
             each.stop()
         with (
-            pytest.raises(MonitorError, match="back them up"),
+            pytest.raises(MonitorError, match="back up the database"),
             (tmp_path / "b.tar").open("wb") as f,
         ):
             write_backup(shared, engine, f)

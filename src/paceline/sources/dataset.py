@@ -21,7 +21,7 @@ from paceline.trace import Job
 #: Columns whose lowest and highest numbers describe a file's content.
 RANGED = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
-#: Files that writers put beside the data.
+#: Files that writers add to the data.
 _BESIDE = ("_", ".")
 
 Range = tuple[int, int]
@@ -54,7 +54,7 @@ class Dataset:
         values: [file] column -> its value, for columns in the names of folders.
         names: the columns of a trace that the files have.
         row_groups: row groups of all files.
-        stored: the files' metadata beside the rows.
+        stored: the files' metadata, without the rows.
         notes: notes on what was left out.
     """
 

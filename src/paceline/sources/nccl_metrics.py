@@ -80,7 +80,7 @@ class Mean:
     """The means of a bucket on a GPU.
 
     Attributes:
-        gpu: who measured them.
+        gpu: the measuring GPU.
         bucket: which calls.
         time_us: arithmetic mean of the calls' times; NaN where the file lacks it.
         bandwidth_gbs: geometric mean of their bus bandwidths, 10^9 bytes a second; NaN where the
@@ -94,7 +94,7 @@ class Mean:
 
 
 def matches(path: Path) -> bool:
-    """Whether a file is what the Inspector writes for Prometheus."""
+    """Whether a file is the Inspector's output for Prometheus."""
     return re.match(r"\s*nccl_(p2p_)?\w+\{version=", head(path)) is not None
 
 
@@ -138,7 +138,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Mean], list[str]]:
 
 
 def _read(path: Path) -> tuple[list[Mean], str, int]:
-    """Means of a file, its job, and how many buckets stand there twice."""
+    """Means of a file, its job, and the number of repeated buckets."""
     known = _FILE.fullmatch(path.name)
     uuid = known[1] if known else ""
     values: dict[tuple[Gpu, Bucket], list[list[float]]] = {}  # time and bandwidth: all values
