@@ -172,5 +172,5 @@ def test_addresses_that_are_none(address, capsys, tmp_path):
 def test_a_file_in_the_way(capsys, tmp_path):
     (tmp_path / "otlp.jsonl").write_text("mine")
     assert run(["otlp", "--listen", "127.0.0.1:0", "-o", str(tmp_path)]) == 2
-    assert "has no OTLP spans" in capsys.readouterr().err
+    assert "is no file of OTLP spans" in capsys.readouterr().err
     assert (tmp_path / "otlp.jsonl").read_text() == "mine"

@@ -395,7 +395,7 @@ def test_a_last_line_without_an_end_is_kept(tmp_path):
 def test_another_file_is_left_alone(tmp_path, content):
     path = tmp_path / "otlp.jsonl"
     path.write_text(content)
-    with pytest.raises(OutputError, match="has no OTLP spans"):
+    with pytest.raises(OutputError, match="is no file of OTLP spans"):
         RequestFile(path)
     assert path.read_text() == content
 

@@ -95,8 +95,8 @@ class RequestFile:
         first = os.pread(self._file, _BLOCK_BYTES, 0).partition(b"\n")[0]
         if not first.startswith(b"{") or b'"resourceSpans"' not in first:
             raise OutputError(
-                f"{self.path} exists, but has no OTLP spans, one request per line; choose "
-                "another folder"
+                f"{self.path} exists, but is no file of OTLP spans, one request per line; "
+                "choose another folder"
             )
         tail = self._tail(size)
         if not tail:

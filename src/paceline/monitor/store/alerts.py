@@ -228,7 +228,7 @@ def add_silence(
     """Silence alerts of a rule and job (None = any) until then; returns the silence's number.
 
     Raises:
-        MonitorError: it would be over already.
+        MonitorError: it would already have ended.
     """
     if not now < until < math.inf:
         raise MonitorError("the silence would have ended already, or never end; give another time")
