@@ -27,7 +27,7 @@ def event_shape(keys: tuple[str, ...], args: tuple[str, ...]) -> EventShape:
     """Events that have their values as attributes; None where an event lacks one.
 
     Args:
-        keys: of the events, whatever their values.
+        keys: keys of the events, with any values.
         args: keys of the object ``args`` in an event. The attribute ``collective_name`` of ``args``
             has the value of ``Collective name``.
 

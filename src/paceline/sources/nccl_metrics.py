@@ -1,10 +1,10 @@
 """NCCL Inspector's files for Prometheus: mean times of collectives, a file per GPU.
 
 Format: ``inspectorPromWriteCollBucket`` and ``inspectorPromWriteP2pBucket`` of
-``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). A file is written anew every 30 s
-or more and holds the calls since the one before. Of each communicator, operation, range of sizes
-and algorithm it has the arithmetic mean of their times and the geometric mean of their bus
-bandwidths. Their number is not in it. The name of a file is that of its GPU.
+``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). A file is rewritten every 30 s or
+more and holds the calls since the one before. Of each communicator, operation, range of sizes and
+algorithm it has the arithmetic mean of their times and the geometric mean of their bus bandwidths.
+Their number is not in it. The name of a file is that of its GPU.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _FAMILIES = ("coll", "p2p")
 
 @dataclass
 class _Calls:
-    """Calls as they are read: columns of equal length."""
+    """Calls read so far: columns of equal length."""
 
     process: list[int] = field(default_factory=list)
     communicator: list[int] = field(default_factory=list)

@@ -48,7 +48,7 @@ def read_devices(path: Path) -> Devices:
 
 
 def _read_json(path: Path, process: RocprofProcess) -> None:
-    """Keys that generateJSON.cpp writes; names and agents stand in front of the records."""
+    """Keys that generateJSON.cpp writes; names and agents precede the records."""
     kernels: dict[int, str] = {}
     ranges: dict[int, str] = {}
     for item in Records(path):
