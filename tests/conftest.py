@@ -30,7 +30,7 @@ LONGEST = (
     "test_monitor_push.py",
     "test_browser_report.py",
     "test_monitor_hostile.py",
-    "test_sources_kineto_real.py",
+    "test_kineto_pipelines.py",
     "test_detect_validate.py",
     "test_critical_path.py",
     "test_detect_detector.py",

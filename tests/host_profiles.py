@@ -162,10 +162,12 @@ def backward(host: Host, ms: float = 2 * LAYER_MS) -> None:
     host.event("autograd::engine::evaluate_function: SleepBackward", begin)
 
 
-def ddp(host: Host):
+def ddp(host: Host, barrier: bool = False):
     """Buckets are launched as gradients come, and awaited behind the backward."""
     for _ in range(UNITS):
         forward(host)
+    if barrier:
+        yield host.launch("barrier")
     buckets = []
     for _ in range(UNITS):
         backward(host)

@@ -50,11 +50,13 @@ PACKAGES = {
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
     "mlperf_logging": "mlperf-logging",
+    "pydot": "pydot",
     "moto": "'moto[server]' s3fs",
     "s3fs": "s3fs",
     "megatron.bridge": "--no-deps megatron-bridge",
     "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",
     "torchtitan": "torchtitan triton",
+    "triton": "triton",
 }
 
 

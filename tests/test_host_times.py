@@ -10,6 +10,7 @@ from paceline.cli.main import run
 from paceline.detect.host_times import report_times
 from paceline.errors import TraceError
 from paceline.sources.host_times import HostTimes, load_host_times
+from paceline.sources.host_times.table import Samples
 
 SIZES = {"dl.data_parallel.size": 2, "dl.pipeline_parallel.size": 1, "dl.world_size": 2}
 
@@ -117,3 +118,18 @@ def test_files_without_times_are_refused(tmp_path, text, message):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceError, match="no file is otlp"):
         load_host_times([tmp_path])
+
+
+def test_samples_of_one_place_add_up_or_the_last_one_counts():
+    samples = Samples()
+    for step, rank, seconds in ((7, 0, 1.0), (7, 0, 2.0), (9, 3, 4.0)):
+        samples.add("forward", step, rank, seconds)
+    samples.add_all("step", np.array([9]), np.array([3]), np.array([5.0]))
+    steps, ranks = samples.steps(), samples.columns()
+    assert (steps.tolist(), ranks.tolist()) == ([7, 9], [0, 3])
+    assert (samples.repeated("forward"), samples.repeated("none")) == (1, 0)
+    last = samples.tables(steps, ranks)
+    np.testing.assert_equal(last["forward"], [[2.0, np.nan], [np.nan, 4.0]])
+    np.testing.assert_equal(last["step"], [[np.nan, np.nan], [np.nan, 5.0]])
+    summed = samples.tables(steps, ranks, add_up=True)
+    np.testing.assert_equal(summed["forward"], [[3.0, np.nan], [np.nan, 4.0]])

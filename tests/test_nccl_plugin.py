@@ -22,7 +22,7 @@ from paceline.detect.steps_of_calls import step_times
 from paceline.detect.who_calls import who_from_calls
 from paceline.errors import TraceError
 from paceline.sources.call_logs.files import load_call_log
-from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, read_processes
+from paceline.sources.call_logs.nccl_profiler import SUFFIX, Process, calls_of, read_processes
 from paceline.watch import CallsWatch
 
 ROOT = Path(__file__).parents[1]
@@ -256,6 +256,19 @@ def test_a_thousand_communicators_end_in_any_order(harness: Harness, tmp_path: P
     (process,) = processes(tmp_path)
     assert len(process.communicators) == 1000
     assert process.recorded + process.dropped == attempts
+
+
+@pytest.mark.parametrize("version", [4, 6, 7])
+def test_a_group_of_a_thousand_sends_and_recvs_is_whole(
+    harness: Harness, tmp_path: Path, version: int
+) -> None:
+    attempts, _ = harness.run(tmp_path, version, "group", "1000", PACELINE_NCCL_FILE_MB="8")
+    (process,) = processes(tmp_path)
+    assert process.recorded + process.dropped == attempts
+    calls = calls_of(process)
+    assert len(calls) + process.dropped >= 6000
+    assert {call.op for call in calls} == {"Send", "Recv"}
+    assert {call.peer for call in calls} == set(range(1000))
 
 
 @pytest.mark.parametrize("version", [4, 7])

@@ -18,6 +18,7 @@ from paceline.cli.main import run
 from paceline.detect.waits import wait_graph
 from paceline.errors import DetectError, TraceError
 from paceline.sources import load
+from paceline.sources.call_logs import nccl_profiler
 from paceline.sources.call_logs.joining import with_recording
 from paceline.sources.call_logs.timed_calls import TimedCalls, read_folder, timed_calls
 from paceline.sources.recording.files import read_files
@@ -227,3 +228,15 @@ def test_a_picture_is_written_and_not_replaced_unasked(folder, tmp_path, capsys)
 def test_a_folder_without_the_plugins_files_is_refused(tmp_path, capsys):
     assert run(["nccl", "waits", str(tmp_path)]) == 2
     assert "PACELINE_RECORD" in capsys.readouterr().err
+
+
+def test_the_last_stop_of_a_channel_counts():
+    """A device may tell of a stop before the true one."""
+    records = np.zeros(3, dtype=nccl_profiler._RECORD)
+    records["handle"], records["parent"] = 7, 3
+    records["what"] = nccl_profiler._START, nccl_profiler._STATE, nccl_profiler._STATE
+    records["type"] = nccl_profiler._KERNEL
+    records["state"] = 0, nccl_profiler._KERNEL_STOP, nccl_profiler._KERNEL_STOP
+    records["a"], records["time_ns"] = (1_000, 1_500, 9_000), 1_000
+    begin_s, end_s = nccl_profiler._device_spans(records)[3]
+    assert end_s - begin_s == pytest.approx(8e-6)

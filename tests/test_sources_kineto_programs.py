@@ -1,6 +1,6 @@
 """PyTorch profiles of data-parallel ranks on the host: launches, waits, and what S they give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import paceline
 from host_profiles import (
     UNITS,
     Host,
+    backward,
     copy_out,
     ddp,
     forward,
@@ -51,7 +52,9 @@ def seconds_of(hosts: Sequence[Host]) -> float:
     return max(host.now for host in hosts) * 1e-3
 
 
-@pytest.mark.parametrize("step", [ddp, fsdp, partial(fsdp, microbatches=2), hsdp])
+@pytest.mark.parametrize(
+    "step", [ddp, partial(ddp, barrier=True), fsdp, partial(fsdp, microbatches=2), hsdp]
+)
 @pytest.mark.parametrize("transfer_ms", [1.0, 15.0])
 def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: float) -> None:
     """Truth: the same program on ranks that share the same work evenly."""
@@ -68,6 +71,34 @@ def test_s_is_that_of_the_program(tmp_path: Path, step: Callable, transfer_ms: f
     result = paceline.analyze(measured)
     assert result.lasting.slowdown == pytest.approx(1.0, abs=0.005)
     assert diagnose(measured, result).findings == ()
+
+
+def tensor_parallel(host: Host) -> Iterator[int]:
+    """Sums within the forward, each awaited at once."""
+    for _ in range(UNITS):
+        forward(host)
+        yield host.launch("allreduce_")
+        host.now += 0.02
+    backward(host)
+
+
+@pytest.mark.parametrize("late_ms", [0.3, 5.0])
+def test_an_end_that_gloo_recorded_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_ms: float
+) -> None:
+    """A thread of gloo is held up on one rank, between the end of a sum and its record."""
+    hosts = run(stepped(tensor_parallel), SLOW, 5.0)
+
+    def waits() -> dict[int, int]:
+        return program_of(kineto.read(write(hosts, tmp_path)).trace)[1]
+
+    exact = waits()
+    assert exact == {1: 1, 3: 3, 5: 5}
+    runs = [event for event in hosts[2].events if event["name"] == "gloo:all_reduce"]
+    runs[1]["dur"] += late_ms * 1e3
+    assert (waits() == exact) == (late_ms < 1)
+    monkeypatch.setattr(kineto.waits, "EARLY_SHARE", 0.0)
+    assert waits() != exact
 
 
 def test_buckets_of_ddp(tmp_path: Path) -> None:
@@ -136,6 +167,18 @@ def test_hybrid_sharding_of_other_names_is_refused(tmp_path: Path) -> None:
         kineto.read(sorted(tmp_path.glob("rank*.json")))
 
 
+def test_groups_of_some_ranks_beside_ddp_are_refused(tmp_path: Path) -> None:
+    """As of tensor parallelism: its sums cannot be told from those of gradients."""
+    hosts = run(stepped(ddp), HEALTHY, 2.0)
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]
+    groups.append({"pg_name": "1", "pg_desc": "mesh_tp", "ranks": [0, 1]})
+    paths = write(hosts, tmp_path, groups)
+    with pytest.raises(
+        TraceError, match=r"its collectives run in some of the groups mesh_tp \(2\)"
+    ):
+        kineto.read(paths)
+
+
 def test_a_sum_beside_hybrid_sharding_is_refused(tmp_path: Path) -> None:
     """Of the loss, say: gloo does not tell whether all ranks took part."""
 
@@ -178,6 +221,22 @@ def test_operators_of_gloos_threads_are_none_of_a_pass(tmp_path: Path) -> None:
     trace = kineto.read(write(hosts, tmp_path)).trace
     np.testing.assert_array_equal(trace.start, plain.start)
     np.testing.assert_array_equal(trace.end, plain.end)
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_an_update_between_two_backwards_is_part_of_neither(tmp_path: Path, factor: float) -> None:
+    """As of two models that train in turns, however slow a rank is."""
+
+    def in_turns(host: Host) -> Iterator[int]:
+        yield from ddp(host)
+        began = host.now
+        host.op("aten::add_", 0.5)
+        host.annotation("Optimizer.step#SGD.step", began)
+        yield from ddp(host)
+
+    paths = write(run(stepped(in_turns), (1.0, factor, 1.0, 1.0), 1.0), tmp_path)
+    letters, _ = program_of(kineto.read(paths).trace, dp=1)
+    assert letters == "FBsBsBsB" * 2 + "o"
 
 
 def test_a_rank_with_another_program_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """NCCL Inspector's files for Prometheus, as lines; its own writer is in ``real/``."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,17 @@ def test_the_command_and_the_door(tmp_path, capsys):
     (tmp_path / "calls.csv").write_text("rank,time_s,op,size,communicator\n0,0.5,a,8,dp\n")
     with pytest.raises(TraceError, match="give such files to paceline detect --collectives alone"):
         load_call_log([tmp_path])
+
+
+def test_metrics_over_otlp_are_refused_by_name(tmp_path):
+    """As ``inspectorOtelAppendBody`` lays a request out (NVIDIA/nccl at 8898068)."""
+    labels = {"gpu": "GPU0", "comm_name": "dp", "node": "n0", "nranks": "4", "message_size": "0B"}
+    attributes = [{"key": k, "value": {"stringValue": v}} for k, v in labels.items()]
+    point = {"attributes": attributes, "timeUnixNano": "1795245033000000000", "asDouble": 900.5}
+    metric = {"name": "nccl_collective_exec_time_microseconds", "gauge": {"dataPoints": [point]}}
+    scope = {"scope": {"name": "nccl-inspector"}, "metrics": [metric]}
+    request = {"resourceMetrics": [{"resource": {"attributes": []}, "scopeMetrics": [scope]}]}
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps(request) + "\n")
+    with pytest.raises(TraceError, match=r"Inspector's metrics over OTLP, .*_OTEL_EXPORT=0"):
+        load_call_log([path])

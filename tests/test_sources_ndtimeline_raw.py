@@ -103,3 +103,15 @@ def test_lines_without_steps_or_places_have_no_operations(tmp_path, old, new):
     lines = [line.replace(old, new) for line in raw_lines(play(STAGES, DP, microbatches=5))]
     with pytest.raises(TraceError, match="has no NDTimeline metric that is known"):
         ndtimeline.read([saved(tmp_path / "raw.log", lines)])
+
+
+def test_only_the_steps_asked_for_are_kept(tmp_path):
+    path = saved(tmp_path / "raw.log", raw_lines(play(STAGES, DP)))
+    whole = ndtimeline.read([path]).trace
+    some = ndtimeline.read([path], steps=frozenset({1, 3, 2**40})).trace
+    expected = whole.select_steps([1, 3])
+    assert some.steps.tolist() == [1, 3]
+    for name in ("counts", "start", "end", "microbatch"):
+        np.testing.assert_array_equal(getattr(some, name), getattr(expected, name))
+    with pytest.raises(TraceError, match="has none of the steps asked for; it has 0 to 3"):
+        ndtimeline.read([path], steps=frozenset({9}))

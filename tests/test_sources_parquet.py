@@ -6,8 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Spec, make_rows, table_of, write_rows
+from paceline import SynthSpec, synthesize
 from paceline.errors import OutputError, TraceError
-from paceline.sources import load
+from paceline.sources import load, parquet
 from paceline.sources.parquet import COLUMNS, write
 from paceline.trace import Job
 from paceline.whatif import analyze
@@ -419,3 +420,16 @@ def test_memory_that_does_not_suffice_is_not_the_files_fault(path, save, monkeyp
     monkeypatch.setattr("paceline.sources.parquet._read_steps", too_large)
     with pytest.raises(MemoryError):
         load(path)
+
+
+def test_row_groups_hold_whole_steps(tmp_path, monkeypatch):
+    trace = synthesize(SynthSpec(dp=2, pp=2, microbatches=4, steps=5, seed=3))
+    one, some = tmp_path / "one.parquet", tmp_path / "some.parquet"
+    parquet.write(trace, one)
+    monkeypatch.setattr(parquet, "GROUP_ROWS", len(trace) // 2)
+    parquet.write(trace, some)
+    file = pq.ParquetFile(some)
+    assert (pq.ParquetFile(one).num_row_groups, file.num_row_groups) == (1, 2)
+    assert file.read().equals(pq.read_table(one), check_metadata=True)
+    steps = [set(file.read_row_group(i, ["step"])["step"].to_pylist()) for i in range(2)]
+    assert not steps[0] & steps[1]

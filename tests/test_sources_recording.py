@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -179,11 +180,54 @@ def test_tensor_parallel_peers_find_the_receive_of_their_own(tmp_path):
     read = load(tmp_path)
     ends = (read.end[read.kind == OpKind.FORWARD_SEND], read.end[read.kind == OpKind.FORWARD_RECV])
     assert [np.round(1e9 * end).tolist() for end in ends] == [[300], [300]]
-    sources = recording.reader._columns(
-        [(file, np.array([0])) for file in read_files(tmp_path)], frozenset(), tmp_path
-    )[0]
+    chosen = [(file, np.array([0])) for file in read_files(tmp_path)]
+    sources = recording.reader._columns(chosen, frozenset(), chosen, Counter())
     sends = sources.kind == OpKind.FORWARD_SEND
     assert sources.duration[sends].tolist() == [180, 280]
+
+
+@pytest.mark.parametrize("more", [{}, {"vpp": 2}, {"tp": 2}, {"dp": 1, "pp": 1}])
+def test_blocks_of_steps_give_the_trace_of_the_whole(tmp_path, monkeypatch, more):
+    record_trace(synthesize(spec(steps=7, **more)), tmp_path)
+    whole = load(tmp_path)
+    monkeypatch.setattr(recording.reader, "BLOCK_ROWS", len(whole) // 3)
+    blocks = load(tmp_path)
+    assert (blocks.job, blocks.warnings, blocks.left_out) == (
+        whole.job,
+        whole.warnings,
+        whole.left_out,
+    )
+    for name in ("steps", "counts", "chunk", "microbatch", "start", "end", "rank", "step_start_s"):
+        np.testing.assert_array_equal(getattr(blocks, name), getattr(whole, name))
+    assert (blocks.program is None) == (whole.program is None)
+    if whole.program is not None:
+        for name in ("part", "issued", "awaited", "group"):
+            np.testing.assert_array_equal(
+                getattr(blocks.program, name), getattr(whole.program, name)
+            )
+
+
+def test_steps_asked_for_are_the_only_ones_whose_columns_are_made(tmp_path, monkeypatch):
+    record_trace(synthesize(spec(steps=7)), tmp_path)
+    seen = []
+    made = recording.reader._columns
+
+    def columns(block, *args):
+        seen.extend(number for file, index in block for number in file.steps[index].tolist())
+        return made(block, *args)
+
+    monkeypatch.setattr(recording.reader, "_columns", columns)
+    read = recording.read(tmp_path, None, steps=frozenset({2, 5, 99}))
+    assert set(seen) == set(read.steps.tolist()) == {2, 5}
+    assert any("not in the trace: 99" in text for text in read.warnings)
+    with pytest.raises(TraceError, match=r"none of the 1 steps asked for .* \(0 to 6\)"):
+        recording.read(tmp_path, None, steps=frozenset({99}))
+
+
+def test_blocks_without_operations_are_no_steps(tmp_path):
+    one_rank(tmp_path)
+    with pytest.raises(TraceError, match="has no rows"):
+        recording.read(tmp_path, None, frozenset({"forward-compute", "backward-compute"}))
 
 
 def test_torn_and_damaged_files(tmp_path):

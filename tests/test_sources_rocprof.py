@@ -157,3 +157,14 @@ def test_a_database_is_no_trace(tmp_path: Path, capsys: Captured) -> None:
     assert "is a database of rocprofv3 (rocpd)" in capsys.readouterr().err
     assert run(["ranks", str(path)]) == 0
     assert "MI350X 2 of process 908" in capsys.readouterr().out
+
+
+def test_a_database_of_rocm_profile_data_is_refused_by_name(tmp_path: Path) -> None:
+    """Tables as ROCm/rocmProfileData makes them; rocprofv3 took their names."""
+    with closing(sqlite3.connect(tmp_path / "a.rpd")) as connection:
+        connection.execute("create table rocpd_metadata (id, tag, value)")
+        connection.execute("create table rocpd_api (id, pid, tid, start, end, apiName_id)")
+        connection.execute("create table rocpd_op (id, gpuId, queueId, start, end, opType_id)")
+        connection.commit()
+    with pytest.raises(TraceError, match=r"is of rocmProfileData \(rpd\), .* with rocprofv3"):
+        rank_report(tmp_path / "a.rpd")

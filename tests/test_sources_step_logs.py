@@ -291,7 +291,7 @@ def test_weights_and_biases(tmp_path):
     history = tmp_path / "history.csv"
     ends = np.cumsum(SECONDS)
     rows = [f"{i},{i},{end},2.5" for i, end in enumerate(ends)]
-    history.write_text("\n".join([",_step,_runtime,loss", *rows]))
+    history.write_text("\n".join([",_step,_runtime,loss", *rows, ""]))
     times = load_step_log(history)
     assert times.duration_s[:, 0] == pytest.approx(SECONDS[1:])
     assert "mean between two points" in times.warnings[0]

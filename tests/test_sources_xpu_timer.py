@@ -41,6 +41,16 @@ def test_ranks_of_a_folder(tmp_path: Path, capsys: Captured) -> None:
     assert "2 of 4 ranks" in out
 
 
+@pytest.mark.parametrize("cut", ["1,xpu_timer_nc", "1,", "1", "xpu_timer_host"])
+def test_names_that_are_cut_off_are_not_made_up(tmp_path: Path, cut: str) -> None:
+    path = one_rank(tmp_path)
+    meta = path.with_name(f"{path.name}.meta")
+    meta.write_text(f"0,xpu_timer_mm_bmnk_1_2_3_4\n{cut}")
+    for read in (rank_report, lambda path: load_call_log([path])):
+        with pytest.raises(TraceError, match=r"\.meta has no name for code [12]: is it cut off"):
+            read(path)
+
+
 def test_without_its_names(tmp_path: Path) -> None:
     path = one_rank(tmp_path)
     path.with_name(f"{path.name}.meta").unlink()

@@ -103,6 +103,19 @@ def test_deepspeeds_pipeline_engine(tmp_path):
     line = "steps: {} loss: 2.3000 iter time (s): {:.3f} samples/sec: 9.000\n"
     got = report(tmp_path, line.format(10, 1.5) + line.format(20, 1.7))
     assert got.measures["step"] == pytest.approx((1.6, 1.5, 1.7))
+    assert any("steps_per_print" in note for note in got.notes)
+
+
+def test_timers_of_deepspeeds_pipeline_engine_are_sums_of_the_steps_behind(tmp_path):
+    timers = "[Rank 0] time (ms) | fwd: 400.00 | bwd: 800.00 | bwd_inner: 1.00 | step: 20.00\n"
+    line = "steps: {} loss: 2.3000 iter time (s): {:.3f} samples/sec: 9.000\n"
+    got = report(tmp_path, timers + line.format(30, 0.15) + timers + line.format(40, 0.17))
+    assert got.steps == 2
+    assert got.measures["step"] == pytest.approx((0.16, 0.15, 0.17))
+    assert got.measures["forward"] == pytest.approx((0.04,) * 3)
+    # How many steps one line alone counts is not known.
+    alone = report(tmp_path, timers + line.format(30, 0.15))
+    assert set(alone.measures) == {"step"}
 
 
 def test_the_command_prints_a_table(tmp_path, capsys):

@@ -94,13 +94,13 @@ class BlockFile:
 
     Attributes:
         meta: its process's description of itself.
-        blocks: (type, payload) of every whole block, in order.
+        blocks: (type, payload) of every whole block, in order; views into the file's bytes.
         torn_bytes: bytes of an incomplete block at the end.
         damaged: number of damaged places before the end, which were skipped.
     """
 
     meta: Mapping[str, Any]
-    blocks: tuple[tuple[int, bytes], ...]
+    blocks: tuple[tuple[int, memoryview], ...]
     torn_bytes: int
     damaged: int
 
@@ -142,7 +142,8 @@ def read_file(path: Path) -> BlockFile:
     """
     data = path.read_bytes()
     meta, at = _meta(data, path)
-    blocks: list[tuple[int, bytes]] = []
+    whole = memoryview(data)
+    blocks: list[tuple[int, memoryview]] = []
     damaged = 0
     while at < len(data):
         end = block_end(data, at)
@@ -153,7 +154,7 @@ def read_file(path: Path) -> BlockFile:
             damaged += 1
             at = following
             continue
-        blocks.append((data[at + 4], data[at + _BLOCK.size : end]))
+        blocks.append((data[at + 4], whole[at + _BLOCK.size : end]))
         at = end
     return BlockFile(meta, tuple(blocks), len(data) - at, damaged)
 

@@ -279,6 +279,30 @@ static void communicators(int n) {
   free(contexts);
 }
 
+/* An all-to-all of n ranks: one group of n sends and n recvs, which end after the last is queued. */
+static void group_of(int n) {
+  int mask;
+  void *context = init(7, n, 0, &mask);
+  void **calls = calloc(2 * (size_t)n, sizeof *calls);
+  for (int step = 0; step < 3; step++) {
+    struct descriptor event = {0};
+    void *group = begin(context, event, EV_GROUP);
+    for (int i = 0; i < 2 * n; i++) {
+      struct descriptor one = {.parent = group};
+      one.p2p = (struct p2p){.func = i % 2 ? "Recv" : "Send", .datatype = "ncclFloat32",
+                             .count = 64, .peer = i / 2, .channels = 1};
+      calls[i] = begin(context, one, EV_P2P);
+    }
+    for (int i = 0; i < 2 * n; i++) {
+      device(context, calls[i], 1000u * (unsigned)(step + 1), 1000u * (unsigned)(step + 1) + 500, 1);
+      end(calls[i]);
+    }
+    end(group);
+  }
+  finalize(context);
+  free(calls);
+}
+
 static void forked(void) {
   int mask, status;
   world = init(1, 1, 0, &mask);
@@ -579,6 +603,7 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "sampled")) sampled(n, argc > 5);
   if (!strcmp(mode, "threads")) threads(n);
   if (!strcmp(mode, "communicators")) communicators(n);
+  if (!strcmp(mode, "group")) group_of(n);
   if (!strcmp(mode, "fork")) forked();
   if (!strcmp(mode, "exec")) executed(argv, n);
   if (!strcmp(mode, "off")) off();

@@ -21,7 +21,7 @@ for kind in address,undefined thread; do
   echo "$kind shim: $(PACELINE_RECORD=$OUT/shim timeout 120 "$OUT/shimmed" linked 4 300 | tr '\n' ' ')"
   rm -rf "$OUT/shim"
   for version in 4 5 6 7; do
-    for mode in job "threads 20000" "communicators 1000" fork "exec 1" "cost 20" "fuzz 50000" twice; do
+    for mode in job "threads 20000" "communicators 1000" "group 1000" fork "exec 1" "cost 20" "fuzz 50000" twice; do
       [ "$mode $version" != "twice 4" ] || continue
       rm -rf "$OUT/run"
       # The leak checker hangs now and then in a child of fork, so it is off in these modes alone.

@@ -8,14 +8,19 @@ end of the peer's call is another bound; the earlier one counts.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from paceline.sources.imported import OpTable
 from paceline.trace import OpKind
+from paceline.trace.columns import of_kinds
 from paceline.trace.kinds import LOCAL_KINDS, P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
@@ -23,54 +28,64 @@ _PAIRS = (
 )
 
 
-class Side(NamedTuple):
-    """One side of a transfer.
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Sides of transfers; operations of other kinds are no side and keep their ends.
 
     Attributes:
-        lane: a number that the stages of one pipeline share: the rank within the stage.
-        stage: pipeline stage.
-        step: step number.
-        kind: a send or recv; other kinds are no side.
-        start_s, end_s: seconds.
-        is_bound: whether the end is an upper bound.
+        lane: [op] a number that the stages of one pipeline share: the rank within the stage.
+        stage: [op] pipeline stage.
+        step: [op] step number.
+        kind: [op] its :class:`OpKind`.
+        start_s, end_s: [op] seconds.
+        is_bound: [op] whether the end is an upper bound.
     """
 
-    lane: int
-    stage: int
-    step: int
-    kind: int
-    start_s: float
-    end_s: float
-    is_bound: bool
+    lane: Ints
+    stage: Ints
+    step: Ints
+    kind: Ints
+    start_s: Array
+    end_s: Array
+    is_bound: Flags
 
 
-def ends_of(sides: Sequence[Side], pp_size: int) -> list[float]:
-    """[side] the end; a bound is lowered to that of the other side (its peer's, by order).
+def ends_of(sides: Sides, pp_size: int) -> Array:
+    """[op] the end; a bound is lowered to that of the other side (its peer's, by order).
 
     If a stage sent another number than its neighbour received, the ends stay.
     """
-    ends = [side.end_s for side in sides]
-    peers: dict[tuple[int, int, int, int], tuple[list[int], list[int]]]
-    peers = defaultdict(lambda: ([], []))
-    for i in sorted(range(len(sides)), key=lambda i: sides[i].start_s):
-        side = sides[i]
-        for send, recv, way in _PAIRS:
-            if side.kind in (send, recv):
-                stage = (side.stage + way * (side.kind == send)) % pp_size
-                peers[side.lane, side.step, stage, send][side.kind == send].append(i)
-    for receivers, senders in peers.values():
-        if len(receivers) == len(senders):
-            for pair in zip(receivers, senders, strict=True):
-                end_s = min(sides[i].end_s for i in pair)
-                for i in pair:
-                    if sides[i].is_bound:
-                        ends[i] = max(sides[i].start_s, end_s)
+    ends = sides.end_s.copy()
+    for send, recv, way in _PAIRS:
+        pairs = _pairs(sides, send, recv, way, pp_size)
+        earlier = sides.end_s[pairs].min(axis=1)
+        for own in pairs.T:
+            bound = sides.is_bound[own]
+            ends[own[bound]] = np.maximum(sides.start_s[own], earlier)[bound]
     return ends
 
 
-def positions(
-    start_s: Sequence[float], end_s: Sequence[float], computes: Sequence[bool]
-) -> tuple[list[int], list[int]]:
+def _pairs(sides: Sides, send: OpKind, recv: OpKind, way: int, pp_size: int) -> Ints:
+    """[pair, receiver and sender] operations of one transfer, where as many sent as received."""
+    rows = np.flatnonzero((sides.kind == send) | (sides.kind == recv))
+    sends = sides.kind[rows] == send
+    receiver = (sides.stage[rows] + way * sends) % pp_size
+    keys = [receiver, sides.step[rows], sides.lane[rows]]
+    order = np.lexsort((sides.start_s[rows], sends, *keys))
+    begins = np.ones(len(rows), dtype=bool)
+    begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    first = np.flatnonzero(begins)
+    n_ops = np.diff(np.append(first, len(rows)))
+    n_sends = np.add.reduceat(sends[order], first, dtype=np.int64) if len(first) else n_ops
+    half = np.where(2 * n_sends == n_ops, n_sends, 0)
+    half_of_row = np.repeat(half, n_ops)
+    receives = np.flatnonzero((half_of_row > 0) & ~sends[order])
+    return np.stack(
+        [rows[order[receives]], rows[order[receives + half_of_row[receives]]]], axis=-1
+    ).reshape(-1, 2)
+
+
+def positions(start_s: Array, end_s: Array, computes: Flags) -> tuple[Ints, Ints]:
     """Positions of a worker's launches and waits, if every call returns when it is over.
 
     Args:
@@ -82,18 +97,16 @@ def positions(
         [op] the position of its launch, and of the last launch before its call returned; -1 for
         computes.
     """
-    order = sorted(range(len(start_s)), key=lambda i: (start_s[i], end_s[i], i))
-    issued = [0] * len(order)
-    for position, i in enumerate(order):
-        issued[i] = position
-    starts = [start_s[i] for i in order]
-    awaited = []
-    for i, compute in enumerate(computes):
-        last = bisect_left(starts, end_s[i]) - 1
-        together = bisect_right(starts, start_s[i]) - 1
-        # Calls that take no time: ops launched with them at once are no part of them.
-        together = together if end_s[i] > start_s[i] else issued[i]
-        awaited.append(-1 if compute else max(issued[i], last, together))
+    order = np.lexsort((end_s, start_s))
+    issued = np.empty(len(order), dtype=np.int64)
+    issued[order] = np.arange(len(order))
+    starts = start_s[order]
+    # A call's end is a sum of two times, so it may lie a rounding behind the next launch.
+    last = np.searchsorted(starts, end_s - 2 * np.spacing(np.abs(end_s)), side="left") - 1
+    together = np.searchsorted(starts, start_s, side="right") - 1
+    # Calls that take no time: ops launched with them at once are no part of them.
+    together = np.where(end_s > start_s, together, issued)
+    awaited: Ints = np.where(computes, -1, np.maximum(issued, np.maximum(last, together)))
     return issued, awaited
 
 
@@ -103,41 +116,39 @@ class Halves:
     def __init__(self) -> None:
         self._peer, self._is_half = array("i"), array("b")
 
-    def note(self, peer: int, *, is_half: bool) -> None:
-        """Note the next operation of the table: its tensor-parallel rank, and whether it is one."""
-        self._peer.append(min(peer, 2**31 - 1))
-        self._is_half.append(is_half)
+    def note(self, peer: int, *, is_half: bool, n_ops: int = 1) -> None:
+        """Note the next operations of the table: their tensor-parallel rank, and whether halves."""
+        self._peer.extend(array("i", [min(peer, 2**31 - 1)]) * n_ops)
+        self._is_half.extend(array("b", [is_half]) * n_ops)
 
     def settle(self, ops: OpTable) -> int:
         """Give the halves their ends and the workers their programs; returns the number of halves.
 
         A table without halves stays unchanged: nothing shows that calls block their worker.
         """
-        n_halves = sum(self._is_half)
+        is_half = np.frombuffer(self._is_half, np.bool_)
+        n_halves = int(is_half.sum())
         if not n_halves:
             return 0
-        spans = list(ops.spans())
-        self._set_programs(ops, spans)
-        transfers = [i for i, span in enumerate(spans) if span[4] in P2P_KINDS]
-        sides = []
-        for i in transfers:
-            _, dp, pp, step, kind, start_s, end_s = spans[i]
-            lane = dp << 32 | self._peer[i]
-            sides.append(Side(lane, pp, step, kind, start_s, end_s, bool(self._is_half[i])))
-        pp_size = 1 + max(side.stage for side in sides)
-        for i, end_s in zip(transfers, ends_of(sides, pp_size), strict=True):
-            ops.end_at(i, end_s)
+        self._set_programs(ops)
+        rows = np.flatnonzero(of_kinds(ops.whole("kind").astype(np.int8), P2P_KINDS))
+        lane = ops.whole("dp")[rows].astype(np.int64) << 32
+        lane |= np.frombuffer(self._peer, np.int32)[rows]
+        stage, step, kind = (
+            ops.whole(name)[rows].astype(np.int64) for name in ("pp", "step", "kind")
+        )
+        start_s, end_s = ops.times()
+        sides = Sides(lane, stage, step, kind, start_s[rows], end_s[rows], is_half[rows])
+        end_s[rows] = ends_of(sides, 1 + int(stage.max()))
         return n_halves
 
     @staticmethod
-    def _set_programs(
-        ops: OpTable, spans: Sequence[tuple[int, int, int, int, int, float, float]]
-    ) -> None:
-        workers: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for i, (rank, _, _, step, *_) in enumerate(spans):
-            workers[rank, step].append(i)
-        for own in workers.values():
-            computes = [spans[i][4] in LOCAL_KINDS for i in own]
-            places = positions([spans[i][5] for i in own], [spans[i][6] for i in own], computes)
-            for i, issued, awaited in zip(own, *places, strict=True):
-                ops.place_in_program(i, issued, awaited)
+    def _set_programs(ops: OpTable) -> None:
+        rank, step, kind = (ops.whole(name) for name in ("rank", "step", "kind"))
+        start_s, end_s = ops.times()
+        computes = of_kinds(kind.astype(np.int8), LOCAL_KINDS)
+        issued, awaited = ops.whole("issued"), ops.whole("awaited")
+        order = np.lexsort((step, rank))
+        changes = (np.diff(rank[order]) != 0) | (np.diff(step[order]) != 0)
+        for own in np.split(order, np.flatnonzero(changes) + 1):
+            issued[own], awaited[own] = positions(start_s[own], end_s[own], computes[own])

@@ -9,7 +9,7 @@ complaint. So disagreement is refused here.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,27 +114,46 @@ class OpTable:
             TraceError: a number is negative (-1 means none where that is allowed) or too large.
         """
         values = (rank, dp, pp, step, kind, chunk, microbatch, part, issued, awaited, group)
-        for name, value in zip(_WHOLE, values, strict=True):
-            if not (0 if name in _ALWAYS else -1) <= value <= MAX_NUMBER:
-                raise TraceError(f"{kind.label} of rank {rank}: {name} {value} is out of range")
+        _check_numbers(dict(zip(_WHOLE, values, strict=True)))
         for name, value in zip(_WHOLE, values, strict=True):
             self._integers[name].append(value)
         self._start_s.append(start_s)
         self._end_s.append(end_s)
 
-    def spans(self) -> Iterator[tuple[int, int, int, int, int, float, float]]:
-        """(rank, dp, stage, step, kind, start in s, end in s) of each op, as they were added."""
-        names = ("rank", "dp", "pp", "step", "kind")
-        columns = (self._integers[name] for name in names)
-        return zip(*columns, self._start_s, self._end_s, strict=True)
+    def add_all(
+        self,
+        *,
+        rank: int,
+        dp: int,
+        pp: int,
+        step: npt.NDArray[np.int64],
+        kind: OpKind,
+        start_s: npt.NDArray[np.float64],
+        end_s: npt.NDArray[np.float64],
+    ) -> None:
+        """Add ops of one kind of one rank; the arguments are those of :meth:`add`.
 
-    def end_at(self, i: int, end_s: float) -> None:
-        """Let the i-th op end at another time."""
-        self._end_s[i] = end_s
+        Raises:
+            TraceError: a number is negative or too large.
+        """
+        numbers = {"rank": rank, "dp": dp, "pp": pp, "kind": kind}
+        for extreme in (step.min(), step.max()) if len(step) else ():
+            _check_numbers({**numbers, "step": int(extreme)})
+        for name, values in self._integers.items():
+            if name == "step":
+                values.frombytes(step.astype(np.int32).tobytes())
+            else:
+                values.extend(array("i", [numbers.get(name, -1)]) * len(step))
+        self._start_s.frombytes(start_s.tobytes())
+        self._end_s.frombytes(end_s.tobytes())
 
-    def place_in_program(self, i: int, issued: int, awaited: int) -> None:
-        """Give the i-th op its place in its worker's program."""
-        self._integers["issued"][i], self._integers["awaited"][i] = issued, awaited
+    def whole(self, name: str) -> npt.NDArray[np.int32]:
+        """[op] one of the whole numbers, in the table's own memory; add no op while it is held."""
+        return np.frombuffer(self._integers[name], np.int32)
+
+    def times(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """[op] start and end in s, in the table's own memory; add no op while they are held."""
+        return np.frombuffer(self._start_s), np.frombuffer(self._end_s)
 
     def finish(
         self,
@@ -218,6 +237,13 @@ class OpTable:
 _ALWAYS = ("rank", "dp", "pp", "step", "kind")
 _PROGRAM = ("part", "issued", "awaited", "group")
 _WHOLE = (*_ALWAYS, "chunk", "microbatch", *_PROGRAM)
+
+
+def _check_numbers(numbers: Mapping[str, int]) -> None:
+    for name, value in numbers.items():
+        if not (0 if name in _ALWAYS else -1) <= value <= MAX_NUMBER:
+            kind, rank = OpKind(numbers["kind"]).label, numbers["rank"]
+            raise TraceError(f"{kind} of rank {rank}: {name} {value} is out of range")
 
 
 def _check_twice(

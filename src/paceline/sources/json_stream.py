@@ -314,6 +314,17 @@ def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
             notes.append(f"{path} ends within a line: it may be cut off, so that line is left out")
 
 
+def end_notes(path: Path) -> tuple[str, ...]:
+    """A note if a table of text ends within a line, which may be cut off and still looks whole."""
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return ()
+        file.seek(-1, 2)
+        has_end = file.read(1) in b"\r\n"
+    note = f"{path} ends within a line: it may be cut off, and its last number with it"
+    return () if has_end else (note,)
+
+
 def _byte_lines(path: Path) -> Iterator[tuple[bytes, bool]]:
     """Each line, and whether it has an end."""
     partial = b""

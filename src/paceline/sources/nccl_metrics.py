@@ -98,6 +98,24 @@ def matches(path: Path) -> bool:
     return re.match(r"\s*nccl_(p2p_)?\w+\{version=", head(path)) is not None
 
 
+def refuse_otlp(path: Path) -> None:
+    """Refuse what the Inspector sends by OTLP (``inspector_otel.cc``, NVIDIA/nccl at 8898068).
+
+    Its points name a node and the number by which a process knows its GPU, but neither the process
+    nor the GPU itself. So points of several processes of a node may be one series.
+
+    Raises:
+        TraceError: it is a Collector's file, or a request, with such metrics.
+    """
+    start = head(path)
+    if re.match(r'\s*\{\s*"resourceMetrics"', start) and re.search(r'"nccl[-_]\w+"', start):
+        raise TraceError(
+            f"{path} is NCCL Inspector's metrics over OTLP, which do not tell the processes of a "
+            "node apart; let it write files: NCCL_INSPECTOR_OTEL_EXPORT=0, and "
+            "NCCL_INSPECTOR_PROM_DUMP=1 or NCCL_INSPECTOR_DUMP_VERBOSE=1"
+        )
+
+
 def read(paths: Sequence[Path]) -> tuple[list[Mean], list[str]]:
     """The means of all GPUs, and notes on what was left out.
 

@@ -28,12 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, number, optional_whole, whole
 from paceline.sources.fused import Halves
-from paceline.sources.imported import Imported, OpTable
+from paceline.sources.imported import MAX_NUMBER, Imported, OpTable
 from paceline.sources.json_stream import JsonStream, first_events, head, lines
-from paceline.sources.ndtimeline_raw import events_of, is_raw
+from paceline.sources.ndtimeline_raw import Flush, flush_of, is_raw
 from paceline.trace import Job, OpKind
 
 #: Metrics whose names differ from ours: veScale's, then those of the paper's Table 1.
@@ -55,6 +58,9 @@ FUSED = {
 #: A count of microbatches by start is right for every schedule that runs them in order. With
 #: several chunks per stage it also assumes Megatron's interleaved order.
 CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
+
+#: Larger times are damaged.
+MAX_TIME_S = 1e294
 
 #: At most this many names of the user's own metrics are counted.
 MAX_NAMES = 20
@@ -89,14 +95,20 @@ def read(
         TraceError: a file is damaged or has no timeline, values are none, or ranks disagree.
     """
     ops, halves, unplaced = OpTable(), Halves(), Counter[str]()
+    wanted = _Wanted(steps)
     tp_size = 1
     for path in paths:
-        before = len(ops)
+        before = len(ops) + wanted.n_others
         for place, event in _events(path, unplaced):
-            tp_size = max(tp_size, 1 + _add(ops, halves, event, place, unplaced))
-        if len(ops) == before:
+            if isinstance(event, Flush):
+                tp = _add_flush(ops, halves, event, place, unplaced, wanted)
+            else:
+                tp = _add(ops, halves, event, place, unplaced, wanted)
+            tp_size = max(tp_size, 1 + tp)
+        if len(ops) + wanted.n_others == before:
             raise TraceError(f"{path} has no NDTimeline metric that is known; is it a timeline?")
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} timelines"
+    wanted.check(ops, where)
     n_fused = halves.settle(ops)
     if job is None:
         dp_size, pp_size = ops.degrees()
@@ -120,15 +132,46 @@ def read(
     )
 
 
+class _Wanted:
+    """The steps asked for; of the others only the number of parts, and the range of steps."""
+
+    def __init__(self, steps: frozenset[int] | None) -> None:
+        self._steps = steps
+        self.n_others = 0
+        self._low, self._high = MAX_NUMBER, 0
+
+    def has(self, step: int, n_parts: int = 1) -> bool:
+        """Whether a step is asked for; counts its parts if not."""
+        if self._steps is None or step in self._steps:
+            return True
+        self.n_others += n_parts
+        self._low, self._high = min(self._low, step), max(self._high, step)
+        return False
+
+    def of(self, step: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[part] whether its step is asked for."""
+        numbers, parts = np.unique(step, return_counts=True)
+        has = [self.has(*pair) for pair in zip(numbers.tolist(), parts.tolist(), strict=True)]
+        return np.isin(step, numbers[np.array(has, dtype=bool)])
+
+    def check(self, ops: OpTable, where: str) -> None:
+        """Refuse timelines without a step that was asked for."""
+        if self.n_others and not len(ops):
+            raise TraceError(
+                f"{where} has none of the steps asked for; it has {self._low} to {self._high}"
+            )
+
+
 def _add(
     ops: OpTable,
     halves: Halves,
     event: Mapping[str, Any],
     place: str,
     unplaced: Counter[str],
+    wanted: _Wanted,
 ) -> int:
     """Add an event, if it is a known metric; returns its tensor-parallel rank."""
-    args, kinds = mapping(event, "args"), _kinds(event)
+    args, kinds = mapping(event, "args"), _kinds(event.get("name"))
     has_duration = event.get("ph", "X") == "X"
     if not (has_duration and _is_placed(event)):
         if kinds:
@@ -136,15 +179,15 @@ def _add(
             unplaced[f"of known metrics {reason}"] += 1
         return 0
     if not kinds:
-        name = f"with the metric {str(event.get('name'))[:40]!r}, which is not known"
-        listed = name in unplaced or len(unplaced) < MAX_NAMES
-        unplaced[name if listed else "with other metrics that are not known"] += 1
+        _count_unknown(unplaced, str(event.get("name")))
         return 0
     start_us, duration_us = number(event, "ts", place), number(event, "dur", place)
     if duration_us < 0:
         raise TraceError(f"{place}: dur {duration_us:g} is negative; is the file damaged?")
     rank, pp, step = (whole(args, name, place) for name in ("rank", "pp", "step"))
     dp, tp = whole(event, "pid", place), optional_whole(args.get("tp")) or 0
+    if not wanted.has(step):
+        return tp
     start_s, end_s = start_us * 1e-6, (start_us + duration_us) * 1e-6
     for kind in kinds:
         halves.note(tp, is_half=len(kinds) > 1)
@@ -152,9 +195,49 @@ def _add(
     return tp
 
 
-def _kinds(event: Mapping[str, Any]) -> tuple[OpKind, ...]:
-    """The ops of an event: two transfers of a fused call, one operation, or no known one."""
-    name = event.get("name")
+def _add_flush(
+    ops: OpTable,
+    halves: Halves,
+    flush: Flush,
+    place: str,
+    unplaced: Counter[str],
+    wanted: _Wanted,
+) -> int:
+    """Add the parts of a line of the raw log, as :func:`_add` adds an event."""
+    kinds = _kinds(flush.name)
+    if not kinds:
+        _count_unknown(unplaced, flush.name, len(flush.step))
+        return 0
+    times = np.abs([flush.start_s, flush.duration_s])
+    if not (times < MAX_TIME_S).all():
+        raise TraceError(f"{place}: a time should be a number of seconds; is the file damaged?")
+    if (flush.duration_s < 0).any():
+        shortest = flush.duration_s.min()
+        raise TraceError(f"{place}: duration {shortest:g} is negative; is the file damaged?")
+    kept = wanted.of(flush.step)
+    start_s = flush.start_s[kept]
+    for kind in kinds:
+        halves.note(flush.tp, is_half=len(kinds) > 1, n_ops=len(start_s))
+        ops.add_all(
+            rank=flush.rank,
+            dp=flush.dp,
+            pp=flush.pp,
+            step=flush.step[kept],
+            kind=kind,
+            start_s=start_s,
+            end_s=start_s + flush.duration_s[kept],
+        )
+    return flush.tp if len(flush.step) else 0
+
+
+def _count_unknown(unplaced: Counter[str], metric: str, n_events: int = 1) -> None:
+    name = f"with the metric {metric[:40]!r}, which is not known"
+    listed = name in unplaced or len(unplaced) < MAX_NAMES
+    unplaced[name if listed else "with other metrics that are not known"] += n_events
+
+
+def _kinds(name: object) -> tuple[OpKind, ...]:
+    """The ops of a metric: two transfers of a fused call, one operation, or no known one."""
     if not isinstance(name, str):
         return ()
     return FUSED.get(name) or ((METRICS[name],) if name in METRICS else ())
@@ -165,20 +248,22 @@ def _is_placed(event: Mapping[str, Any]) -> bool:
 
 
 def _is_op(event: Mapping[str, Any] | None) -> bool:
-    return event is not None and bool(_kinds(event)) and _is_placed(event)
+    return event is not None and bool(_kinds(event.get("name"))) and _is_placed(event)
 
 
-def _events(path: Path, unplaced: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The events of a file, each with its place for messages."""
+def _events(path: Path, unplaced: Counter[str]) -> Iterator[tuple[str, Mapping[str, Any] | Flush]]:
+    """The events of a file, or the lines of its raw log, each with its place for messages."""
     if not _is_text(path):
         for n, event in enumerate(JsonStream(path)):
             yield f"{path}, event {n}", event
         return
     for n, line in enumerate(lines(path), 1):
         if is_raw(line):
-            events = events_of(line)
-            unplaced["in lines that are cut off or have no step"] += events is None
-            yield from ((f"{path}, line {n}", event) for event in events or ())
+            flush = flush_of(line)
+            if flush is None:
+                unplaced["in lines that are cut off or have no step"] += 1
+            else:
+                yield f"{path}, line {n}", flush
             continue
         event_of_line = _of_line(line)
         if event_of_line is not None:

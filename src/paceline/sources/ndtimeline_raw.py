@@ -1,4 +1,4 @@
-"""Lines of NDTimeline's raw log -> the events that its timeline would have.
+"""Lines of NDTimeline's raw log -> the parts of a metric that each line holds.
 
 The line: ``LocalRawNDHandler`` of veScale (commit 20cf5c7,
 legacy/vescale/ndtimeline/handlers/local_raw_handler.py), times in seconds:
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 _LINE = re.compile(
     r"metric_name: (?P<name>[^,]{1,200}), elapsed: .*?"
@@ -27,7 +29,9 @@ _LINE = re.compile(
     r"world_info: WorldInfo: TopoInfo\((?P<place>[^)]*)\)"
 )
 _STEP_TAG = re.compile(r"'_inner_global_step': (\d{1,10})\b")
-_RANK = re.compile(r"\b(rank|dp_rank|tp_rank|pp_rank)=(\d{1,9})\b")
+_PLACE = ("rank", "dp_rank", "tp_rank", "pp_rank")
+_RANK = re.compile(rf"\b({'|'.join(_PLACE)})=(\d{{1,9}})\b")
+_NUMBERS = {int, float}
 
 #: No flush covers a range of more steps.
 _MAX_STEPS = 1 << 20
@@ -38,8 +42,29 @@ def is_raw(line: str) -> bool:
     return "metric_name: " in line and "recent_since_start_raw_parts: " in line
 
 
-def events_of(line: str) -> list[Mapping[str, Any]] | None:
-    """The events of a line; None if it is damaged, cut off, or has no steps for its parts."""
+@dataclass(frozen=True, eq=False)
+class Flush:
+    """The parts of one metric on one rank that a line holds.
+
+    Attributes:
+        name: the metric.
+        rank, dp, tp, pp: place of the rank in the job.
+        step: [part] step number.
+        start_s, duration_s: [part] seconds.
+    """
+
+    name: str
+    rank: int
+    dp: int
+    tp: int
+    pp: int
+    step: npt.NDArray[np.int64]
+    start_s: npt.NDArray[np.float64]
+    duration_s: npt.NDArray[np.float64]
+
+
+def flush_of(line: str) -> Flush | None:
+    """The parts of a line; None if it is damaged, cut off, or has no steps for its parts."""
     match = _LINE.search(line)
     if match is None:
         return None
@@ -47,24 +72,22 @@ def events_of(line: str) -> list[Mapping[str, Any]] | None:
         durations, starts = (json.loads(match[name]) for name in ("durations", "starts"))
     except ValueError:
         return None
-    place = dict(_RANK.findall(match["place"]))
-    if len(durations) != len(starts) or len(place) < 4:
+    place = {name: int(value) for name, value in _RANK.findall(match["place"])}
+    if len(durations) != len(starts) or len(place) < len(_PLACE):
         return None
     steps = _steps(match["tags"], match["range"], len(durations))
-    if steps is None or not all(isinstance(v, int | float) for v in (*durations, *starts)):
+    if steps is None or not _NUMBERS.issuperset(map(type, (*durations, *starts))):
         return None
-    args = {"rank": place["rank"], "pp": place["pp_rank"], "tp": place["tp_rank"]}
-    return [
-        {
-            "name": match["name"],
-            "ph": "X",
-            "pid": place["dp_rank"],
-            "ts": start * 1e6,
-            "dur": duration * 1e6,
-            "args": {**args, "step": step},
-        }
-        for start, duration, step in zip(starts, durations, steps, strict=True)
-    ]
+    return Flush(
+        name=match["name"],
+        rank=place["rank"],
+        dp=place["dp_rank"],
+        tp=place["tp_rank"],
+        pp=place["pp_rank"],
+        step=np.array(steps, dtype=np.int64),
+        start_s=np.array(starts, dtype=np.float64),
+        duration_s=np.array(durations, dtype=np.float64),
+    )
 
 
 def _steps(tags: str, numbers: str, n_parts: int) -> list[int] | None:

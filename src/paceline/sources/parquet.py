@@ -24,6 +24,7 @@ from paceline.trace import Columns, Job, OpKind, Trace, arrange
 from paceline.trace.door import arrange_parts
 from paceline.trace.placing import Extremes
 from paceline.trace.program import check_waits, turns_back
+from paceline.trace.step_blocks import ranges_of_steps
 
 T = TypeVar("T", bound=Trace)
 
@@ -41,6 +42,9 @@ COLUMNS = {
     "mb_id": "microbatch",
     "gmc": "gmc",
 }
+
+#: Operations of a row group of a file that is written, at least one step.
+GROUP_ROWS = 1 << 20
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
 PROGRAM_COLUMNS = ("part", "issued", "awaited", "group", "late", "transfer", "peer")
@@ -323,15 +327,35 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
 
 def writer(trace: Trace) -> Writer:
     """The table of :func:`write`, to be written with other files."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    n_ops = trace.counts.sum(axis=(1, 2, 3), dtype=np.int64)
+    parts = [trace.step_range(*steps) for steps in ranges_of_steps(n_ops, GROUP_ROWS)]
+    turns = turns_back(parts[0].kind, parts[0].pp, parts[0].chunk, trace.job.pp_size)
+    first = _table(parts[0], turns)
+    schema = first.schema.with_metadata(metadata_of(trace))
+    # Times hardly compress; all else repeats.
+    repeating = [name for name in schema.names if name not in ("start_ts", "duration")]
+
+    def write_parts(file: BinaryIO) -> None:
+        options = {"compression": "lz4", "use_dictionary": repeating}
+        with pq.ParquetWriter(file, schema, **options) as written:
+            for part in parts:
+                table = first if part is parts[0] else _table(part, turns)
+                written.write_table(table, row_group_size=max(1, table.num_rows))
+
+    return write_parts
+
+
+def _table(trace: Trace, turns: bool) -> Any:
+    """The columns of a trace; ``turns``: whether its chunks lie as a V."""
+    import pyarrow as pa
 
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
-    gmc[~compute] = -1
+    # The column knows rounds only.
+    gmc[~compute | turns] = -1
     replica, pp = trace.replica, trace.pp
-    if turns_back(trace.kind, pp, trace.chunk, trace.job.pp_size):
-        gmc[:] = -1  # chunks of a V lie otherwise, and the column knows rounds only
     arrays = {
         "dp_rank": replica // np.int32(trace.job.peers),
         "stage": pp,
@@ -356,12 +380,4 @@ def writer(trace: Trace) -> Writer:
         arrays["peer"] = replica % np.int32(trace.job.peers)
     if trace.late is not None:
         arrays["late"] = trace.late.astype(np.int8)
-    table = pa.table(arrays).replace_schema_metadata(metadata_of(trace))
-
-    # Times hardly compress; all else repeats.
-    repeating = [name for name in arrays if name not in ("start_ts", "duration")]
-
-    def write_table(file: BinaryIO) -> None:
-        pq.write_table(table, file, compression="lz4", use_dictionary=repeating)
-
-    return write_table
+    return pa.table(arrays)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.sources.json_stream import end_notes
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -75,7 +76,9 @@ def load_step_times(path: Path) -> StepTimes:
             f"{path} lacks the columns {', '.join(names)}{hint}; it has "
             f"{', '.join(columns)[:200] or 'none'}"
         )
-    return table_of(str(path), numbers_of, starts=timed == "start_s")
+    table = table_of(str(path), numbers_of, starts=timed == "start_s")
+    notes = () if path.suffix in (".parquet", ".pq") else end_notes(path)
+    return replace(table, warnings=(*notes, *table.warnings))
 
 
 def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) -> StepTimes:

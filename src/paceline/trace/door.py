@@ -86,7 +86,7 @@ def arrange(
     columns = _whole_numbers(columns, where)
     job = None if job is None else replace(job, peers=1)  # the data has the job
     _check_times(columns, where)
-    job, warnings = _job_of(extremes or _extremes(columns), job, where)
+    job, warnings = _job_of(extremes or extremes_of(columns), job, where)
     every = max(1, len(columns) // _SAMPLED)
     sample = columns.duration[::every][columns.kind[::every] <= OpKind.BACKWARD_COMPUTE]
     warnings += _unit_doubts(sample)
@@ -144,7 +144,8 @@ def arrange_parts(parts: Parts, job: Job | None, where: str) -> Trace | None:
     return None if strange else replace(trace, warnings=tuple(warnings))
 
 
-def _extremes(columns: Columns) -> Extremes:
+def extremes_of(columns: Columns) -> Extremes:
+    """The lowest and the highest number of each column of whole numbers."""
     names = [f.name for f in fields(Extremes)]
     values = (getattr(columns, name) for name in names)
     return Extremes(*((int(column.min()), int(column.max())) for column in values))

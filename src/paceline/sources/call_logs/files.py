@@ -20,6 +20,7 @@ from paceline.sources.call_logs import (
 from paceline.sources.call_logs.table import read_calls
 from paceline.sources.devices.xpu_timer import is_names, refuse_merged
 from paceline.sources.devices.xpu_timer import matches as is_timeline
+from paceline.sources.json_stream import end_notes
 from paceline.trace.calls import CallLog
 
 #: If calls of ranks are further apart, the ranks were not one job, or had other clocks. Ranks that
@@ -89,6 +90,7 @@ def _format(path: Path) -> str:
             "single calls; give such files to paceline detect --collectives alone; or let it "
             "write its log: NCCL_INSPECTOR_PROM_DUMP=0 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
+    nccl_metrics.refuse_otlp(path)
     if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(
             f"{path} is a status of NCCL RAS: how many calls ranks made, without a time; give it "
@@ -117,7 +119,8 @@ def _joined(
 
 
 def _tables(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
-    return join_logs([read_calls(path) for path in paths], paths), ()
+    notes = (note for path in paths if path.suffix.lower() == ".csv" for note in end_notes(path))
+    return join_logs([read_calls(path) for path in paths], paths), tuple(notes)
 
 
 def _read_inspected(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:

@@ -121,7 +121,9 @@ def _process(files: Sequence[BlockFile]) -> Process:
     if _RECORDS in of_type:
         records = np.concatenate([_joined(data) for data in of_type[_RECORDS]])
     named = _table(of_type.get(_COMMUNICATORS, []), _COMMUNICATOR)
-    counts = [np.frombuffer(data[:32].ljust(32, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])]
+    counts = [
+        np.frombuffer(bytes(data[:32]).ljust(32, b"\0"), "<u8") for data in of_type.get(_COUNTS, [])
+    ]
     total = np.max(counts, axis=0) if counts else np.zeros(4)
     return Process(
         meta=files[0].meta,
@@ -138,7 +140,7 @@ def _process(files: Sequence[BlockFile]) -> Process:
     )
 
 
-def _joined(data: bytes) -> npt.NDArray[np.void]:
+def _joined(data: memoryview) -> npt.NDArray[np.void]:
     """Records of a block: how many, all heads, then the texts of those that have some."""
     n = int.from_bytes(data[:8], "little")
     middle = 8 + min(n, len(data) // _HEAD_ALONE.itemsize) * _HEAD_ALONE.itemsize
@@ -152,7 +154,7 @@ def _joined(data: bytes) -> npt.NDArray[np.void]:
     return records
 
 
-def _table(payloads: Sequence[bytes], layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
+def _table(payloads: Sequence[memoryview], layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
     whole = [data[: len(data) - len(data) % layout.itemsize] for data in payloads]
     return np.frombuffer(b"".join(whole), dtype=layout)
 
@@ -261,9 +263,8 @@ def _device_spans(records: npt.NDArray[np.void]) -> dict[int, tuple[float, float
     stopped = records[(records["what"] == _STATE) & (records["state"] == _KERNEL_STOP)]
     if not len(begun) or not len(stopped):
         return {}
-    _, at_begin, at_stop = np.intersect1d(
-        begun["handle"], stopped["handle"], assume_unique=False, return_indices=True
-    )
+    stopped = stopped[::-1]  # the last stop of a channel counts
+    _, at_begin, at_stop = np.intersect1d(begun["handle"], stopped["handle"], return_indices=True)
     ahead_ns = int((begun["time_ns"] - begun["a"].astype(np.int64)).min())
     spans: dict[int, tuple[float, float]] = {}
     timers = zip(

@@ -12,27 +12,21 @@ parts from it, and never walk, print or compare all of it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from paceline.errors import TraceError
 
-_MARK = object()
+_STOP = ord(".")
 
-#: Allowed instructions that make a constant; all others are refused.
-_CONSTANTS: dict[int, Callable[[], Any]] = {
-    ord("N"): lambda: None,
-    0x88: lambda: True,
-    0x89: lambda: False,
-    ord("]"): list,
-    ord("}"): dict,
-    ord(")"): tuple,
-}
-_NUMBERS = {ord("K"): "<B", ord("M"): "<H", ord("J"): "<i", ord("G"): ">d"}
-#: Instructions for texts, and for whole numbers of any size -> the form of the length before them.
+#: Instructions that make a constant, which cannot be changed.
+_CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False, ord(")"): ()}
+_EMPTY = {ord("]"): list, ord("}"): dict}
+_NUMBERS = {ord("M"): "<H", ord("J"): "<i", ord("G"): ">d"}
+#: Instructions for texts -> the form of the length before them.
 _TEXTS = {0x8C: "<B", ord("X"): "<I", 0x8D: "<Q"}
-_WHOLE = {0x8A: "<B"}
-_PUT, _GET = {ord("q"): "<B", ord("r"): "<I"}, {ord("h"): "<B", ord("j"): "<I"}
+_KEYS = {str, int, float, bool, type(None)}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _CODE = {
     ord("c"): "GLOBAL",
@@ -49,6 +43,7 @@ _CODE = {
     0x83: "EXT2",
     0x84: "EXT4",
 }
+_LONG = struct.Struct("<I")
 
 
 class _Damaged(Exception):  # noqa: N818 (becomes a TraceError that says where)
@@ -73,71 +68,132 @@ def load(data: bytes, where: str) -> Any:
 
 
 class _Machine:
+    """The machine; a dump has some 40 instructions a call, so each has a method of its own."""
+
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
+        #: Values since the last mark, and those below each mark.
         self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        while True:
-            if self.at >= len(self.data):
-                raise _Damaged("it is cut off")
-            op = self.data[self.at]
-            if op == ord("."):
-                (result,) = self._pop(len(self.stack))
-                return result
+        data, instructions = self.data, self._instructions()
+        while (op := data[self.at]) != _STOP:
             self.at += 1
-            self._step(op)
+            instructions[op]()
+        if self.below:
+            raise _Damaged("it is damaged")
+        (result,) = self.stack
+        return result
 
-    def _step(self, op: int) -> None:
-        stack = self.stack
-        if op in _TEXTS:
-            # pickle keeps lone surrogates; here they become question marks.
-            stack.append(self._take(self._number(_TEXTS[op])).decode("utf-8", errors="replace"))
-        elif op in _NUMBERS:
-            stack.append(self._number(_NUMBERS[op]))
-        elif op in _CONSTANTS:
-            stack.append(_CONSTANTS[op]())
-        elif op in _PUT:
-            self.memo[self._number(_PUT[op])] = self._top()
-        elif op == 0x94:  # MEMOIZE
-            self.memo[len(self.memo)] = self._top()
-        elif op in _GET:
-            stack.append(self.memo[self._number(_GET[op])])
-        elif op in _WHOLE:
-            stack.append(
-                int.from_bytes(self._take(self._number(_WHOLE[op])), "little", signed=True)
-            )
-        else:
-            self._container(op)
+    def _instructions(self) -> list[Callable[[], None]]:
+        """[code] the method of an instruction."""
+        of = {
+            ord("K"): self._byte,
+            ord("h"): self._get_short,
+            ord("j"): self._get_long,
+            ord("q"): self._put_short,
+            ord("r"): self._put_long,
+            0x94: self._memoize,
+            0x8A: self._whole,
+            ord("("): self._mark,
+            ord("t"): self._tuple_to_mark,
+            ord("a"): self._append,
+            ord("e"): self._appends,
+            ord("s"): self._set_item,
+            ord("u"): self._set_items,
+            0x80: self._protocol,
+            0x95: self._frame,
+        }
+        of |= {op: partial(self._constant, value) for op, value in _CONSTANTS.items()}
+        of |= {op: partial(self._empty, kind) for op, kind in _EMPTY.items()}
+        of |= {op: partial(self._number, struct.Struct(form)) for op, form in _NUMBERS.items()}
+        of |= {op: partial(self._text, struct.Struct(form)) for op, form in _TEXTS.items()}
+        of |= {op: partial(self._tuple, n) for op, n in _TUPLES.items()}
+        return [of.get(op) or partial(self._refused, op) for op in range(256)]
 
-    def _container(self, op: int) -> None:
-        stack = self.stack
-        if op == ord("("):
-            stack.append(_MARK)
-        elif op in _TUPLES:
-            stack.append(tuple(self._pop(_TUPLES[op])))
-        elif op == ord("t"):
-            stack.append(tuple(self._to_mark()))
-        elif op in (ord("a"), ord("e")):
-            values = self._pop(1) if op == ord("a") else self._to_mark()
-            self._below(list).extend(values)
-        elif op in (ord("s"), ord("u")):
-            values = self._pop(2) if op == ord("s") else self._to_mark()
-            keys = values[::2]
-            # Not tuples: to hash one made to exhaust would take for ever, or overflow the C stack.
-            if not all(isinstance(key, str | int | float | None) for key in keys):
-                raise _Damaged("a key is no text or number")
-            self._below(dict).update(zip(keys, values[1::2], strict=True))
-        elif op == 0x80:
-            if not 2 <= self._number("<B") <= 5:
-                raise _Damaged("is a protocol that is not known")
-        elif op == 0x95:  # FRAME: only a hint for reading ahead
-            self._number("<Q")
-        elif op in _CODE:
+    def _constant(self, value: object) -> None:
+        self.stack.append(value)
+
+    def _empty(self, kind: type) -> None:
+        self.stack.append(kind())
+
+    def _byte(self) -> None:
+        self.stack.append(self.data[self.at])
+        self.at += 1
+
+    def _number(self, form: struct.Struct) -> None:
+        self.stack.append(self._unpack(form))
+
+    def _text(self, form: struct.Struct) -> None:
+        # pickle keeps lone surrogates; here they become question marks.
+        self.stack.append(self._take(self._unpack(form)).decode("utf-8", errors="replace"))
+
+    def _whole(self) -> None:
+        n_bytes = self._take(1)[0]
+        self.stack.append(int.from_bytes(self._take(n_bytes), "little", signed=True))
+
+    def _get_short(self) -> None:
+        self.stack.append(self.memo[self.data[self.at]])
+        self.at += 1
+
+    def _get_long(self) -> None:
+        self.stack.append(self.memo[self._unpack(_LONG)])
+
+    def _put_short(self) -> None:
+        self.memo[self.data[self.at]] = self.stack[-1]
+        self.at += 1
+
+    def _put_long(self) -> None:
+        self.memo[self._unpack(_LONG)] = self.stack[-1]
+
+    def _memoize(self) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
+
+    def _mark(self) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def _tuple(self, n: int) -> None:
+        self.stack.append(tuple(self._pop(n)))
+
+    def _tuple_to_mark(self) -> None:
+        values = self._to_mark()
+        self.stack.append(tuple(values))
+
+    def _append(self) -> None:
+        value = self.stack.pop()
+        self._last(list).append(value)
+
+    def _appends(self) -> None:
+        values = self._to_mark()
+        self._last(list).extend(values)
+
+    def _set_item(self) -> None:
+        self._update(self._pop(2))
+
+    def _set_items(self) -> None:
+        self._update(self._to_mark())
+
+    def _update(self, values: list[Any]) -> None:
+        keys = values[::2]
+        # Not tuples: to hash one made to exhaust would take for ever, or overflow the C stack.
+        if not _KEYS.issuperset(map(type, keys)):
+            raise _Damaged("a key is no text or number")
+        self._last(dict).update(zip(keys, values[1::2], strict=True))
+
+    def _protocol(self) -> None:
+        if not 2 <= self._take(1)[0] <= 5:
+            raise _Damaged("is a protocol that is not known")
+
+    def _frame(self) -> None:
+        self._take(8)  # only a hint for reading ahead
+
+    def _refused(self, op: int) -> None:
+        if op in _CODE:
             raise _Damaged(f"it would run code ({_CODE[op]}), which is never done; do not trust it")
-        else:
-            raise _Damaged(f"is an instruction (0x{op:02x}) that plain data has not")
+        raise _Damaged(f"is an instruction (0x{op:02x}) that plain data has not")
 
     def _take(self, n_bytes: int) -> bytes:
         piece = self.data[self.at : self.at + n_bytes]
@@ -146,27 +202,23 @@ class _Machine:
         self.at += n_bytes
         return piece
 
-    def _number(self, form: str) -> Any:
-        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+    def _unpack(self, form: struct.Struct) -> Any:
+        (value,) = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return value
 
-    def _top(self) -> Any:
-        if self.stack[-1] is _MARK:
-            raise _Damaged("it is damaged")
-        return self.stack[-1]
-
-    def _below(self, kind: type) -> Any:
+    def _last(self, kind: type) -> Any:
         if type(self.stack[-1]) is not kind:
             raise _Damaged("it is damaged")
         return self.stack[-1]
 
-    def _pop(self, n: int) -> Sequence[Any]:
-        values = [self.stack.pop() for _ in range(n)][::-1]
-        if any(value is _MARK for value in values):
+    def _pop(self, n: int) -> list[Any]:
+        if len(self.stack) < n:
             raise _Damaged("it is damaged")
+        values = self.stack[-n:]
+        del self.stack[-n:]
         return values
 
-    def _to_mark(self) -> Sequence[Any]:
-        values = []
-        while (value := self.stack.pop()) is not _MARK:
-            values.append(value)
-        return values[::-1]
+    def _to_mark(self) -> list[Any]:
+        values, self.stack = self.stack, self.below.pop()
+        return values

@@ -18,7 +18,9 @@ order, so they are left out.
 
 from __future__ import annotations
 
+import math
 import re
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,16 +44,28 @@ _ONE_SIDED = ("send", "recv")
 _NO_CALLS = ("batch_op_issue",)
 
 
-@dataclass
-class _Call:
-    """A call; times in seconds after the header's, None where no line has it."""
+#: Name of a call, its elements, and its communicator.
+_Signature = tuple[str, int, str]
 
-    op: str
-    size: int
-    communicator: str
-    queued_s: float
-    begun_s: float | None = None
-    ended_s: float | None = None
+
+class _Calls:
+    """Calls in the order of their queueing; 28 bytes each."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[_Signature, int] = {}
+        self.signature = array("i")  # [call] its number
+        # [call] seconds after the header's, NaN where no line has it
+        self.times = {kind: array("d") for kind in "QSE"}
+
+    def __len__(self) -> int:
+        return len(self.signature)
+
+    def add(self, signature: _Signature, queued_s: float) -> int:
+        """Add a call; returns its position."""
+        self.signature.append(self.numbers.setdefault(signature, len(self.numbers)))
+        for kind, at in self.times.items():
+            at.append(queued_s if kind == "Q" else math.nan)
+        return len(self) - 1
 
 
 @dataclass
@@ -62,8 +76,8 @@ class _Log:
     base_s: float
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    signatures: dict[str, tuple[str, int, str] | None] = field(default_factory=dict)
-    calls: list[_Call] = field(default_factory=list)
+    signatures: dict[str, _Signature | None] = field(default_factory=dict)
+    calls: _Calls = field(default_factory=_Calls)
     n_in_graphs: int = 0
     n_warnings: int = 0
     cuts: list[str] = field(default_factory=list)
@@ -84,16 +98,15 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     if not log.ranks:
         raise TraceError(f"{path} does not say its rank: it has no line new_comm")
     rank = max(log.ranks.values(), key=lambda place: place[1])[0]
-    timed = [call for call in log.calls if call.begun_s is not None and call.ended_s is not None]
-    calls = timed or log.calls
-    if not calls:
+    if not len(log.calls):
         raise TraceError(f"{path} has no calls outside of CUDA graphs; was the hook registered?")
-    return _table(calls, rank, log.base_s, bool(timed)), tuple(_notes(log, rank, len(timed)))
+    table, n_timed = _table(log.calls, rank, log.base_s)
+    return table, tuple(_notes(log, rank, n_timed))
 
 
 def _read_lines(path: Path) -> _Log:
     log: _Log | None = None
-    pending: dict[str, dict[str, deque[_Call]]] = defaultdict(lambda: defaultdict(deque))
+    pending: dict[str, dict[str, deque[int]]] = defaultdict(lambda: defaultdict(deque))
     cuts: list[str] = []
     for n, text in enumerate(whole_lines(path, cuts), 1):
         line, place = text.rstrip("\r\n"), f"{path}, line {n}"
@@ -177,7 +190,7 @@ def _key(log: _Log, communicator: str) -> str:
     return name if members is None else f"{name}[{','.join(map(str, members))}]"
 
 
-def _event(log: _Log, pending: dict[str, deque[_Call]], match: re.Match[str], place: str) -> None:
+def _event(log: _Log, pending: dict[str, deque[int]], match: re.Match[str], place: str) -> None:
     """Parse a line of a call; ``pending`` has the calls of its signature that wait for S and E."""
     number_of, kind, at = match[1], match[2], float(match[3])
     if number_of not in log.signatures:
@@ -186,40 +199,39 @@ def _event(log: _Log, pending: dict[str, deque[_Call]], match: re.Match[str], pl
     if signature is None or kind == "W":
         return
     if kind == "Q":
-        call = _Call(*signature, queued_s=at)
-        log.calls.append(call)
+        call = log.calls.add(signature, at)
         pending["S"].append(call)
         pending["E"].append(call)
         return
     if not pending[kind]:
         raise TraceError(f"{place}: C{number_of} has more {kind} than calls; is the file cut off?")
-    call = pending[kind].popleft()
-    if kind == "S":
-        call.begun_s = at
-    else:
-        call.ended_s = at
+    log.calls.times[kind][pending[kind].popleft()] = at
 
 
 def _values(parts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 
-def _table(calls: list[_Call], rank: int, base_s: float, timed: bool) -> CallLog:
-    begin = np.array([call.begun_s if timed else call.queued_s for call in calls], dtype=np.float64)
-    order = np.argsort(begin, kind="stable")
-    ops = {name: n for n, name in enumerate(dict.fromkeys(call.op for call in calls))}
-    groups = {name: n for n, name in enumerate(dict.fromkeys(c.communicator for c in calls))}
-    ended = np.array([call.ended_s if timed else np.nan for call in calls], dtype=np.float64)
-    return CallLog(
-        rank=np.full(len(calls), rank, dtype=np.int64),
-        time_s=base_s + begin[order],
-        op=np.array([ops[call.op] for call in calls], dtype=np.int64)[order],
-        size=np.array([call.size for call in calls], dtype=np.int64)[order],
-        communicator=np.array([groups[c.communicator] for c in calls], dtype=np.int64)[order],
-        ops=tuple(ops),
-        communicators=tuple(groups),
-        duration_s=(ended - begin).clip(min=0)[order] if timed else None,
+def _table(calls: _Calls, rank: int, base_s: float) -> tuple[CallLog, int]:
+    """The calls with both times, or all where none has; and the number of calls with both."""
+    queued, begun, ended = (np.frombuffer(values) for values in calls.times.values())
+    timed = np.flatnonzero(np.isfinite(begun) & np.isfinite(ended))
+    rows, begin = (timed, begun) if len(timed) else (np.arange(len(calls)), queued)
+    rows = rows[np.argsort(begin[rows], kind="stable")]
+    op, size, communicator = zip(*calls.numbers, strict=True)
+    ops, groups = tuple(dict.fromkeys(op)), tuple(dict.fromkeys(communicator))
+    of_call = np.frombuffer(calls.signature, np.int32)[rows]
+    table = CallLog(
+        rank=np.full(len(rows), rank, dtype=np.int64),
+        time_s=base_s + begin[rows],
+        op=np.array([ops.index(name) for name in op], dtype=np.int64)[of_call],
+        size=np.array(size, dtype=np.int64)[of_call],
+        communicator=np.array([groups.index(c) for c in communicator], dtype=np.int64)[of_call],
+        ops=ops,
+        communicators=groups,
+        duration_s=(ended - begun)[rows].clip(min=0) if len(timed) else None,
     )
+    return table, len(timed)
 
 
 def _notes(log: _Log, rank: int, n_timed: int) -> list[str]:

@@ -57,7 +57,7 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
         if details.get(_ONE_SIDED):
             n_one_sided += 1
             continue
-        op = ops.setdefault(names.get(event.get(CODE, 0), "collective"), len(ops))
+        op = ops.setdefault(names[event.get(CODE, 0)], len(ops))
         group = groups.setdefault(f"{details.get(_HASH, 0):#x}", len(groups))
         start_s, lasted_s = (event.get(name, 0) * 1e-6 for name in (START, LASTED))
         size = min(details.get(_BYTES, 0), MAX_BYTES)

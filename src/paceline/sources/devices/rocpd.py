@@ -22,6 +22,9 @@ from paceline.sources.devices.table import Devices
 _DISPATCH = re.compile(r"rocpd_kernel_dispatch(\w*)")
 _METADATA = "rocpd_metadata"
 
+#: Tables of ROCm/rocmProfileData, from which rocprofv3 took the names.
+_OTHER_TOOL = {"rocpd_op", "rocpd_api"}
+
 #: Columns that a report on a kernel needs; schema 4 keeps them elsewhere.
 _NEEDED = {"start", "end", "agent_id", "kernel_id"}
 
@@ -43,6 +46,11 @@ def read_devices(path: Path) -> Devices:
         TraceError: it is damaged, of another version of the schema, or has no kernels.
     """
     database = _Database(path)
+    if database.columns.keys() >= _OTHER_TOOL:
+        raise TraceError(
+            f"{path} is of rocmProfileData (rpd), whose tables differ from those of rocprofv3; "
+            "profile with rocprofv3"
+        )
     ids = sorted(match[1] for name in database.columns if (match := _DISPATCH.fullmatch(name)))
     processes = [database.process(of) for of in ids]
     present = [process for process in processes if process.has_kernels]

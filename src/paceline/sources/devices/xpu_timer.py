@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.errors import TraceError
 from paceline.sources.devices.protobuf import fields
 from paceline.sources.devices.table import Devices, DeviceTable
-from paceline.sources.json_stream import lines
+from paceline.sources.json_stream import whole_lines
 from paceline.sources.kineto.device import Work
 from paceline.units import seconds
 
@@ -158,19 +158,34 @@ def _meta(path: Path) -> Path:
     return path.with_name(f"{path.name}.meta")
 
 
-def names_of(path: Path) -> dict[int, str]:
+class Names(dict[int, str]):
+    """Code -> the name of a kernel, of a file that ought to have them all."""
+
+    def __init__(self, meta: Path) -> None:
+        super().__init__()
+        self._meta = meta
+
+    def __missing__(self, code: int) -> str:
+        """No name is made up: ranks would seem to call other collectives."""
+        raise TraceError(
+            f"{self._meta} has no name for code {code}: is it cut off, or of another dump? Copy it "
+            "again with its timeline"
+        )
+
+
+def names_of(path: Path) -> Names:
     """Code -> the name of a kernel.
 
     Raises:
-        TraceError: the file with them is absent.
+        TraceError: the file with them is absent; or, where a name is looked up, lacks it.
     """
     meta = _meta(path)
     if not meta.is_file():
         raise TraceError(f"{path} lies without {meta.name}, which has its names; copy both")
-    names = {}
-    for line in lines(meta):
+    names = Names(meta)
+    for line in whole_lines(meta, []):
         code, _, name = line.strip().partition(",")
-        if code.isascii() and code.isdigit() and len(code) < 10:
+        if code.isascii() and code.isdigit() and len(code) < 10 and name:
             names[int(code)] = name.removeprefix("xpu_timer_")
     return names
 
@@ -182,8 +197,7 @@ def _add(table: DeviceTable, event: Mapping[int, int], names: Mapping[int, str])
     code, start_us = event.get(CODE, 0), event.get(START, 0)
     number = len(table)
     end_us = start_us + event.get(LASTED, 0)
-    name = names.get(code, f"kernel {code}")
-    table.add(name, work, start_us * 1000, end_us * 1000, -1, number)
+    table.add(names[code], work, start_us * 1000, end_us * 1000, -1, number)
     launch_ns = (start_us - event.get(_DELAY, 0)) * 1000
     table.launch(number, launch_ns, launch_ns)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Measures with a meaning of their own: the whole step, the computing time of a rank, and its wait.
 #: A rank waits in the synchronisation of gradients until the last rank arrives.
@@ -41,14 +43,67 @@ class HostTimes:
     notes: tuple[str, ...]
 
 
-def tables(
-    samples: Mapping[tuple[str, int, int], float], steps: Iterable[int], columns: Iterable[int]
-) -> dict[str, Array]:
-    """(measure, step, column) -> seconds, as a table [step, column] of each measure."""
-    step_at = {step: i for i, step in enumerate(steps)}
-    column_at = {column: i for i, column in enumerate(columns)}
-    result: dict[str, Array] = {}
-    for (measure, step, column), value in samples.items():
-        table = result.setdefault(measure, np.full((len(step_at), len(column_at)), np.nan))
-        table[step_at[step], column_at[column]] = value
-    return result
+class Samples:
+    """Seconds by measure, step and column (a rank), as they were read; 24 bytes each."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[array[int], array[int], array[float]]] = {}
+
+    def add(self, measure: str, step: int, column: int, seconds: float) -> None:
+        """Add a sample."""
+        of = self._of.get(measure)
+        if of is None:
+            of = self._of[measure] = array("q"), array("q"), array("d")
+        of[0].append(step)
+        of[1].append(column)
+        of[2].append(seconds)
+
+    def add_all(self, measure: str, step: Ints, column: Ints, seconds: Array) -> None:
+        """Add samples, one a row."""
+        of = self._of.setdefault(measure, (array("q"), array("q"), array("d")))
+        of[0].frombytes(step.astype(np.int64).tobytes())
+        of[1].frombytes(column.astype(np.int64).tobytes())
+        of[2].frombytes(seconds.tobytes())
+
+    def steps(self) -> Ints:
+        """Numbers of the steps that have a sample, ascending."""
+        return _union([of[0] for of in self._of.values()])
+
+    def columns(self) -> Ints:
+        """Numbers of the columns that have a sample, ascending."""
+        return _union([of[1] for of in self._of.values()])
+
+    def repeated(self, measure: str) -> int:
+        """Number of a measure's samples that another sample of their step and column precedes."""
+        of = self._of.get(measure)
+        if of is None:
+            return 0
+        places = np.stack([np.frombuffer(values, np.int64) for values in of[:2]])
+        return int(places.shape[1] - np.unique(places, axis=1).shape[1])
+
+    def tables(self, steps: Ints, columns: Ints, *, add_up: bool = False) -> dict[str, Array]:
+        """Measure -> seconds [step, column], NaN where there is none.
+
+        Args:
+            steps: all numbers of steps, ascending.
+            columns: all numbers of columns, ascending.
+            add_up: samples of one place add up; else the last one counts.
+        """
+        result: dict[str, Array] = {}
+        for measure, of in self._of.items():
+            step, column = (np.frombuffer(values, np.int64) for values in of[:2])
+            seconds = np.frombuffer(of[2])
+            place = np.searchsorted(steps, step), np.searchsorted(columns, column)
+            table = np.full((len(steps), len(columns)), np.nan)
+            if add_up:
+                table[place] = 0.0
+                np.add.at(table, place, seconds)
+            else:
+                table[place] = seconds
+            result[measure] = table
+        return result
+
+
+def _union(parts: Sequence[array[int]]) -> Ints:
+    numbers = [np.unique(np.frombuffer(part, np.int64)) for part in parts]
+    return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, dtype=np.int64)

@@ -16,22 +16,23 @@ DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engin
 
     [Rank 0] time (ms) | fwd: 10.00 | bwd: 20.00 | bwd_inner: ... | bwd_allreduce: ... | step: 3.00
 
-and of its pipeline engine ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
+and of its pipeline engine (run with 0.16.9 and 0.19.8), behind these timers, which are then sums
+since the line before, ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
 A launcher may put its own words in front of each line.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.host_times.table import COMPUTE, STEP, HostTimes, tables
+from paceline.sources.host_times.table import COMPUTE, STEP, Array, HostTimes, Samples
 from paceline.sources.json_stream import head, whole_lines
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
@@ -57,6 +58,7 @@ _NO_RANKS = (
     "--timing-log-level 2"
 )
 _ONE_RANK = "DeepSpeed writes the timers of rank 0 only, which waits for the others in bwd and step"
+_FIRST_STAGE = "DeepSpeed writes times of rank 0 only; a step includes its waits for other stages"
 
 
 def matches(path: Path) -> bool:
@@ -92,12 +94,11 @@ class _Log:
     """State of the lines so far."""
 
     def __init__(self) -> None:
-        # (measure, step, rank) and (measure, step, 0 = least or 1 = most) -> seconds
-        self.of_ranks: dict[tuple[str, int, int], float] = {}
-        self.of_all: dict[tuple[str, int, int], float] = {}
+        self.of_ranks = Samples()
+        self.of_all = Samples()  # columns: 0 = least, 1 = most
         self.sizes: dict[str, int] = {}
-        self.deepspeed = 0
-        self.repeated = 0
+        self.wall_clock: list[dict[str, float]] = []  # DeepSpeed's timers, without a step's line
+        self.pipelined: dict[int, list[dict[str, float]]] = {}  # the last in front of a step's line
         self.cuts: list[str] = []  # notes on logs that end within a line
         self._step: int | None = None
         self._timer: str | None = None
@@ -105,10 +106,12 @@ class _Log:
 
     def add(self, text: str) -> None:
         """Take a line."""
-        iteration = _ITERATION.search(text) or _PIPELINE.search(text)
-        if iteration:
-            scale = 1e-3 if "elapsed time" in iteration[0] else 1.0
-            self._begin(int(iteration[1]), float(iteration[2]) * scale)
+        if iteration := _ITERATION.search(text):
+            self._begin(int(iteration[1]), float(iteration[2]) * 1e-3)
+        elif pipeline := _PIPELINE.search(text):
+            self._begin(int(pipeline[1]), float(pipeline[2]))
+            self.pipelined[int(pipeline[1])] = self.wall_clock[-1:]
+            self.wall_clock = []
         elif _ACROSS.search(text):
             self._inside = MAX_LINES_APART
         elif wall_clock := _WALL_CLOCK.search(text):
@@ -120,19 +123,18 @@ class _Log:
             self._add_timer(text, self._step)
 
     def _begin(self, step: int, seconds: float) -> None:
-        self.repeated += (STEP, step, 0) in self.of_all
         self._step, self._timer, self._inside = step, None, 0
-        self.of_all[STEP, step, 0] = seconds
+        self.of_all.add(STEP, step, 0, seconds)
 
     def _add_timer(self, text: str, step: int) -> None:
         rank = _RANK.search(text)
         if rank and self._timer is not None:
-            self.of_ranks[self._timer, step, int(rank[1])] = float(rank[2]) * 1e-3
+            self.of_ranks.add(self._timer, step, int(rank[1]), float(rank[2]) * 1e-3)
         elif timer := _TIMER.search(text):
             least, most = timer[2] or timer[4], timer[3] or timer[4]
             if timer[2]:
-                self.of_all[timer[1], step, 0] = float(least) * 1e-3
-            self.of_all[timer[1], step, 1] = float(most) * 1e-3
+                self.of_all.add(timer[1], step, 0, float(least) * 1e-3)
+            self.of_all.add(timer[1], step, 1, float(most) * 1e-3)
         elif name := _NAME.search(text):
             self._timer = name[1]
 
@@ -142,48 +144,45 @@ class _Log:
             for name, value in re.findall(r"(\w+): (\d+\.\d+)", text)
             if name in _GLOBAL
         }
-        if len(seconds) < len(_GLOBAL):
-            return  # of one microbatch, or of a part
-        for name, value in seconds.items():
-            self.of_ranks[_GLOBAL[name], self.deepspeed, 0] = value
-        self.of_ranks[STEP, self.deepspeed, 0] = sum(seconds.values())
-        self.deepspeed += 1
+        if len(seconds) == len(_GLOBAL):  # else of one microbatch, or of a part
+            self.wall_clock.append(seconds)
+
+    def _add_deepspeed(self) -> None:
+        """Give DeepSpeed's timers their steps."""
+        if not self.pipelined:
+            for step, seconds in enumerate(self.wall_clock):
+                for name, value in seconds.items():
+                    self.of_ranks.add(_GLOBAL[name], step, 0, value)
+                self.of_ranks.add(STEP, step, 0, sum(seconds.values()))
+            return
+        steps = sorted(self.pipelined)
+        apart = [after - before for before, after in pairwise(steps)]
+        for step, n_steps in zip(steps, [*apart[:1], *apart], strict=False):
+            for seconds in self.pipelined[step]:
+                for name, value in seconds.items():
+                    self.of_ranks.add(_GLOBAL[name], step, 0, value / n_steps)
 
     def times(self, where: str) -> HostTimes:
         """All times as tables."""
-        numbers = {step for _, step, _ in (*self.of_all, *self.of_ranks)}
-        if not numbers:
+        self._add_deepspeed()
+        steps = np.union1d(self.of_all.steps(), self.of_ranks.steps())
+        if not len(steps):
             raise TraceError(
                 f"{where} has no step: no line of Megatron-LM ('elapsed time per iteration (ms)') "
                 "or of DeepSpeed with wall_clock_breakdown ('time (ms) | fwd: ...')"
             )
-        steps = np.array(sorted(numbers), dtype=np.int64)
-        ranks = np.array(sorted({rank for _, _, rank in self.of_ranks}), dtype=np.int64)
-        samples = self._with_computes()
+        ranks = self.of_ranks.columns()
         groups, names = self._groups(ranks)
-        columns = range(2)
         return HostTimes(
-            format="deepspeed log" if self.deepspeed else "timer log",
+            format="deepspeed log" if self.wall_clock or self.pipelined else "timer log",
             steps=steps,
             ranks=ranks,
             groups=groups,
             group_names=names,
-            seconds=tables(samples, steps.tolist(), ranks.tolist()),
-            ranges=_without_empty(tables(self.of_all, steps.tolist(), columns)),
+            seconds=_with_computes(self.of_ranks.tables(steps, ranks)),
+            ranges=_without_empty(self.of_all.tables(steps, np.arange(2))),
             notes=self._notes(len(ranks)),
         )
-
-    def _with_computes(self) -> dict[tuple[str, int, int], float]:
-        computes: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for (name, step, rank), seconds in self.of_ranks.items():
-            if name in _COMPUTES:
-                computes[step, rank].append(seconds)
-        whole = {
-            (COMPUTE, step, rank): sum(parts)
-            for (step, rank), parts in computes.items()
-            if len(parts) == len(_COMPUTES)
-        }
-        return {**self.of_ranks, **whole}
 
     def _groups(self, ranks: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
         """[rank] its stage in Megatron's order, if the log has the job's arguments."""
@@ -195,20 +194,32 @@ class _Log:
 
     def _notes(self, n_ranks: int) -> tuple[str, ...]:
         notes = list(self.cuts)
-        if self.deepspeed:
+        if self.pipelined:
+            notes.append(_FIRST_STAGE)
+            notes.append("a step's time is the mean since the line before it (steps_per_print)")
+        elif self.wall_clock:
             notes.append(_ONE_RANK)
             notes.append("steps are counted by their lines: DeepSpeed does not number them")
         else:
             notes.append("a step's time is the mean since the line before it (--log-interval)")
             if not n_ranks:
                 notes.append(_NO_RANKS)
-        if self.repeated:
-            notes.append(f"{self.repeated} steps are there twice (a restart?); the last ones count")
+        repeated = self.of_all.repeated(STEP)
+        if repeated:
+            notes.append(f"{repeated} steps are there twice (a restart?); the last ones count")
         return tuple(notes)
 
 
+def _with_computes(seconds: dict[str, Array]) -> dict[str, Array]:
+    """The tables, and that of the computes where a rank has all parts of them."""
+    if not seconds.keys() >= set(_COMPUTES):
+        return seconds
+    computes = np.sum([seconds[name] for name in _COMPUTES], axis=0)
+    return seconds if np.isnan(computes).all() else {**seconds, COMPUTE: computes}
+
+
 def _without_empty(
-    ranges: dict[str, npt.NDArray[np.float64]],
-) -> dict[str, npt.NDArray[np.float64]]:
+    ranges: dict[str, Array],
+) -> dict[str, Array]:
     """Only the columns with a number: a step has one, and ``max`` alone has no least."""
     return {name: table[:, ~np.isnan(table).all(axis=0)] for name, table in ranges.items()}

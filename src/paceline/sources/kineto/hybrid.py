@@ -43,14 +43,14 @@ def with_groups(profile: Profile) -> Profile:
     """The profile with the group of each collective, if it is of a hybrid-sharded job on the host.
 
     Raises:
-        TraceError: the groups are ambiguous: the mesh has other names, or a collective that moves
-            parameters or gradients was called outside of FSDP's ranges.
+        TraceError: the groups are ambiguous: the job is none of FSDP2, the mesh has other names,
+            or a collective that moves parameters or gradients was called outside of FSDP's ranges.
     """
     host, groups = profile.host, hybrid_groups(profile)
-    if host is None or not host.gathers:
+    if host is None:
         return profile
-    if groups is None:
-        _refuse_unknown(profile)
+    if not host.gathers or groups is None:
+        _refuse_unknown(profile, "FSDP's" if host.gathers else "its")
         return profile
     launches = tuple(item._replace(group=_group(profile, item, *groups)) for item in host.launches)
     return replace(profile, collectives=launches, host=replace(host, launches=launches))
@@ -74,15 +74,17 @@ def _group(profile: Profile, item: Collective, replicas: Group, shards: Group) -
     return ""
 
 
-def _refuse_unknown(profile: Profile) -> None:
-    """Refuse FSDP over groups that are not known; gloo names none at its collectives."""
+def _refuse_unknown(profile: Profile, whose: str) -> None:
+    """Refuse collectives over groups that are not known; gloo names none at its collectives."""
     inner = _inner(profile)
     piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
-    if not inner or piped or profile.on_gpu:
+    launches = profile.host.launches if profile.host is not None else ()
+    exchanges = any(launched_kind(item.name) is not None for item in launches)
+    if not (inner and exchanges) or piped or profile.on_gpu:
         return
     names = ", ".join(f"{group.purpose or group.name} ({len(group.ranks)})" for group in inner)
     raise TraceError(
-        f"{profile.path}: FSDP's collectives run in some of the groups {names}, and gloo does not "
-        "say in which; a hybrid-sharded job needs a device mesh of the dimensions replicate and "
-        "shard (or dp_replicate, dp_shard), and no other. Record the job with paceline.record"
+        f"{profile.path}: {whose} collectives run in some of the groups {names}, and gloo does not "
+        "say in which; of such jobs only FSDP2 on a device mesh of the dimensions replicate and "
+        "shard (or dp_replicate, dp_shard) is read. Record the job with paceline.record"
     )

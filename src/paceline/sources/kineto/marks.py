@@ -112,15 +112,17 @@ def host_steps(profile: Profile, steps: Sequence[Span]) -> list[HostStep]:
 
 def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
     window = [step.start_s, step.end_s]
+    marks = _passes(profile, host, slice(*np.searchsorted(host.start_s, window).tolist()), step)
+    computed = Span(marks[0].at_s, max(m.at_s for m in marks if m.kind <= OpKind.BACKWARD_COMPUTE))
     launches = tuple(
         item
         for item in host.launches
-        if step.start_s <= item.launch_s < step.end_s and launched_kind(item.name) is not None
+        if step.start_s <= item.launch_s < step.end_s and _meets(item, computed)
     )
-    marks = _passes(profile, host, slice(*np.searchsorted(host.start_s, window).tolist()), step)
     for number, item in enumerate(launches):
         kind = launched_kind(item.name)
-        assert kind is not None
+        if kind is None:  # a barrier
+            kind = OpKind.GRADS_REDUCE_SCATTER
         if item.name == "allreduce" and item.group:  # behind the scatter within a copy (HSDP)
             kind = OpKind.SEPARATE_GRADS_ALL_REDUCE
         marks.append(Mark(item.launch_s, "launch", kind, -1, number))
@@ -142,6 +144,12 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
         bounds=slice(low, high),
         place=np.stack([behind, np.arange(high - low) - first], axis=1),
     )
+
+
+def _meets(item: Collective, computed: Span) -> bool:
+    """Whether ranks meet in a collective of a step: also in a barrier, if it is amid the passes."""
+    amid = computed.start_s < item.launch_s < computed.end_s
+    return launched_kind(item.name) is not None or (item.name == "barrier" and amid)
 
 
 def range_at(at_s: float, ranges: Sequence[UnitRange]) -> UnitRange | None:
@@ -223,16 +231,15 @@ def _check_passes(profile: Profile, step: Span, passes: Sequence[tuple[bool, int
 
 
 def _updates(profile: Profile, step: Span, computed_s: float) -> list[Mark]:
-    """Begin and end of the optimizer's update; an update within the backward is part of that."""
+    """Begin and end of the optimizers' updates behind the last pass; others are part of that."""
     spans = [
         span
         for span in profile.optimizer
-        if step.start_s <= (span.start_s + span.end_s) / 2 < step.end_s
+        if computed_s <= (span.start_s + span.end_s) / 2 < step.end_s
     ]
-    begin_s = min((span.start_s for span in spans), default=0.0)
-    end_s = max((span.end_s for span in spans), default=0.0)
-    if not spans or (begin_s + end_s) / 2 < computed_s:
+    if not spans:
         return []
+    begin_s, end_s = min(span.start_s for span in spans), max(span.end_s for span in spans)
     return [
         Mark(max(begin_s, computed_s), "begin", OpKind.OPTIMIZER, -1),
         Mark(min(end_s, step.end_s), "end", OpKind.OPTIMIZER, -1),

@@ -85,7 +85,8 @@ def _check_alike(
         )
         raise TraceError(
             f"rank {profile.rank} ran another program than most ranks: its mark {at} of a step "
-            f"is {_words(own[0], at)}, theirs {_words(usual, at)}; give files of one run"
+            f"is {_words(own[0], at)}, theirs {_words(usual, at)}; give files of one run. Ranks "
+            "with other numbers of microbatches can be recorded with paceline.record"
         )
 
 

@@ -28,6 +28,11 @@ TOLERANCE_S: Final = 20e-6
 #: its wait. Inside an operator most ranks and steps must do so: an end may come while it computes.
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
+#: Gloo's thread may be held up between the end of a transfer and its record. Where most ranks and
+#: steps stood in a wait, EARLY_SHARE of them may seem to pass it, by at most EARLY_S plus
+#: PROMPT_SHARE of their idle time in front of it.
+EARLY_S, EARLY_SHARE = 1e-3, 0.25
+
 #: Outside of operators a thread may come back later, when others use its core.
 AWAKE_S, BLOCKED_SHARE = 1e-3, 0.1
 
@@ -66,8 +71,39 @@ def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
             places.append(None)
             continue
         place = _seen_place(seen)
+        if place is None:
+            place = _place_before_late_records(steps, number, stood)
         places.append(place if place is not None else _needed_at(steps, number, marks))
     return places
+
+
+def _place_before_late_records(
+    steps: Sequence[HostStep], launch: int, stood: Sequence[Stood | None]
+) -> Place | None:
+    """The place where most threads stood until the end, but for ends that were recorded late."""
+    seen = [(step, one) for step, one in zip(steps, stood, strict=True) if one is not None]
+    for place in sorted({one.place for _, one in seen}, reverse=True):
+        until = [one for _, one in seen if one.place <= place]
+        passed = [step for step, one in seen if one.place > place]
+        blocked = sum(one.place == place and one.waited_s > 0 for one in until)
+        if len(passed) > EARLY_SHARE * len(seen):
+            return None
+        if 2 * blocked >= len(seen) and all(
+            _was_recorded_late(step, launch, place) for step in passed
+        ):
+            return _seen_place(until)
+    return None
+
+
+def _was_recorded_late(step: HostStep, launch: int, place: Place) -> bool:
+    """Whether a step went on from a place little before a transfer's recorded end."""
+    rows, bound_s = step.bounds_of(place[0]), step.host.bound_s
+    if not 0 <= place[1] < len(rows):
+        return False
+    row = rows[place[1]]
+    idle_s = float(bound_s[row] - bound_s[row - 1])
+    early_s = step.launches[launch].end_s - float(bound_s[row])
+    return early_s <= EARLY_S + PROMPT_SHARE * idle_s
 
 
 def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.host_times.table import COMPUTE, STEP, WAIT, Array, HostTimes, tables
-from paceline.sources.otlp.names import SYNC_START
+from paceline.sources.host_times.table import COMPUTE, STEP, WAIT, Array, HostTimes, Samples
 from paceline.sources.otlp.reader import HOST_TIMES, Spans, check_any, read_spans
 from paceline.trace import OpKind
 
@@ -37,18 +36,19 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
     spans, where = read_spans(paths)
     check_any(spans, where)
     whole = spans.table.steps()
-    samples: dict[tuple[str, int, int], float] = defaultdict(float)
-    for rank, step, start_ns, end_ns in whole.T.tolist():
-        samples[STEP, step, rank] = (end_ns - start_ns) * 1e-9
-    if not samples:
+    if not whole.size:
         raise TraceError(f"{where} has no whole step; is it cut off?")
-    with_steps = set(whole[0].tolist())
+    samples = Samples()
+    rank, step, start_ns, end_ns = whole
+    samples.add_all(STEP, step, rank, _seconds(start_ns, end_ns))
+    steps, ranks = np.unique(step), np.unique(rank)
     ops = spans.table.ops(where)
-    for rank, step, kind, _, start_s, end_s in ops.rows(np.arange(len(ops))):
-        if rank in with_steps and step >= 0 and kind != SYNC_START:
-            for measure in _MEASURES[OpKind(kind)]:
-                samples[measure, step, rank] += end_s - start_s
-    steps, ranks = np.unique(whole[1]), np.unique(whole[0])
+    placed = np.isin(ops.rank, ranks) & (ops.step >= 0)
+    for kind, measures in _MEASURES.items():
+        of_kind = np.flatnonzero(placed & (ops.kind == kind))
+        seconds = _seconds(ops.start_ns[of_kind], ops.end_ns[of_kind])
+        for measure in measures if len(of_kind) else ():
+            samples.add_all(measure, ops.step[of_kind], ops.rank[of_kind], seconds)
     groups, names = _groups(spans, ranks, where)
     return HostTimes(
         format="otlp",
@@ -56,10 +56,14 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
         ranks=ranks,
         groups=groups,
         group_names=names,
-        seconds=_ordered(tables(samples, steps.tolist(), ranks.tolist())),
+        seconds=_ordered(samples.tables(steps, ranks, add_up=True)),
         ranges={},
         notes=_notes(spans, len(ranks)),
     )
+
+
+def _seconds(start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]) -> Array:
+    return np.asarray((end_ns - start_ns) * 1e-9, dtype=np.float64)
 
 
 def _ordered(seconds: dict[str, Array]) -> dict[str, Array]:

@@ -20,8 +20,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from paceline.errors import TraceError
-from paceline.sources.fused import Side, ends_of, positions
+from paceline.sources.fused import Sides, ends_of, positions
 from paceline.sources.otlp.environment import GROUPS
 from paceline.sources.otlp.names import SYNC_START
 from paceline.trace import Job, OpKind
@@ -135,11 +137,12 @@ def _in_programs(rows: Sequence[Row]) -> list[Row]:
     for _, group in groupby(by_worker, key=lambda row: (row.rank, row.step)):
         own = list(group)
         issued, awaited = positions(
-            [row.start_s for row in own],
-            [row.end_s for row in own],
-            [row.kind in LOCAL_KINDS for row in own],
+            np.array([row.start_s for row in own]),
+            np.array([row.end_s for row in own]),
+            np.array([row.kind in LOCAL_KINDS for row in own]),
         )
-        result += [row._replace(issued=issued[i], awaited=awaited[i]) for i, row in enumerate(own)]
+        places = zip(own, issued.tolist(), awaited.tolist(), strict=True)
+        result += [row._replace(issued=launch, awaited=wait) for row, launch, wait in places]
     return result
 
 
@@ -206,18 +209,16 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
 def _end_together(rows: list[Row], job: Job) -> None:
     """Let a rebuilt side end no later than its peer's, in place."""
     per_stage = job.ranks // job.pp_size
-    sides = [
-        Side(
-            row.rank % per_stage,
-            row.rank // per_stage,
-            row.step,
-            row.kind,
-            row.start_s,
-            row.end_s,
-            row.rebuilt,
-        )
-        for row in rows
-    ]
-    for i, end_s in enumerate(ends_of(sides, job.pp_size)):
-        if rows[i].rebuilt:
-            rows[i] = rows[i]._replace(end_s=end_s)
+    rank, step, kind = (
+        np.array([getattr(row, name) for row in rows], dtype=np.int64)
+        for name in ("rank", "step", "kind")
+    )
+    start_s, end_s = (
+        np.array([getattr(row, name) for row in rows], dtype=np.float64)
+        for name in ("start_s", "end_s")
+    )
+    rebuilt = np.array([row.rebuilt for row in rows], dtype=bool)
+    stage, lane = np.divmod(rank, per_stage)
+    ends = ends_of(Sides(lane, stage, step, kind, start_s, end_s, rebuilt), job.pp_size)
+    for i in np.flatnonzero(rebuilt).tolist():
+        rows[i] = rows[i]._replace(end_s=float(ends[i]))

@@ -156,7 +156,7 @@ def _read(path: Path) -> RankFile | None:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
     _check(file.meta, path)
-    of_type: dict[int, list[bytes]] = {}
+    of_type: dict[int, list[memoryview]] = {}
     for kind, payload in file.blocks:
         of_type.setdefault(kind, []).append(payload)
     steps, start_ns, first_op, ops = _steps(of_type, path)
@@ -182,11 +182,11 @@ def _read(path: Path) -> RankFile | None:
     )
 
 
-def _notes(payloads: list[bytes]) -> Iterator[Mapping[str, str]]:
+def _notes(payloads: list[memoryview]) -> Iterator[Mapping[str, str]]:
     """Notes that are mappings of texts; other content of later versions is skipped."""
     for payload in payloads:
         try:
-            note = json.loads(payload)
+            note = json.loads(bytes(payload))
         except (ValueError, RecursionError):
             continue
         if isinstance(note, dict) and all(isinstance(text, str) for text in note.values()):
@@ -219,7 +219,7 @@ def _check(meta: Mapping[str, Any], path: Path) -> None:
         raise TraceError(f"{path}: the header's session is no text")
 
 
-def _table(payloads: list[bytes], columns: int, path: Path) -> npt.NDArray[np.int64]:
+def _table(payloads: list[memoryview], columns: int, path: Path) -> npt.NDArray[np.int64]:
     data = b"".join(payloads)
     if len(data) % (8 * columns):
         raise TraceError(f"{path}: a block has no whole number of entries; was it edited?")
@@ -227,7 +227,7 @@ def _table(payloads: list[bytes], columns: int, path: Path) -> npt.NDArray[np.in
 
 
 def _steps(
-    of_type: Mapping[int, list[bytes]], path: Path
+    of_type: Mapping[int, list[memoryview]], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Numbers, starts and operations of the profiled steps; with programs where they have them."""
     programs = _steps_of(of_type.get(blockfile.PROGRAM, []), _PROGRAM_OP, path)
@@ -246,7 +246,7 @@ def _steps(
 
 
 def _steps_of(
-    payloads: list[bytes], entry: np.dtype[Any], path: Path
+    payloads: list[memoryview], entry: np.dtype[Any], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
     size = blockfile.STEP_HEAD.size
     heads, parts = [], []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,14 @@ from paceline.occurrence import count_in_runs
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
-from paceline.trace import Columns, Job, OpKind, Trace, arrange
+from paceline.trace import Columns, Job, OpKind, Trace
 from paceline.trace.program import turns_back
+from paceline.trace.step_blocks import (
+    BLOCK_ROWS,
+    JobsDifferError,
+    arrange_blocks,
+    ranges_of_steps,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,16 +58,27 @@ def read(
     missing = _missing_ranks(starts[0], path, fatal=not whole)
     warnings = [*missing, *torn_headers(path), *_doubts(files)]
     chosen, left_out = _with_or_without_programs(*_choose(whole, path), path)
-    columns, notes = _columns(chosen, ignore_kinds, path)
-    base_ns = int(columns.start.min()) if len(columns) else 0
-    seconds = (columns.start - base_ns) / 1e9
-    transfer = None if columns.transfer is None else columns.transfer / 1e9
-    columns = replace(columns, start=seconds, duration=columns.duration / 1e9, transfer=transfer)
-    trace = arrange(columns, job or _job(starts[0][0]), where=str(path))
+    chosen = _of_steps(chosen, steps)
+    counts = Counter[str]()
+    n_rows = sum(int(np.diff(file.first_op)[index].sum()) for file, index in chosen)
+    if not n_rows:
+        raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")
+    base_ns = min(int(file.start_ns[index].min()) for file, index in chosen)
+    job = job or _job(starts[0][0])
+    try:
+        blocks = (
+            _seconds(_columns(block, ignore_kinds, chosen, counts), base_ns)
+            for block in _blocks(chosen, BLOCK_ROWS)
+        )
+        trace = arrange_blocks(blocks, n_rows, job, str(path))
+    except JobsDifferError:
+        counts.clear()
+        columns = _seconds(_columns(chosen, ignore_kinds, chosen, counts), base_ns)
+        trace = arrange_blocks([columns], n_rows, job, str(path))
     trace = replace(
         trace,
         step_start_s=trace.step_start_s + base_ns / 1e9,
-        warnings=(*trace.warnings, *warnings, *notes),
+        warnings=(*trace.warnings, *warnings, *_notes(counts, ignore_kinds)),
         left_out={**left_out, **trace.left_out},
         places=recorded_places(path),
     )
@@ -213,25 +231,61 @@ def _job(file: RankFile) -> Job:
     return Job(dp, pp, tp, cp, vpp, world, str(file.meta.get("run", "")))
 
 
+def _of_steps(
+    chosen: list[tuple[RankFile, Ints]], steps: frozenset[int] | None
+) -> list[tuple[RankFile, Ints]]:
+    """Only the steps asked for; all of them where the recording has none of these."""
+    if steps is None:
+        return chosen
+    wanted = np.array(sorted(step for step in steps if step < 2**63), dtype=np.int64)
+    fewer = [(file, index[np.isin(file.steps[index], wanted)]) for file, index in chosen]
+    fewer = [(file, index) for file, index in fewer if len(index)]
+    return fewer or chosen
+
+
+def _blocks(
+    chosen: Sequence[tuple[RankFile, Ints]], n_rows: int
+) -> Iterator[list[tuple[RankFile, Ints]]]:
+    """Whole steps, ascending, with about ``n_rows`` operations each, at least one step."""
+    step = np.concatenate([file.steps[index] for file, index in chosen])
+    n_ops = np.concatenate([np.diff(file.first_op)[index] for file, index in chosen])
+    numbers, of_step = np.unique(step, return_inverse=True)
+    for first, last in ranges_of_steps(np.bincount(of_step, weights=n_ops), n_rows):
+        low, high = numbers[first], numbers[last - 1]
+        within = [
+            (file, index[(file.steps[index] >= low) & (file.steps[index] <= high)])
+            for file, index in chosen
+        ]
+        yield [(file, index) for file, index in within if len(index)]
+
+
 def _columns(
-    chosen: Sequence[tuple[RankFile, Ints]], ignore_kinds: frozenset[str], path: Path
-) -> tuple[Columns, list[str]]:
-    """The operations in ns (``start`` and ``duration``), and notes about them."""
-    programs = chosen[0][0].has_program
-    names = [*PROGRAM] if programs else []
+    block: Sequence[tuple[RankFile, Ints]],
+    ignore_kinds: frozenset[str],
+    chosen: Sequence[tuple[RankFile, Ints]],
+    counts: Counter[str],
+) -> Columns:
+    """The operations of some steps in ns (``start`` and ``duration``).
+
+    Args:
+        block: the files, each with the indices of its steps.
+        ignore_kinds: kinds to leave out.
+        chosen: the files of all steps, which tell the columns.
+        counts: the dropped rows and the sends without an end are added here.
+    """
+    names = [*PROGRAM] if chosen[0][0].has_program else []
     if any(file.has_sums for file, _ in chosen):
         names.append("transfer")
-    parts = [_rows(file, index, ignore_kinds, names) for file, index in chosen]
-    if not sum(len(rows["step"]) for rows, _ in parts):
-        raise TraceError(f"{path}: the recorded steps hold no operation; name them with op()")
-    rows = {name: np.concatenate([rows[name] for rows, _ in parts]) for name in parts[0][0]}
-    _number(rows)
-    notes = _peer_ends(rows, chosen[0][0].degrees[2])
+    parts = [_rows(file, index, ignore_kinds, names) for file, index in block]
+    counts["ignored"] += sum(n for _, n in parts)
+    rows = {name: np.concatenate([rows.pop(name) for rows, _ in parts]) for name in [*parts[0][0]]}
+    if len(rows["step"]):
+        _number(rows)
+        counts["alone"] += _peer_ends(rows, chosen[0][0].degrees[2])
+    else:
+        rows["seq"] = rows["step"]
     late = (rows["flags"] & LATE) > 0
-    ignored = sum(n for _, n in parts)
-    if ignored:
-        notes.append(f"{ignored} rows of the kinds {', '.join(sorted(ignore_kinds))} dropped")
-    columns = Columns(
+    return Columns(
         **{name: rows[name] for name in ("step", "dp", "pp", "rank", "kind", "start", "seq")},
         duration=rows["end"] - rows["start"],
         chunk=rows["chunk"],
@@ -239,7 +293,29 @@ def _columns(
         late=late if late.any() else None,
         **{name: rows[name] for name in names},
     )
-    return columns, notes
+
+
+def _seconds(columns: Columns, base_ns: int) -> Columns:
+    """The columns in seconds since a time."""
+    return replace(
+        columns,
+        start=(columns.start - base_ns) / 1e9,
+        duration=columns.duration / 1e9,
+        transfer=None if columns.transfer is None else columns.transfer / 1e9,
+    )
+
+
+def _notes(counts: Mapping[str, int], ignore_kinds: frozenset[str]) -> list[str]:
+    notes = []
+    if counts["alone"]:
+        notes.append(
+            f"{counts['alone']} sends have no receive that tells their end; it is when they were "
+            "waited for"
+        )
+    if counts["ignored"]:
+        kinds = ", ".join(sorted(ignore_kinds))
+        notes.append(f"{counts['ignored']} rows of the kinds {kinds} dropped")
+    return notes
 
 
 def _rows(
@@ -304,10 +380,13 @@ def _number(rows: dict[str, npt.NDArray[Any]]) -> None:
     rows["seq"] = seq
 
 
-def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
-    """Give sends without an end of their own that of the peer's receive, in place."""
+def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> int:
+    """Give sends without an end of their own that of the peer's receive, in place.
+
+    Returns the number of sends that no receive tells it.
+    """
     if not (rows["flags"] & PEER_END).any():
-        return []
+        return 0
     numbers = {name: np.unique(rows[name], return_inverse=True)[1] for name in ("step", "rank")}
     peer = _peer_numbers(rows)[numbers["rank"]]
     along = rows["pp"]
@@ -334,9 +413,7 @@ def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> list[str]:
         bound = rows["flags"][recvs[at_known[met]]] & LATE
         rows["flags"][sends[met]] = rows["flags"][sends[met]] & ~np.uint8(LATE) | bound
         alone += int((~met).sum())
-    if not alone:
-        return []
-    return [f"{alone} sends have no receive that tells their end; it is when they were waited for"]
+    return alone
 
 
 def _peer_numbers(rows: dict[str, npt.NDArray[Any]]) -> Ints:

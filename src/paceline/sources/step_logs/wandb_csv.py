@@ -8,13 +8,15 @@ metrics.
 from __future__ import annotations
 
 import csv
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import lines
+from paceline.sources.json_stream import lines, whole_lines
 from paceline.sources.step_logs.lines import Columns
 from paceline.sources.step_logs.metrics import (
     BETWEEN,
@@ -41,12 +43,17 @@ def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
     Raises:
         TraceError: no column is a step time or a clock, or a cell is no number.
     """
-    rows = csv.reader(lines(path))
+    notes: list[str] = []
+    rows = csv.reader(_closed_lines(path, notes))
     try:
         head = [cell.strip() for cell in next(rows)]
-        cells = [row for row in rows if len(row) == len(head)]
+        every = [row for row in rows if row]
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV: {error}") from None
+    cells = [row for row in every if len(row) == len(head)]
+    if len(cells) < len(every):
+        n_other = len(every) - len(cells)
+        notes.append(f"{n_other} lines with another number of cells than the header are left out")
     table = {name: i for i, name in enumerate(head)}
     metrics = [name for name in head if not name.endswith(("__MIN", "__MAX"))]
     metric = step_time_metric(metrics, str(path))
@@ -66,7 +73,15 @@ def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
         if bare_name(name) in WORKLOADS
     }
     columns = columns_of(step[logged], values[logged], metric, workload)
-    return columns, () if metric else (BETWEEN,)
+    return columns, (*notes, *([] if metric else [BETWEEN]))
+
+
+def _closed_lines(path: Path, notes: list[str]) -> Iterator[str]:
+    """Whole lines, and a last one without an end if its last cell's quotes are closed."""
+    yield from whole_lines(path, notes)
+    if notes and (last := deque(lines(path), 1)) and last[0].endswith('"'):
+        notes.clear()
+        yield last[0]
 
 
 def _numbers(path: Path, cells: list[list[str]], column: int, name: str) -> npt.NDArray[np.float64]:

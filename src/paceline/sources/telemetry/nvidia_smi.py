@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.errors import TraceError
+from paceline.sources.json_stream import whole_lines
 from paceline.sources.telemetry.table import REASON_BITS, Gpu, Telemetry, telemetry_of
 
 #: Field of nvidia-smi -> metric.
@@ -53,16 +54,16 @@ def load(path: Path) -> Telemetry:
     Raises:
         TraceError: it lacks the time or the GPU's number, or a line has other columns.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, skipinitialspace=True)
-        names = [_UNIT.sub("", name.strip()) for name in next(rows, [])]
-        missing = [name for name in ("timestamp", "index") if name not in names]
-        if missing:
-            raise TraceError(
-                f"{path} lacks {' and '.join(missing)}: ask nvidia-smi for "
-                "--query-gpu=timestamp,index,clocks.sm,... --format=csv"
-            )
-        return telemetry_of(_rows(path, names, rows), [LOCAL_TIME])
+    notes = [LOCAL_TIME]
+    rows = csv.reader(whole_lines(path, notes), skipinitialspace=True)
+    names = [_UNIT.sub("", name.strip()) for name in next(rows, [])]
+    missing = [name for name in ("timestamp", "index") if name not in names]
+    if missing:
+        raise TraceError(
+            f"{path} lacks {' and '.join(missing)}: ask nvidia-smi for "
+            "--query-gpu=timestamp,index,clocks.sm,... --format=csv"
+        )
+    return telemetry_of(_rows(path, names, rows), notes)
 
 
 def _rows(

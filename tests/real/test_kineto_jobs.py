@@ -10,7 +10,7 @@ from paceline.diagnose import diagnose
 from paceline.graph import Measured, from_trace
 from paceline.sources import kineto
 
-sys.path.insert(0, str(Path(__file__).parent / "real_jobs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "real_jobs"))
 from harness import factors_of, run
 
 pytestmark = pytest.mark.alone

@@ -19,7 +19,7 @@ from paceline.trace import Job, OpKind, Trace
 from pipeline_job import MICROBATCHES, SCHEDULES, STEPS
 
 K = OpKind
-JOB = Path(__file__).parent / "pipeline_job.py"
+JOB = Path(__file__).parents[1] / "pipeline_job.py"
 truth = kineto_profiles.truth
 
 
