@@ -161,11 +161,11 @@ def test_uploads_are_all_that_a_backup_leaves_out():
         ("missing", "is damaged"),
         ("format", "later version"),
         ("column", "later version"),
-        ("outside", "which is not ours"),
-        ("dots", "which is not ours"),
-        ("absolute", "which is not ours"),
-        ("link", "which is not ours"),
-        ("behind", "which is not ours"),
+        ("outside", "which no backup has"),
+        ("dots", "which no backup has"),
+        ("absolute", "which no backup has"),
+        ("link", "which no backup has"),
+        ("behind", "which no backup has"),
     ],
 )
 def test_what_is_no_backup_is_not_restored(filled, tmp_path, name, words):

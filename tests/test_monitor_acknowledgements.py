@@ -52,7 +52,7 @@ def test_who_until_when_and_why_are_kept_and_written_down(tmp_path):
 def test_its_end_is_ahead(tmp_path, until):
     world = World(tmp_path)
     number = fired(world.engine, world.now)
-    with pytest.raises(MonitorError, match="over already, or never"):
+    with pytest.raises(MonitorError, match="ended already, or never end"):
         acknowledge(world.engine, [number], "*", until=until, comment="", now=world.now)
 
 

@@ -54,7 +54,7 @@ def test_gpu_hours_at_stake():
     assert f"; {lost}; {stake} at this level." in alarm.headline
     assert alarm.place == "ranks 3-4"
     assert judge(rule, facts(onset=onset, gpus=1)) is None  # 8 of them
-    assert "is unknown" in judge(rule, facts(onset=onset, gpus=None)).headline
+    assert "are unknown" in judge(rule, facts(onset=onset, gpus=None)).headline
     assert judge(rule, facts()) is None
 
 

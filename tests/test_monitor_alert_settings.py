@@ -91,7 +91,10 @@ def test_runbooks_are_links_by_cause(tmp_path):
     assert settings.runbook("worker") == "https://wiki/gpu"
     assert settings.runbook("gc") == settings.runbook(None) == "https://wiki/all"
     assert load_settings("", 900.0).runbook("worker") == ""
-    for text, problem in (("wrker: https://x", "is no cause"), ("gc: wiki", "must be a URL")):
+    for text, problem in (
+        ("wrker: https://x", "is an unknown cause"),
+        ("gc: wiki", "must be a URL"),
+    ):
         path.write_text(f"runbooks: {{{text}}}\n")
         with pytest.raises(MonitorError, match=problem):
             load_settings(str(path), 900.0)

@@ -150,7 +150,7 @@ def test_a_bucket_is_of_one_store(tmp_path):
     one, same, other = (open_blobs(url, tmp_path / name) for name in ("one", "same", "other"))
     one.claim("store-1")
     same.claim("store-1")
-    with pytest.raises(MonitorError, match=r"is of another store \(store-1\)"):
+    with pytest.raises(MonitorError, match=r"belongs to another store \(store-1\)"):
         other.claim("store-2")
     assert list(one.listed()) == []
 
@@ -163,7 +163,7 @@ def test_a_bucket_of_another_store_that_was_away_at_the_start_is_not_written(pla
     put(blobs, tmp_path, KEY)
     switch.mood = "well"
     blobs.start()
-    eventually(lambda: "is of another store" in blobs.problem, timeout=30)
+    eventually(lambda: "belongs to another store" in blobs.problem, timeout=30)
     assert blobs.waiting == (1, 7)
     assert not switch.fs.exists(f"{tmp_path.name}/{KEY}")
     with pytest.raises(BlobsAway, match="another store"):

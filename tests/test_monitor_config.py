@@ -22,7 +22,7 @@ _log_as_before = monitor_site.log_as_before
         ("bindd: x:1", "did you mean bind?"),
         ("keep_days: -1", "keep_days must be 0 or more"),
         ("public_read: 1", "must be like False"),
-        ("tls_cert: a.pem", "line 2: tls_cert: give both"),
+        ("tls_cert: a.pem", "line 2: tls_cert: set both"),
         ("log_level: loud", "line 2: log_level: log_level must be one of"),
         ("analysis_processes: 0", "line 2: analysis_processes"),
         ("analysis_memory_mib: 1", "line 2: analysis_memory_mib"),

@@ -101,7 +101,7 @@ def test_all_that_is_damaged_is_named(config, tmp_path, capsys):
     told = list(problems(config, engine))
     assert any("step times of llm/job" in line and "cannot be read" in line for line in told)
     assert "step times of job 7, which the database does not know" in told
-    assert any("its content is not what was pushed" in line for line in told)
+    assert any("its content differs from its SHA-256" in line for line in told)
     engine.dispose()
     assert run(["admin", "check", "--data", str(config.data)]) == 1
     assert capsys.readouterr().out.count("\n") == 3

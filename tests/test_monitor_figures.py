@@ -213,7 +213,7 @@ def test_starts_are_marked_and_steps_run_again_are_apart():
     assert [x for x, _ in curves["restarts"]["points"]] == [6, 6]
     lines = [stop["lines"] for stop in spec["stops"]]
     assert ["restart 1, from step 6 on"] in lines
-    assert ["step 7: 2.000 s (rank 3); run again later"] in lines
+    assert ["step 7: 2.000 s (rank 3); repeated later"] in lines
     assert spec["xRange"] == [5, 8]
 
 

@@ -471,7 +471,7 @@ class TestStore:
         for each in (instance, twin):
             each.stop()
         with (
-            pytest.raises(MonitorError, match="back them up"),
+            pytest.raises(MonitorError, match="back up the database"),
             (tmp_path / "b.tar").open("wb") as f,
         ):
             write_backup(shared, engine, f)
@@ -485,7 +485,7 @@ class TestStore:
             row = {"name": "x" * 32, "beat": 0, "created_at": 1.0}
             connection.execute(insert(tables.stores).values(**row))
         assert job.id
-        with pytest.raises(MonitorError, match="a store of their own"):
+        with pytest.raises(MonitorError, match="need another store"):
             claims.claim(engine, 1.0)
 
     def test_instances_need_a_postgresql_and_a_bucket(self, tmp_path):

@@ -168,7 +168,7 @@ def test_a_bomb_is_not_unpacked(receiver, monkeypatch):
     monkeypatch.setattr(bodies.zlib, "decompressobj", Watched)
     status, _, answer = post(receiver, bomb, JSON | {"Content-Encoding": "gzip"})
     assert (status, asked) == (413, [bodies.MAX_BODY_BYTES + 1])
-    assert "unpacked the body has more than" in json.loads(answer)["message"]
+    assert "the unpacked body has more than" in json.loads(answer)["message"]
 
 
 def raw(receiver, text, wait=True):
@@ -351,7 +351,7 @@ def test_addresses(tmp_path, receiver):
     with pytest.raises(OutputError, match=r"cannot listen on no\.such\.host\.invalid"):
         Receiver(tmp_path / "c", host="no.such.host.invalid", port=0)
     assert not any((tmp_path / name).exists() for name in "bc")
-    with pytest.raises(OutputError, match="is being written by another receiver"):
+    with pytest.raises(OutputError, match="is in use by another receiver"):
         Receiver(tmp_path / "run", port=0)
 
 

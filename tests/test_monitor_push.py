@@ -137,8 +137,8 @@ class TestCommand:
         (tmp_path / "empty").mkdir()
         for args, message in (
             ((tmp_path / "text", "--to", url), "no parquet trace"),
-            ((tmp_path / "ghost.parquet", "--to", url), "no parquet file, or a part of one"),
-            ((tmp_path / "half.parquet", "--to", url), "no parquet file, or a part of one"),
+            ((tmp_path / "ghost.parquet", "--to", url), "no parquet file, or an incomplete one"),
+            ((tmp_path / "half.parquet", "--to", url), "no parquet file, or an incomplete one"),
             ((tmp_path / "nothing", "--to", url), "does not exist"),
             ((tmp_path / "empty", "--to", url), "no recording yet"),
             ((tmp_path / "empty",), "give --to"),

@@ -125,7 +125,7 @@ def test_msgpack_that_is_none_or_means_harm(content):
 
 @pytest.mark.parametrize("value", [math.nan, b"bytes"])
 def test_a_meta_that_json_cannot_hold(value):
-    with pytest.raises(HTTPException, match="meta holds what JSON does not"):
+    with pytest.raises(HTTPException, match="meta has values that JSON lacks"):
         trace_of(as_msgpack({"sha256": SHA, "size": 1, "meta": {"x": [value]}}))
 
 

@@ -25,7 +25,7 @@ from step_batches import of_step
 from test_monitor_detectors import Site, story
 from test_monitor_replay import flipped, random_bytes, truncated, with_about
 
-SAID = "rank map made anew from step files"
+SAID = "rank map rebuilt from step files"
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_the_page_shows_them_and_one_that_is_asked_for(tmp_path):
         assert "Ranks over time" in page
         assert '<a href="/jobs/job?rank=11#ranks">rank 11</a>' in page
         assert "median of all" in get("/jobs/job?rank=40")
-        assert "Rank 99 has told no step time" in get("/jobs/job?rank=99")
+        assert "Rank 99 has pushed no step time" in get("/jobs/job?rank=99")
         for odd in ("x", "-1", "1e9", "", "99999999999999999999"):
             assert "Ranks over time" in get(f"/jobs/job?rank={odd}")
         assert "Ranks over time" not in get("/jobs/bare")

@@ -24,7 +24,7 @@ from paceline.monitor.store import events
 from step_batches import of_step
 from test_monitor_detectors import Site, story
 
-SAID = "detector made anew from step files"
+SAID = "detector rebuilt from step files"
 
 
 @pytest.fixture

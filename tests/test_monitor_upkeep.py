@@ -49,7 +49,7 @@ def test_a_session_that_is_over_is_queued_again(site, status):
     assert ask(site, "POST", f"/api/v1/sessions/{number}/analyse", "push").status == 200
     site.service.blobs.delete(trace_key(SHA))
     answer = ask(site, "POST", f"/api/v1/sessions/{number}/analyse", "push")
-    assert (answer.status, answer.json["error"]) == (409, "its trace is gone; push it again")
+    assert (answer.status, answer.json["error"]) == (409, "its trace was removed; push it again")
 
 
 def test_pushing_the_trace_of_a_session_that_failed_queues_it(site):

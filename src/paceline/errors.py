@@ -25,7 +25,7 @@
     ├── ResultError         a result document lacks a field, or has one of another form
     └── OutputError         a result cannot be written (exists, no space, no permission)
 
-Every message says what is wrong, where, and what to do about it.
+Every message names the error, its place, and a way to correct it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How to install what is optional, for messages: from where this package came."""
+"""Commands that install optional packages, for messages: from where this package came."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def waits(graph: WaitGraph, hosts: Mapping[int, str], ax: Axes | None = None) ->
         for rank, seconds in list(graph.late_s.items())[:_MOST_NAMED]
         if seconds >= _NAMED_SHARE * max(graph.late_s.values())
     ]
-    ax.set_title(f"Who waits for whom; most waited for: {', '.join(most)}", fontsize="medium")
+    ax.set_title(f"Waits between ranks; most waited for: {', '.join(most)}", fontsize="medium")
     return ax
 
 

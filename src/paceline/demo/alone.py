@@ -1,8 +1,8 @@
-"""The demo's training once more, left alone in one process: its losses, bit by bit.
+"""The demo's training repeated undisturbed in one process, for an exact comparison of losses.
 
-Each replica's gradients are summed over its microbatches in their order, weighted by its share, and
-the replicas' are added. That is what four processes did, without processes, recorder, plugin and
-pauses.
+Each replica's gradients are summed over its microbatches in order and weighted by its share, and
+the replicas' sums are added. This repeats the computation of the four processes without recorder,
+plugin and pauses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Counts = Sequence[Sequence[int]]
 
 
 def losses_alone(counts: Counts, stages: int) -> tuple[list[float], list[float]]:
-    """The losses of the same training, in a process of its own with one thread.
+    """The losses of the same training in a separate process with one thread.
 
     Args:
         counts: [step] microbatches of each replica.
-        stages: of the pipeline.
+        stages: number of the pipeline's stages.
 
     Returns:
-        [step] losses with these shares, and with those of step 0 throughout.
+        [step] losses with these shares, and with the shares of step 0 for all steps.
 
     Raises:
         DemoError: the process failed.
@@ -59,7 +59,7 @@ class _Alone:
         self.optimizers = [torch.optim.SGD(s.parameters(), lr=0.05) for s in self.stages]
 
     def step(self, number: int, counts: Sequence[int]) -> float:
-        """Train a step; its loss."""
+        """Train a step; returns its loss."""
         flat: list[Any] = [None] * len(self.stages)
         for replica, n in enumerate(counts):
             loss = self._passes(number, sum(counts[:replica]), n)
@@ -77,7 +77,7 @@ class _Alone:
         return float(flat[-1][-1])
 
     def _passes(self, number: int, first: int, n: int) -> float:
-        """Forward and backward of a replica's microbatches; the sum of their losses."""
+        """Forward and backward of a replica's microbatches; returns the sum of their losses."""
         from torch.nn import functional
 
         from paceline.demo.gpt import microbatch
@@ -108,7 +108,7 @@ def _flat(stage: Any, loss: float) -> Any:
 
 
 def main() -> None:
-    """Entry: the task on standard input."""
+    """Entry point, with the task on standard input."""
     import torch
 
     from paceline.detect.launch import die_with

@@ -1,4 +1,4 @@
-"""The share of this machine that other work takes; where it is large, times say little."""
+"""The share of this machine used by other work; if it is large, times are unreliable."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import time
 from pathlib import Path
 
-#: Cores that others may take before times say nothing.
+#: Cores used by other work above which times are unreliable.
 MOST_OF_OTHERS = 0.15
 
 _PROC = Path("/proc")
 
 
 class OtherWork:
-    """CPU time of processes that are neither this one nor its descendants, from now on."""
+    """CPU time of all processes except this one and its descendants, from now on."""
 
     def __init__(self) -> None:
         self._began_s, self._before = time.monotonic(), cpu_seconds()
 
     def cores(self) -> float:
-        """Cores that they took on average; 0 where the system does not say it (Linux does)."""
+        """Their average use in cores; 0 if unknown (known on Linux)."""
         now = cpu_seconds()
         if now is None or self._before is None:
             return 0.0
@@ -27,7 +27,7 @@ class OtherWork:
         return max(all_of_it - ours, 0.0) / max(time.monotonic() - self._began_s, 1e-9)
 
     def explain(self) -> str:
-        """In words; "" where it was too little to matter."""
+        """The use in words; "" if negligible."""
         cores = self.cores()
         if cores <= MOST_OF_OTHERS:
             return ""
@@ -40,7 +40,7 @@ class OtherWork:
 def cpu_seconds(root: Path = _PROC, pid: int | None = None) -> tuple[float, float] | None:
     """(of a process and its descendants, of all and what its host took from it) since boot.
 
-    None where there is no /proc/stat as Linux has it.
+    None without Linux's /proc/stat.
     """
     try:
         fields = (root / "stat").read_text().splitlines()[0].split()[1:9]
@@ -53,14 +53,14 @@ def cpu_seconds(root: Path = _PROC, pid: int | None = None) -> tuple[float, floa
 
 
 def _ticks_of(root: Path, pid: int) -> int:
-    """Of a process and its descendants, with those of them that have ended."""
+    """CPU time of a process and its descendants, including ended ones."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for path in root.glob("[0-9]*/stat"):
         try:
-            # Behind the name, which may hold blanks: state, parent, ..., utime to cstime.
+            # After the name, which may hold blanks: state, parent, ..., utime to cstime.
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # ended meanwhile
+        except OSError:  # the process ended
             continue
         one = int(path.parent.name)
         ticks[one] = sum(map(int, fields[11:15]))

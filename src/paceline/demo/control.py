@@ -20,10 +20,10 @@ class Control:
 
     Attributes:
         counts: [dp] microbatches of each replica.
-        factor: how many times as long rank 0's computes take.
-        validate: number of the last wish to find out who is slow; a new one is heard at once.
-        stop: no further step.
-        number: of the message; each is one more than the one before.
+        factor: slowdown of rank 0's computes.
+        validate: number of the last request to validate; a new request is followed at once.
+        stop: whether to stop before the next step.
+        number: number of the message, increasing by one.
     """
 
     counts: tuple[int, ...]
@@ -33,17 +33,17 @@ class Control:
     number: int = 0
 
     def write(self, path: Path) -> None:
-        """Say it."""
+        """Write the message."""
         write_files({path: text_writer(json.dumps(asdict(self)))}, force=True)
 
     @classmethod
     def read(cls, path: Path) -> Control:
-        """Hear it."""
+        """Read the message."""
         values = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**values, "counts": tuple(values["counts"])})
 
     def to_values(self) -> list[float]:
-        """As numbers: :data:`FIELDS`, then the counts."""
+        """The message as numbers: :data:`FIELDS`, then the counts."""
         settings = (self.stop, self.factor, self.validate, self.number)
         return [*map(float, settings), *map(float, self.counts)]
 

@@ -1,4 +1,4 @@
-"""A GPT small enough for one thread: one stage of it, and its data."""
+"""A stage of a GPT small enough for one thread, and its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Stage(nn.Module):
 
     def __init__(self, stage: int, stages: int) -> None:
         super().__init__()
-        torch.manual_seed(1)  # a layer begins alike on all replicas, wherever stages begin
+        torch.manual_seed(1)  # equal initial layers on all replicas, independent of the stages
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         if self.is_first:
             self.tokens = nn.Embedding(VOCABULARY, WIDTH)
@@ -46,7 +46,7 @@ def _block(layer: int) -> nn.Module:
 
 
 def microbatch(step: int, number: int) -> Any:
-    """Tokens [row, place + 1]: sums of the two before, with noise; the same on all ranks."""
+    """Tokens [row, place + 1], equal on all ranks: sums of the two before, with noise."""
     random = torch.Generator().manual_seed(step * 1_000_003 + number)
     tokens = torch.randint(0, VOCABULARY, (ROWS, SEQUENCE + 1), generator=random)
     for place in range(2, SEQUENCE + 1):

@@ -1,14 +1,15 @@
-"""The loop closed on a real job: recorded, slowed on purpose, diagnosed, healed (whatif, 6).
+"""The complete loop on a real job: record, slow down, diagnose, mitigate (whatif, 6).
 
-1. Rank 0 is slowed at three levels; the slowdown that the analysis of the recording estimates is
-   held against the one measured.
-2. It is slowed again: the detector sees it in the step times, a validation names the rank. Where
-   the NCCL plugin is built, a watch pauses the job for that; else it is made between two steps.
+1. Rank 0 is slowed at three levels; the slowdown estimated from the recording is compared with the
+measured one.
+2. It is slowed again: the detector finds it in the step times, and a validation names the rank.
+With the NCCL plugin, a watch pauses the job for the validation; otherwise it runs between two
+steps.
 3. The planner moves microbatches to the other replica while the job runs.
-4. Relief: the computes of rank 0 are fast again, and the shares go back.
+4. Relief: the computes of rank 0 become fast again, and the shares return to the old values.
 
-Last, the job's losses are held against those of the same training left alone, in one process. They
-are the same bit by bit, and but for rounding those of even shares.
+Finally, the job's losses are compared with those of the same training in one process. They are
+bitwise equal, and except for rounding also equal those of even shares.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ Say = Callable[[str], None]
 
 #: Factors of rank 0's computes, for about the slowdowns of the paper's 1.16, 1.40 and 2.03.
 LEVELS = (1.25, 1.5, 2.2)
-#: Runs of a level and the steps of each; steps after a change that are left out.
+#: Runs per level, steps per run, and steps left out after a change.
 RUNS, RUN_STEPS, SETTLE = 5, 3, 2
-#: Steps until the detector has left its warm-up, and steps between two episodes.
+#: Steps of the detector's warm-up, and steps between two episodes.
 WARM_UP_STEPS, PAUSE_STEPS = 56, 10
-#: The fail-slow to be mitigated, and what moving microbatches is said to cost.
+#: The fail-slow to be mitigated, and the assumed cost of moving microbatches.
 FACTOR, OVERHEAD_S = 3.0, 0.5
-#: Steps that measure the fail-slow and what mitigation brought, steps at most until an event.
+#: Steps that measure the fail-slow and the mitigation, and most steps until an event.
 SLOW_STEPS, MEASURED_STEPS, MAX_STEPS = 8, 20, 80
-#: Seconds at most until the watch names a rank.
+#: Most seconds until the watch names a rank.
 MAX_WATCH_S = 60.0
 
 
@@ -68,11 +69,12 @@ class Level:
     """One level of slowness.
 
     Attributes:
-        factor: of rank 0's computes.
-        measured: step time over the healthy one, median of the runs.
-        estimated: what the analysis says it is against rank 0 as fast as its peer, likewise.
-        slowdown: S, against the ideal job (where work could be shared), likewise.
-        workers: the slow workers (dp, stage) that the runs' diagnoses name.
+        factor: slowdown of rank 0's computes.
+        measured: ratio of the step time to the healthy one, median of the runs.
+        estimated: the analysis's estimate of this ratio, with rank 0 as fast as its peer, median of
+            the runs.
+        slowdown: S, relative to the ideal job (where work could be shared), median of the runs.
+        workers: slow workers (dp, stage) named by the runs' diagnoses.
     """
 
     factor: float
@@ -83,7 +85,7 @@ class Level:
 
     @property
     def error(self) -> float:
-        """Of the estimate, relative."""
+        """Relative error of the estimate."""
         return self.estimated / self.measured - 1
 
 
@@ -94,21 +96,21 @@ class LiveResult:
     Attributes:
         healthy_s: median step time before the fail-slow to be mitigated, seconds.
         levels: part 1.
-        detected_after: steps from onset until the detector was sure.
+        detected_after: steps from onset to detection.
         named: ranks that the validation calls slow.
         slow_s, mitigated_s: median step times before and after microbatches were moved.
         watched: ranks that a watch names from the operations of slow steps.
-        watched_after_s: when it did, seconds since the first slow step began.
-        counts: microbatches of the replicas then.
-        relieved_after: steps from relief until the shares were even again.
+        watched_after_s: seconds from the first slow step's begin until then.
+        counts: microbatches of the replicas after the move.
+        relieved_after: steps from relief to even shares.
         back_s: median step time after that.
         pause: the event of the pause (:mod:`paceline.pause.events`); None without the plugin.
-        lost_steps: steps whose loss is missing or differs by a bit. It is held against the same
-            training left alone, in one process, with the same shares.
-        loss_difference: the largest relative one to that with even shares.
-        actions: the planner's, in words.
-        monitor: what the monitor made of it; None where there is none.
-        seconds: how long all took.
+        lost_steps: steps whose loss is missing or not bitwise equal to that of the same training in
+            one process with the same shares.
+        loss_difference: largest relative difference to the loss with even shares.
+        actions: the planner's actions in words.
+        monitor: the monitor's view; None without one.
+        seconds: total time.
     """
 
     healthy_s: float = 0.0
@@ -131,11 +133,11 @@ class LiveResult:
 
     @property
     def recovered(self) -> float:
-        """Share of the lost step time that came back."""
+        """Share of the lost step time that the mitigation recovered."""
         return (self.slow_s - self.mitigated_s) / (self.slow_s - self.healthy_s)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The outcome as JSON values."""
         levels = [asdict(level) | {"error": level.error} for level in self.levels]
         return asdict(self) | {"levels": levels, "recovered": self.recovered}
 
@@ -147,19 +149,19 @@ def run_live(
     watched: Watched | None = None,
     plugin: Path | None = None,
 ) -> LiveResult:
-    """Train, slow down, diagnose, heal; about two minutes.
+    """Train, slow down, diagnose and mitigate, in about two minutes.
 
     Args:
-        folder: where the recordings go.
-        say: told what happens.
-        shape: of the job.
-        watched: a monitor that the job's recorder pushes to.
-        plugin: the NCCL plugin, told of gloo's collectives; with it the job is paused.
+        folder: folder for the recordings.
+        say: function called with progress messages.
+        shape: shape of the job.
+        watched: monitor that the job's recorder pushes to.
+        plugin: NCCL plugin, notified of gloo's collectives, which can pause the job.
 
     Raises:
         DemoError: a process ended.
-        DemoLateError: the job stands still, or something was not seen in time; with what other
-            work took of the machine.
+        DemoLateError: the job hangs, or an expected event was late; the message has the machine's
+            other load.
     """
     other = OtherWork()
     try:
@@ -211,13 +213,13 @@ def _run_live(
 
 
 class _Story:
-    """The parts, in their order."""
+    """The parts in order."""
 
     def __init__(self, job: Training, result: LiveResult, say: Say) -> None:
         self.job, self.result, self.say = job, result, say
         ranks = job.shape.dp * job.shape.pp
         self.steps = _Feed(Detector(ranks), _step_times)
-        # The time of the ranks' computes shows who is slow, also where microbatches hide it.
+        # The ranks' compute times show the slow rank even if microbatches hide it.
         self.computes = _Feed(Detector(ranks, warm_up=30), _compute_times)
 
     def healthy(self) -> None:
@@ -248,7 +250,7 @@ class _Story:
     def _run(self, factor: float) -> tuple[float, float, float, list[tuple[int, int]]]:
         """(measured, estimated, S, workers) of some slow steps and the healthy ones after them.
 
-        Neighbours in time are compared: what else the machine does changes from minute to minute.
+        Neighbours in time are compared, as the machine's other load changes every minute.
         """
         slow, end = self._steps(factor)
         estimated, slowdown, workers = self._analyse(slow, end)
@@ -276,11 +278,11 @@ class _Story:
         return estimated, analysis.slowdown, workers
 
     def recover(self, watched: Watched | None) -> int:
-        """Healthy again, also in the eyes of the monitor; how many alerts that was told of."""
+        """Return to health, also in the monitor; returns the number of its alerts."""
         first = self.job.say(factor=1.0) + SETTLE
         self.job.wait_for(first + PAUSE_STEPS)
         earlier = watched.calm() if watched else 0
-        # Of the steps just before the fail-slow: what else the machine does changes.
+        # Steps just before the fail-slow, as the machine's other load changes.
         first = max(first, self.job.steps_done() - PAUSE_STEPS)
         self.result.healthy_s = self._median(first, first + PAUSE_STEPS)
         self.steps.skip_to(first)
@@ -290,9 +292,9 @@ class _Story:
     def mitigate(self) -> None:
         job, result = self.job, self.result
         watch = Watch(job.folder, validate=False)
-        watch.look()  # all that came before
+        watch.look()  # all earlier steps
         onset = job.say(factor=FACTOR)
-        # Where noise has begun an episode, the fail-slow worsens it.
+        # If noise has begun an episode, the fail-slow worsens it.
         event = self._watch(self.steps, ("onset", "worsening"), onset)
         result.detected_after = event.step - onset
         self.say(
@@ -322,7 +324,7 @@ class _Story:
         )
 
     def _validate(self) -> Mapping[str, Any]:
-        """The verdict of a validation: all ranks stand meanwhile, or it lies between two steps."""
+        """The verdict of a validation, during a pause of all ranks or between two steps."""
         if self.job.plugin is None:
             self.say("  no NCCL plugin is built (paceline nccl path): the job is not paused")
             return self.job.validate()
@@ -391,7 +393,7 @@ class _Story:
         raise DemoLateError(f"no {kinds[0]} was seen within {MAX_STEPS} steps")
 
     def _median(self, first: int, end: int) -> float:
-        """Seconds of a step: of the slowest rank, median of steps."""
+        """Step time of the slowest rank, median over steps, seconds."""
         times = self.job.times()
         assert times is not None
         mine = (times.steps >= first) & (times.steps < end)
@@ -423,7 +425,7 @@ def _compute_times(job: Training, first: int, end: int) -> Samples:
 
 
 class _Feed:
-    """A detector and where it stands in the job's steps."""
+    """A detector and its position in the job's steps."""
 
     def __init__(
         self, detector: Detector, samples: Callable[[Training, int, int], Samples]
@@ -433,11 +435,11 @@ class _Feed:
         self.news: list[Event] = []
 
     def skip_to(self, step: int) -> None:
-        """Leave out what lies before."""
+        """Skip earlier steps."""
         self.next = step
 
     def take(self, job: Training, end: int) -> list[tuple[int, Array]]:
-        """Feed the steps before ``end``; their samples."""
+        """Feed the steps before ``end``; returns their samples."""
         if end <= self.next:
             return []
         numbers, table = self.samples(job, self.next, end)
@@ -448,10 +450,10 @@ class _Feed:
         return list(zip(numbers.tolist(), table, strict=True))
 
     def follow(self, job: Training, after: int | None, steps: int) -> Any:
-        """(step, samples) of coming steps, as they are made; those up to ``after`` are left out."""
+        """(step, samples) of new steps after ``after``, as they appear."""
         last = job.steps_done() + steps
         while self.next < last:
-            # The newest step may not be on all ranks' disks yet.
+            # Some ranks may not have written the newest step.
             job.wait_for(self.next)
             for number, row in self.take(job, job.steps_done() - 1):
                 if after is None or number > after:
@@ -472,11 +474,11 @@ def _say_monitor(result: MonitorResult, say: Say) -> None:
 
 
 def _compare_losses(lines: Sequence[Line], shape: Shape) -> tuple[int, float]:
-    """Steps that are missing or differ by a bit, and the largest difference to even shares."""
+    """Steps that are missing or not bitwise equal, and the largest difference to even shares."""
     steps = {line.step: line for line in lines}
     last = max(steps)
     counts = [steps[n].counts if n in steps else lines[0].counts for n in range(last + 1)]
     same, even = losses_alone(counts, shape.pp)
     lost = sum(n not in steps or steps[n].loss != same[n] for n in range(last + 1))
-    lost += len(lines) - len(steps)  # steps that were made twice
+    lost += len(lines) - len(steps)  # repeated steps
     return lost, max(abs(line.loss / even[line.step] - 1) for line in lines)

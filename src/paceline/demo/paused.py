@@ -1,7 +1,7 @@
-"""The demo's job becomes slow; from there to the slow rank's name nobody gives a command.
+"""Automatic naming of the slow rank after the demo's job becomes slow.
 
-A watch reads the calls that the NCCL plugin records. It asks all ranks through the pause protocol
-to stop at one collective, lets as many processes beside them be validated, and compares.
+A watch reads the calls that the NCCL plugin records. It stops all ranks at one collective by the
+pause protocol, validates as many separate processes, and compares them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from paceline.pause.asker import Times
 from paceline.pause.validation import pause_and_validate
 from paceline.watch import CallsWatch, News
 
-#: A busy machine takes long to start four processes; the plugin allows 160 s in all.
+#: A busy machine starts four processes slowly; the plugin allows 160 s in total.
 TIMES = Times(hold_s=100.0, arrive_s=40.0, answer_s=20.0, silent_s=20.0)
-#: Collectives until the stop, at least: the job has one of all ranks a step.
+#: Least collectives until the stop; the job has one of all ranks per step.
 MARGIN = 2
-#: Seconds at most until the watch has had the job validated.
+#: Most seconds until the watch has validated the job.
 MAX_S = 200.0
 
 
 def validated_by_pause(job: Training, factor: float) -> tuple[list[News], Mapping[str, Any]]:
-    """The news of a watch until it has had the ranks validated, and the verdict.
+    """The news of a watch until its validation of the ranks, and the verdict.
 
     Args:
-        job: with the plugin; slow.
-        factor: of rank 0, which the validation emulates as the training does.
+        job: slow job with the plugin.
+        factor: slowdown of rank 0, which the validation emulates like the training.
 
     Raises:
-        DemoLateError: the watch sees nothing, or the pause is not held undisturbed.
+        DemoLateError: the watch finds nothing, or the pause is disturbed.
     """
 
     def measure(ranks: int, most_s: float) -> Measurements:

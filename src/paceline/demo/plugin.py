@@ -1,8 +1,8 @@
-"""The NCCL plugin under gloo: what NCCL would call around its collectives is called here.
+"""The NCCL plugin with gloo: this module makes NCCL's calls to the plugin.
 
-The real shared object runs: its ring buffers, its writer and its side of the pause. As NCCL does
-(``hostStreamPlanTask``, docs/pause.md), a call is told when it is queued, and its times on the
-device later, on another clock. Layouts as in ``native/nccl_abi.h``.
+The real shared object runs: its ring buffers, its writer and its part of the pause. As in NCCL
+(``hostStreamPlanTask``, docs/pause.md), a call is reported when queued, and its device times later,
+on another clock. Layouts as in ``native/nccl_abi.h``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-#: Bits of event types (docs/nccl.md), and the state by which a kernel's end is told.
+#: Bits of event types (docs/nccl.md), and the state that reports a kernel's end.
 _COLL, _P2P, _KERNEL = 1, 2, 6
 _KERNEL_STOP: Final = 22
 
@@ -95,11 +95,11 @@ class _Profiler(ctypes.Structure):
 
 
 class Call:
-    """A call that was told to the plugin, and when it began.
+    """A call reported to the plugin, and its begin.
 
     Args:
         owner: its communicator.
-        handle: of its event.
+        handle: handle of its event.
     """
 
     def __init__(self, owner: Communicator, handle: int | None) -> None:
@@ -107,22 +107,22 @@ class Call:
         self._begun_ns = time.monotonic_ns()
 
     def queued(self) -> None:
-        """It is queued: here the plugin may let the rank stand."""
+        """Report the queueing; here the plugin may pause the rank."""
         self._owner.plugin.stop(self._handle)
 
     def done(self) -> None:
-        """It has ended on the "device"."""
+        """Report the end on the "device"."""
         self._owner.tell_kernel(self._handle, self._begun_ns, time.monotonic_ns())
 
 
 class Communicator:
-    """One process group, as NCCL would show it to the plugin.
+    """A process group, as NCCL would report it to the plugin.
 
     Args:
         library: the shared object.
-        ranks: of the group, global numbers.
-        rank: this process, global number.
-        name: of the job; groups of equal name and ranks are one communicator.
+        ranks: global numbers of the group's ranks.
+        rank: global number of this process.
+        name: name of the job; groups of equal name and ranks are one communicator.
     """
 
     def __init__(self, library: Path, ranks: Sequence[int], rank: int, name: str) -> None:
@@ -137,7 +137,7 @@ class Communicator:
         self._seq: dict[bytes, int] = {}
 
     def collective(self, func: bytes, count: int) -> Call:
-        """Of ``count`` float32; ``func`` as NCCL names it, a constant."""
+        """A collective of ``count`` float32; ``func`` is NCCL's name, a constant."""
         event = _Event(type=1 << _COLL, rank=self.rank)
         seq = self._seq[func] = self._seq.get(func, 0) + 1
         event.of.coll = _Coll(
@@ -165,7 +165,7 @@ class Communicator:
             self.plugin.stop(handle)
 
     def close(self) -> None:
-        """Destroy it."""
+        """Destroy the communicator."""
         self.plugin.finalize(self._context)
 
     def _start(self, event: _Event) -> int | None:

@@ -1,4 +1,4 @@
-"""The demo's training job: four processes on this machine, none of which is left behind."""
+"""The demo's training job: four processes on this machine, which always end with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.errors import DemoError, DemoLateError
 from paceline.sources.recording import load_recorded_step_times, matches
 from paceline.sources.step_times import StepTimes
 
-#: How often the job is looked at, and how long without a step until it is given up.
+#: Interval of the checks, and the longest time without a step.
 _POLL_S, PATIENCE_S = 0.1, 150.0
 #: The same before the first step. On a busy machine the import of torch takes minutes (four
 #: processes on two cores with a load of 40: more than 150 s).
@@ -45,7 +45,7 @@ class Shape:
 
 
 class Line(NamedTuple):
-    """A step, its loss, the microbatches of the replicas, and the message that it obeyed."""
+    """A step, its loss, the replicas' microbatches, and the message that it followed."""
 
     step: int
     loss: float
@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
 
 class Training:
-    """The running job: steered by a file, watched through its recording.
+    """The running job, controlled by a file and observed through its recording.
 
     Args:
         folder: of the recording and of all else that the job writes.
@@ -126,9 +126,9 @@ class Training:
             worker.wait()
 
     def say(self, **wishes: Any) -> int:
-        """Change the settings; the first step that was made with them.
+        """Change the settings; returns the first step with them.
 
-        Recordings reach the disk some steps late, so that step is what the job says of itself.
+        Recordings reach the disk some steps late, so the step comes from the job's own file.
 
         Raises:
             DemoError: a process ended, or the job stands still.
@@ -144,7 +144,7 @@ class Training:
         self.control.write(self.folder / CONTROL)
 
     def _first_step(self) -> int | None:
-        """The first step of the newest message; None before it is over."""
+        """The first finished step of the newest message, or None."""
         return next((line.step for line in self.losses() if self._is_new(line)), None)
 
     def _is_new(self, line: Line) -> bool:
@@ -168,7 +168,7 @@ class Training:
         return int(whole[-1]) + 1 if len(whole) else 0
 
     def wait_for(self, step: int) -> None:
-        """Until ``step`` is over on all ranks.
+        """Wait until ``step`` is finished on all ranks.
 
         Raises:
             DemoError: a process ended, or the job stands still.
@@ -176,7 +176,7 @@ class Training:
         self._wait(lambda: self.steps_done() > step)
 
     def validate(self) -> dict[str, Any]:
-        """Let the job find out between two steps who is slow; its verdict.
+        """Validate the job between two steps; returns the verdict.
 
         Raises:
             DemoError: a process ended, or the job stands still.
@@ -189,7 +189,7 @@ class Training:
         return verdict
 
     def stop(self) -> None:
-        """No further step; wait for the processes.
+        """Stop the job, and wait for its processes.
 
         Raises:
             DemoError: a process ended otherwise, or the job stands still.
@@ -198,10 +198,10 @@ class Training:
         self._wait(lambda: all(worker.poll() is not None for worker in self.workers))
 
     def losses(self) -> list[Line]:
-        """Each step that was made so far."""
+        """All steps until now."""
         path = self.folder / LOSSES
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # the last line may be half written
+        whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
         fields = [json.loads(line) for line in whole.splitlines()]
         return [Line(**{**line, "counts": tuple(line["counts"])}) for line in fields]
 

@@ -1,4 +1,4 @@
-"""The monitor beside the demo: its own one unless one is named, and its view of the job."""
+"""The demo's monitor, its own or a given one, and its view of the job."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from paceline.errors import DemoError, DemoLateError, MonitorError
 
 #: Profiled steps of a session: some ten sessions in the demo, few enough to leave it its cores.
 SESSION_STEPS = 40
-#: How often the monitor is asked, and how long its last words are waited for.
+#: Interval of requests to the monitor, and the longest wait for its last data.
 _LOOK_S, _PATIENCE_S = 0.2, 120.0
 
-#: A relief ends the alert only when the job stays healthy: half mitigated, it comes and goes.
+#: A relief ends the alert only if the job stays healthy; partly mitigated, the fail-slow comes and
+#: goes.
 _ALERTS = """\
 group_wait_s: 0
 rules:
@@ -43,8 +44,8 @@ class Shown:
     Attributes:
         id: its number.
         last_step: its last step.
-        seen_after_s: from the end of that step until the session was listed.
-        analysed_after_s: until its outcome was.
+        seen_after_s: seconds from that step's end until the session was listed.
+        analysed_after_s: seconds until its outcome was listed.
         slowdown: S.
     """
 
@@ -60,10 +61,10 @@ class MonitorResult:
     """The monitor's view of the demo's job.
 
     Attributes:
-        url: of the job's page.
+        url: URL of the job's page.
         sessions: in order.
-        alerts: (status, headline) as the webhook was told; empty with another's monitor.
-        earlier: how many of them came before the fail-slow, when single steps were slowed.
+        alerts: (status, headline) of the webhook's messages; empty with a given monitor.
+        earlier: number of alerts before the fail-slow, from single slowed steps.
     """
 
     url: str = ""
@@ -73,16 +74,16 @@ class MonitorResult:
 
 
 class Watched:
-    """A monitor that watches the demo's job, for as long as the context lasts.
+    """A monitor of the demo's job during the context.
 
     Args:
-        url: of a running service, which PACELINE_TOKEN opens; "" = one of its own, in ``folder``.
-        folder: for its data.
+        url: URL of a running service, with PACELINE_TOKEN; "" = a new service in ``folder``.
+        folder: folder for its data.
         name: of the job.
 
     Raises:
         DemoError: the service does not start.
-        MonitorError: it cannot be reached.
+        MonitorError: the service cannot be reached.
     """
 
     def __init__(self, url: str, folder: Path, name: str = "") -> None:
@@ -104,7 +105,7 @@ class Watched:
             self.client = Client(self._url, token, patience_s=20.0)
             self._token = self.client.token
             self.client.register(self.name)
-            list(self.client.sessions(self.name))  # may the token read, too?
+            list(self.client.sessions(self.name))  # checks whether the token may also read
             self._watcher.start()
         except BaseException:
             self._end()
@@ -118,7 +119,7 @@ class Watched:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment that makes the job's recorder push by itself."""
+        """Environment with which the job's recorder pushes to the monitor."""
         return {
             "PACELINE_MONITOR": self._url,
             "PACELINE_TOKEN": self._token,
@@ -127,10 +128,10 @@ class Watched:
         }
 
     def calm(self) -> int:
-        """Wait until no alert is left; how many messages the webhook has had.
+        """Wait until no alert fires; returns the number of the webhook's messages.
 
         Raises:
-            DemoLateError: one stays.
+            DemoLateError: an alert still fires.
         """
         messages = self._hook.messages if self._hook else []
         until = time.monotonic() + _PATIENCE_S
@@ -141,10 +142,10 @@ class Watched:
         return len(messages)
 
     def result(self, recording: Path) -> MonitorResult:
-        """The monitor's view of the job, once the job is over and all of it has arrived.
+        """The monitor's final view of the job, after the arrival of all data.
 
         Raises:
-            DemoError: it does not arrive.
+            DemoError: data are missing.
         """
         until = time.monotonic() + _PATIENCE_S
         while not self._is_done():
@@ -188,7 +189,7 @@ class Watched:
                 pass
 
     def _serve(self, hook: str) -> tuple[str, str]:
-        """Start a service; its URL and token."""
+        """Start a service; returns its URL and token."""
         self._folder.mkdir(parents=True, exist_ok=True)
         alerts = self._folder / "alerts.yaml"
         alerts.write_text(_ALERTS.format(url=hook), encoding="utf-8")
@@ -243,7 +244,7 @@ class Watched:
 
 
 def _step_ends(recording: Path) -> dict[int, float]:
-    """Step -> when rank 0 ended it, seconds since 1970."""
+    """Step -> its end on rank 0, seconds since 1970."""
     ends = {}
     for path in recording.glob("rank-00000-*.blocks"):
         for kind, payload in read_file(path).blocks:
@@ -254,7 +255,7 @@ def _step_ends(recording: Path) -> dict[int, float]:
 
 
 class _Hook:
-    """A webhook on the loopback that remembers its messages."""
+    """A webhook on the loopback interface that keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str]] = []
@@ -269,7 +270,7 @@ class _Hook:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:
-                """No line per request."""
+                """Do not log requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
@@ -277,7 +278,7 @@ class _Hook:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,10 +1,10 @@
-"""One rank of the demo's training job: a small GPT, 1F1B, replicas with any shares of microbatches.
+"""A rank of the demo's training job: a small GPT, 1F1B, replicas with different microbatches.
 
-Started by :mod:`paceline.demo.processes`. Written as a user's loop would be: the lines that name
-``recorder`` are what recording takes.
+:mod:`paceline.demo.processes` starts it. It resembles a user's training loop; recording needs only
+the lines with ``recorder``.
 
-Two cores cannot run four ranks side by side, so computes are paced. Each does its real work, then
-sleeps until the time that it is said to take. A slow rank does matrix products for as much longer.
+Two cores cannot run four ranks at once, so computes are paced: each does its real work, then sleeps
+until its nominal time. A slow rank computes extra matrix products.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, task: dict[str, Any], rank: int) -> None:
         self.rank, self.dp, self.pp = rank, task["dp"], task["pp"]
-        # As Megatron counts: replicas of a stage are neighbours.
+        # Megatron's order: replicas of a stage are neighbours.
         self.stage, self.replica = divmod(rank, self.dp)
         self.folder = Path(task["folder"])
         self.outputs: dict[int, Any] = {}
@@ -58,7 +58,7 @@ class Worker:
         self.extra = torch.randn(_EXTRA, _EXTRA, generator=torch.Generator().manual_seed(rank))
 
     def _communicators(self, plugin: str | None) -> tuple[Communicator | None, ...]:
-        """That of all ranks and that of the peers, as the NCCL plugin is shown them."""
+        """The groups of all ranks and of the peers, for the NCCL plugin."""
         if plugin is None:
             return None, None
         os.environ["PACELINE_RECORD"], os.environ["RANK"] = str(self.folder), str(self.rank)
@@ -69,7 +69,7 @@ class Worker:
         )
 
     def train(self, recorder: record.Recorder) -> None:
-        """Steps until told to stop."""
+        """Run steps until the stop message."""
         number = 0
         while not (control := self._control()).stop:
             self.factor = control.factor if self.rank == 0 else 1.0
@@ -93,7 +93,7 @@ class Worker:
                 communicator.close()
 
     def _control(self) -> Control:
-        """Rank 0 reads the settings; all hear it before the step, at the same step."""
+        """Rank 0 reads the settings and broadcasts them before the step."""
         values = torch.zeros(len(FIELDS) + self.dp, dtype=torch.float64)
         if self.rank == 0:
             control = Control.read(self.folder / CONTROL)
@@ -165,7 +165,7 @@ class Worker:
         op = recorder.launch(kind, microbatch=m)
         told = self._transfer(b"Send", x, peer)
         self.sending.append((op.track(dist.isend(x, peer)), x))
-        if told:  # so few bytes are on their way at once, which is the end of a send to gloo
+        if told:  # so few bytes are sent at once, when gloo considers a send finished
             told.queued()
             told.done()
 
@@ -190,10 +190,10 @@ class Worker:
         return result
 
     def _validate(self, factor: float) -> None:
-        """Between two steps, all ranks waiting: who is slow?
+        """Find slow ranks between two steps, while all ranks wait.
 
-        The machine is not: rank 0 does extra matrix work here as it does in its computes. The
-        measurement and the verdict know nothing of that.
+        As the machine is not slow, rank 0 does extra matrix work as in its computes. The
+        measurement and the verdict do not know this.
         """
         injected = Injected(rank=0, factor=factor) if factor > 1 else None
         verdict = judge(run_validation(effort=Effort(rounds=3), injected=injected))
@@ -203,7 +203,7 @@ class Worker:
 
 
 def _run(work: Any, told: Call | None) -> None:
-    """Wait for a work that is queued; where the plugin was told, the rank may stand before."""
+    """Wait for queued work; with the plugin the rank may be paused before."""
     if told:
         told.queued()
     work.wait()
@@ -212,7 +212,7 @@ def _run(work: Any, told: Call | None) -> None:
 
 
 def main() -> None:
-    """Entry: the task as JSON, and the rank."""
+    """Entry point, with the task as JSON and the rank."""
     task, rank = json.loads(sys.argv[1]), int(sys.argv[2])
     die_with(task["parent"])
     torch.set_num_threads(1)

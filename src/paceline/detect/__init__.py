@@ -1,1 +1,1 @@
-"""Online: when did a job become slow, and is it sure?"""
+"""Online detection: when a job became slow, and how certain that is."""

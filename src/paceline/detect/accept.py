@@ -1,4 +1,4 @@
-"""Changes that a person knows to be planned: their new level is healthy."""
+"""Changes that a user declares as planned: their new level is healthy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS, Event
 
-#: A change is the one meant if it began this near to the step: its begin is an estimate.
+#: A change within this distance of the step matches, as its begin is an estimate.
 NEAR_STEPS = 10
 
 
@@ -18,14 +18,14 @@ class Accepted:
 
     Attributes:
         steps: their numbers.
-        near: how many steps away a change may begin.
+        near: largest distance of a change's begin, in steps.
     """
 
     steps: tuple[int, ...] = ()
     near: int = NEAR_STEPS
 
     def apply(self, detector: Detector, events: Iterable[Event]) -> list[Event]:
-        """The events that are not planned; those that are make their rank's level healthy."""
+        """The unplanned events; planned ones make their rank's level healthy."""
         others = []
         for event in events:
             if event.kind in SLOW_KINDS and self._covers(event):

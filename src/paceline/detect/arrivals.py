@@ -1,4 +1,4 @@
-"""Samples of step times as they come, one at a time -> complete steps, in their order."""
+"""Assembly of single samples of step times into complete steps, in order."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Array = npt.NDArray[np.float64]
 Workload = Mapping[str, float]
 _Sample = tuple[int, int, float, Workload]
 
-#: Steps in a row that ranks give again after a restart from a checkpoint; fewer are repeated lines.
+#: Repeated steps in a row that show a restart from a checkpoint; fewer are repeated lines.
 RESTART_STEPS = 3
 
 
 class Arrivals:
-    """Puts the samples of ranks together to steps.
+    """Assembles the ranks' samples into steps.
 
-    A step is over when all ranks have given a sample, or when the next one begins. Later samples of
-    it are left out and counted, unless the job went back to an earlier step.
+    A step ends when all ranks have a sample, or when the next one begins. Its later samples are
+    left out and counted, unless the job returned to an earlier step.
 
     Args:
-        ranks: how many there are.
+        ranks: number of ranks.
 
     Attributes:
-        late: samples that were left out: they repeat a step, or came after it was over.
-        workload: what the step that was yielded last had to do, the largest value of its ranks;
-            None where no sample says it.
+        late: number of samples left out, which repeat a step or came after its end.
+        workload: workload of the last yielded step, the largest value of its ranks; None if no
+            sample has one.
     """
 
     def __init__(self, ranks: int) -> None:
         self.late = 0
-        self._newest = -1  # step that is, or was last, put together; they begin with 0
+        self._newest = -1  # current or last step; steps begin with 0
         self._open = False
         self._row = np.full(ranks, np.nan)
         self._last = np.full(ranks, -1)  # each rank's last step
-        self._repeated: list[_Sample] = []  # steps that their ranks have given before
+        self._repeated: list[_Sample] = []  # steps that their ranks have sent before
         self.workload: dict[str, float] | None = None
         self._workload: dict[str, float] = {}
 
@@ -58,7 +58,7 @@ class Arrivals:
                 yield from self._go_back()
 
     def end(self) -> Iterator[tuple[int, Array]]:
-        """Yields the step that was being put together; nothing comes after it."""
+        """Yields the incomplete last step at the end of the input."""
         self._drop_again()
         yield from self._close()
 

@@ -1,11 +1,11 @@
-"""Bayesian online change-point detection with verification, as Falcon has it (4.3, 9.1).
+"""Bayesian online change-point detection with verification, as in Falcon (4.3, 9.1).
 
 Adams and MacKay 2007: a posterior over when the current run began, from a Student-t predictive
 (unknown mean and variance, conjugate prior) and a constant hazard. The paper reports a change point
 where P(r_t = 0) > 0.9. As printed that can never fire, since P(r_t = 0) equals the hazard. So the
 probability that the run began after the last reported change point is compared instead. A change
 point is then verified: the means of the steps before and after it must differ by more than 10%.
-Runs that have become improbable are pruned, so that memory and time per sample are bounded.
+Improbable runs are pruned, so that memory and time per sample are bounded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
 
-#: Runs kept per rank; the least probable makes room for the next.
+#: Runs kept per rank; a new run replaces the least probable.
 RUNS = 64
-#: Prior chance of a change point in a step.
+#: Prior probability of a change point in a step.
 _HAZARD = 1 / 1000
 _SURE = 0.9
-#: Steps on both sides whose means are compared, and by how much these must differ.
+#: Steps on both sides whose means are compared, and their least difference.
 VERIFY_STEPS, VERIFY_SHARE = 50, 0.10
 #: Prior of a run, in units of the warm-up's median: mean 1 worth one step, variance 0.03 squared.
 _MEAN, _KAPPA, _ALPHA, _BETA = 1.0, 1.0, 1.0, 1e-3
-#: Longer runs are as sure as this one of their variance (bounds the table of constants).
+#: Largest run length for the variance's certainty, which bounds the table of constants.
 _MAX_N = 1 << 14
 
 
@@ -41,8 +41,9 @@ class Bocd:
     """BOCD with verification; the interface of :class:`~paceline.detect.detector.Detector`.
 
     Args:
-        ranks: how many there are.
-        verify: compare the means; False: every change point counts (the paper's plain BOCD).
+        ranks: number of ranks.
+        verify: whether to compare the means; False accepts every change point (the paper's plain
+            BOCD).
 
     Raises:
         DetectError: ``ranks`` is no positive whole number.
@@ -80,7 +81,7 @@ class Bocd:
 
     @property
     def lost_s(self) -> npt.NDArray[np.float64]:
-        """[rank] seconds lost in the episode that goes on."""
+        """[rank] seconds lost in the current episode."""
         return self._lost_s * self._share
 
     def update(
@@ -100,25 +101,25 @@ class Bocd:
         return events
 
     def _judge_step(self, number: int, step: int, x: Array) -> list[Event]:
-        """Events of a step, from its seconds over what its workload explains.
+        """Events of a step, from its time over the expected time of its workload.
 
         Args:
-            number: the step that the sample is of.
-            step: the step of the update.
+            number: step number of the sample.
+            step: step number of the update.
             x: [rank] seconds.
         """
         size = len(self._history)
         before = self._history[(self.steps - 1) % size]
         x = np.where(
             (x >= MIN_STEP_S) & (x <= MAX_STEP_S), x, before
-        )  # a missing sample repeats the last
+        )  # a missing sample repeats the last one
         self._history[self.steps % size] = x
         self._numbers[self.steps % size] = number
         self.steps += 1
         if self.steps <= WARM_UP:
             self._first.append(x)
             if self.steps == WARM_UP:
-                # Of the ranks without a sample so far nothing is known: all their steps look alike.
+                # Ranks without any sample get equal steps.
                 first = np.array(self._first)
                 first[:, np.isnan(first).all(axis=0)] = 1.0
                 self._scale = np.nanmedian(first, axis=0)
@@ -152,7 +153,7 @@ class Bocd:
         self._mean = self._mean + off / (kappa + 1)
         self._n = self._n + 1
         rows = np.arange(self.ranks)
-        slot = np.argmin(self._log, axis=1)  # an empty one, or the least probable
+        slot = np.argmin(self._log, axis=1)  # an empty run, or the least probable
         self._log[rows, slot] = math.log(_HAZARD)
         self._n[rows, slot] = 0
         self._mean[rows, slot], self._beta[rows, slot] = _MEAN, _BETA
@@ -194,12 +195,12 @@ class Bocd:
         return None if event is None else self._event(event, rank, step, since, was, now, after)
 
     def _change(self, rank: int, was: float, now: float) -> Kind | None:
-        """Kind of a change of the mean, beside the healthy level."""
+        """Kind of a change of the mean, by comparison with the healthy level."""
         if not self._slow[rank]:
             return "onset" if now > was else "faster" if self.verify else None
         if now > was:
             return "worsening"
-        # As far from healthy as a change must be from the level before.
+        # The same least difference applies to the healthy level.
         is_healthy = now <= (1 + VERIFY_SHARE / 2) * self._healthy[rank]
         return "relief" if is_healthy else "partial-relief"
 

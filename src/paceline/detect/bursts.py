@@ -1,4 +1,4 @@
-"""Episodes of a whole file that were bursts: most samples behind their onset are healthy."""
+"""Bursts among the episodes of a file: most samples after their onset are healthy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paceline.detect.levels import HEALTHY
 
 
 def ranks_of(event: Event | JobEvent) -> tuple[int, ...]:
-    """The ranks of an event."""
+    """Ranks of an event."""
     return (event.rank,) if isinstance(event, Event) else event.ranks
 
 
 def changes_of(events: Sequence[Event | JobEvent]) -> dict[int, list[int]]:
-    """Rank -> the places of its changes of level among the events."""
+    """Rank -> places of its level changes among the events."""
     changes: dict[int, list[int]] = defaultdict(list)
     for place, event in enumerate(events):
         if event.kind in LEVEL_KINDS:
@@ -26,11 +26,10 @@ def changes_of(events: Sequence[Event | JobEvent]) -> dict[int, list[int]]:
 
 
 def bursts_of(events: Sequence[Event | JobEvent]) -> set[int]:
-    """Places of onsets that a relief follows, and the median of whose samples is healthy.
+    """Places of onsets with a later relief and a healthy median of samples.
 
     Args:
-        events: with the factors that levels had in the end
-            (:class:`paceline.detect.refinement.Refinement`).
+        events: events with final factors (:class:`paceline.detect.refinement.Refinement`).
     """
     behind = defaultdict(set)  # place -> kinds of the next changes of its ranks
     for places in changes_of(events).values():

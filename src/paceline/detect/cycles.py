@@ -12,25 +12,25 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Shortest and longest cycle. Pairs of odd and even steps have a rule of their own.
+#: Shortest and longest cycle. Another rule handles pairs of odd and even steps.
 MIN_PERIOD, MAX_PERIOD = 3, 10
-#: Samples in which a cycle shows, and how many of each of its places at least.
+#: Samples for finding a cycle, and the least number for each of its places.
 CYCLE_SAMPLES, REPETITIONS = 64, 4
-#: A cycle leaves at most this share of the spread that a shorter one leaves. Noise alone leaves
-#: 0.8. A known one is dropped once it leaves more than the second share.
+#: Largest ratio of the spread after removing a cycle to that of a shorter one. Noise alone gives
+#: 0.8. A known cycle is dropped above the second share.
 CLEARER, STILL_CLEAR = 0.5, 0.75
-#: Least spread that is worth a cycle, and the share of the residuals that count: a change of level
-#: or a pause is in the others.
+#: Least spread for a cycle, and the share of the residuals that count; the others hold level
+#: changes and pauses.
 _SMALL, _KEPT = 0.01, 0.8
 
 
 def find_cycle(v: Floats, count: int, newest: int, known: int, shares: Floats) -> int:
-    """Period of the cycle that the samples show; 0 = none.
+    """Period of the cycle in the samples; 0 = none.
 
     Args:
         v: logarithms of the samples, the newest first.
         count: number of samples, of consecutive steps.
-        newest: step of the newest one.
+        newest: step of the newest sample.
         known: period of the cycle known before, 0 = none.
         shares: [MAX_PERIOD] the known cycle's logarithms by step modulo period; those of the cycle
             that is returned are written to it. Their mean is 0.
@@ -65,7 +65,7 @@ def cycle_spread(
     Args:
         v: logarithms, the newest first.
         count: number of samples.
-        newest: step of the newest one.
+        newest: step of the newest sample.
         period: of the cycle.
         out: the cycle, written unless ``is_given``.
         is_given: whether ``out`` holds the cycle.
@@ -75,7 +75,7 @@ def cycle_spread(
     rest = np.empty(n)
     for k in range(n):
         around = np.sum(v[k : k + 2 * half + 1])
-        if period % 2 == 0:  # both ends are the same place of the cycle
+        if period % 2 == 0:  # both ends have the same place in the cycle
             around -= (v[k] + v[k + 2 * half]) / 2
         rest[k] = v[k + half] - around / period
     place = np.empty(n, dtype=np.int64)
@@ -92,7 +92,7 @@ def cycle_spread(
 
 
 def logarithms(ring: Any, number: Any, n: int, seen: int, v: Floats) -> int:
-    """Write the logarithms of the newest samples of consecutive steps to ``v``; their count."""
+    """Write logarithms of the newest samples of consecutive steps to ``v``; returns the count."""
     size = len(ring)
     newest = number[(seen - 1) % size]
     for k in range(min(len(v), n)):

@@ -1,7 +1,7 @@
-"""A GPU's telemetry, beside the others of its job in the same time.
+"""A GPU's telemetry, compared with the job's other GPUs in the same time.
 
-It is shown beside what the job's own times say, and never takes their place. A GPU at lower clocks
-may wait for another, and a healthy-looking one may be slow.
+It supplements the job's own times and never replaces them. A GPU at lower clocks may wait for
+another, and one with normal telemetry may be slow.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from paceline.sources.telemetry.table import METRICS, Gpu, Samples, Telemetry
 
-#: Below this share of the others' median a clock or a link is lower.
+#: A clock or link below this share of the others' median counts as lower.
 LOWER = 0.95
-#: Degrees above the others' median.
+#: A temperature this many degrees above the others' median counts as higher.
 HOTTER_C = 10.0
-#: Share of the time beyond the others' by which throttling is told.
+#: Least excess of the throttled share of time over the others'.
 MORE_OFTEN = 0.1
-#: A GPU with less to do has low clocks because of that.
+#: A less utilised GPU has low clocks for that reason.
 IDLE = 0.3
 
 _LOWER = {
@@ -47,20 +47,20 @@ _COUNTED = {
     "pcie_replays": "PCIe replays",
     "ecc_corrected": "corrected ECC errors",
 }
-#: Errors that need no comparison.
+#: Errors that count without a comparison.
 _ALWAYS = ("ecc_uncorrected", "remapped_rows")
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Something in which a GPU differs from the others.
+    """A difference between a GPU and the others.
 
     Attributes:
         metric: name in ``METRICS``.
-        value: of this GPU: median of a gauge, share of the time, or how many came.
-        others: median of the other GPUs; None where there are none.
-        before: the same GPU's value before the window; None where nothing tells.
-        text: that, in words.
+        value: this GPU's median of a gauge, share of the time, or count.
+        others: median of the other GPUs; None without others.
+        before: the same GPU's value before the window; None if unknown.
+        text: the difference in words.
     """
 
     metric: str
@@ -72,7 +72,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """A GPU and its signs, in the order of their weight."""
+    """A GPU and its signs, in order of importance."""
 
     gpu: Gpu
     signs: tuple[Sign, ...]
@@ -89,13 +89,13 @@ def gpu_health(
     begin_s: float = -math.inf,
     end_s: float = math.inf,
 ) -> tuple[GpuHealth, ...]:
-    """GPUs with what sets them apart.
+    """GPUs with their differences from the others.
 
     Args:
         telemetry: samples of the job's GPUs.
-        gpus: those that are asked for; without any, all with a sign.
-        begin_s: of the window, seconds since 1970.
-        end_s: of the window.
+        gpus: requested GPUs; without any, all GPUs with a sign.
+        begin_s: begin of the window, seconds since 1970.
+        end_s: end of the window.
     """
     window = {key: s.between(begin_s, end_s) for key, s in telemetry.of.items()}
     earlier = {key: s.between(-math.inf, begin_s) for key, s in telemetry.of.items()}
@@ -124,7 +124,7 @@ def _value(metric: str, samples: Samples) -> float | None:
         return float(samples.value.mean())
     if kind == "code":
         return float(samples.value[-1])
-    rise = float(np.maximum(np.diff(samples.value), 0.0).sum())  # a counter begins anew at a reset
+    rise = float(np.maximum(np.diff(samples.value), 0.0).sum())  # a counter restarts at a reset
     return rise / float(np.ptp(samples.time_s)) if kind == "time" else rise
 
 
@@ -150,7 +150,7 @@ def _error_code(gpu: Gpu, values: dict[str, dict[Gpu, float]]) -> Sign | None:
 
 
 def _sign(gpu: Gpu, metric: str, values: dict[Gpu, float], before: float | None) -> Sign | None:
-    """A sign where the GPU's value differs from the others', or is an error by itself."""
+    """A sign if the GPU's value differs from the others', or is an error."""
     value = values[gpu]
     rest = [other for name, other in values.items() if name != gpu]
     others = float(np.median(rest)) if rest else None
@@ -168,7 +168,7 @@ def _sign(gpu: Gpu, metric: str, values: dict[Gpu, float], before: float | None)
 def _is_apart(metric: str, value: float, others: float | None) -> bool:
     if metric in _ALWAYS:
         return value > 0
-    if others is None:  # hardware throttles for a reason; all else takes a comparison
+    if others is None:  # hardware throttling counts alone; other reasons need a comparison
         return metric.startswith("hw_") and value > MORE_OFTEN
     if metric in _LOWER:
         return value < LOWER * others

@@ -1,4 +1,4 @@
-"""Steps that do not end: from when on one is a hang, and the ranks that did not arrive."""
+"""Hanging steps: when a step counts as a hang, and the ranks that did not arrive."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from paceline.detect.job import JobEvent
 from paceline.detect.missing_calls import absent_ranks, waiting_calls
 from paceline.trace.calls import CallLog
 
-#: Nothing came for this many typical steps, and seconds, more than usual.
+#: A hang has no samples for this many typical steps and seconds beyond the usual time.
 STEPS, SECONDS = 3, 30.0
 
 
 def is_overdue(waited_s: float, usual_s: float, step_s: float) -> bool:
-    """Whether nothing came for too long.
+    """Whether the time without samples shows a hang.
 
     Args:
-        waited_s: since the last sign of the job.
-        usual_s: between two signs.
-        step_s: what a step takes; nan where it is not known, which says nothing.
+        waited_s: seconds since the job's last data.
+        usual_s: usual seconds between data.
+        step_s: step time; nan if unknown, which never counts as a hang.
     """
     return math.isfinite(step_s) and waited_s > usual_s + STEPS * step_s + SECONDS
 
@@ -34,18 +34,18 @@ def hang_of(
     step_s: float,
     log: CallLog | None = None,
 ) -> JobEvent:
-    """The event of a step that does not end.
+    """The event of a hanging step.
 
-    The call log says which ranks did not arrive. Else the ranks are named that have not told a step
-    which others have. Else nothing says it, and the event has all ranks.
+    The call log names the ranks that did not arrive. Otherwise these are the ranks without a step
+    that others have. If neither names a rank, the event has all ranks.
 
     Args:
-        steps: [step] numbers, ascending; the last is the newest that any rank has told.
-        ranks: [rank] their numbers.
-        duration_s: [step, rank] seconds; nan = not told.
-        waited_s: since the last sign of the job.
-        step_s: what a step takes.
-        log: calls of the job, up to now.
+        steps: [step] numbers, ascending, up to the newest step of any rank.
+        ranks: [rank] numbers of the ranks.
+        duration_s: [step, rank] seconds; nan = no sample.
+        waited_s: seconds since the job's last data.
+        step_s: step time, seconds.
+        log: calls of the job until now.
     """
     waiting = () if log is None else waiting_calls(log)
     last = np.isnan(duration_s[-1])

@@ -1,4 +1,4 @@
-"""Slow and late ranks, from times that hosts measured: for files too poor for a trace."""
+"""Slow and late ranks from host times, for files with too little data for a trace."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from paceline.sources.host_times.table import COMPUTE, STEP, WAIT, HostTimes
 
 Array = npt.NDArray[np.float64]
 
-#: A rank stands out above this many times its like, as in a call log (``detect/who_calls.py``).
+#: A rank stands out above this ratio to its peers, as in a call log (``detect/who_calls.py``).
 STANDS_OUT = 1.1
-#: It is late only where it arrived last in most steps.
+#: A late rank arrived last in at least this share of the steps.
 MOST = 0.5
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Times that one rank's host measured; NaN where nothing did.
+    """Times measured by a rank's host; NaN without a measurement.
 
     Attributes:
         rank: its number.
-        group: ranks to compare with, such as ``stage 0``; "" = all ranks.
+        group: the ranks to compare with, such as ``stage 0``; "" = all ranks.
         median_s: measure -> median over the steps, in seconds.
-        factor: how many times as long its computes took as the median of the others of its group.
-        late_s: how much later than the first of its group it comes to synchronise gradients. That
-            is how much less it waits there than the one that waits longest; the median over the
-            steps.
-        last: share of the steps in which it came last.
-        stands_out: whether it computes longer than its like; or, where nobody does, comes last: who
-            is late may have waited for another stage.
+        factor: time of its computes over the median of its group's other ranks.
+        late_s: delay after the first of its group at the gradient synchronisation, the median over
+            the steps. It is the difference between the longest wait there and its own.
+        last: share of the steps in which it arrived last.
+        stands_out: whether it computes longer than its peers, or, if no rank does, arrives last. A
+            late rank may have waited for another stage.
     """
 
     rank: int
@@ -51,12 +50,12 @@ class TimesReport:
     """Step times, and facts of the ranks.
 
     Attributes:
-        format: what the files are.
-        steps: how many steps.
+        format: format of the files.
+        steps: number of steps.
         measures: measure -> (median, least and most over ranks and steps), in seconds.
         imbalance: measure -> median over the steps of most over least of the ranks.
-        ranks: by number; empty where the files name no rank.
-        notes: what was inferred, and what the files cannot tell.
+        ranks: ranks by number; empty if the files name none.
+        notes: inferences, and limits of the files.
     """
 
     format: str
@@ -67,7 +66,7 @@ class TimesReport:
     notes: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """The report as JSON holds it; null where a number is not known."""
+        """The report as JSON values; null for unknown numbers."""
         return {
             "format": self.format,
             "steps": self.steps,

@@ -18,7 +18,7 @@ _JOINED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 def joined_world() -> tuple[int, int] | None:
-    """(rank, world size) where torchrun or a job script started this process; None elsewhere.
+    """(rank, world size) if torchrun or a job script started this process, else None.
 
     Raises:
         DetectError: the variables are no numbers, or MASTER_PORT is missing.
@@ -45,22 +45,22 @@ def validate_joined(
     injected: Injected | None = None,
     store: Any = None,
 ) -> Measurements:
-    """Join the group that the environment describes, measure, and leave it.
+    """Join the process group of the environment, measure, and leave it.
 
-    For processes that do nothing else. One that hangs in a library two seconds after its time was
-    up says so and ends with exit code 2. (Gloo waits five times its timeout for a peer that died
-    while they met.)
+    For processes with no other work. A process that hangs in a library two seconds after its
+    timeout reports this and ends with exit code 2. (Gloo waits five times its timeout for a peer
+    that died during the rendezvous.)
 
     Args:
-        ranks: whose matrix products to measure.
-        passes: which links to measure.
-        effort: how much to measure; its timeout is the group's, too.
+        ranks: ranks whose matrix products to measure.
+        passes: links to measure.
+        effort: amount of measurement; its timeout is also the group's.
         backend: "gloo", "nccl", or "auto": NCCL where each rank of this host has a GPU.
-        injected: slowness on purpose.
-        store: where the processes meet; None: at MASTER_ADDR.
+        injected: artificial slowness.
+        store: rendezvous of the processes; None: at MASTER_ADDR.
 
     Raises:
-        DetectError: as ``run_validation``, or the group does not come about.
+        DetectError: as in ``run_validation``, or the group cannot be formed.
     """
     import torch
     from torch import distributed

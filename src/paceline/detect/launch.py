@@ -24,17 +24,17 @@ from paceline.detect.validate import Effort, Injected
 from paceline.detect.verdict import Measurements, Place
 from paceline.errors import DetectError
 
-#: Exit code of a worker that says why it gave up. Often a peer was lost: who ended otherwise, or
-#: by a signal, is to blame for that.
+#: Exit code of a worker that reports why it gave up, often because of a lost peer. A worker with
+#: another code or a signal is then the cause.
 _EXIT_GAVE_UP = 3
 
-#: How often workers are looked at: prompt for a person, nothing for a core.
+#: Interval of the checks on workers.
 _POLL_S = 0.02
 
-#: A process that fails closes its connections before it ends: its peers may give up first.
+#: Time for a failing process to end, whose peers may give up first.
 _GRACE_S = 0.5
 
-#: Each takes about 200 MB for PyTorch alone.
+#: Most processes: each takes about 200 MB for PyTorch alone.
 MAX_PROCESSES = 128
 
 _PR_SET_PDEATHSIG = 1
@@ -56,15 +56,15 @@ def validate_local(
 
     Args:
         world_size: number of processes.
-        ranks: whose matrix products to measure; None: all.
-        passes: which links to measure; None: a ring of ``ranks``.
-        effort: how much to measure; its timeout includes the start of the processes.
+        ranks: ranks whose matrix products to measure; None: all.
+        passes: links to measure; None: a ring of ``ranks``.
+        effort: amount of measurement; its timeout includes the start of the processes.
         backend: "gloo", "nccl" or "auto".
-        injected: slowness on purpose.
+        injected: artificial slowness.
 
     Raises:
-        DetectError: a process ended early (its rank and why), time is up, or what
-            ``run_validation`` raises.
+        DetectError: a process ended early (with its rank and reason), the time is up, or as in
+            ``run_validation``.
     """
     effort = effort or Effort()
     if not 1 <= world_size <= MAX_PROCESSES:
@@ -86,7 +86,7 @@ def validate_local(
     with contextlib.ExitStack() as stack:
         result = stack.enter_context(tempfile.TemporaryFile())
         stack.callback(lambda: _end(workers))
-        # Bound here and handed to rank 0: nobody else can take the port in between.
+        # Bound here and passed to rank 0, so that no other process can take the port.
         with socket.create_server(("127.0.0.1", 0), backlog=world_size) as server:
             for rank in range(world_size):
                 errors = stack.enter_context(tempfile.TemporaryFile())
@@ -117,14 +117,14 @@ class _Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(mine)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # gloo is talkative there
+            stdout=subprocess.DEVNULL,  # gloo logs a lot there
             stderr=errors,
             pass_fds=(result.fileno(), server.fileno()) if rank == 0 else (),
             env=_environment(rank, world_size, server.getsockname()[1]),
         )
 
     def reason(self) -> str:
-        """Why it ended, or "" if it has not or did well."""
+        """Reason of a failure, or "" if it is running or succeeded."""
         code = self.process.poll()
         if not code:
             return ""
@@ -152,10 +152,10 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def _watch(workers: Sequence[_Worker], timeout_s: float) -> None:
-    """Return when all have done well.
+    """Return once all have succeeded.
 
     Raises:
-        DetectError: one has not, or time is up.
+        DetectError: one failed, or the time is up.
     """
     deadline = time.monotonic() + timeout_s
     while any(worker.process.poll() is None for worker in workers):
@@ -171,7 +171,7 @@ def _watch(workers: Sequence[_Worker], timeout_s: float) -> None:
 
 
 def _blame(workers: Sequence[_Worker]) -> None:
-    """Raise if one has failed, and name it."""
+    """Raise an error that names a failed process, if any."""
     if not any(worker.process.poll() for worker in workers):
         return
     if all(worker.process.poll() in (None, 0, _EXIT_GAVE_UP) for worker in workers):
@@ -201,7 +201,7 @@ def _from_mapping(values: dict[str, Any]) -> Measurements:
 
 
 def worker_main(task_json: str) -> None:
-    """Entry of a worker: measure, and write the result where rank 0 was told to."""
+    """Entry point of a worker: measure; rank 0 writes the result."""
     task = json.loads(task_json)
     die_with(task["parent"])
     rank = int(os.environ["RANK"])
@@ -217,7 +217,7 @@ def worker_main(task_json: str) -> None:
         )
     except DetectError as error:
         print(error, file=sys.stderr, flush=True)
-        os._exit(_EXIT_GAVE_UP)  # not through destructors that wait for lost peers
+        os._exit(_EXIT_GAVE_UP)  # without destructors that wait for lost peers
     if rank == 0:
         with os.fdopen(task["result_fd"], "w") as file:
             json.dump(_to_mapping(measured), file)
@@ -249,12 +249,12 @@ def _to_mapping(measured: Measurements) -> dict[str, Any]:
 
 
 def die_with(parent: int) -> None:
-    """See to it that this process ends with its parent, however that ends."""
+    """End this process with its parent, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before
         os._exit(1)
 
 

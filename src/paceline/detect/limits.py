@@ -1,4 +1,4 @@
-"""Input of a detector: durations within bounds, and the samples that it counts."""
+"""Input of a detector: durations within bounds, and the numbers of samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
 
-#: Samples before anything is said, and the most that may be asked for.
+#: Default and largest number of samples before any event.
 WARM_UP, ANCHOR_STEPS = 50, 512
-#: A step this many times as long as the level is a pause (checkpoint, evaluation, restart).
+#: A step of at least this multiple of the level is a pause (checkpoint, evaluation, restart).
 PAUSE = 5.0
-#: Durations that no clock which runs on can give; single precision knows those between.
+#: Bounds of valid durations, which single precision can represent.
 MIN_STEP_S, MAX_STEP_S = 1e-12, 1e12
 #: Steps without a sample after which a rank is called silent.
 SILENT_AFTER = 10
@@ -25,7 +25,7 @@ def checked_durations(
     """[rank] the durations of a step that comes after ``last_step``.
 
     Raises:
-        DetectError: they are no numbers, not one for each rank, or the step is not behind the last.
+        DetectError: they are no numbers, not one per rank, or the step is not after the last.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer):
         raise DetectError(f"a step is a whole number, not {step!r}")
@@ -41,7 +41,7 @@ def checked_durations(
 
 
 def usable(durations_s: Array) -> npt.NDArray[np.bool_]:
-    """Which durations a detector judges: numbers within the bounds."""
+    """The durations that a detector uses: numbers within the bounds."""
     with np.errstate(invalid="ignore"):
         within: npt.NDArray[np.bool_] = (durations_s >= MIN_STEP_S) & (durations_s <= MAX_STEP_S)
     return within

@@ -1,4 +1,4 @@
-"""Attach who is slow to the events of a job, from a source at hand: a call log or a trace."""
+"""Add the slow ranks to the events of a job, from a call log or a trace."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from paceline.whatif import WhatIf, analyze
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
     """The slow ranks of each fail-slow, from the call log in which its steps were found.
 
-    A log of one rank leaves that unknown. So does one without a whole step since then: where one
-    step in n is recorded, the next one tells.
+    They stay unknown with a log of one rank, or without a whole step since the onset. If one step
+    in n is recorded, the next recorded step shows them.
     """
     if not is_comparable(log):
         return list(events)
@@ -43,13 +43,13 @@ def locate_in_trace(
     keep_clocks: bool = False,
     advise: Callable[[Measured, WhatIf], str | None] | None = None,
 ) -> list[JobEvent]:
-    """The slow ranks of those fail-slows of which the trace has steps.
+    """The slow ranks of the fail-slows with steps in the trace.
 
     Args:
-        events: of the job; step numbers are those of the trace.
+        events: events of the job, with the trace's step numbers.
         trace: some steps of the job.
         keep_clocks: do not correct clock offsets between workers.
-        advise: says what to do about what the trace shows.
+        advise: function that recommends an action for the trace.
     """
     located = []
     for event in events:
@@ -64,7 +64,7 @@ def locate_in_trace(
 
 
 def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> list[JobEvent]:
-    """The same with suspects for the last fail-slow: from a profile taken because of it."""
+    """The events with suspects for the last fail-slow, from a profile that it triggered."""
     onsets = [i for i, event in enumerate(events) if event.kind == "onset"]
     return [
         replace(event, suspects=suspects) if [i] == onsets[-1:] else event
@@ -73,9 +73,9 @@ def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> li
 
 
 def episode_end(onset: JobEvent, events: Sequence[JobEvent]) -> int | None:
-    """The first step behind a fail-slow; None where it goes on.
+    """The first step after a fail-slow; None if it continues.
 
-    Begins are medians over ranks, so a relief's may lie before the onset's: one step is left.
+    As begins are medians over ranks, a relief may precede its onset; at least one step remains.
     """
     ends = [
         max(event.since_step, onset.since_step + 1)

@@ -1,9 +1,9 @@
 """GPUs that others wait for, from mean times of collectives (NCCL Inspector's for Prometheus).
 
-A rank's kernel of a collective runs from the rank's own arrival to the common end. So it runs the
-shorter, the later the rank comes. The GPU with a mean well below all others of its communicator is
-the one that they wait for. Its mean is also nearest to the transfer alone; of communicators with
-the same calls, one that is slower even there has a slow link.
+A rank's kernel of a collective runs from the rank's arrival to the common end, so late ranks have
+short kernels. The other GPUs of a communicator wait for the one whose mean is well below theirs.
+Its mean is also nearest to the pure transfer. Among communicators with the same calls, one that is
+slower even by this mean has a slow link.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from paceline.errors import TraceError
 from paceline.sources.nccl_metrics import Bucket, Gpu, Mean
 from paceline.units import count
 
-#: A mean stands out at this ratio to the next one, as a rank's computes do in ``paceline times``.
+#: A mean stands out at this ratio to the next one, like a rank's computes in ``paceline times``.
 STANDS_OUT = 1.1
 
-#: Communicators that make the same calls: with fewer none of them stands out.
+#: Least number of communicators with the same calls for a comparison.
 LEAST_ALIKE = 3
 
-#: Operations in which every rank waits for every other. A root of the others may end early.
+#: Operations in which every rank waits for all others. In other operations a root may end early.
 _OF_ALL = frozenset(("AllGather", "AllGatherV", "AllReduce", "All2All", "ReduceScatter"))
 
-#: GPUs, and communicators, that are listed by name.
+#: Most GPUs and communicators listed by name.
 _LISTED = 10
 
 NOT_TOLD = (
@@ -43,11 +43,11 @@ class Wait:
     """GPUs of a communicator that wait for one of them.
 
     Attributes:
-        bucket: in which calls.
-        late: who comes last.
-        late_us: the mean time of a call on that GPU: the transfer, and what others still lack.
+        bucket: kind of calls.
+        late: the GPU that arrives last.
+        late_us: mean time of a call on that GPU, which is the transfer and remaining waits.
         others_us: the median of the others' mean times.
-        others: who waits.
+        others: the waiting GPUs.
     """
 
     bucket: Bucket
@@ -57,7 +57,7 @@ class Wait:
     others: tuple[Gpu, ...]
 
     def explain(self) -> str:
-        """A line with who waits for whom."""
+        """A line with the waiting GPUs and the late one."""
         return (
             f"{_named(self.bucket)}: {count(len(self.others), 'GPU')} wait "
             f"{self.others_us - self.late_us:,.0f} µs a call for {self.late.explain()} "
@@ -76,14 +76,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class SlowTransfer:
-    """A communicator that is slower than those with the same calls.
+    """A communicator that is slower than others with the same calls.
 
     Attributes:
-        bucket: in which calls.
+        bucket: kind of calls.
         bandwidth_gbs: the best mean bus bandwidth of its GPUs, 10^9 bytes a second.
-        alike_gbs: the median of the same of the other communicators.
-        n_alike: how many others there are.
-        gpus: the GPUs of it.
+        alike_gbs: the median of the other communicators' best bandwidths.
+        n_alike: number of other communicators.
+        gpus: GPUs of the communicator.
     """
 
     bucket: Bucket
@@ -93,7 +93,7 @@ class SlowTransfer:
     gpus: tuple[Gpu, ...]
 
     def explain(self) -> str:
-        """A line with its bandwidth beside the others'."""
+        """A line with its bandwidth and the others'."""
         return (
             f"{_named(self.bucket)}: {self.bandwidth_gbs:.3g} GB/s at best, {self.alike_gbs:.3g} "
             f"in the {self.n_alike:,} others with such calls: {_listed(self.gpus)}"
@@ -115,12 +115,12 @@ class MeanWaits:
     """Findings of the files of one moment.
 
     Attributes:
-        n_gpus: whose files were given.
-        n_judged: communicators and kinds of calls that could be judged.
-        waits: where a GPU alone comes late, the longest wait first.
-        slow: where transfers are slow, the slowest first.
-        who: GPUs that others wait for, and that wait for none themselves.
-        notes: what could not be judged, and what means cannot tell.
+        n_gpus: number of GPUs with files.
+        n_judged: number of comparable communicators and kinds of calls.
+        waits: waits for a single late GPU, the longest first.
+        slow: communicators with slow transfers, the slowest first.
+        who: GPUs that others wait for and that wait for none.
+        notes: parts without a verdict, and limits of mean times.
     """
 
     n_gpus: int
@@ -165,8 +165,8 @@ class MeanWaits:
 def mean_waits(means: Sequence[Mean]) -> MeanWaits:
     """Find GPUs that others wait for, and communicators that transfer slowly.
 
-    A communicator is judged where exactly as many GPUs and nodes as it has report it. With fewer
-    the late one may be absent; with more, several communicators share the name.
+    A communicator is judged if exactly all its GPUs and nodes report it. With fewer, the late GPU
+    may be absent; with more, several communicators share the name.
 
     Raises:
         TraceError: there are no means.
@@ -198,7 +198,7 @@ def _is_whole(bucket: Bucket, means: Sequence[Mean]) -> bool:
 
 
 def _wait(bucket: Bucket, means: Sequence[Mean]) -> Wait | None:
-    """A GPU whose mean is well below the others', and further from them than they are apart."""
+    """The GPU whose mean is well below the others', by more than their own spread."""
     if any(math.isnan(mean.time_us) for mean in means):
         return None
     ordered = sorted(means, key=lambda mean: mean.time_us)
@@ -212,10 +212,10 @@ def _wait(bucket: Bucket, means: Sequence[Mean]) -> Wait | None:
 
 
 def _slow_transfers(whole: Mapping[Bucket, Sequence[Mean]]) -> list[SlowTransfer]:
-    """Communicators whose best bandwidth stands out from those of the same shape."""
+    """Communicators whose best bandwidth stands out among those of the same shape."""
     alike: dict[tuple[Any, ...], list[tuple[float, Bucket]]] = defaultdict(list)
     for bucket, means in whole.items():
-        rates = [mean.bandwidth_gbs for mean in means if mean.bandwidth_gbs > 0]  # nor NaN
+        rates = [mean.bandwidth_gbs for mean in means if mean.bandwidth_gbs > 0]  # no NaN
         if rates:
             shape = bucket.n_ranks, bucket.n_nodes, bucket.operation, bucket.size, bucket.algorithm
             alike[shape].append((max(rates), bucket))
@@ -225,7 +225,7 @@ def _slow_transfers(whole: Mapping[Bucket, Sequence[Mean]]) -> list[SlowTransfer
             continue
         candidates.sort(key=lambda candidate: candidate[0])
         (least, bucket), *others = candidates
-        # As times: how long a byte takes, beside the next slowest and the fastest.
+        # Compare times per byte: with the next slowest and the fastest.
         own, following, fastest = 1 / least, 1 / others[0][0], 1 / others[-1][0]
         if own >= STANDS_OUT * following and own - following > following - fastest:
             gpus = tuple(mean.gpu for mean in whole[bucket])

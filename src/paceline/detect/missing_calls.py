@@ -1,8 +1,7 @@
-"""Ranks that have not arrived, by a call log of a job that hangs: others made the next call.
+"""Ranks that have not arrived, from a hanging job's call log: others made the next call.
 
-A log holds what ranks called, until it was written. In a job that runs, ranks are some calls apart
-as well. So this speaks of a hang that is known (:mod:`paceline.detect.hang`), and says nothing of
-whether there is one.
+A log holds the ranks' calls until it was written. Ranks of a running job are also some calls apart.
+This module therefore explains a known hang (:mod:`paceline.detect.hang`); it does not detect one.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from paceline.trace.calls import CallLog
 
 Ints = npt.NDArray[np.int64]
 
-#: The last calls of each rank that are compared, and how far apart ranks may be within them.
+#: Last calls of each rank that are compared, and the largest distance of ranks in them.
 _LAST, _APART = 256, 32
-#: Calls of two ranks are matched by time; another match must be this many times as far apart.
+#: Calls of two ranks are matched by time; the next best match must be this many times as far apart.
 _CLEAR = 2.0
-#: Share of the matched calls that counts: a rank that was late once is late under any match.
+#: Share of the matched calls that counts, as a rank that was late once is late in any match.
 _MOST = 0.9
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A call of which some members have not come.
+    """A call without some members.
 
     Attributes:
-        communicator, op: which.
+        communicator, op: communicator and operation of the call.
         absent: ranks that have not made the call, ascending; ``behind``: by how many calls each.
         waiting: ranks that have made it.
-        since_s: when the last of those came, on the log's clock.
+        since_s: arrival of the last of these, on the log's clock.
     """
 
     communicator: str
@@ -64,10 +63,10 @@ class Waiting:
 
 
 def waiting_calls(log: CallLog) -> tuple[Waiting, ...]:
-    """One for each communicator whose members are not level, in the log's order.
+    """A finding for each communicator with members behind, in the log's order.
 
-    Sends and recvs are left out: their sides are not called alike. So are ranks whose calls cannot
-    be matched with the others', as where clocks differ by a step.
+    Sends and recvs are left out, as their two sides differ. So are ranks whose calls cannot be
+    matched, for example with clocks that differ by a step.
     """
     codes, met = log.codes(), collectives(log)
     groups = (_waiting(log, codes, met, group) for group in range(len(log.communicators)))
@@ -75,7 +74,7 @@ def waiting_calls(log: CallLog) -> tuple[Waiting, ...]:
 
 
 def absent_ranks(calls: tuple[Waiting, ...]) -> tuple[int, ...]:
-    """Ranks for which others wait and that wait in no call themselves; all absent if none is so."""
+    """Absent ranks that wait in no call themselves; all absent ranks if there is none."""
     absent = {rank for call in calls for rank in call.absent}
     waits = {rank for call in calls for rank in call.waiting}
     return tuple(sorted(absent - waits or absent))
@@ -105,7 +104,7 @@ def _waiting(log: CallLog, codes: Ints, met: npt.NDArray[np.bool_], group: int) 
 
 
 def _shift(time_s: npt.NDArray[np.float64], codes: Ints, first: Ints, rows: Ints) -> int | None:
-    """Place in ``rows`` of the first call of ``first``; None where that is not clear."""
+    """Place in ``rows`` of the first call of ``first``; None if ambiguous."""
     middle = len(first) // 2
     guess = int(np.searchsorted(time_s[rows], time_s[first[middle]])) - middle
     apart_s: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Names of the NICs of proxy operations: from NCCL's log where it is given, else by rank."""
+"""Names of the NICs of proxy operations, from NCCL's log if given, else by rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.sources.call_logs.proxy_steps import Operations
 def name_nics(
     operations: Operations, processes: Mapping[int, Process], channels: Sequence[ChannelNic] = ()
 ) -> tuple[list[Nic], list[Nic]]:
-    """[op] the NIC of the rank that tells, and that of its peer.
+    """[op] the NIC of the recording rank, and that of its peer.
 
-    A rank's process is found in the log by host and process number. One NIC of a direction is that
-    of all its operations; of several the one of the operation's channel and ends counts. Where that
-    is not one either, or without a log, the rank stands for its NIC.
+    Host and process number identify a rank's process in the log. If the process has one NIC in a
+    direction, all its operations use that; otherwise channel and peer select it. If this is
+    ambiguous, or without a log, the rank stands for its NIC.
     """
     names = _Names(processes, channels)
     here, there = [], []

@@ -1,9 +1,9 @@
-"""Which NIC, rail or direction is slow, from the time that NCCL's proxies wait for the network.
+"""Slow NICs, rails and directions, from the time that NCCL's proxies wait for the network.
 
-An operation's speed is its bytes over the time in which at least one of its steps was with the
-network, as its sender tells. It is compared with links between other pairs of NICs that moved as
-many bytes. A slow link has two ends: which of them is slow is told only where one of them also has
-links to other NICs.
+An operation's speed is its bytes over the time in which the network had at least one of its steps,
+by the sender's records. It is compared with links between other pairs of NICs that moved as many
+bytes. A slow link has two ends; the slow one is known only if one of them also has links to other
+NICs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Ints = npt.NDArray[np.int64]
 
 Direction = Literal["send", "recv"]
 
-#: Operations from which a median has an interval: with six, the least and the greatest hold it
-#: with 97% (1 - 2 * 0.5**6).
+#: Least operations for an interval of a median: the range of six contains it with 97% (1 - 2 *
+#: 0.5**6).
 _LEAST: Final = 6
-#: Of a normal distribution, for the interval of 95%.
+#: Quantile of the normal distribution for a 95% interval.
 _Z: Final = 1.96
-#: Links that must move as many bytes before one of them can be slow among its like.
+#: Least number of links with as many bytes for a comparison.
 _LINKS: Final = 3
 
 
 class Nic(NamedTuple):
-    """A network interface of a host, as far as it is known.
+    """A network interface of a host, as far as known.
 
     Attributes:
         host: its name.
-        name: NCCL's, such as "IB/3"; of a rank where NCCL's log was not given.
+        name: NCCL's name, such as "IB/3", or that of a rank without NCCL's log.
         rail: the same on all hosts.
     """
 
@@ -51,14 +51,15 @@ class NicRow:
     """One direction of a NIC.
 
     Attributes:
-        nic: which; direction: of it.
-        ranks: that use it.
-        transfers: steps of the proxies; operations: how many they make up; size: bytes.
-        bytes_per_s: median of operations.
-        ratio: time over that of like links, a median; low, high: its 95% interval. NaN where there
-            is nothing to compare with.
-        network_s, gpu_s, peer_s: what the proxies' steps waited for. Those of a recv do not tell
-            the network and the sender apart: both are in ``network_s``.
+        nic, direction: the NIC and its direction.
+        ranks: ranks that use it.
+        transfers: number of the proxies' steps; operations: number of their operations; size:
+            bytes.
+        bytes_per_s: median over operations.
+        ratio: median ratio of its time to that of comparable links; low, high: its 95% interval.
+            NaN without comparable links.
+        network_s, gpu_s, peer_s: waits of the proxies' steps. Steps of a recv do not distinguish
+            the network from the sender: ``network_s`` has both.
     """
 
     nic: Nic
@@ -77,20 +78,20 @@ class NicRow:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its links' whole interval is slow: for this end or for the other ends."""
+        """Whether the whole interval of its links is slow, due to this end or the other ends."""
         return self.low > SLOW_RATIO
 
 
 @dataclass(frozen=True)
 class SlowNetwork:
-    """Something slow in the network.
+    """A slow part of the network.
 
     Attributes:
-        kind: a rail; one direction of a NIC; a link of which either end may be slow. Or the path of
-            a link whose ends are both as fast as others elsewhere.
-        send, recv: the ends; the other one is None where one end is slow. Both are None of a rail.
-        rail: its name; "" of the others.
-        ratio, low, high: time over that of like links, and its 95% interval.
+        kind: a rail, one direction of a NIC, a link with either end slow, or the path of a link
+            whose ends are both fast elsewhere.
+        send, recv: the ends. If one end is slow, the other is None; both are None for a rail.
+        rail: name of the rail, else "".
+        ratio, low, high: ratio of its time to that of comparable links, and its 95% interval.
     """
 
     kind: Literal["rail", "nic", "link", "path"]
@@ -121,12 +122,12 @@ class SlowNetwork:
 
 @dataclass(frozen=True)
 class Network:
-    """NICs by direction, the slow ones, and what cannot be told.
+    """NICs by direction, the slow ones, and the limits of the data.
 
     Attributes:
-        rows: the slowest first.
-        slow: what is named.
-        notes: what cannot be told.
+        rows: NICs by direction, the slowest first.
+        slow: the NICs that are named.
+        notes: conclusions that the data do not allow.
     """
 
     rows: tuple[NicRow, ...]
@@ -158,12 +159,12 @@ class Network:
 
 
 def network(operations: Operations, nics: Sequence[Nic], peer_nics: Sequence[Nic]) -> Network:
-    """Of all operations.
+    """The report of all operations.
 
     Args:
         operations: [op] of all ranks.
-        nics: [op] of the rank that tells.
-        peer_nics: [op] of its peer.
+        nics: [op] NIC of the recording rank.
+        peer_nics: [op] NIC of its peer.
     """
     if not len(operations):
         return Network((), (), ())
@@ -194,7 +195,7 @@ _NO_LIKE: Final = (
 
 @dataclass(frozen=True, eq=False)
 class _Links:
-    """Sends [op]: the two NICs, the speed, and the time over that of like links (NaN: no like)."""
+    """[op] Sends: the two NICs, the speed, and the ratio to comparable links (NaN without any)."""
 
     send: Ints
     recv: Ints
@@ -223,7 +224,7 @@ class _Links:
 
 
 def _interval(ratios: Floats) -> tuple[float, float, float]:
-    """Median and its 95% interval, from the order of the values alone; NaN of fewer than six."""
+    """Median and its distribution-free 95% interval; NaN for fewer than six values."""
     values = np.sort(ratios[np.isfinite(ratios)])
     n = len(values)
     if n < _LEAST:
@@ -259,7 +260,7 @@ def _row(
 
 
 def _slow(names: Sequence[Nic], links: _Links) -> tuple[SlowNetwork, ...]:
-    """Each slow link's cause: a rail, one end, either end, or the path between."""
+    """The cause of each slow link: a rail, one end, either end, or the path between."""
     times = {
         (int(a), int(b)): _interval(links.ratio[(links.send == a) & (links.recv == b)])
         for a, b in np.unique(np.stack([links.send, links.recv]), axis=1).T
@@ -292,7 +293,7 @@ def _of_link(
     pair: tuple[int, int],
     links: _Links,
 ) -> SlowNetwork:
-    """Of a slow link that no end explains: an end is cleared by its other links."""
+    """The cause of a slow link without a slow end: its other links may clear an end."""
     cleared = [
         any(other != pair and other[side] == pair[side] for other in compared) for side in (0, 1)
     ]
@@ -311,7 +312,7 @@ def _rails(
     compared: Mapping[tuple[int, int], object],
     slow: set[tuple[int, int]],
 ) -> dict[str, set[tuple[int, int]]]:
-    """Rails of which all links are slow, from two sending hosts or more; where others are not."""
+    """Rails with only slow links, from at least two sending hosts, if other rails are not slow."""
     found = {}
     for rail in {names[a].rail for a, _ in slow}:
         pairs = {pair for pair in compared if rail in (names[pair[0]].rail, names[pair[1]].rail)}

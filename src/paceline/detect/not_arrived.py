@@ -1,9 +1,10 @@
-"""Ranks that have not arrived: ranks that launched fewer collectives than others, from NCCL's RAS.
+"""Ranks that have not arrived, which launched fewer collectives than others, from NCCL's RAS.
 
-Within a communicator all ranks launch the same collectives in one order, so a rank with fewer
-launches has not arrived where the others wait. A rank that leads there, but for whose communicator
-others are late, waits itself: only a process that waits nowhere holds the others up. Counts have no
-times. A job that runs has ranks apart by a call or so, too; two statuses tell it from a hang.
+In a communicator all ranks launch the same collectives in one order, so a rank with fewer launches
+has not reached the call where the others wait. A leading rank waits itself if others of its
+communicator are late. Hence only a process that waits nowhere delays the others. Counts have no
+times, and ranks of a running job also differ by a call or so. Two statuses distinguish it from a
+hang.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.errors import TraceError
 from paceline.sources.nccl_ras import Communicator, MissingRank, Process, RankStatus, RasStatus
 from paceline.units import count
 
-#: Processes that are listed by name for each reason; NCCL's own limit is 10.
+#: Most processes listed by name for each reason; NCCL's own limit is 10.
 _LISTED = 10
 
 ONE_STATUS = (
@@ -35,10 +36,10 @@ class Lag:
     """A rank that launched fewer collectives than others of its communicator.
 
     Attributes:
-        rank: in the communicator.
-        process: who holds it.
-        behind: operation -> by how many, without those of which it lacks none.
-        launched: collectives since the first status; None with one status.
+        rank: rank in the communicator.
+        process: process of the rank.
+        behind: operation -> missing calls, without operations of which none is missing.
+        launched: number of collectives since the first status; None with one status.
     """
 
     rank: int
@@ -48,21 +49,21 @@ class Lag:
 
     @property
     def n_behind(self) -> int:
-        """Of all operations together."""
+        """Missing calls of all operations."""
         return sum(self.behind.values())
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the ranks of a communicator are.
+    """The progress of a communicator's ranks.
 
     Attributes:
-        communicator: as the last status has it.
-        lags: ranks that are behind, the furthest first.
-        in_order: some rank has launched as many as any other of each operation, as ranks have that
-            make the same calls. Otherwise they made different calls.
-        launched: collectives of all its ranks since the first status; None with one status, and
-            where that has not got it.
+        communicator: the communicator in the last status.
+        lags: ranks that are behind, the furthest behind first.
+        in_order: whether some rank leads in every operation. Otherwise the ranks made different
+            calls.
+        launched: collectives of all its ranks since the first status; None with one status, or if
+            the first status lacks the communicator.
     """
 
     communicator: Communicator
@@ -72,27 +73,27 @@ class Standing:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The state of its ranks: one, where they agree."""
+        """The state of its ranks, one if they agree."""
         return tuple(sorted({rank.state for rank in self.communicator.ranks}))
 
     @property
     def failed(self) -> tuple[RankStatus, ...]:
-        """Ranks with an error."""
+        """Its ranks with an error."""
         return tuple(rank for rank in self.communicator.ranks if rank.error)
 
     @property
     def gone(self) -> tuple[MissingRank, ...]:
-        """Ranks whose process does not answer."""
+        """Its ranks whose process does not answer."""
         return tuple(rank for rank in self.communicator.missing if rank.why != "not a member")
 
     @property
     def is_level(self) -> bool:
-        """Whether there is nothing to say."""
+        """Whether there is no finding."""
         missing = self.communicator.missing
         return not (self.lags or missing or self.failed) and len(self.states) < 2
 
     def explain(self) -> list[str]:
-        """A line for each thing that is to be said."""
+        """A line for each finding."""
         said = [
             *self._lags_text(),
             *(
@@ -170,12 +171,13 @@ class NotArrived:
     """Findings of one or more statuses of a job.
 
     Attributes:
-        statuses: by time.
-        standings: one for each communicator of the last status.
-        who: processes for which others wait and that wait for none themselves. Those that do not
-            answer come first, then by how many calls they are behind.
-        moves: some collective was launched between the first and the last status; None with one.
-        notes: what this cannot tell.
+        statuses: statuses by time.
+        standings: standing of each communicator of the last status.
+        who: processes that others wait for and that wait for none. Those that do not answer come
+            first, then those with the most missing calls.
+        moves: whether a collective was launched between the first and the last status; None with
+            one.
+        notes: limits of the findings.
     """
 
     statuses: tuple[RasStatus, ...]
@@ -185,7 +187,7 @@ class NotArrived:
     notes: tuple[str, ...]
 
     def explain(self) -> str:
-        """All of it, a line for each communicator where there is something to say."""
+        """All findings, a line for each communicator with one."""
         last = self.statuses[-1]
         n_level = sum(standing.is_level for standing in self.standings)
         processes = count(len(last.processes), "process", "processes")
@@ -230,13 +232,13 @@ class NotArrived:
 
 
 def not_arrived(statuses: Sequence[RasStatus]) -> NotArrived:
-    """Which ranks are behind or missing in the last of some statuses of a job.
+    """The ranks that are behind or missing in the last of some statuses of a job.
 
     Args:
-        statuses: one, or several of one run, in any order.
+        statuses: one or several statuses of one run, in any order.
 
     Raises:
-        TraceError: none is given, or they have no communicator in common.
+        TraceError: there is no status, or they have no common communicator.
     """
     if not statuses:
         raise TraceError("no status of NCCL RAS is given")
@@ -271,7 +273,7 @@ def _standing(comm: Communicator, before: Communicator | None) -> Standing:
 
 
 def _launched(rank: RankStatus, earlier: Mapping[int, RankStatus]) -> int | None:
-    """Collectives since an earlier status; counts never fall, but for a damaged file."""
+    """Collectives since an earlier status; counts decrease only in damaged files."""
     if rank.rank not in earlier:
         return None
     return max(sum(rank.counts.values()) - sum(earlier[rank.rank].counts.values()), 0)
@@ -312,7 +314,7 @@ def _calls(behind: Mapping[str, int]) -> str:
 
 
 def _listed(processes: Sequence[Process]) -> str:
-    """Their names, as far as a line has room."""
+    """Names of processes, up to the length of a line."""
     names = "; ".join(process.explain() for process in processes[:_LISTED])
     return names + f"; and {len(processes) - _LISTED:,} more" * (len(processes) > _LISTED)
 

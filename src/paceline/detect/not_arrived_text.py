@@ -1,7 +1,7 @@
 """Ranks that have not arrived, from the text that ``ncclras`` prints.
 
-It names a rank that is alone with its count, and few ranks together. Those that lead it leaves out,
-so which of several late processes waits for another cannot be told, as it can of JSON.
+The text names single ranks or small groups with the same count, but not the leading ranks. Unlike
+JSON, it therefore does not show which of several late processes waits for another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.sources.nccl_ras import Process
 from paceline.sources.nccl_ras_text import RankGroup, RasText, Trouble
 from paceline.units import count
 
-#: Processes that are listed by name for each reason, as in a status as JSON.
+#: Most processes listed by name for each reason, as for JSON.
 _LISTED = 10
 
 ONE_STATUS = "a text has no time, so it cannot tell a hang from a job that goes on: ask for JSON"
@@ -37,8 +37,8 @@ class Late:
 
     Attributes:
         op: the operation.
-        behind: by how many, of the rank that launched the most.
-        group: the ranks, as far as they are named.
+        behind: missing calls, compared with the leading rank.
+        group: the named ranks.
     """
 
     op: str
@@ -56,9 +56,9 @@ class NotArrivedText:
     """The findings of one status as text.
 
     Attributes:
-        status: as it was read.
-        who: processes that do not answer, then those that are behind, as far as they are named.
-        notes: limits of this answer.
+        status: the status as read.
+        who: named processes that do not answer, then those that are behind.
+        notes: limits of the findings.
     """
 
     status: RasText
@@ -66,7 +66,7 @@ class NotArrivedText:
     notes: tuple[str, ...]
 
     def explain(self) -> str:
-        """All of it, a line for each thing."""
+        """All findings, a line each."""
         status = self.status
         level = status.n_communicators - len(status.troubles)
         total = count(status.n_communicators, "communicator")
@@ -121,7 +121,7 @@ class NotArrivedText:
 
 
 def not_arrived_text(status: RasText) -> NotArrivedText:
-    """Ranks that are behind or missing, as far as a text names them."""
+    """Ranks that are behind or missing, as far as the text names them."""
     late = [(trouble, late) for trouble in status.troubles.values() for late in lates(trouble)]
     late.sort(key=lambda item: -item[1].behind)
     gone = (*status.unresponsive[1], *status.dead[1])
@@ -141,7 +141,7 @@ def not_arrived_text(status: RasText) -> NotArrivedText:
 
 
 def lates(trouble: Trouble) -> list[Late]:
-    """The ranks of a communicator that are behind, the furthest first."""
+    """The late ranks of a communicator, the furthest behind first."""
     result = []
     for op, groups in trouble.topics.items():
         launched = [group.value for group in groups if isinstance(group.value, int)]
@@ -178,7 +178,7 @@ def _holders(group: RankGroup) -> str:
 
 
 def _names(processes: list[Process] | tuple[Process, ...]) -> str:
-    """Their names behind a colon, as far as a line has room; empty without any."""
+    """A colon and names, up to the length of a line; empty without any."""
     if not processes:
         return ""
     names = "; ".join(process.explain() for process in processes[:_LISTED])

@@ -1,7 +1,7 @@
-"""Which rank sends to which, and when, to test every link of a ring or tree in a few passes.
+"""Plans of sends that test every link of a ring or tree in a few passes.
 
-After the falcon paper (4.3, Figure 9): transfers of one pass share no rank, so that each has its
-two ranks to itself. The number of passes does not grow with the number of ranks.
+From the Falcon paper (4.3, Figure 9): transfers of one pass share no rank, so that they do not
+disturb each other. The number of passes is independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from paceline.errors import DetectError
 
-#: (source rank, destination rank): data goes one way.
+#: (source rank, destination rank): data flow in one direction.
 Link = tuple[int, int]
 
-#: Links that are tested at the same time; no rank is on two of them.
+#: Links tested at once; no rank has two of them.
 Pass = tuple[Link, ...]
 
 
@@ -23,10 +23,10 @@ def ring_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     A ring of one rank has no link, one of two has 0→1 and 1→0.
 
     Args:
-        ranks: in the order of the ring; any distinct numbers.
-        both_ways: also against the ring's direction, in as many passes more (a ring collective
-            sends one way only, as the paper's passes do). Each direction has its own passes. So the
-            two do not compete for a host bus or a core, and a slow direction is told apart.
+        ranks: distinct numbers in the order of the ring.
+        both_ways: also test the opposite direction, with twice the passes. (A ring collective, and
+            the paper, use one direction.) The directions have separate passes, so that they do not
+            compete for a host bus or a core, and a slow direction is distinguishable.
 
     Raises:
         DetectError: no rank, or one twice.
@@ -58,8 +58,8 @@ def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
     NCCL builds it over nodes and chains the GPUs of a node: give one rank per node for its links.
 
     Args:
-        ranks: the root first, in the order of the numbers above; any distinct numbers.
-        both_ways: also from parent to child (broadcast), in as many passes more.
+        ranks: distinct numbers, the root first, in the order of the numbers above.
+        both_ways: also test parent to child (broadcast), with twice the passes.
 
     Raises:
         DetectError: no rank, or one twice.
@@ -76,8 +76,8 @@ def tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass,
 def double_tree_passes(ranks: Sequence[int], *, both_ways: bool = False) -> tuple[Pass, ...]:
     """Passes of both of NCCL's trees, at most 8 one way; a link in both trees is tested once.
 
-    The second tree is the first one with the ranks reversed (even number) or moved on by one (odd).
-    So the leaves of one are inner ranks of the other.
+    The second tree is the first one with the ranks reversed (even number) or shifted by one (odd),
+    so that leaves of one are inner ranks of the other.
 
     Raises:
         DetectError: no rank, or one twice.

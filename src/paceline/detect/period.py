@@ -1,9 +1,9 @@
-"""The period of a sequence of calls: after how many calls all of it repeats.
+"""The period of a sequence of calls: the number of calls after which it repeats.
 
 Falcon (4.2) takes the first lag at which the autocorrelation of the calls' numeric codes reaches
 0.95. Its sum over L - k products is divided by one over L, so that a period found needs 20
-repetitions. Codes are compared as numbers though they are names. One missing call spoils a whole
-period of products. And a step of many equal layers correlates by 0.95 at the length of a layer.
+repetitions. Codes are compared as numbers, although they are names. One missing call spoils a whole
+period of products. A step of many equal layers correlates by 0.95 at the length of a layer.
 
 Here two calls are equal or not, and a lag is judged by the edit distance between the sequence and
 itself, shifted by the lag. That counts a missing call at every multiple of the period. The period
@@ -23,21 +23,21 @@ from paceline.jit import compiled
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Missing, extra or exchanged calls for each call that a period may have: the paper's ACF >= 0.95.
+#: Largest share of missing, extra or exchanged calls in a period: the paper's ACF >= 0.95.
 MAX_EDITS = 0.05
-#: The longest period looked for, in calls.
+#: Longest period, in calls.
 MAX_CALLS = 2000
-#: Calls looked at, in longest periods.
+#: Examined calls, as a multiple of the longest period.
 _REPETITIONS = 6
-#: How far missing or extra calls may move a lag.
+#: Largest shift of a lag by missing or extra calls.
 _DRIFT = 8
-#: Repetitions that make up for one missing call in however short a log, confidence below 0.95.
+#: Repetitions that make up for one missing call even in a short log, with confidence below 0.95.
 _FEW = 3.5
-#: Edits after which a comparison is given up, on top of what its calls so far may need. So is a lag
-#: that needs this multiple of another's edits.
+#: Edits beyond the expected ones after which a comparison stops. A lag that needs this multiple of
+#: another's edits is dropped, too.
 _GRACE, _BEATEN = 8, 4.0
-#: Parts of the best lag that are tried, stretches tried as the step, how many repetitions it has to
-#: explain. And how many edits more than the fewest are as good.
+#: Tried parts of the best lag, tried stretches of the step, and the repetitions it must explain;
+#: then the ratio to the fewest edits that counts as equally good.
 _PARTS, _STRETCHES, _EXPLAINED, _AS_GOOD = 24, 8, 12, 1.3
 #: Calls to compare below which plain Python is faster than the import of numba.
 _WORTH_COMPILING = 2_000
@@ -45,13 +45,13 @@ _WORTH_COMPILING = 2_000
 
 @dataclass(frozen=True)
 class Period:
-    """A sequence repeats.
+    """The repetition of a sequence.
 
     Attributes:
-        calls: after how many calls.
-        confidence: share of the calls that are neither missing, extra nor exchanged. It is 0.95 to
-            1, less with one such call in a very short log.
-        repetitions: how often the period fits into the sequence.
+        calls: number of calls of the period.
+        confidence: share of the calls that are not missing, extra or exchanged. It is 0.95 to 1, or
+            less with one such call in a very short log.
+        repetitions: length of the sequence in periods.
     """
 
     calls: int
@@ -60,21 +60,22 @@ class Period:
 
 
 def find_period(codes: npt.ArrayLike, *, longest: int = MAX_CALLS) -> Period | None:
-    """The smallest lag at which the whole sequence repeats; None where none does.
+    """The smallest lag at which the whole sequence repeats; None without any.
 
-    A few missing, extra or exchanged calls do not matter. At least two repetitions are needed, and
-    three to tell a missing call from the end of a step. Of a long sequence its middle is taken.
+    A few missing, extra or exchanged calls are tolerated. At least two repetitions are needed, and
+    three to distinguish a missing call from the end of a step. The middle of a long sequence is
+    used.
 
     Args:
         codes: [call] equal numbers for equal calls; their order and distance mean nothing.
-        longest: the longest period to look for, in calls.
+        longest: longest period, in calls.
     """
     everything = np.asarray(codes)
     window = _REPETITIONS * longest
     first = max(0, (len(everything) - window) // 2)
     x = _without_head(np.unique(everything[first:][:window], return_inverse=True)[1])
     n = len(x)
-    # A bit longer than asked for: the best is looked for around a lag.
+    # Slightly longer than requested, as the best lag is searched nearby.
     lags = np.arange(1, min(longest + _DRIFT, n // 2) + 1)
     edits = _lag_edits(x, lags)
     if not np.isfinite(edits).any():
@@ -93,7 +94,7 @@ def find_period(codes: npt.ArrayLike, *, longest: int = MAX_CALLS) -> Period | N
 
 
 def _candidates(lags: Ints, rate: Floats) -> Ints:
-    """The best lag and its parts, ascending, and those near them that are about as good."""
+    """The best lag, its parts and nearby lags that are about as good, ascending."""
     best = lags[np.argmin(rate)]
     good = np.zeros(len(lags), dtype=bool)
     for parts in range(1, _PARTS + 1):
@@ -108,15 +109,15 @@ def _near(lags: Ints, lag: float) -> npt.NDArray[np.bool_]:
 
 
 def _lag_edits(x: Ints, lags: Ints) -> Floats:
-    """[lag] edits between the sequence and itself so much later; infinite where too many."""
+    """[lag] edits between the sequence and its shifted copy; infinite if too many."""
     banded_edits = _kernel(len(x) * len(lags))
     edits = np.full(len(lags), np.inf)
     least = np.inf
-    # The most promising first: what they need bounds what the others may.
+    # The most promising first, as their edits bound those of the others.
     equal = [np.count_nonzero(x[lag:] == x[:-lag]) / (len(x) - lag) for lag in lags.tolist()]
     for at in np.argsort(-np.array(equal), kind="stable").tolist():
         lag = int(lags[at])
-        # Of a pair equal calls apart, a missing call is the later once and the earlier once.
+        # A missing call counts twice: once as the later and once as the earlier of a pair.
         most, rate = 2 * (MAX_EDITS * len(x) + 1), 2 * MAX_EDITS
         first = most - rate * (len(x) - lag) + _GRACE
         if _BEATEN * least + _GRACE < most:
@@ -130,7 +131,7 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
 
 
 def _damage(x: Ints, calls: int) -> float:
-    """The fewest edits that turn a sequence into repetitions of a stretch of that length."""
+    """Fewest edits that turn the sequence into repetitions of a stretch of that length."""
     n = len(x)
     banded_edits = _kernel(n * _STRETCHES)
     least = n
@@ -143,9 +144,9 @@ def _damage(x: Ints, calls: int) -> float:
 
 
 def _without_head(x: Ints) -> Ints:
-    """Without the calls before the loop: in the first quarter, up to the last that never returns.
+    """Remove calls before the loop: in the first quarter, up to the last that never recurs.
 
-    (No further: a call that is there once by mistake must not cut the loop in half.)
+    (Not beyond, as a call that occurs once by mistake must not cut the loop in half.)
     """
     once = np.flatnonzero(~np.isin(x[: len(x) // 4], x[len(x) // 2 :]))
     return x[once[-1] + 1 :] if len(once) else x

@@ -1,4 +1,4 @@
-"""Expected time of a step, by plan: from earlier runs, and from its workload."""
+"""Expected time of a step, from earlier runs and from its planned workload."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
 
-#: Samples of a run whose median stands for each of its steps, two apart (runs may alternate).
+#: Samples, two steps apart, whose median represents a step of a run (runs may alternate).
 _SMOOTH = 5
-#: Samples that say what a stage of work takes that was not seen before.
+#: Samples that measure a new stage of the workload.
 FIRST_SAMPLES, _MOST_WAITING = 8, 20
-#: Their halves differ by less where the stage has settled.
+#: Largest difference of their halves in a settled stage.
 _TREND = 0.06
-#: A stage's first samples may lie this share outside what its workload allows.
+#: Tolerance of a stage's first samples beyond the bounds of its workload.
 _MARGIN = 0.03
-#: Samples over which a stage's time is refined, and stages that are remembered.
+#: Samples that refine a stage's time, and the number of stages kept.
 _REFINE, MAX_STAGES = 64, 256
-#: A refined share differs by less; more is no error of the first samples.
+#: Largest correction of a refined share; more is no error of the first samples.
 _REFINED = 0.08
 _RECENT = 24
-#: Share of pairs of an odd and an even step of which the same one takes longer, in an alternation.
+#: In an alternation, the same step is longer in this share of the pairs of odd and even steps.
 _ALTERNATE = 0.9
 _LISTS = ("recent", "base", "raw")
 
@@ -35,10 +35,10 @@ Waiting = tuple[int, Array, float]
 
 
 class Likeness:
-    """How the step times of earlier runs of the same job change over their steps.
+    """Step times of earlier runs of the same job, over their steps.
 
     Args:
-        runs: [step] seconds of each.
+        runs: [step] seconds of each run.
 
     Raises:
         DetectError: a run is no list of numbers.
@@ -54,7 +54,7 @@ class Likeness:
         self.level = _common(rows)
 
     def expected(self, step: int, ordinal: int) -> float:
-        """Time of the step over the typical one, by the earlier runs; 1 where they end."""
+        """Ratio of the step's time to the typical one in earlier runs; 1 after their end."""
         if not len(self.level):
             return 1.0
         if self.first is None:
@@ -70,7 +70,7 @@ class Likeness:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Likeness:
-        """Take back the result of :meth:`state`."""
+        """Restore the result of :meth:`state`."""
         likeness = cls()
         likeness.first, likeness._stride = state["first"], int(state["stride"])
         likeness.level = np.array(state["level"], dtype=np.float64)
@@ -103,20 +103,20 @@ def smoothed(run: Array) -> Array:
 
 
 class Workloads:
-    """A table of what each stage of the workload takes, relative to the first.
+    """Relative step times of the workload's stages, compared with the first.
 
-    A stage that was not seen before is measured by its first samples. It lies within what the ratio
-    of its workload to that of other stages allows. A time outside is no plan. Odd and even steps
-    have shares of their own, as runs alternate between them, and each stage by another ratio.
+    The first samples measure a new stage. The ratio of its workload to that of other stages bounds
+    its time; a time outside is unplanned. Odd and even steps have separate shares, as runs
+    alternate between them, with another ratio in each stage.
     """
 
     def __init__(self) -> None:
         self._table: dict[Stage, list[float]] = {}  # stage -> shares of even and odd steps
         self._stage: Stage = ()
         self._before: Stage = ()
-        self._recent: list[tuple[int, float]] = []  # (parity, share of what was expected)
-        self._base: list[tuple[int, float]] = []  # those before the stage began
-        self._raw: list[tuple[int, float]] = []  # the stage's first samples, as they came
+        self._recent: list[tuple[int, float]] = []  # (parity, share of the expected time)
+        self._base: list[tuple[int, float]] = []  # samples before the stage
+        self._raw: list[tuple[int, float]] = []  # the stage's first samples in order
         self._waiting: list[Waiting] = []
 
     def take(
@@ -127,7 +127,7 @@ class Workloads:
         like: float,
         workload: Mapping[str, float] | None,
     ) -> list[Row]:
-        """Steps whose expected time is known now: (step, [rank] seconds, share)."""
+        """Steps with a known expected time: (step, [rank] seconds, share)."""
         if missing.any():
             x = np.where(missing, np.nan, x)
         if workload is None:
@@ -148,7 +148,7 @@ class Workloads:
         return rows
 
     def _learn(self, step: int, x: Array, like: float) -> None:
-        """Note what a sample says of its stage, and refine a young stage's shares."""
+        """Add a sample to its stage, and refine a young stage's shares."""
         value = _middle(x) / like
         if not np.isfinite(value):
             return
@@ -171,7 +171,7 @@ class Workloads:
         return bool(abs(late / early - 1) < _TREND) or len(self._waiting) >= _MOST_WAITING
 
     def _settle(self) -> list[Row]:
-        """Judge the first samples of a stage."""
+        """Evaluate the first samples of a stage."""
         if not self._waiting:
             return []
         waiting, self._waiting = self._waiting, []
@@ -185,7 +185,7 @@ class Workloads:
         return [(step, x, like * shares[step & 1]) for step, x, like in waiting]
 
     def _shares(self, values: list[tuple[int, float]]) -> list[float]:
-        """[even, odd] the stage's shares as measured, within what its workload allows."""
+        """[even, odd] measured shares of the stage, within the bounds of its workload."""
         before = self._base
         if not (_alternates(values) or _alternates(before)):
             values, before = ([(0, v) for _, v in pairs] for pairs in (values, before))
@@ -198,7 +198,7 @@ class Workloads:
         return [share * min(max(both, low), high) / both for share in shares]
 
     def _bounds(self) -> tuple[float, float]:
-        """The least and the most share that the workload allows, by each stage of the table."""
+        """Bounds of the share by the workload, from each known stage."""
         low, high = 0.0, np.inf
         for stage, shares in self._table.items():
             if stage != self._stage:
@@ -221,7 +221,7 @@ class Workloads:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Workloads:
-        """Take back the result of :meth:`state`."""
+        """Restore the result of :meth:`state`."""
         loads = cls()
         loads._table = {_named(s): [float(a), float(b)] for s, a, b in state["table"]}
         loads._stage, loads._before = _named(state["stage"]), _named(state["before"])
@@ -239,7 +239,7 @@ def _pairs(values: Sequence[tuple[int, float]]) -> list[list[float]]:
 
 
 def _middle(x: Array) -> float:
-    """The median of the ranks that gave a sample."""
+    """Median of the ranks with a sample."""
     if len(x) == 1:
         return float(x[0])
     return float(np.nanmedian(x)) if np.isfinite(x).any() else float("nan")
@@ -255,9 +255,9 @@ def _alternates(values: list[tuple[int, float]]) -> bool:
 
 
 def _by_parity(values: list[tuple[int, float]]) -> tuple[float, float] | None:
-    """Lower medians of even and of odd steps; of both together where either has less than three.
+    """Lower medians of even and odd steps, or of both together if either has less than three.
 
-    Spikes are slow, so of an even number of samples the lower one is the surer.
+    The lower median is more reliable, as spikes are slow.
     """
     if not values:
         return None
@@ -288,7 +288,7 @@ def _stage(workload: Mapping[str, float]) -> Stage:
 
 
 def _ratios(before: Stage, after: Stage) -> tuple[float, float]:
-    """The least and the most that a step's time may change where the work changes so."""
+    """Bounds of the change of a step's time for a change of the workload."""
     low = high = 1.0
     old = dict(before)
     for name, value in after:

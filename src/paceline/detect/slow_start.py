@@ -1,4 +1,4 @@
-"""Whether a run is slower than its repeats, from its first steps on or as a whole."""
+"""Detection of a run that is slower than its repeats, from its first steps on or as a whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.detect.limits import WARM_UP
 
 Array = npt.NDArray[np.float64]
 
-#: A run is called slow from this excess over its repeats on: 4%, less what 50 steps leave unsure.
+#: Least excess of a slow run over its repeats: 4%, less the uncertainty of 50 steps.
 LEAST_SHARE = 0.035
-#: With fewer earlier runs nothing says how far repeats differ.
+#: Least number of earlier runs, which show the spread of repeats.
 MIN_RUNS = 2
-#: The excess is this many times the width in which the repeats lie; of only two, that is unsure.
+#: Least excess as a multiple of the repeats' width, which is uncertain for only two.
 WIDTHS, WIDTHS_OF_TWO = 2.0, 4.0
-#: From this number of repeats on the slowest is left out of their width: it may be slow itself.
+#: From this number of repeats on, their width excludes the slowest, which may be slow itself.
 MANY_RUNS = 4
 
 
@@ -28,10 +28,10 @@ class SlowStart:
 
     Attributes:
         factor: its step time over the median of its repeats, at the same steps.
-        width: the share by which the slowest repeat exceeds the fastest; of four and more, the
-            slowest but one.
-        runs: how many repeats there are.
-        steps: how many steps were compared.
+        width: the share by which the slowest repeat (of four or more, the second slowest) exceeds
+            the fastest.
+        runs: number of repeats.
+        steps: number of compared steps.
     """
 
     factor: float
@@ -52,15 +52,15 @@ def slow_start(
 ) -> SlowStart | None:
     """Compare the first steps of a run with the same steps of earlier runs of the job.
 
-    Steps are matched by their order, so that a warm-up that all runs share does not count.
+    Steps are matched by order, so that a common warm-up does not count.
 
     Args:
         run: [step] seconds.
         earlier: [step] seconds of each earlier run.
-        steps: first steps that are compared; runs with fewer are left out.
+        steps: number of first steps to compare; shorter runs are left out.
 
     Returns:
-        None where the run is not slow, or the repeats differ too much or are too few to say so.
+        None if the run is not slow, or the repeats differ too much or are too few.
     """
     rows = [np.asarray(row, dtype=np.float64).reshape(-1)[:steps] for row in (run, *earlier)]
     rows = [rows[0], *(row for row in rows[1:] if len(row) == steps)]
@@ -83,9 +83,9 @@ def slow_start(
 
 
 def slow_run(run: npt.ArrayLike, earlier: Sequence[npt.ArrayLike]) -> SlowStart | None:
-    """Compare the first steps of a run with those of earlier runs, then all that they share.
+    """Compare the first steps of a run with those of earlier runs, then all common steps.
 
-    Of runs that ended early only those count that are at least half as long as the run.
+    Earlier runs count if they are at least half as long as the run.
     """
     size = np.size(np.asarray(run))
     long = [row for row in earlier if 2 * len(np.asarray(row)) >= size]
@@ -94,13 +94,13 @@ def slow_run(run: npt.ArrayLike, earlier: Sequence[npt.ArrayLike]) -> SlowStart 
 
 
 def comparable(first_step: int, earlier: Sequence[tuple[int, Array]]) -> list[Array]:
-    """The earlier runs that begin where a run does: at the same step, or both within the warm-up.
+    """The earlier runs with a similar first step: the same, or both within the warm-up.
 
-    Logs may count samples, or write first after an interval. A run that goes on from a checkpoint
-    has other steps than one from the begin.
+    Logs may count samples, or begin after an interval. A run from a checkpoint has other steps than
+    one from the start.
 
     Args:
-        first_step: of the run.
+        first_step: first step of the run.
         earlier: the first step of each earlier run, and its [step] seconds.
     """
     return [

@@ -1,9 +1,9 @@
-"""Python stacks of the processes of a job that hangs, by py-spy.
+"""Python stacks of a hanging job's processes, by py-spy.
 
-py-spy (MIT) is a program of its own; it reads another process's memory from outside, so nothing has
-to be built into the job. It is asked for ``dump --json --nonblocking``, so the process is never
-stopped. Format: ``StackTrace`` and ``Frame`` in ``src/stack_trace.rs`` of py-spy 0.4.2, and dumps
-of it. Processes of this host only: another host's cannot be looked into.
+py-spy (MIT) is a separate program that reads another process's memory, so the job needs no changes.
+It is run as ``dump --json --nonblocking``, which never stops the process. Format: ``StackTrace``
+and ``Frame`` in ``src/stack_trace.rs`` of py-spy 0.4.2, and its dumps. It reads only processes of
+this host.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from paceline.detect.who import name_ranks
 from paceline.errors import DetectError
 from paceline.extras import pip_install
 
-#: Names that launchers give a process's rank: torchrun, Open MPI, MPICH and Intel MPI, Slurm.
+#: Launchers' variables with a process's rank: torchrun, Open MPI, MPICH and Intel MPI, Slurm.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-#: Variables that the processes of one job have in common.
+#: Variables that all processes of a job share.
 _JOB_NAMES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "WORLD_SIZE")
-#: Memory that changes while it is read gives no stack: another try may.
+#: Attempts, as memory that changes during the read gives no stack.
 _TRIES, _TIMEOUT_S, _AT_ONCE = 3, 10.0, 4
-#: Frames of a thread that are printed; JSON has all.
+#: Printed frames of a thread; JSON has all.
 _SHOWN = 6
-#: Threads whose innermost frame is there wait for work.
+#: Innermost frames of threads that wait for work.
 _IDLE_FILES = ("threading.py", "queue.py", "selectors.py", "socketserver.py", "connection.py")
 
 
@@ -40,7 +40,7 @@ class Frame:
     """A function that has not returned.
 
     Attributes:
-        function, file, line: which; ``short`` is the file as people know it.
+        function, file, line: place of the frame; ``short`` is the short name of the file.
     """
 
     function: str
@@ -58,23 +58,23 @@ class Thread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for work, as helpers of libraries do."""
+        """Whether it waits for work, like helper threads of libraries."""
         is_main = self.name == "MainThread"
         return not is_main and Path(self.frames[0].file).name in _IDLE_FILES
 
     def explain(self) -> str:
-        """On one line, the innermost first."""
+        """The frames on one line, the innermost first."""
         shown = [f"{f.function} ({f.short}:{f.line})" for f in self.frames[:_SHOWN]]
         return " < ".join([*shown, *(["..."] if len(self.frames) > _SHOWN else [])])
 
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks that stand at the same place.
+    """Ranks with the same stacks.
 
     Attributes:
-        ranks, pids: whose, in the same order.
-        threads: the main thread, then those that do not wait for work.
+        ranks, pids: ranks and their processes, in the same order.
+        threads: the main thread, then other threads that do not wait for work.
     """
 
     ranks: tuple[int, ...]
@@ -87,15 +87,15 @@ class Stacks:
     """Stacks of the ranks that run on this host.
 
     Attributes:
-        groups: the fewest ranks first: a rank that stands alone is the one to look at.
-        notes: whose stacks are missing, and why.
+        groups: the smallest group first, as a single rank is the most suspicious.
+        notes: ranks without stacks, and the reasons.
     """
 
     groups: tuple[StackGroup, ...]
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """The stacks as text for a terminal."""
         lines = []
         for group in self.groups:
             for thread in group.threads:
@@ -165,7 +165,7 @@ def find_pyspy() -> str | None:
 
 
 def _dump(program: str, pid: int) -> tuple[Thread, ...] | str:
-    """A process's threads, or why not."""
+    """A process's threads, or the reason of the failure."""
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     reason = "py-spy saw no Python thread"
     for _ in range(_TRIES):
@@ -187,7 +187,7 @@ def _dump(program: str, pid: int) -> tuple[Thread, ...] | str:
 
 
 def _reason(stderr: str, pid: int) -> str:
-    """In plain words what another try would not change; "" else."""
+    """A permanent error in plain words, else ""."""
     if "ermission" in stderr or "Operation not permitted" in stderr:
         return (
             f"py-spy may not look into process {pid}: run as the job's user or root, with "
@@ -199,7 +199,7 @@ def _reason(stderr: str, pid: int) -> str:
 
 
 def parse_dump(text: bytes, pid: int) -> tuple[Thread, ...]:
-    """The threads of a dump that do not wait for work, the main one first; () where none fits."""
+    """The threads of a dump that do not wait for work, the main one first; () if unknown."""
     try:
         rows = json.loads(text)
         threads = [_thread(row, pid) for row in rows if row["frames"]]
@@ -224,17 +224,17 @@ def _thread(row: Mapping[str, Any], pid: int) -> Thread:
 
 
 def find_processes(world: int | None = None, *, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Rank -> process, of the job that runs on this host, by the ranks that its launcher set.
+    """Rank -> process of the job on this host, by its launcher's variables.
 
-    A process's children have its rank, too (data loaders); its shell may have it, as well: the
-    outermost Python process counts.
+    Children of a process (data loaders) and its shell may have the same rank; the outermost Python
+    process counts.
 
     Args:
-        world: ranks of the job, where known.
+        world: number of the job's ranks, if known.
         proc: the kernel's folder of processes.
 
     Raises:
-        DetectError: several jobs run here, and nothing says which.
+        DetectError: several jobs run here, and the job is ambiguous.
     """
     jobs: dict[tuple[str, ...], dict[int, list[int]]] = {}
     for pid, environment in _environments(proc):
@@ -262,12 +262,12 @@ def is_here(header: Mapping[str, Any]) -> bool:
 def processes_of(
     headers: Iterable[Mapping[str, Any]], *, proc: Path = Path("/proc")
 ) -> dict[int, int]:
-    """Rank -> process, as the headers of a recording name the processes that write it.
+    """Rank -> process, from the headers of a recording.
 
-    Only processes of this host that run still; a number may belong to another process by now.
+    Only running processes of this host; a process number may be reused.
 
     Args:
-        headers: with ``rank``, ``host`` and ``pid``.
+        headers: headers with ``rank``, ``host`` and ``pid``.
         proc: the kernel's folder of processes.
     """
     pid_of = {int(meta["rank"]): int(meta["pid"]) for meta in headers if is_here(meta)}
@@ -280,7 +280,7 @@ def processes_of(
 
 
 def ranks_of_pids(pids: Sequence[int], *, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Rank -> process, for processes that somebody named; without a rank they are counted.
+    """Rank -> process, for named processes; those without a rank are numbered.
 
     Raises:
         DetectError: there is no such process.
@@ -298,7 +298,7 @@ def ranks_of_pids(pids: Sequence[int], *, proc: Path = Path("/proc")) -> dict[in
 def _environments(
     proc: Path, only: Iterable[int] | None = None
 ) -> Iterable[tuple[int, dict[str, str]]]:
-    """Of the processes that this user may look into."""
+    """Environments of the processes that this user may read."""
     pids = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
     wanted = None if only is None else set(only)
     for pid in pids:
@@ -306,13 +306,13 @@ def _environments(
             continue
         try:
             text = (proc / str(pid) / "environ").read_bytes().decode(errors="replace")
-        except OSError:  # another user's, or it has ended
+        except OSError:  # another user's process, or an ended one
             continue
         yield pid, dict(row.split("=", 1) for row in text.split("\0") if "=" in row)
 
 
 def _rank(environment: Mapping[str, str]) -> int | None:
-    """The rank that a launcher set; None where it set none."""
+    """The rank set by a launcher, or None."""
     rank = next((environment[name] for name in RANK_NAMES if name in environment), "")
     return int(rank) if rank.isdecimal() else None
 
@@ -325,7 +325,7 @@ def _is_python(process: Path) -> bool:
 
 
 def _outermost(pids: Sequence[int], proc: Path) -> int:
-    """The process whose parent is none of them."""
+    """The process whose parent is not among them."""
     parents = {pid: _parent(proc / str(pid)) for pid in pids}
     return next((pid for pid in pids if parents[pid] not in parents), pids[0])
 

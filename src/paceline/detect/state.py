@@ -1,8 +1,8 @@
-"""State that outlives a process: a mapping of named fields, checked when it comes back.
+"""Saved state: a mapping of named fields, which is checked when loaded.
 
-A state has ``schema`` and ``version``. It has numbers and texts as JSON knows them, arrays with the
-dtype and shape that a table states, and states of other objects. Whatever does not fit raises one
-error, so that a reader with another source of the same knowledge can turn to that.
+A state has ``schema`` and ``version``. It has JSON numbers and texts, arrays with the dtype and
+shape of a table, and states of other objects. All mismatches raise the same error, so that a caller
+can use another source of the state.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ArrayField:
     """Type and shape of an array of a state.
 
     Attributes:
-        dtype: as NumPy writes it, little-endian: "<f8".
-        shape: a number per axis, or the name of a size that the state tells.
-        nan, inf: whether such values may occur.
+        dtype: NumPy's dtype, little-endian: "<f8".
+        shape: a number per axis, or the name of a size in the state.
+        nan, inf: whether these values are allowed.
         least, most: bounds of the values.
     """
 
@@ -41,19 +41,19 @@ class ArrayField:
 
 
 class StateReader:
-    """Takes the fields of a state, each of them checked."""
+    """Reads the fields of a state with checks."""
 
     def __init__(self, state: object, schema: str, version: int, names: Iterable[str]) -> None:
-        """Check what the state says of itself, and that it has exactly these fields.
+        """Check the state's schema and version, and that it has exactly these fields.
 
         Args:
-            state: what was saved.
-            schema: the name that it must have.
-            version: the version that it must have.
-            names: its other fields.
+            state: the saved state.
+            schema: required schema.
+            version: required version.
+            names: names of its other fields.
 
         Raises:
-            StateError: it is another schema or version, or has other fields.
+            StateError: it has another schema or version, or other fields.
         """
         self.schema = schema
         if not isinstance(state, Mapping) or state.get("schema") != schema:
@@ -70,14 +70,14 @@ class StateReader:
         self._state = state
 
     def value(self, name: str) -> Any:
-        """The field as it is."""
+        """The unchecked field."""
         return self._state[name]
 
     def whole(self, name: str, least: int = 0, most: int = 2**62) -> int:
         """A whole number.
 
         Raises:
-            StateError: it is none, or out of bounds.
+            StateError: it is no whole number, or out of bounds.
         """
         value = self._state[name]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -92,7 +92,7 @@ class StateReader:
         """
         value = self._state[name]
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not abs(value) < 1e300:  # nan is below nothing
+        if not good or not abs(value) < 1e300:  # nan fails every comparison
             self.fail(name, f"must be a finite number, not {reprlib.repr(value)}")
         return float(value)
 

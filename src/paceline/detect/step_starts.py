@@ -1,4 +1,4 @@
-"""Where in the calls of one rank each step begins."""
+"""Search for the begin of each step in the calls of a rank."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Calls by which the start of a damaged step may lie off.
+#: Largest error of a damaged step's start, in calls.
 _DRIFT = 8
-#: Calls compared on each side of a start, and what each counts of the one nearer to it.
+#: Calls compared on each side of a start, and the weight of each relative to the nearer one.
 _COMPARED, _FADE = 32, 0.85
-#: Share of them that must agree: less is no step but an evaluation, a checkpoint, a gap.
+#: Least share of agreement; below, it is an evaluation, a checkpoint or a gap.
 _MIN_AGREEMENT = 0.6
-#: Share of what agrees that must lie behind the start, unless that is the right call itself.
+#: Least share of the agreement after the start, unless the first call itself agrees.
 _FOLLOWS = 0.2
-#: Share added by a pause of at least half the usual length before a call, and by being the call
-#: that steps begin with.
+#: Bonus of a call after a pause of at least half the usual length, and of the usual first call.
 _PAUSE_COUNTS, _FIRST_COUNTS = 0.25, 0.1
 
 
 def starts_of_steps(names: Ints, time_s: Floats, calls: int, reference: Floats | None) -> Floats:
-    """[step] when each step of one rank began, seconds.
+    """[step] begin of each step of a rank, seconds.
 
-    A step begins after the longest pause of the period, or, with a reference, at the call that is
-    most often nearest to it. From an undamaged step on, each next begin is looked for a period
-    further, by the calls around it. Where that fails, at the next undamaged step.
+    A step begins after the longest pause of the period, or, with a reference, at the call most
+    often nearest to the reference. From an undamaged step on, the next begin is searched one period
+    later by the surrounding calls. If that fails, the search continues at the next undamaged step.
 
     Args:
         names: [call] equal numbers for equal calls.
         time_s: [call] seconds.
-        calls: the period.
-        reference: when the steps of another rank began.
+        calls: calls per period.
+        reference: begins of another rank's steps.
     """
     first_whole = _first_whole(names, calls)
     template = names[first_whole : first_whole + calls]
@@ -45,21 +44,21 @@ def starts_of_steps(names: Ints, time_s: Floats, calls: int, reference: Floats |
     if first_whole + phase + calls > len(names):
         phase -= calls
     begins = _begins(names, template, first_whole + phase, paused)
-    # A step whose first call is missing began before its first call that is there.
+    # A step without its first call began before the first call present.
     follows = begins[begins + 1 < len(names)]
     second_s = float(np.median(time_s[follows + 1] - time_s[follows]))
     return time_s[begins] - np.where(names[begins] == template[0], 0.0, second_s)
 
 
 def _first_whole(names: Ints, calls: int) -> int:
-    """The first place from which the calls of one period are those of the next, if any."""
+    """The first place from which one period of calls equals the next, if any."""
     equal = np.append(0, np.cumsum(names[calls:] == names[:-calls]))
     n_equal: Ints = equal[calls:] - equal[:-calls] if len(equal) > calls else np.zeros(1, np.int64)
     return int(np.argmax(n_equal))
 
 
 def _phase(begins: Ints, time_s: Floats, calls: int, reference: Floats | None) -> int:
-    """The call, counted from the places, that a step begins with."""
+    """Offset from the places to the call that begins a step."""
     regular = begins[:-1][np.diff(begins) == calls]
     if not len(regular):
         regular = begins[:1]
@@ -82,7 +81,7 @@ def nearest(sorted_s: Floats, times_s: Floats) -> Ints:
 
 
 def _begins(names: Ints, template: Ints, start: int, bonus: Floats) -> Ints:
-    """Places at which a step begins, found from a known one on, forwards and backwards."""
+    """Places of step begins, searched forwards and backwards from a known one."""
     score = _agreement(names, template) + bonus
     forward = _walk(names, template, start, score, 1)
     backward = _walk(names, template, start, score, -1)
@@ -90,7 +89,7 @@ def _begins(names: Ints, template: Ints, start: int, bonus: Floats) -> Ints:
 
 
 def _agreement(names: Ints, template: Ints) -> Floats:
-    """[place] share of the calls around it that are as around the begin of a step."""
+    """[place] agreement of the surrounding calls with those around a step's begin."""
     calls = len(template)
     reach = min(calls // 2, _COMPARED)
     agree, weight, after = (np.zeros(len(names)) for _ in range(3))
@@ -104,18 +103,18 @@ def _agreement(names: Ints, template: Ints) -> Floats:
         if offset >= 0:
             after[here] += as_template
     share = agree / np.maximum(weight, 1e-9)
-    # A log may begin or end within a step: the calls at its ends alone say too little.
+    # A log may begin or end within a step, so the calls at its ends are insufficient.
     first = names == template[0]
     ends = min(reach, _DRIFT)
     share[:ends] *= first[:ends]
     share[len(names) - ends :] *= first[len(names) - ends :]
-    # Where nothing of a step follows, one ends, but none begins.
+    # Without calls of a step after it, a place is an end but no begin.
     share[~first & (after < _FOLLOWS * agree)] = 0.0
     return np.where(first, share + _FIRST_COUNTS, share)
 
 
 def _walk(names: Ints, template: Ints, start: int, score: Floats, direction: int) -> list[int]:
-    """Begins from a known one on, each a period and a few calls at most from the last."""
+    """Begins after a known one, each about one period from the last."""
     calls, n = len(template), len(names)
     drift = min(_DRIFT, (calls - 1) // 2)
     begins = [start]
@@ -135,7 +134,7 @@ def _walk(names: Ints, template: Ints, start: int, score: Floats, direction: int
 
 
 def _resume(names: Ints, template: Ints, at: int, direction: int) -> int:
-    """The next place with a whole undamaged step; -1 where none follows."""
+    """The next place with an undamaged step; -1 without any."""
     calls = len(template)
     low, high = (at, len(names)) if direction > 0 else (0, at + calls)
     ahead = names[low:high]
@@ -149,7 +148,7 @@ def _resume(names: Ints, template: Ints, at: int, direction: int) -> int:
 
 
 def _begins_between(last: int, resumed: int, names: Ints, template: Ints) -> list[int]:
-    """Begins of steps that are too damaged to be seen, where the calls between are theirs."""
+    """Estimated begins of damaged steps, if the calls between belong to them."""
     steps = round(abs(resumed - last) / len(template))
     counts = np.bincount(
         names[min(last, resumed) : max(last, resumed)], minlength=int(names.max()) + 1

@@ -22,18 +22,19 @@ Floats = npt.NDArray[np.float64]
 class StepTimes:
     """Steps seen in a call log, one row per rank and step, by rank and then by step.
 
-    A step runs from a rank's first call of it to its first call of the next. The last one of each
-    rank has no end and is left out, as is what lies outside whole steps. Where a step begins is not
-    in the log. It is after the longest pause of the first rank's loop, the call nearest to that on
-    the others.
+    A step runs from a rank's first call in it to the first call of the next. The last step of each
+    rank has no end and is left out, as are calls outside whole steps. The log has no begins of
+    steps. A step of the first rank begins after its loop's longest pause, on other ranks at the
+    nearest call.
 
     Attributes:
         rank: [row] the rank.
-        step: [row] counted from 0 at the first step whose start some rank shows; the same on all.
-        start_s: [row] on the clock of the log.
+        step: [row] number from 0, the first step with a visible start on some rank; the same on all
+            ranks.
+        start_s: [row] start on the log's clock.
         duration_s: [row] seconds until the rank's next step.
-        periods: rank -> the period found; a rank without one has no rows.
-        is_whole: [row] whether the log has all calls of the step; None: of each.
+        periods: rank -> its period; a rank without one has no rows.
+        is_whole: [row] whether the log has all calls of the step; None: all steps are whole.
     """
 
     rank: Ints
@@ -81,7 +82,7 @@ class StepTimes:
         }
 
     def table(self) -> table.StepTimes:
-        """The same as a table [step, rank], as a file of step times gives it."""
+        """The same as a table [step, rank], like a file of step times."""
         steps, row = np.unique(self.step, return_inverse=True)
         ranks, column = np.unique(self.rank, return_inverse=True)
         seconds = np.full((len(steps), len(ranks)), np.nan)
@@ -90,11 +91,11 @@ class StepTimes:
 
 
 def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
-    """When each rank began each step, from nothing but the order and the times of its calls.
+    """The begin of each step on each rank, only from the order and times of its calls.
 
     Args:
         log: calls of one or more ranks.
-        longest: the longest period to look for, in calls of one rank.
+        longest: longest period, in calls of a rank.
 
     Raises:
         DetectError: no rank's calls repeat.
@@ -137,7 +138,7 @@ def step_times(log: CallLog, *, longest: int = MAX_CALLS) -> StepTimes:
 
 
 def _told_steps(log: CallLog) -> StepTimes:
-    """Steps that the log itself tells: :attr:`CallLog.step`."""
+    """Steps from the log's own numbers: :attr:`CallLog.step`."""
     assert log.step is not None
     assert log.is_whole is not None
     reference: tuple[int, Ints, Floats] | None = None
@@ -152,7 +153,7 @@ def _told_steps(log: CallLog) -> StepTimes:
         if reference is None:
             reference = group, number, start_s
         elif group != reference[0]:
-            # Another communicator has a count of its own.
+            # Each communicator has its own count.
             near = nearest(reference[2], start_s)
             number = number + int(np.median(reference[1][near] - number))
         follows = np.flatnonzero(np.diff(number) == 1)
@@ -185,10 +186,10 @@ def _periodic(
     longest: int,
     periods_of_names: dict[bytes, Period | None],
 ) -> tuple[Ints, Ints, Period | None]:
-    """A rank's rows that repeat, their names, and the period.
+    """A rank's repeating rows, their names, and the period.
 
-    All calls where they do; else those of the communicator with the longest period in time. Calls
-    of several threads come in no fixed order, those of one communicator must.
+    All calls if they repeat, else those of the communicator with the longest period in time. Calls
+    of several threads have no fixed order, but those of a communicator have.
     """
     best: tuple[Ints, Ints, Period | None] = rows, codes[rows], None
     longest_s = 0.0
@@ -210,7 +211,7 @@ def _periodic(
 
 
 def _by_appearance(codes: Ints) -> Ints:
-    """Names numbered by first appearance: ranks that do the same have the same numbers."""
+    """Numbers of names by first appearance, which are equal for ranks with the same calls."""
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     place = np.empty(len(first), dtype=np.int64)
     place[np.argsort(first)] = np.arange(len(first))
@@ -221,7 +222,7 @@ def _by_appearance(codes: Ints) -> Ints:
 def _agree(
     sequences: list[tuple[int, Ints, Floats, Period]],
 ) -> list[tuple[int, Ints, Floats, Period]]:
-    """Periods of ranks that see parts of a step, or several, become those of most ranks.
+    """Correct the periods of ranks with parts or multiples of a step to those of most ranks.
 
     A rank whose microbatches are all alike repeats several times in a step of the others.
     """
@@ -235,13 +236,13 @@ def _agree(
     agreed = []
     for (rank, names, time_s, period), own_s in zip(sequences, seconds, strict=True):
         ones_in_step = round(typical_s / own_s) if own_s > 0 else 1
-        # At least three steps must be left, as for any period.
+        # At least three steps must remain, as for any period.
         if ones_in_step > 1 and period.repetitions / ones_in_step >= 2:
             period = Period(
                 period.calls * ones_in_step, period.confidence, period.repetitions / ones_in_step
             )
         steps_in_one = round(own_s / typical_s) if typical_s > 0 else 1
-        # Damage in a bad place can make several steps look like one; not on most ranks.
+        # Unlucky damage can merge several steps, but not on most ranks.
         if steps_in_one > 1 and period.calls % steps_in_one == 0:
             period = Period(
                 period.calls // steps_in_one, period.confidence, period.repetitions * steps_in_one
@@ -251,5 +252,5 @@ def _agree(
 
 
 def _offset(start_s: Floats, reference: Floats) -> int:
-    """The number, among the reference's steps, of a rank's first step."""
+    """Number of a rank's first step among the reference's steps."""
     return int(np.median(nearest(reference, start_s) - np.arange(len(start_s))))

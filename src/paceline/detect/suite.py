@@ -1,8 +1,8 @@
-"""More tests of a validation, as a training job uses its machines: memory, copies, collectives.
+"""Further tests of a validation: memory, copies and collectives, as in a training job.
 
-All ranks of the process group call :func:`run_suite`. Each test is short, is repeated, and gives
-every rank its own seconds. A collective takes all of its members as long as the slowest. So its
-results are for a host's history rather than for naming a rank.
+All ranks of the process group call :func:`run_suite`. Each test is short and repeated, and measures
+each rank. All members of a collective take as long as the slowest, so its results serve a host's
+history rather than to name a rank.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from paceline.detect.verdict import Place
 from paceline.errors import DetectError
 
-#: Bytes of a test on CPU and GPU: beyond caches, and far below a millisecond of the job's budget.
+#: Bytes of a test on CPU and GPU: beyond caches, but with a negligible run time.
 _BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
-#: Repetitions of a test, of which the median (on CPUs the least) counts.
+#: Repetitions of a test; the median counts, on CPUs the minimum.
 _ROUNDS = 5
 _COLLECTIVES = ("all-reduce", "reduce-scatter", "all-to-all")
-#: Messages between two ranks are those of ``run_validation``.
+#: ``run_validation`` measures messages between two ranks.
 TESTS = ("gemm", "hbm", "host-to-device", "device-to-host", *_COLLECTIVES)
 
 
@@ -32,9 +32,9 @@ class SuiteResult:
 
     Attributes:
         seconds: test -> [rank of the group] seconds; a GEMM's name has its shape.
-        skipped: test -> why it could not be run.
-        places: [rank] where each runs.
-        took_s: wall seconds of all.
+        skipped: test -> reason why it was not run.
+        places: [rank] place of the rank.
+        took_s: wall time of all tests, seconds.
     """
 
     seconds: Mapping[str, Sequence[float]]
@@ -49,10 +49,10 @@ def gemm_shapes(
     """(m, n, k) of the products of a transformer layer: attention's output, up, down.
 
     Args:
-        hidden: width of the model.
-        ffn: width within its MLP.
-        tp: tensor-parallel degree, which shares out ``ffn`` and the heads.
-        tokens: of a microbatch.
+        hidden: hidden size of the model.
+        ffn: hidden size of its MLP.
+        tp: tensor-parallel degree, which divides ``ffn`` and the heads.
+        tokens: tokens of a microbatch.
 
     Raises:
         DetectError: a number is below 1, or ``tp`` does not divide the widths.
@@ -76,13 +76,13 @@ def run_suite(
     """Measure; all ranks of the group call it with the same arguments.
 
     Args:
-        shapes: (m, n, k) of matrix products, as of :func:`gemm_shapes`; none leaves them out.
-        tests: which of ``TESTS``.
+        shapes: (m, n, k) of matrix products, as from :func:`gemm_shapes`; empty skips them.
+        tests: names from ``TESTS``.
         budget_s: no further test begins after this time, by rank 0's clock.
         group: the process group; None: all processes.
 
     Raises:
-        DetectError: a test is not known.
+        DetectError: a test is unknown.
     """
     unknown = sorted(set(tests) - set(TESTS))
     if unknown:
@@ -126,7 +126,7 @@ class _Suite:
     def works(
         self, tests: Sequence[str], shapes: Sequence[tuple[int, int, int]]
     ) -> list[tuple[str, Callable[[], Callable[[], Any]]]]:
-        """(name, what makes the buffers and returns the work) of each test."""
+        """(name, function that makes the buffers and returns the work) of each test."""
         works: list[tuple[str, Callable[[], Callable[[], Any]]]] = []
         for name in tests:
             if name == "gemm":
@@ -166,7 +166,7 @@ class _Suite:
             return lambda: distributed.all_reduce(whole, group=group)
         if name == "reduce-scatter":
             shard = torch.zeros(self.count // self.ranks, **self.options)
-            # The name since torch 2.13; the older one warns there.
+            # The name since torch 2.13, where the older one warns.
             older = distributed.reduce_scatter_tensor
             scatter = getattr(distributed, "reduce_scatter_single", older)
             return lambda: scatter(shard, whole, group=group)
@@ -176,7 +176,7 @@ class _Suite:
     def measure(
         self, prepare: Callable[[], Callable[[], Any]], *, is_alone: bool
     ) -> tuple[list[float], str]:
-        """([rank] seconds, what went wrong on any rank); alone, a rank waits for no other."""
+        """([rank] seconds, error of any rank); if alone, a rank waits for no other."""
         problem, work = "", None
         try:
             work = prepare()
@@ -188,7 +188,7 @@ class _Suite:
         samples = []
         try:
             for _ in range(1 + _ROUNDS):
-                self._gathered("")  # all begin together
+                self._gathered("")  # all ranks begin together
                 samples.append(self._time(work, is_alone))
         except RuntimeError as error:  # a backend without this collective fails on all ranks
             problem = str(error).strip().partition("\n")[0][:200]
@@ -214,7 +214,7 @@ class _Suite:
         return float(first.elapsed_time(last)) / 1e3
 
     def _cpu_time(self, work: Callable[[], Any]) -> float:
-        """CPU seconds on one thread: cores that ranks share are no slow cores."""
+        """CPU seconds on one thread, so that shared cores do not look slow."""
         threads = self.torch.get_num_threads()
         self.torch.set_num_threads(1)
         try:
@@ -225,7 +225,7 @@ class _Suite:
             self.torch.set_num_threads(threads)
 
     def _gathered(self, value: Any) -> list[Any]:
-        """[rank] what each rank has."""
+        """[rank] each rank's value."""
         values: list[Any] = [None] * self.ranks
         self.distributed.all_gather_object(values, value, group=self.group)
         return values

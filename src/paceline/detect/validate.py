@@ -18,27 +18,28 @@ from paceline.detect.passes import Link, Pass, ring_passes
 from paceline.detect.verdict import Measurements, Place
 from paceline.errors import DetectError
 
-#: Defaults on CPU and GPU: milliseconds on a core or tensor cores; large enough for bandwidth to
-#: count and latency not.
+#: Defaults on CPU and GPU: milliseconds on a core or tensor cores, and sizes dominated by bandwidth
+#: instead of latency.
 _GEMM = {"cpu": 384, "cuda": 4096}
 _MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 #: Matrix products per sample, before the factor of a slow rank of ``Injected``.
 _PRODUCTS = 4
 
-#: Messages per link and round, after one that sets up the connection and is not counted.
+#: Messages per link and round, after an uncounted one that sets up the connection.
 _MESSAGES = 3
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """The amount of measurement.
 
     Attributes:
         gemm: rows and columns of the matrices; None: 384 on a CPU, 4096 on a GPU.
         message_bytes: size of a message; None: 4 MiB on a CPU, 64 MiB on a GPU.
-        rounds: how often all is repeated, so that a disturbance does not hit one rank only.
-        timeout_s: until the measurement is given up (NCCL waits for its group's own timeout).
+        rounds: repetitions of all measurements, so that a disturbance does not affect only one
+            rank.
+        timeout_s: time limit of the measurement (NCCL waits for its group's own timeout).
     """
 
     gemm: int | None = None
@@ -57,7 +58,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Injected:
-    """Slowness on purpose, to see a validation find it.
+    """Artificial slowness, to test whether a validation finds it.
 
     Attributes:
         rank, factor: this rank does ``factor`` times the matrix products.
@@ -80,27 +81,27 @@ def run_validation(
 ) -> Measurements:
     """Measure; all ranks of the process group call it with the same arguments.
 
-    Matrix products: on GPUs all at once, as in the paper. On CPUs the ranks of a host take turns,
-    one thread each, and the CPU time of the thread counts. So cores shared with each other or with
-    other work do not look like slow ones. A core of a low clock does, contention does not.
+    Matrix products: GPUs compute all at once, as in the paper. On CPUs the ranks of a host take
+    turns with one thread each, and the thread's CPU time counts. Cores shared with other work
+    therefore do not look slow, but cores with a low clock do.
 
-    Links: pass by pass, all ranks waiting for each other in between. The source's clock runs from
-    the first byte sent to the acknowledgement received. A round counts with the median of its
-    samples on GPUs, the least on CPUs. The random state of the job is not touched.
+    Links: pass by pass, with a barrier in between. The source measures from the first byte sent to
+    the acknowledgement. A round counts with its samples' median on GPUs, and their minimum on CPUs.
+    The random state of the job is unchanged.
 
     Args:
-        ranks: whose matrix products to measure, global numbers; None: all of the group.
-        passes: which links to measure, global numbers; None: a ring of ``ranks``.
+        ranks: global numbers of the ranks whose matrix products to measure; None: the whole group.
+        passes: links to measure, by global numbers; None: a ring of ``ranks``.
         group: the process group; None: all processes.
-        effort: how much to measure.
-        injected: slowness on purpose.
+        effort: amount of measurement.
+        injected: artificial slowness.
 
     Returns:
         The same on every rank.
 
     Raises:
-        DetectError: a rank is outside the group, no memory for the test, a peer was lost, or time
-            is up. After one of the last two the process group is of no more use.
+        DetectError: a rank is outside the group, memory is short, a peer was lost, or the time is
+            up. After the last two, the process group is unusable.
     """
     from torch import distributed
 
@@ -146,9 +147,9 @@ class _Bench:
         self.places: dict[int, Place] = {rank: place for rank, place, _ in everyone}
 
     def _allocate(self) -> str:
-        """Make the tensors; returns what went wrong, for all to hear."""
+        """Create the tensors; returns an error for all ranks."""
         torch = self.torch
-        random = torch.Generator(self.device).manual_seed(0)  # the job's own stays as it is
+        random = torch.Generator(self.device).manual_seed(0)  # leave the job's generator unchanged
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         shape = (self.gemm, self.gemm)
         options = {"device": self.device, "dtype": dtype}
@@ -213,7 +214,7 @@ class _Bench:
         threads = self.torch.get_num_threads()
         self.torch.set_num_threads(1)
         try:
-            self.torch.mm(self.a, self.b, out=self.c)  # caches warm again after the others' turn
+            self.torch.mm(self.a, self.b, out=self.c)  # warm the caches after the others' turn
             begin = time.thread_time()
             self._products()
             return (time.thread_time() - begin) / _PRODUCTS
@@ -233,7 +234,7 @@ class _Bench:
     # Messages.
 
     def _transfer(self, source: int, destination: int) -> list[float]:
-        """Seconds of each message and its acknowledgement, at the source; none elsewhere."""
+        """Seconds of each message with its acknowledgement at the source; empty elsewhere."""
         send, receive = self.distributed.isend, self.distributed.irecv
         seconds = []
         for _ in range(1 + _MESSAGES):
@@ -250,7 +251,7 @@ class _Bench:
         return seconds[1:]
 
     def _barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self._wait(self.distributed.all_reduce(self.token, group=self.group, async_op=True))
 
     def _wait(self, work: Any) -> None:

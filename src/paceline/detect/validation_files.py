@@ -1,7 +1,7 @@
-"""How a validation is asked of a running job, and where it answers: two files in the run's folder.
+"""Requests and answers of a running job's validation: two files in the run's folder.
 
-``validate.json``: ``{"number": 3, "ranks": [4]}``, written by who asks. ``validation.json``: what
-the validator in the job measured last, and the number of the request that it answered.
+The requester writes ``validate.json``: ``{"number": 3, "ranks": [4]}``. The job's validator writes
+``validation.json`` with its last measurement and the number of the answered request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REQUEST, ANSWER = "validate.json", "validation.json"
 
 
 def ask_validation(folder: Path, ranks: Sequence[int]) -> int | None:
-    """Ask the validator of a running job; the number of the request, None where none runs.
+    """Send a request to a job's validator; returns its number, None if no validator runs.
 
     Raises:
         TraceError: the folder cannot be read.
@@ -37,7 +37,7 @@ def ask_validation(folder: Path, ranks: Sequence[int]) -> int | None:
 
 
 def requested(folder: Path) -> int:
-    """The number of the newest request; 0 = none, or none that can be read."""
+    """The number of the newest request; 0 without a readable one."""
     try:
         request = _read(folder / REQUEST) or {}
         return int(request.get("number", 0))
@@ -46,7 +46,7 @@ def requested(folder: Path) -> int:
 
 
 def read_validation(folder: Path, number: int | None) -> Mapping[str, Any] | None:
-    """The verdict that answers a request; None as long as there is none.
+    """The verdict that answers a request; None while there is none.
 
     Raises:
         TraceError: the answer is damaged.
@@ -65,7 +65,7 @@ def read_validation(folder: Path, number: int | None) -> Mapping[str, Any] | Non
 def write_validation(
     folder: Path, *, number: int, step: int, every: int, verdict: Mapping[str, Any]
 ) -> None:
-    """Tell what was measured.
+    """Write a measurement.
 
     Raises:
         OutputError: the folder cannot be written to.

@@ -1,4 +1,4 @@
-"""Which ranks and links are slow, judged from measured times by comparing like with like."""
+"""Slow ranks and links, found by comparing measured times of similar parts."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from paceline.robust import SIGMA_OF_MAD
 
 _Key = TypeVar("_Key")
 
-#: Slower than its peers by less than this is not called slow. The falcon paper calls a group
-#: suspicious above 1.1 x the median, and verifies change points by 10%.
+#: Least excess over the peers. The Falcon paper calls a group suspicious above 1.1 x the median,
+#: and verifies change points by 10%.
 GEMM_FLOOR = 0.10
 
-#: With as many GPUs and rounds, Student's t says which is slow, from this share on. A GPU that is
-#: 10% slow lies above the other bound in every other validation only.
+#: With this many GPUs and rounds, Student's t decides, from this excess on. A GPU that is 10% slow
+#: exceeds the other bound only in every second validation.
 EXACT_FLOOR, EXACT_PEERS, EXACT_ROUNDS = 0.05, 8, 5
 
-#: Healthy links of one kind differ more than GPUs do: hops, NUMA, other traffic, a host's cores.
+#: Healthy links of a kind differ more than GPUs: hops, NUMA, other traffic, a host's cores.
 LINK_FLOOR = 0.25
 
-#: Robust standard deviations above the median. Where peers scatter, or repeat themselves, by more
-#: than the floors say, as on a loaded host, the bound grows. It is 5 because thousands are
-#: compared.
+#: Robust standard deviations above the median. They raise the bound if peers or rounds scatter more
+#: than the floors, as on a loaded host. It is 5 because thousands are compared.
 SIGMAS = 5.0
 
-#: With fewer measurements of a kind nothing says which of them is the usual one.
+#: Least number of measurements of a kind, which define the usual time.
 _MIN_PEERS = 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: the host's name and the device's."""
+    """Place of a rank: names of host and device."""
 
     host: str
     device: str
@@ -49,9 +48,10 @@ class Measurements:
 
     Attributes:
         gemm_s: rank -> seconds of one matrix product, round by round.
-        link_s: (source, destination) -> seconds of one message and its acknowledgement, likewise.
-        places: rank -> where it runs. Ranks are compared with those that have the same device,
-            links within a host with such links, links between hosts with such links.
+        link_s: (source, destination) -> seconds of one message and its acknowledgement, round by
+            round.
+        places: rank -> its place. Ranks with the same device are compared, and links within hosts
+            or between hosts.
         gemm: rows and columns of the matrices.
         message_bytes: size of the message.
         backend: "gloo" or "nccl".
@@ -65,14 +65,14 @@ class Measurements:
     backend: str
 
     def seconds(self, rounds: Sequence[float]) -> float:
-        """One number for all rounds: the median on GPUs, whose clocks vary both ways.
+        """A number for all rounds: the median on GPUs, whose clocks vary both ways.
 
-        On CPUs the least: whatever else runs on the host can only lengthen a round.
+        On CPUs the minimum, as other work on the host can only lengthen a round.
         """
         return min(rounds) if self.backend == "gloo" else statistics.median_low(rounds)
 
     def to_mapping(self) -> dict[str, Any]:
-        """For JSON."""
+        """The values as JSON."""
         return {
             "backend": self.backend,
             "gemm": self.gemm,
@@ -94,7 +94,7 @@ class Slow:
 
     Attributes:
         ranks: the rank, or the link's source and destination.
-        seconds, median_s, bound_s: its time, its peers' median, and the bound it exceeds.
+        seconds, median_s, bound_s: its time, its peers' median, and the exceeded bound.
     """
 
     ranks: tuple[int, ...]
@@ -104,7 +104,7 @@ class Slow:
 
     @property
     def factor(self) -> float:
-        """How many times the median."""
+        """Ratio to the median."""
         return self.seconds / self.median_s
 
     def explain(self) -> str:
@@ -123,9 +123,9 @@ class Verdict:
     Attributes:
         slow_ranks: ranks whose matrix products are slow.
         slow_links: links whose messages are slow.
-        suspects: ranks of which two or more links between hosts (or within one) were measured and
-            all are slow. It is their network card (or NVLink, PCIe) rather than the links.
-        notes: what these measurements cannot tell, and why.
+        suspects: ranks with two or more measured links between hosts (or within one), all slow.
+            Their network card (or NVLink, PCIe) is more likely slow than the links.
+        notes: questions that the measurements cannot answer, with reasons.
     """
 
     slow_ranks: tuple[Slow, ...]
@@ -140,7 +140,7 @@ class Verdict:
         return [*(sentences or ["no slow rank or link"]), *(f"note: {note}" for note in self.notes)]
 
     def to_mapping(self) -> dict[str, Any]:
-        """For JSON."""
+        """The values as JSON."""
 
         def plain(slow: Slow) -> dict[str, Any]:
             return {
@@ -162,16 +162,15 @@ class Verdict:
 
 
 def judge(measured: Measurements) -> Verdict:
-    """Call slow what exceeds the bound of its peers.
+    """Find the ranks and links above the bound of their peers.
 
     The bound is the low median times (1 + floor), or the low median plus ``SIGMAS`` robust standard
-    deviations, whichever is larger. Median and MAD, because up to half of the peers may be slow
-    without moving them much; mean and standard deviation follow one slow rank. The low median (of
-    an even number the smaller of the middle two), because slow hardware exists and fast hardware
-    does not. Of four links two may be slow. The floor because GPUs in lock-step scatter by 1% and
-    any trifle would be significant. The deviation is that of the peers from each other or of the
-    rounds of one from themselves, whichever is larger. The MAD of a handful may be 0 by chance.
-    Among enough GPUs the bound by Student's t counts where it is the lower one.
+    deviations, whichever is larger. Median and MAD tolerate that up to half of the peers are slow;
+    mean and standard deviation follow a single slow rank. The low median (the smaller middle value)
+    is used because hardware may be slow but not fast: two of four links may be slow. The floor is
+    needed because GPUs in lock-step scatter by 1%, so that trifles would be significant. The
+    deviation is the larger of those between peers and between rounds, as the MAD of a few values
+    may be 0 by chance. Among enough GPUs, a lower bound by Student's t replaces it.
     """
     slow_ranks: list[Slow] = []
     slow_links: list[Slow] = []
@@ -216,7 +215,7 @@ def _kind_of(link: Link, measured: Measurements) -> str:
 
 
 class _Peers:
-    """Times that are compared with each other."""
+    """Groups of times that are compared with each other."""
 
     def __init__(
         self,
@@ -243,7 +242,7 @@ class _Peers:
         return [Slow(key, s, self.median, bound) for key, s in self.times.items() if s > bound]
 
     def notes_on(self, test: str, noun: str) -> list[str]:
-        """Questions that these times cannot answer."""
+        """Questions that the times cannot answer."""
         fastest, slowest = (f(self.times, key=self.times.__getitem__) for f in (min, max))
         least, most = self.times[fastest], self.times[slowest]
         if len(self.times) == 1:
@@ -264,7 +263,7 @@ class _Peers:
 def _suspects(links: Sequence[Link], slow: Sequence[Slow]) -> set[int]:
     """Ranks with two or more links, all slow.
 
-    Between two slow ports lies a rank that looks the same as they do: it is suspected with them.
+    A rank between two slow ports looks like them and is also suspected.
     """
     n_links = Counter(rank for link in links for rank in link)
     n_slow = Counter(rank for entry in slow for rank in entry.ranks)

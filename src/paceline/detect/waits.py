@@ -1,9 +1,9 @@
-"""A graph of the waits in collectives, and the speed of the rest, the transfers.
+"""A graph of the waits in collectives, and the speed of the transfers.
 
-A call ends when its last member has begun and the data has moved. On one clock a member waits from
-its begin to the last one's, and the transfer is the rest. Where each member's times are its own
-device's, durations say the same without a clock. The one that waits least came last, and what it
-takes is the transfer. From the host's times alone only the order of arrivals follows.
+A call ends after its last member has begun and the data have moved. On a common clock, a member
+waits from its begin to that of the last one; the rest is the transfer. Durations on the members'
+own devices show the same without a common clock: the shortest one belongs to the last arrival, and
+is the transfer. Host times show only the order of arrivals.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from paceline.units import seconds as in_words
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: A group is slow where its transfers of one operation and size take this many times the median of
-#: groups of as many members. It is as the ratio of suspects in ``detect/who.py``.
+#: A slow group's transfers of an operation and size take this multiple of the median of groups with
+#: as many members. It equals the ratio of suspects in ``detect/who.py``.
 SLOW_RATIO: Final = 1.1
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank waits for another.
+    """The waits of a rank for another.
 
     Attributes:
         waits, late: global ranks.
-        seconds: in all.
-        calls: in how many.
+        seconds: total seconds.
+        calls: number of calls.
     """
 
     waits: int
@@ -50,11 +50,11 @@ class TransferRow:
         group: its name; ranks: its members, global.
         op: the operation.
         size: bytes of a call, as NCCL counts them.
-        calls: how many all members made.
-        transfer_s: the median.
-        bus_bytes_per_s: bytes that each link of a ring must carry, over ``transfer_s``
-            (nccl-tests, PERFORMANCE.md); NaN where nothing takes time.
-        ratio: ``transfer_s`` over the median of like groups; NaN where there are none.
+        calls: number of calls that all members made.
+        transfer_s: median transfer time.
+        bus_bytes_per_s: bytes per link of a ring, over ``transfer_s`` (nccl-tests, PERFORMANCE.md);
+            NaN without a duration.
+        ratio: ``transfer_s`` over the median of comparable groups; NaN without any.
     """
 
     group: str
@@ -68,7 +68,7 @@ class TransferRow:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it stands out among its like."""
+        """Whether it is slower than comparable groups."""
         return self.ratio > SLOW_RATIO
 
 
@@ -77,14 +77,14 @@ class WaitGraph:
     """The waits of ranks for each other, and the transfers.
 
     Attributes:
-        ranks: of the calls that were compared.
-        seconds: from the first to the last of them; of devices the most on a rank's own clock.
-        calls: how many were compared: all members have them.
-        waits: by seconds, the most first.
-        late_s: rank -> what others waited for it, seconds; the most first.
-        transfers: the slowest among its like first, then by time.
-        basis: how the times are known; of "host" waits are bounds, and there are no transfers.
-        notes: what was inferred or is missing.
+        ranks: ranks of the compared calls.
+        seconds: from the first to the last call; for device times the longest on a rank's clock.
+        calls: number of compared calls, which all members have.
+        waits: waits, the longest first.
+        late_s: rank -> seconds that others waited for it, the most first.
+        transfers: transfers by their ratio, then by time, the slowest first.
+        basis: source of the times; for "host" waits are bounds, and there are no transfers.
+        notes: inferred or missing data.
     """
 
     ranks: tuple[int, ...]
@@ -123,7 +123,7 @@ def wait_graph(calls: TimedCalls) -> WaitGraph:
     """The graph of some calls.
 
     Raises:
-        DetectError: no call has times on all of its members, or the hosts' times tell nothing.
+        DetectError: no call has times of all members, or the host times are insufficient.
     """
     call, rows = _whole_calls(calls)
     if not len(rows):
@@ -155,7 +155,7 @@ def wait_graph(calls: TimedCalls) -> WaitGraph:
 
 
 def _seconds(calls: TimedCalls, rows: Ints) -> float:
-    """From the first to the last call; of devices the most on a rank's own clock."""
+    """Seconds from the first to the last call; for device times the longest on a rank's clock."""
     start_s, rank = calls.start_s[rows], calls.rank[rows]
     if calls.basis == "device":
         return max(float(np.ptp(start_s[rank == one])) for one in np.unique(rank))
@@ -163,7 +163,7 @@ def _seconds(calls: TimedCalls, rows: Ints) -> float:
 
 
 def _refuse_hosts_apart(waits: tuple[Wait, ...], seconds: float) -> None:
-    """Refuse waits that are longer than the time in which they would have been."""
+    """Refuse waits longer than the observed time."""
     of_rank: dict[int, float] = {}
     for wait in waits:
         of_rank[wait.waits] = of_rank.get(wait.waits, 0.0) + wait.seconds
@@ -265,11 +265,11 @@ def _transfers(
 
 
 def _bus_bytes(op: str, size: int, members: int) -> float:
-    """Of nccl-tests' PERFORMANCE.md, from the size that NCCL is called with."""
+    """Bus bytes as in nccl-tests' PERFORMANCE.md, from the size passed to NCCL."""
     name = op.lower()
     if name.startswith("allreduce"):
         return 2 * (members - 1) / members * size
-    if name.startswith(("allgather", "reducescatter")):  # size is one rank's part
+    if name.startswith(("allgather", "reducescatter")):  # size is a rank's part
         return float((members - 1) * size)
     return float(size)
 

@@ -1,10 +1,10 @@
-"""Culprits and victims in a slow job, told apart by the calls of one window.
+"""Distinction of culprits and victims in a slow job, from the calls of a window.
 
 A call's transfer begins when its last member arrives, so it takes as long as the call of the member
-that waited least. No clocks are compared. A group whose transfers take more than 1.1 times the
-median of its like (Falcon, 4.3) is slow at communication. A rank is slow at computation if it
-spends more than that between its calls, compared with ranks that make the same calls, and others
-wait for it. A rank that comes late because it waited itself spends no more.
+that waited least. No clocks are compared. A group is slow at communication if its transfers exceed
+1.1 times the median of comparable groups (Falcon, 4.3). A rank is slow at computation if the time
+between its calls exceeds that of ranks with the same calls by this ratio, and others wait for it. A
+rank that is late because it waited itself has no such excess.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Times the median of its like above which a group or a rank is suspicious (Falcon, 4.3).
+#: Ratio to the median of comparable groups or ranks that is suspicious (Falcon, 4.3).
 SUSPICIOUS_RATIO = 1.1
-#: A loss below this share of a step is not worth a name.
+#: Least loss of a suspect, as a share of a step.
 MIN_SHARE = 0.01
-#: A member that waits less than half as long as the median of a call's members is waited for. A
-#: suspect is that in this share of the calls of some group at least (by chance, in a quarter).
+#: Others wait for a member that waits less than half the median of a call's members. This must hold
+#: for a suspect in at least this share of some group's calls (by chance, in a quarter).
 _WAITS, _OFTEN = 0.5, 0.4
-#: Slow ranks are suspects of their own where a gap parts their factors: share of the excess, least.
+#: A gap between factors separates suspects: share of the excess, and least gap.
 _APART, _APART_LEAST = 0.25, 0.05
 
 
@@ -37,10 +37,10 @@ class Suspect:
     Attributes:
         kind: "compute" or "communication".
         ranks: global ranks, ascending; empty where a trace does not number them.
-        place: what to call them.
-        factor: how many times as long as its like. For a trace, the slowdown S_w of the job if only
-            this were as measured and all else ideal.
-        share: of the step time that goes with it, about.
+        place: name of the place.
+        factor: ratio to its peers. For a trace, the slowdown S_w of the job if only this were as
+            measured and all else ideal.
+        share: approximate share of the step time lost to it.
         text: the evidence.
     """
 
@@ -74,13 +74,13 @@ class Suspect:
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Calls of one window in which all members of a group took part.
+    """Calls of a window with all members of their group.
 
     Attributes:
         group: [call] index into ``names`` and ``members``.
-        op: [call] its operation; sends and the recvs they meet are one.
+        op: [call] its operation; sends and their recvs are one.
         size: [call] bytes.
-        seconds: [call] transfer time: end minus the latest start among the members.
+        seconds: [call] transfer time: the end minus the latest start of the members.
         names: name of each group.
         members: ranks of each group, ascending.
     """
@@ -99,10 +99,10 @@ class Work:
 
     Attributes:
         rank: [rank] ascending.
-        label: [rank] ranks with equal numbers make the same calls: they have the same to do.
-        seconds: [rank] per step, outside of all calls.
-        waited_for: [rank] share of the calls in which others wait for it, in the group in which
-            that is most; 0 without a group.
+        label: [rank] number of the ranks with the same calls, and thus the same work.
+        seconds: [rank] time per step outside calls.
+        waited_for: [rank] largest share, over its groups, of calls in which others wait for it; 0
+            without a group.
     """
 
     rank: Ints
@@ -114,15 +114,15 @@ class Work:
 def find_suspects(
     transfers: Transfers, work: Work, step_s: float, steps: int
 ) -> tuple[Suspect, ...]:
-    """The slow ones of a window, the costliest first; empty where nobody stands out.
+    """The suspects of a window, the costliest first; may be empty.
 
     Args:
         transfers: calls of the window.
-        work: what the ranks did between them.
+        work: the ranks' time between calls.
         step_s: the step time in the window, seconds.
-        steps: how many steps it has.
+        steps: number of steps in the window.
     """
-    if step_s <= 0:  # a device that was held does many calls at once, whose begins are one
+    if step_s <= 0:  # a delayed device runs many calls at once, with a common begin
         return ()
     suspects = [*_slow_ranks(work, step_s), *_slow_groups(transfers, step_s * steps)]
     return tuple(sorted(suspects, key=lambda suspect: -suspect.share))
@@ -146,9 +146,9 @@ def _slow_ranks(work: Work, step_s: float) -> list[Suspect]:
 
 
 def alike_groups(indices: Ints, factor: Floats) -> list[Ints]:
-    """Indices whose factors are about the same, the largest factors first.
+    """Groups of indices with similar factors, the largest factors first.
 
-    A gap of a quarter of the excess, and of 5%, parts them: two faults have two factors.
+    A gap of a quarter of the excess and of 5% separates them, as two faults have two factors.
     """
     ordered = indices[np.argsort(-factor[indices], kind="stable")]
     excess = factor[ordered] - 1
@@ -158,7 +158,7 @@ def alike_groups(indices: Ints, factor: Floats) -> list[Ints]:
 
 
 def _slow_suspect(alike: Ints, work: Work, usual: Floats, peers: Ints, share: Floats) -> Suspect:
-    """Ranks that are slow by about the same."""
+    """Groups of ranks with similar slowness."""
     ranks = tuple(work.rank[alike].tolist())
     middle = float(np.median(work.seconds[alike] / np.maximum(usual[alike], 1e-12)))
     text = (
@@ -171,7 +171,7 @@ def _slow_suspect(alike: Ints, work: Work, usual: Floats, peers: Ints, share: Fl
 
 
 def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:
-    """Groups by what their calls take in all, over what the calls of their like do."""
+    """Groups by the total time of their calls, relative to comparable groups."""
     n_members = np.array([len(members) for members in transfers.members])[transfers.group]
     label = number(transfers.op, transfers.size, n_members)
     actual, usual = np.zeros(len(transfers.names)), np.zeros(len(transfers.names))
@@ -205,7 +205,7 @@ def _slow_groups(transfers: Transfers, window_s: float) -> list[Suspect]:
 
 
 def waited_for(call: Ints, rank: Ints, group: Ints, waited_s: Floats) -> dict[int, float]:
-    """Rank -> share of the calls in which others wait for it, where that is most.
+    """Rank -> largest share, over its groups, of calls in which others wait for it.
 
     Args:
         call: [row] the call, ascending; one row per member.
@@ -216,7 +216,7 @@ def waited_for(call: Ints, rank: Ints, group: Ints, waited_s: Floats) -> dict[in
     first = np.flatnonzero(np.diff(call, prepend=-1))
     sizes = np.diff(np.append(first, len(call)))
     ordered = waited_s[np.lexsort((waited_s, call))]
-    # The upper median: of two members, the one that waits.
+    # The upper median: of two members, that of the waiting one.
     middle = np.repeat(ordered[first + sizes // 2], sizes)
     late = waited_s < _WAITS * middle
     pair = number(rank, group)
@@ -228,7 +228,7 @@ def waited_for(call: Ints, rank: Ints, group: Ints, waited_s: Floats) -> dict[in
 
 
 def number(*columns: Ints) -> Ints:
-    """[row] numbers from 0, equal where the rows are."""
+    """[row] numbers from 0, equal for equal rows."""
     numbers = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         _, place = np.unique(column, return_inverse=True)
@@ -239,12 +239,12 @@ def number(*columns: Ints) -> Ints:
 
 
 def lower_median(values: Floats) -> float:
-    """The median; of an even number of values the lower one: of two, one may be the slow one."""
+    """The lower median, as one of two values may be slow."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """Ranks as people write them: "0-7, 12"."""
+    """Ranks in short form: "0-7, 12"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

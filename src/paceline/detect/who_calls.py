@@ -1,4 +1,4 @@
-"""Slow ranks from a log of collective calls; without durations by the order of arrivals."""
+"""Slow ranks from a log of collective calls; without durations, by the order of arrivals."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from paceline.trace.calls import CallLog
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Steps of a window: enough for a median, few enough to be one state of the job.
+#: Steps of a window: enough for a median, but few enough for a constant state of the job.
 WINDOW_STEPS = 50
 
 
 def who_from_calls(
     log: CallLog, steps: StepTimes, first: int | None = None, end: int | None = None
 ) -> tuple[Suspect, ...]:
-    """The slow ranks in a window of a call log, the costliest first; empty: nobody stands out.
+    """The slow ranks in a window of a call log, the costliest first; may be empty.
 
-    Calls of one communicator belong together by operation, size, and their number in the step;
-    communicators must have different names where they are different groups. Sends and recvs are
-    judged in communicators of two.
+    Calls of a communicator are matched by operation, size, and their number in the step; different
+    groups need different names. Sends and recvs are evaluated only in communicators of two.
 
     Args:
         log: calls.
         steps: the steps found in it.
-        first: first step of the window, of which 50 whole steps at most are used; None: the last.
-        end: the step behind it; None: the end of the log.
+        first: first step of the window, of which at most 50 whole steps are used; None: the last
+            50.
+        end: the step after it; None: the end of the log.
 
     Raises:
         DetectError: the log has no whole step in the window.
@@ -58,14 +58,14 @@ def who_from_calls(
 
 
 def steps_inside(steps: StepTimes, first: int | None, end: int | None) -> Ints:
-    """The whole steps of a window: as in :func:`who_from_calls`; none where it has none."""
+    """The whole steps of a window, as in :func:`who_from_calls`; may be empty."""
     whole = steps.whole_steps
     whole = whole if end is None else whole[whole < end]
     return whole[-WINDOW_STEPS:] if first is None else whole[whole >= first][:WINDOW_STEPS]
 
 
 def is_comparable(log: CallLog) -> bool:
-    """Whether a log can say who is slow at all: one of a single rank cannot."""
+    """Whether a log can show slow ranks, which takes several ranks."""
     return len(np.unique(log.rank)) > 1
 
 
@@ -74,13 +74,13 @@ class _Window:
     """Calls of some steps.
 
     Attributes:
-        rank, group, op, size, seconds: [call] as in the log, group for communicator.
+        rank, group, op, size, seconds: [call] as in the log, where group is the communicator.
         idle_s: [call] seconds between the rank's last event and the call.
-        nth: [call] its number among the like calls of its rank in its step.
+        nth: [call] its number among its rank's similar calls in the step.
         step: [call] step number.
-        kind: [call] the op, recvs as the sends they meet.
-        flow: [call] 0 for a collective. For a send or recv the place of the sender in the pair,
-            from 1; -1 where the communicator has more than two members.
+        kind: [call] the operation, where recvs count as their sends.
+        flow: [call] 0 for a collective. For a send or recv the sender's place in the pair, from 1;
+            -1 if the communicator has more than two members.
         upper: [call] whether the rank is the upper of a pair that sends and receives.
         members: [group] its ranks, ascending.
         names: [group] its name.
@@ -102,7 +102,7 @@ class _Window:
 
 
 def _window(log: CallLog, step: Ints) -> _Window:
-    """Calls with a step; -1 is none."""
+    """Calls with a step; -1 means none."""
     assert log.duration_s is not None
     rows = np.flatnonzero(step >= 0)
     rank, group, op, size = (c[rows] for c in (log.rank, log.communicator, log.op, log.size))
@@ -130,7 +130,7 @@ def _window(log: CallLog, step: Ints) -> _Window:
 
 
 def _steps_of_calls(log: CallLog, steps: StepTimes) -> Ints:
-    """[call] the step it belongs to; -1 where to none."""
+    """[call] its step; -1 without one."""
     step = np.full(len(log), -1)
     for rank, rows in log.of_ranks():
         mine = np.flatnonzero(steps.rank == rank)
@@ -147,7 +147,7 @@ def _steps_of_calls(log: CallLog, steps: StepTimes) -> Ints:
 def _idle_s(log: CallLog) -> Floats:
     """[call] seconds from the last begin or end of a call of the rank to the call's begin.
 
-    A rank does not wait for others in this time: such a wait ends with the end of a call.
+    In this time a rank does not wait for others, as such a wait ends with a call.
     """
     assert log.duration_s is not None
     idle_s = np.zeros(len(log))
@@ -178,7 +178,7 @@ def _flows(
 
 
 def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:
-    """Calls that all members made; rank -> share of them in which others wait for it."""
+    """Calls that all members made, and rank -> share of them in which others wait for it."""
     call = number(w.group, w.step, w.kind, w.size, w.flow, w.nth)
     members = np.array([len(ranks) for ranks in w.members])[w.group]
     complete = (np.bincount(call)[call] == members) & (members > 1) & (w.flow >= 0)
@@ -197,12 +197,12 @@ def _transfers(w: _Window) -> tuple[Transfers, dict[int, float]]:
 def _work(w: _Window, late: dict[int, float], n_steps: int) -> Work:
     """Time of each rank between its calls.
 
-    Other calls begin and end while a rank computes, so what lies before a call is at most the
-    compute that leads to it. It is all of it at some place of the step: that counts for all of
-    them.
+    Other calls begin and end while a rank computes, so the time before a call is at most the
+    compute that leads to it. At some place of the step it is all of that compute, and that value
+    counts.
     """
     active = w.flow != 0
-    # A recv is posted ahead: what lies before it is not what leads to it.
+    # A recv is posted early, so the time before it is not the compute that leads to it.
     leads = ~active | ((w.flow == 2) == (w.upper == 1))
     label = number(w.op, w.size, w.upper)
     ranks, index = np.unique(w.rank, return_inverse=True)

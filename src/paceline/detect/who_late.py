@@ -1,9 +1,9 @@
-"""Late ranks from a log of collective calls without durations: from the order of arrivals.
+"""Late ranks from a log of collective calls without durations, by the order of arrivals.
 
-A rank that is slow calls a collective later than its peers, and they wait for it. Behind the call
-all go on together, so at the next call the rank is late by less. A clock that is off shifts a rank
-by as much at every call. So a rank counts as late by how much its lateness grows within the step.
-A rank that is late by the same at every call is named only where no clock should be off that far.
+A slow rank calls a collective later than its peers, which wait for it. After the call all continue
+together, so at the next call the rank is less late. A wrong clock shifts a rank equally at every
+call. Lateness is therefore measured by its growth within the step. A rank with constant lateness is
+named only if it exceeds any likely clock error.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from paceline.trace.calls import CallLog
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Lateness below this share of a step is what hosts stray by.
+#: Lateness below this share of a step is noise of the hosts.
 MIN_SHARE = 0.02
-#: A late rank comes last in this share of the steps at least.
+#: A late rank arrives last in at least this share of the steps.
 MOSTLY_LAST = 0.8
-#: Lateness within the step that counts beside the latest rank's.
+#: Least lateness relative to the latest rank.
 NEARLY_AS_LATE = 0.8
-#: Clocks synchronised over a network (NTP) are rarely further apart.
+#: Clocks synchronised over a network (NTP) rarely differ more.
 CLOCKS_APART_S = 0.05
 
 
 @dataclass(frozen=True)
 class _Profile:
-    """How late one rank comes, by the place of the call in the step.
+    """A rank's lateness, by the place of the call in the step.
 
     Attributes:
         rank: its number.
-        late_s: [place] median over the steps; 0 = as the median of its peers.
-        last: [place] share of the steps in which it came last.
+        late_s: [place] median over the steps; 0 = equal to the median of its peers.
+        last: [place] share of the steps in which it arrived last.
         at_s: [place] median time of the call within the step.
         op: [place] index of the operation.
     """
@@ -50,14 +50,14 @@ class _Profile:
 
 
 def who_is_late(log: CallLog, step: Ints, step_s: float) -> tuple[Suspect, ...]:
-    """Ranks that others wait for, at most one suspect for growing lateness; empty: nobody.
+    """Ranks that others wait for, at most one suspect with growing lateness; may be empty.
 
-    Ranks that are about as late as the latest one are named together. The stages of a replica wait
-    for each other, and which of them is slow does not show.
+    Ranks about as late as the latest one are named together. The stages of a replica wait for each
+    other, so the slow stage is unknown.
 
     Args:
         log: calls; durations are not used.
-        step: [call] the step it belongs to; -1 = none that counts.
+        step: [call] its step; -1 = no counted step.
         step_s: the typical step time.
     """
     profiles = _profiles(log, step)
@@ -71,7 +71,7 @@ def who_is_late(log: CallLog, step: Ints, step_s: float) -> tuple[Suspect, ...]:
 
 
 def _growth(profile: _Profile) -> float:
-    """How much later than at its most punctual call the rank is where it comes last."""
+    """The rank's delay where it arrives last, beyond that of its most punctual call."""
     at_last = profile.last >= MOSTLY_LAST
     if not at_last.any():
         return 0.0
@@ -94,7 +94,7 @@ def _suspect(
     place = int(np.argmax(np.where(profile.last >= MOSTLY_LAST, profile.late_s, -np.inf)))
     punctual = int(np.argmin(profile.late_s))
     work_s = profile.at_s[place] - profile.at_s[punctual]
-    # Behind the late call in the step, the way to it began in the step before.
+    # If the punctual call is after the late one in the step, the work began in the step before.
     work_s = float(work_s if work_s > late_s else work_s + step_s)
     others_s = max(work_s - late_s, 1e-9)
     return Suspect(
@@ -132,7 +132,7 @@ def _always_late(profile: _Profile, step_s: float) -> Suspect:
 
 
 def _profiles(log: CallLog, step: Ints) -> list[_Profile]:
-    """The lateness of each rank in collectives of which all members have the call."""
+    """The lateness of each rank in collectives that all members have."""
     codes = log.codes()
     meetings = [
         meeting
@@ -154,8 +154,8 @@ def _profiles(log: CallLog, step: Ints) -> list[_Profile]:
 def _meetings(log: CallLog, codes: Ints, step: Ints, group: int) -> tuple[Ints, Ints, Ints] | None:
     """(row, number of the call, step) of a group's collectives that all its members have.
 
-    Where a step begins is told apart for each rank and may differ by calls. So calls are matched by
-    their order in the group, and the steps are those of its first rank.
+    The begin of a step is found for each rank separately and may differ by calls. Calls are
+    therefore matched by their order in the group, with the steps of its first rank.
     """
     own = np.flatnonzero((log.communicator == group) & collectives(log)[log.op])
     members = [own[log.rank[own] == rank] for rank in np.unique(log.rank[own])]
@@ -185,12 +185,12 @@ def _meetings(log: CallLog, codes: Ints, step: Ints, group: int) -> tuple[Ints, 
 
 
 def collectives(log: CallLog) -> npt.NDArray[np.bool_]:
-    """[op] whether all members arrive, not a sender and a receiver each in its own time."""
+    """[op] whether all members meet, unlike in a send and recv."""
     return np.array(["send" not in op.lower() and "recv" not in op.lower() for op in log.ops])
 
 
 def _shift(time_s: Floats, codes: Ints, first: Ints, rows: Ints, n_a_step: int) -> int:
-    """By how many calls ``rows`` is behind ``first``: equal calls, and nearest to them in time."""
+    """Offset in calls of ``rows`` from ``first``, with equal calls nearest in time."""
     middle = len(first) // 2
     guess = int(np.searchsorted(time_s[rows], time_s[first[middle]])) - middle
     best, best_key = guess, (np.inf, np.inf)
@@ -208,13 +208,13 @@ def _shift(time_s: Floats, codes: Ints, first: Ints, rows: Ints, n_a_step: int) 
 
 
 def _lateness(time_s: Floats, call: Ints) -> tuple[Floats, Floats]:
-    """[row] seconds after the median of the call's other members; 1.0 for the last of them."""
+    """[row] seconds after the median of the call's other members, and 1.0 for the last member."""
     order = np.lexsort((time_s, call))
     first = np.flatnonzero(np.diff(call[order], prepend=-1))
     count = np.diff(np.append(first, len(order)))
     place = np.arange(len(order)) - np.repeat(first, count)
     n, begin, sorted_s = np.repeat(count, count), np.repeat(first, count), time_s[order]
-    # The median without one of n ascending times: its neighbours move up by one.
+    # The median of n ascending times without one of them.
     low, high = (n - 2) // 2, (n - 1) // 2
     low_s, high_s = (sorted_s[begin + at + (place <= at)] for at in (low, high))
     late_s, last = np.empty(len(order)), np.empty(len(order))

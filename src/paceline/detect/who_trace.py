@@ -13,19 +13,19 @@ from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_sc
 
 Worker = tuple[int, int]  # (dp, pp)
 
-#: A worker that alone slows the job by less is healthy, as a job is (WhatIf.HEALTHY_BELOW). So is
-#: one with less than this share of what the worst does.
+#: A worker that alone slows the job by less is healthy, like a job (WhatIf.HEALTHY_BELOW). So is
+#: one with less than this share of the worst worker's effect.
 _OF_WORST = 0.25
 
 
 def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
-    """Slow workers of a trace, the costliest first; empty where nobody stands out.
+    """Slow workers of a trace, the costliest first; may be empty.
 
-    S_w says exactly how much longer a step takes if only worker w is as measured. Once more with
-    only its computes, and with only its transfers, says which of them it is.
+    S_w is the exact slowdown of a step if only worker w is as measured. Further simulations with
+    only its computes, or only its transfers, distinguish the two.
 
     Args:
-        measured: what was measured.
+        measured: the measured trace.
         result: the analysis of it.
     """
     worst = float(result.by_worker.max())
@@ -44,7 +44,8 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
     for kind, mask in (("compute", by_compute), ("communication", ~by_compute)):
-        # Workers at both ends of a link, or behind a NIC, stay together: the fault is between them.
+        # Workers at both ends of a link, or behind a NIC, stay together, as the fault is between
+        # them.
         alike = alike_groups(np.flatnonzero(mask), slowdown[:, 0])
         groups = alike if kind == "compute" else [np.flatnonzero(mask)]
         suspects += [
@@ -80,7 +81,7 @@ def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, result: W
 
 
 def _ranks(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
-    """Global ranks of workers: tensor-parallel ranks are neighbours, as in Megatron's order."""
+    """Global ranks of workers; tensor-parallel ranks are neighbours, as in Megatron's order."""
     tp = measured.job.tp_size
     ranks: set[int] = set()
     for dp, pp in workers:

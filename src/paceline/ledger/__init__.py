@@ -1,4 +1,4 @@
-"""Goodput: where a job's wall time went."""
+"""Goodput: the uses of a job's wall time."""
 
 from paceline.ledger.ledger import Ledger, goodput
 

@@ -1,4 +1,4 @@
-"""Each instant of a start belongs to one thing: a step, a pause, or nothing that a log names."""
+"""Division of a start's time into steps, pauses, and time that the log does not name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from paceline.sources.run_logs.timeline import Array, Pause, PauseKind, Start
 
 _NOTHING, _STEP = -1, 0
-#: A pause counts where it lies within a step, and a later one of these within an earlier one.
+#: Order of precedence: a pause within a step counts as a pause, and a later kind within an earlier
+#: one as the later.
 _KINDS: tuple[PauseKind, ...] = ("setup", "other", "data", "evaluation", "restore", "checkpoint")
 
 
@@ -20,7 +21,7 @@ class Cover:
     """Use of a start's time.
 
     Attributes:
-        before_s: kind -> seconds of pauses before the first step; "" is what no line names.
+        before_s: kind -> seconds of pauses before the first step; "" is unnamed time.
         behind_s: the same from the first step on.
         net_s: [sample] seconds of steps without the pauses in them.
     """
@@ -31,7 +32,7 @@ class Cover:
 
 
 def cover(start: Start) -> Cover:
-    """Share out a start's time; the sums are its length."""
+    """Divide a start's time; the parts add up to its length."""
     steps, end = start.steps, start.end_s
     first = float(steps.begin_s[0]) if len(steps) else end
     pauses = [_clipped(pause, start.begin_s, end) for pause in start.pauses]

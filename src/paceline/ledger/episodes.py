@@ -1,4 +1,4 @@
-"""Which steps a fail-slow made longer, and by how much."""
+"""Steps that a fail-slow lengthened, and their factors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Change:
-    """A level that begins.
+    """The begin of a level.
 
     Attributes:
-        row: the sample in which it does.
-        factor: to the healthy level; 1 from a relief on.
+        row: the first sample of the level.
+        factor: ratio to the healthy level; 1 from a relief on.
     """
 
     row: int
@@ -32,7 +32,7 @@ class Change:
 
 
 def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Change] | None:
-    """Changes that the detector finds in a job's samples; None where they are too few.
+    """Changes that the detector finds in a job's samples; None if there are too few.
 
     Args:
         last: [sample] step numbers, which fall back at restarts.
@@ -60,15 +60,15 @@ def given(
 ) -> list[Change]:
     """Changes of events as ``paceline detect --json`` prints them.
 
-    Groups of ranks that are slow at a time cost what the slowest of them costs. A later event
-    takes the place of a group if it names at least half of its ranks.
+    Groups of ranks that are slow at once cost as much as the slowest. A later event replaces a
+    group if it names at least half of its ranks.
 
     Args:
-        events: in their order. With ``start``, the number of the job's start that they are of;
-            without, they are of the last start that has their step.
+        events: events in order. ``start`` is the number of the job's start; without it, the last
+            start with the event's step counts.
         last: [sample] step numbers.
-        where: of what, in errors.
-        ends: [start] behind its last sample.
+        where: source of the events, for errors.
+        ends: [start] index after its last sample.
 
     Raises:
         DetectError: an event lacks a number.
@@ -99,7 +99,7 @@ def given(
 
 
 def factors(changes: Sequence[Change], samples: int) -> Array:
-    """[sample] how many times as long as healthy its level is."""
+    """[sample] ratio of its level to the healthy one."""
     levels = np.ones(samples)
     for change in changes:
         levels[change.row :] = max(change.factor, 1.0)
@@ -107,6 +107,6 @@ def factors(changes: Sequence[Change], samples: int) -> Array:
 
 
 def _row_of(last: Ints, step: int, at: int) -> int:
-    """The first sample from a step on, in the stretch that leads up to sample ``at``."""
+    """The first sample from a step on, in the stretch before sample ``at``."""
     earlier = np.flatnonzero(last[: at + 1] < step)
     return int(earlier[-1]) + 1 if len(earlier) else 0

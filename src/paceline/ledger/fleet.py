@@ -10,10 +10,10 @@ from paceline.ledger.ledger import Ledger
 
 
 def fleet_ledger(ledgers: Sequence[Ledger]) -> Ledger:
-    """The sum of several jobs' wall times, weighted by GPUs where all of them are known.
+    """The sum of several jobs' wall times, weighted by GPUs if all jobs have them.
 
-    A category is the sum over the jobs whose logs tell it. Time that other jobs spent on it is in
-    their rows "unknown" and "productive", which is a note.
+    A category is the sum over the jobs whose logs have it. Such time of other jobs is in their rows
+    "unknown" and "productive", which a note says.
 
     Raises:
         DetectError: there is no job.

@@ -1,4 +1,4 @@
-"""Where a job's wall time went; the rows add up to it."""
+"""The ledger of a job's wall time, whose rows add up to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.sources.run_logs.timeline import Start, Timeline
 
 SCHEMA, VERSION = "paceline-goodput", 1
 
-#: A pause of the log's kind -> the row it counts in, where a step has come before.
+#: Kind of a pause after the first step -> its row.
 _ROW_OF_PAUSE = {
     "checkpoint": "checkpoints",
     "evaluation": "evaluation",
@@ -32,14 +32,14 @@ _ROW_OF_PAUSE = {
     "restore": "restarts",
     "": "unknown",
 }
-#: Fields that a log of this kind would tell.
+#: Fields that a log of this kind may have.
 _RECORDED_BY = {
     "checkpoints": "checkpoint",
     "evaluation": "evaluation",
     "data_waits": "data",
     "other": "other",
 }
-#: Row that a log may not record -> what would tell it.
+#: Row that a log may lack -> a source of it.
 _TOLD_BY = {
     "checkpoints": "lines with begin and end of checkpoints",
     "evaluation": "lines with begin and end of evaluations",
@@ -47,9 +47,9 @@ _TOLD_BY = {
     "other": "records of other events, as of ml-goodput-measurement,",
     "startup": "a dated line from before the first step",
 }
-#: Starts whose logs overlap by more are of different jobs, or of ranks of one start.
+#: Starts whose logs overlap by more belong to different jobs, or to ranks of one start.
 _MAX_OVERLAP_S = 5.0
-#: Differences of clock readings leave this share of the whole time as rounding.
+#: Share of the whole time that differences of clock readings leave as rounding.
 ROUNDING = 1e-9
 _FEW_STEPS = "more steps are needed"
 _FOUND = (
@@ -67,15 +67,15 @@ class Ledger:
     """Wall time by category.
 
     Attributes:
-        tool: whose log it was made of.
-        total_s: wall time from the first sign of the job to its last, seconds; without dates in
-            the log, that of the steps.
-        seconds: category -> seconds; None where the log cannot say.
-        reasons: category -> why that is None.
-        steps: steps that count; lost_steps: those that a restart ran again.
-        starts: how often the job was started.
-        gpus: of the job; None = unknown.
-        notes: what was doubtful.
+        tool: tool of the log.
+        total_s: wall time from the job's first record to its last, seconds; without dates in the
+            log, that of the steps.
+        seconds: category -> seconds; None if the log does not show it.
+        reasons: category -> reason for None.
+        steps: number of counted steps; lost_steps: steps that a restart repeated.
+        starts: number of the job's starts.
+        gpus: number of the job's GPUs; None = unknown.
+        notes: doubts about the log.
     """
 
     tool: str
@@ -90,11 +90,11 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """The productive share of the wall time; at most, where a category is unknown."""
+        """The productive share of the wall time, an upper bound if a category is unknown."""
         return (self.seconds["productive"] or 0.0) / self.total_s if self.total_s else math.nan
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The ledger as JSON values."""
         rows = {
             name: {
                 "seconds": seconds,
@@ -123,12 +123,12 @@ class Ledger:
 
     @property
     def _unexplained(self) -> str:
-        """Rows that the time without an explanation may be of."""
+        """Rows that unexplained time may belong to."""
         missing = [name.replace("_", " ") for name in _TOLD_BY if name in self.reasons]
         return f"no line explains it; it may be {', '.join(missing)}" if missing else ""
 
     def lines(self) -> list[str]:
-        """The ledger for people, a line a row."""
+        """The ledger as text, a line per row."""
         head = f"{duration(self.total_s)} in all; goodput {self.goodput:.1%}"
         head += f"; {counted(self.steps, 'step')}, {counted(self.starts, 'start')}"
         rows = []
@@ -156,11 +156,11 @@ def goodput(
     """Where a job's wall time went.
 
     Args:
-        logs: of one job, one or several.
-        events: of the detector (``to_mapping()``); None runs it on the steps of the logs.
+        logs: one or several logs of a job.
+        events: the detector's events (``to_mapping()``); None runs it on the steps of the logs.
         slowdown: S of an analysis of typical steps; None leaves stragglers unknown.
-        pattern: of a line of a step, for logs of no known format.
-        gpus: of the job, for GPU-hours.
+        pattern: pattern of a step's line, for logs of unknown format.
+        gpus: number of the job's GPUs, for GPU-hours.
 
     Raises:
         TraceError: a log cannot be read, or logs overlap.
@@ -178,7 +178,7 @@ def ledger_of(
     slowdown: float | None = None,
     gpus: int | None = None,
 ) -> Ledger:
-    """The ledger of a timeline; arguments and errors as of :func:`goodput`."""
+    """The ledger of a timeline; arguments and errors as in :func:`goodput`."""
     if slowdown is not None and not (math.isfinite(slowdown) and slowdown >= 1):
         raise DetectError(f"the slowdown S must be 1 or more, not {slowdown}")
     if gpus is not None and gpus < 1:
@@ -202,7 +202,7 @@ def ledger_of(
     reasons = _reasons(timeline, starts[0], slowdown)
     if changes is None:
         reasons["fail_slow"] = _FEW_STEPS
-    for name in reasons:  # what no row may claim is still a part of the whole
+    for name in reasons:  # unassignable time is still a part of the whole
         seconds["productive" if name == "compile" else "unknown"] += seconds[name]
     notes = timeline.notes
     if events is None and any(change.factor > 1 for change in changes or ()):
@@ -246,7 +246,7 @@ def _check_order(starts: Sequence[Start]) -> None:
 
 
 def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[Cover]) -> None:
-    """All time that is no step's: within the starts, and between them."""
+    """Add all time outside steps, within starts and between them."""
     for number, (start, covered) in enumerate(zip(timeline.starts, covers, strict=True)):
         begins = "restarts" if number else "startup"
         for kind, spent_s in covered.before_s.items():
@@ -261,7 +261,7 @@ def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[
 
 
 def _reasons(timeline: Timeline, first: Start, slowdown: float | None) -> dict[str, str]:
-    """Category -> why the log cannot say it."""
+    """Category -> reason why the log does not show it."""
     reasons = {
         name: _NOT_RECORDED.format(_TOLD_BY[name])
         for name, kind in _RECORDED_BY.items()

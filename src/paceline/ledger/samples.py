@@ -17,12 +17,12 @@ Array = npt.NDArray[np.float64]
 #: Steps that show the typical time after a start.
 _TYPICAL_STEPS = 20
 _MIN_TYPICAL_STEPS = 3
-#: A step this many times as long as the typical one hides something that the log does not name.
+#: A step of this multiple of the typical time contains something that the log does not name.
 _LONG = 5.0
 
 
 class Samples:
-    """The steps of all starts, one after the other."""
+    """The steps of all starts in order."""
 
     def __init__(self, starts: Sequence[Start], covers: Sequence[Cover]) -> None:
         self.last = np.concatenate([start.steps.last for start in starts])
@@ -31,7 +31,7 @@ class Samples:
         sizes = [len(start.steps) for start in starts]
         self.firsts = [int(n) for n in np.cumsum([0, *sizes[:-1]])]
         self.ends = [first + size for first, size in zip(self.firsts, sizes, strict=True)]
-        # Rounded times can be 0, which no step is.
+        # Rounded times may be 0, unlike real step times.
         self.per_step_s = np.maximum(self.net_s / self.count, 1e-9)
         self._lost = self._lost_share(starts)
         self.lost_steps = int(np.rint((self._lost * self.count).sum()))
@@ -42,7 +42,7 @@ class Samples:
         return self.firsts[1:]
 
     def _lost_share(self, starts: Sequence[Start]) -> Array:
-        """[sample] the share of its steps that a later start runs again."""
+        """[sample] share of its steps that a later start repeats."""
         lost = np.zeros(len(self.last))
         again = math.inf
         for number in reversed(range(len(starts))):
@@ -76,7 +76,7 @@ class Samples:
         seconds["productive"] += float((stepping_s - slow_s - straggling_s).sum())
 
     def _excess(self, first: int, end: int, level: Array) -> tuple[float, Array]:
-        """(what the first step of a start takes beyond the typical, the same of long steps)."""
+        """(excess of a start's first step over the typical one, the same of long steps)."""
         healthy_s = self.per_step_s[first:end] / level
         long_s = np.zeros(end - first)
         if len(healthy_s) <= _MIN_TYPICAL_STEPS:

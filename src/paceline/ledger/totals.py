@@ -1,4 +1,4 @@
-"""Totals that another goodput tool has summed up -> a ledger.
+"""A ledger from the totals of another goodput tool.
 
 - Google's ml-goodput-measurement 0.2.3: ``WorkloadMetricDetails`` (``goodput_time``,
   ``badput_time`` by ``BadputType``, ``total_elapsed_time``, in seconds), with the types' names.
@@ -27,7 +27,7 @@ def read_totals(path: Path, *, gpus: int | None = None) -> Ledger:
     """A ledger from a JSON object of totals.
 
     Raises:
-        TraceError: it is neither tool's, or a value is no number, or parts exceed the whole.
+        TraceError: it comes from neither tool, a value is no number, or the parts exceed the whole.
     """
     objects = json_objects(path)
     if len(objects) == 1:

@@ -1,1 +1,1 @@
-"""The monitor of running jobs: servers that take in what the jobs say of themselves."""
+"""The monitor of running jobs: servers that receive step times and traces from jobs."""

@@ -1,4 +1,4 @@
-"""Analyses of sessions: a bounded pool of processes, each with a limit of memory and of time."""
+"""Analyses of sessions in a bounded pool of processes, each with limits of memory and time."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
 from paceline.monitor.store import jobs, leases, sessions
 
-#: An analysis that could not be run is tried so often, after a pause; for ever while the disk is
+#: Number of attempts of an analysis that could not run, with pauses; unlimited while the disk is
 #: full or the store away.
 _ATTEMPTS, _PAUSE_S = 5, 5.0
-#: The pause of a session is doubled so often.
+#: Most doublings of a session's pause.
 _MOST_DOUBLED = 7
-#: How often a worker without work looks for some, should a call to wake it be lost.
+#: Seconds between checks of an idle worker, in case a wake-up call is lost.
 _LOOK_S = 5.0
-#: A session stands for the time since the one before it, but not for more than this.
+#: Longest time that a session represents: the time since the previous session, up to this.
 _MOST_S = DAY_S
-#: One process works on one trace, and the pool has several.
+#: Threads per process: the pool has several processes.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "ARROW_IO_THREADS")
 
 _COLUMNS = (
@@ -46,24 +46,24 @@ _COLUMNS = (
 
 
 class Failed(Exception):  # noqa: N818 (the trace failed, not we)
-    """A trace could not be analysed, and why."""
+    """A trace could not be analysed, with the reason."""
 
 
 class _Stopping(Exception):  # noqa: N818 (nothing is wrong)
-    """The service stops; the session waits for its next start."""
+    """The service is stopping; the session waits for its next start."""
 
 
 class Analyses:
-    """Takes queued sessions, newest first, and stores what comes out.
+    """Takes queued sessions, newest first, and stores their results.
 
     Args:
         config: limits.
         engine: the database.
         blobs: traces and results.
-        bus: told of sessions.
+        bus: gets news of sessions.
         clock: seconds since 1970.
         on_done: called with (job, session) numbers once a result is stored.
-        worker: number of the instance, where several take sessions from one queue.
+        worker: number of the instance, if several take sessions from one queue.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Analyses:
         self._taking = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._busy: set[int] = set()  # sessions being worked on
-        self._tried: Counter[int] = Counter()  # session -> how often it could not be run
-        self._unsure = True  # whether the store may call sessions running that nobody works on
+        self._busy: set[int] = set()  # sessions in work
+        self._tried: Counter[int] = Counter()  # session -> number of failed attempts
+        self._unsure = True  # whether the store may have running sessions without a worker
         self.folder = config.data / "analyses"
 
     def start(self) -> None:
-        """Queue what the last end cut off, and begin."""
+        """Queue interrupted sessions again, and start."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for number in range(self._config.analysis_processes):
             thread = threading.Thread(target=self._run, name=f"paceline-analysis-{number}")
@@ -108,7 +108,7 @@ class Analyses:
             thread.join()
 
     def wake(self) -> None:
-        """There is a new session."""
+        """Wake a worker for a new session."""
         with self._work:
             self._work.notify_all()
 
@@ -123,7 +123,7 @@ class Analyses:
                         self._busy.discard(row["id"])
                     continue
             except Exception as error:
-                self._unsure = True  # a commit may have been done, though its answer was lost
+                self._unsure = True  # the commit may have succeeded although its answer was lost
                 log(logging.ERROR, "failed", what="an analysis", reason=_reason(error))
                 self._stop.wait(_PAUSE_S)
                 continue
@@ -168,7 +168,7 @@ class Analyses:
         except Failed as failed:
             self._fail(row, job, str(failed))
             return
-        except Exception as error:  # the disk is full, for example: not the trace's doing
+        except Exception as error:  # not caused by the trace: a full disk, for example
             self._tried[row["id"]] += 1
             passes = isinstance(error, OSError | SQLAlchemyError | BlobsAway)
             if self._tried[row["id"]] < _ATTEMPTS or (
@@ -194,7 +194,7 @@ class Analyses:
         values: Mapping[str, Any],
         facts: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Store the outcome, however long the database is away; False: another worker has it."""
+        """Store the outcome, waiting for the database; False: another worker has the session."""
         while True:
             try:
                 now = self._clock()
@@ -213,15 +213,15 @@ class Analyses:
         }
         key = trace_key(row["sha256"])
         if not self._blobs.exists(key):
-            raise Failed("the trace is gone: it was removed before it could be analysed")
+            raise Failed("the trace was removed before the analysis")
         with self._blobs.local(key) as trace:
             module = "paceline.monitor.analysis_process"
             command = [sys.executable, "-m", module, str(trace), str(folder)]
-            # In a file, as the arguments of a process are limited in length.
+            # In a file, for process arguments are limited in length.
             (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
             try:
                 return self._outcome(command, folder)
-            except Failed as failed:  # who pushed it knows it by another name
+            except Failed as failed:  # its pusher uses another name
                 raise Failed(str(failed).replace(str(trace), row["file_name"])) from None
 
     def _outcome(self, command: list[str], folder: Path) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class Analyses:
                 command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=env
             )
         self._processes.add(process)
-        if self._stop.is_set():  # it came too late to be ended with the others
+        if self._stop.is_set():  # it started after the others were ended
             process.kill()
         try:
             code = process.wait(self._config.analysis_seconds)
@@ -247,7 +247,7 @@ class Analyses:
             self._processes.discard(process)
         if self._stop.is_set() and code < 0:
             raise _Stopping
-        silent = code > 0 and not errors.stat().st_size  # not even its words could be written
+        silent = code > 0 and not errors.stat().st_size  # not even its message could be written
         if code == UNWRITABLE or silent:
             raise OSError(f"the results cannot be written: {_last_line(errors)}")
         if code:
@@ -263,13 +263,13 @@ class Analyses:
             mib = self._config.analysis_memory_mib
             return f"the analysis needs more than {mib} MiB of memory (analysis_memory_mib)"
         if code < 0:
-            return f"the analysis was ended by {signal.Signals(-code).name}: {last}"
+            return f"the analysis was killed by {signal.Signals(-code).name}: {last}"
         return f"the analysis failed unexpectedly: {last}"
 
     def _gpu_hours_lost(
         self, row: Mapping[str, Any], job: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> float:
-        """The waste of the time that the session stands for, of all GPUs."""
+        """Wasted GPU-hours in the time that the session represents."""
         since = sessions.before(self._engine, row["job_id"], row["created_at"])
         since = job["created_at"] if since is None else since
         stands_s = min(max(row["created_at"] - since, summary["steps_s"]), _MOST_S)
@@ -277,7 +277,7 @@ class Analyses:
         return float(summary["waste"] * gpus * stands_s / 3600)
 
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Fields that the trace has and the job's pusher did not send."""
+        """Fields from the trace that the job's pusher did not send."""
         if not job["gpus"] or not job["degrees"]:
             jobs.register(
                 self._engine,

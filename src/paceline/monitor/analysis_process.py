@@ -1,9 +1,9 @@
-"""One session's analysis, in a process of its own: ``python -m paceline.monitor.analysis_process``.
+"""One session's analysis in a separate process: ``python -m paceline.monitor.analysis_process``.
 
-Arguments: the trace, and a folder for the results with settings.json in it (``memory_bytes``,
-``meta`` as it was pushed). Leaves result.json, report.html, ideal.json.gz and summary.json there.
-Or ends with code 2 and one line of why, or with 4 where the results cannot be written. Whatever
-else happens to it happens to it alone.
+Arguments: the trace, and a folder for the results with settings.json (``memory_bytes``, ``meta`` as
+pushed). It writes result.json, report.html, ideal.json.gz and summary.json there. It ends with code
+2 and one line of reason, or with 4 if the results cannot be written. Any other failure affects only
+this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SETTINGS, SUMMARY = "settings.json", "summary.json"
 
-#: Exit code: the results cannot be written, which is not the trace's doing.
+#: Exit code: the results cannot be written, which the trace does not cause.
 UNWRITABLE = 4
 
 _PR_SET_PDEATHSIG = 1
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Run `paceline analyze --out`, and keep the parts that the store needs."""
+    """Run `paceline analyze --out`, and keep the parts for the store."""
     from paceline.diagnose import diagnose, forward_backward_correlation
     from paceline.graph import from_trace
     from paceline.monitor.rank_groups import hosts_of
@@ -110,7 +110,7 @@ def _trace(path: Path, meta: Mapping[str, Any]) -> Any:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound the memory, leave the processor to the service, and end when the service does."""
+    """Limit memory, lower the priority, and end with the service."""
     os.nice(5)
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""A monitor in one tar file, taken beside the running service, and back.
+"""Backup of a monitor in one tar file, made beside the running service, and its restore.
 
-In it: the rows of the store (``tables/*.jsonl``), and the files of the data folder. At the end
-stands ``manifest.json`` with the SHA-256 of each. So a backup that was cut off is not restored.
+It has the rows of the store (``tables/*.jsonl``) and the files of the data folder.
+``manifest.json`` with their SHA-256 comes last, so a truncated backup is not restored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.tables import stores
 
 FORMAT = 1
-#: Parts of the data folder in a backup: traces and results, step times, spans of no session yet.
+#: Parts of the data folder in a backup: traces and results, step times, spans without a session.
 _FOLDERS = ("blobs", "steps", "otlp")
 _FILES = ("cookie.key",)
 _MANIFEST = "manifest.json"
@@ -43,17 +43,17 @@ _BLOCK = 1 << 20
 
 
 def write_backup(config: Config, engine: Engine, file: BinaryIO) -> dict[str, int]:
-    """Write a backup; returns how many ``rows`` and ``files`` and ``bytes`` are in it.
+    """Write a backup; returns its numbers of ``rows``, ``files`` and ``bytes``.
 
-    The store is read first, at one moment: what its rows refer to is in the folder by then.
+    The store is read first, in one snapshot, so that the files of its rows already exist.
     """
     with engine.connect() as connection:
         if connection.execute(select(stores.c.several)).scalar():
             raise MonitorError(
-                "several instances share the store: all is in the database and the bucket; back "
-                "them up with their own means (docs/operate.md)"
+                "several instances share the store: back up the database and the bucket with "
+                "their own tools (docs/operate.md)"
             )
-    os.fchmod(file.fileno(), 0o600)  # it has the key of the logins, and everybody's data
+    os.fchmod(file.fileno(), 0o600)  # it has the key of the logins, and all users' data
     members: dict[str, dict[str, Any]] = {}
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         n_rows = _add_tables(tar, engine, members)
@@ -69,7 +69,7 @@ def write_backup(config: Config, engine: Engine, file: BinaryIO) -> dict[str, in
 
 
 def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[str, Any]]) -> int:
-    """One file a table; through temporary files, for a tar wants to know sizes first."""
+    """One file per table, through temporary files, for a tar needs sizes first."""
     n_rows = 0
     with tempfile.TemporaryDirectory(prefix="paceline-backup-") as folder:
         files: dict[str, BinaryIO] = {}
@@ -90,8 +90,8 @@ def _add_tables(tar: tarfile.TarFile, engine: Engine, members: dict[str, dict[st
 def _files_of(data: Path) -> Iterator[Path]:
     """The files to copy.
 
-    Of a job's step times the detector first, for it may be behind the others. Of its spans the plan
-    of their next session last, for it is of use with the spans that it was made for only.
+    Of a job's step times, the detector comes first, for it may be older than the others. Of its
+    spans, the plan of the next session comes last, for it is valid only with its spans.
     """
     for top in _FILES:
         if (data / top).is_file():
@@ -99,7 +99,7 @@ def _files_of(data: Path) -> Iterator[Path]:
     for top in _FOLDERS:
         for folder, _, names in os.walk(data / top):
             for name in sorted(names, key=lambda n: (not n.startswith("detector"), n == PLAN, n)):
-                if not name.startswith("."):  # half written
+                if not name.startswith("."):  # incomplete
                     yield Path(folder) / name
 
 
@@ -108,7 +108,7 @@ def _add_file(
 ) -> None:
     try:
         _add(tar, path.relative_to(data).as_posix(), path, members)
-    except FileNotFoundError:  # cleared up meanwhile
+    except FileNotFoundError:  # removed meanwhile
         return
 
 
@@ -129,7 +129,7 @@ def _add_bytes(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 class _Hashed:
-    """A file whose content is hashed while it is read."""
+    """A file that hashes its content while it is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -142,10 +142,10 @@ class _Hashed:
 
 
 def restore_backup(config: Config, path: Path) -> dict[str, int]:
-    """Make a monitor out of a backup, in an empty data folder and store.
+    """Restore a monitor from a backup into an empty data folder and store.
 
     Returns:
-        how many ``rows`` and ``files`` it has.
+        its numbers of ``rows`` and ``files``.
 
     Raises:
         MonitorError: the folder or store is not empty, or the backup is damaged.
@@ -176,10 +176,10 @@ def _restore_rows(config: Config, rows: Iterator[tuple[str, dict[str, Any]]]) ->
     try:
         n_rows, done = write_rows(engine, rows), True
     except SQLAlchemyError as error:
-        raise MonitorError(f"the store does not take the rows: {problem_in(error)}") from None
+        raise MonitorError(f"the store refuses the rows: {problem_in(error)}") from None
     finally:
         engine.dispose()
-        if not done:  # an empty one that is ours, so that the next try finds an empty folder
+        if not done:  # created by this restore, so that the next attempt finds an empty folder
             for path in config.data.glob("paceline.db*"):
                 path.unlink()
     return n_rows
@@ -192,26 +192,26 @@ def _check_empty(data: Path) -> None:
 
 
 def _extract(path: Path, to: Path) -> list[str]:
-    """All members, checked; nothing is written outside of ``to``."""
+    """Write all members after checks; nothing is written outside of ``to``."""
     extracted: dict[str, dict[str, Any]] = {}
     manifest: dict[str, Any] | None = None
     with tarfile.open(path, mode="r:") as tar:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
             if content is None or manifest is not None:
-                raise MonitorError(f"{path} holds {member.name[:100]!r}, which is not ours")
+                raise MonitorError(f"{path} holds {member.name[:100]!r}, which no backup has")
             if member.name == _MANIFEST:
                 manifest = json.loads(content.read(_MAX_MANIFEST_BYTES))
             elif _TABLE.fullmatch(member.name) or _is_ours(member.name):
                 extracted[member.name] = _write(content, to / member.name)
             else:
-                raise MonitorError(f"{path} holds {member.name[:100]!r}, which is not ours")
+                raise MonitorError(f"{path} holds {member.name[:100]!r}, which no backup has")
     if manifest is None:
-        raise MonitorError(f"{path} is no whole backup: it is cut off")
+        raise MonitorError(f"{path} is an incomplete backup")
     if manifest.get("format") != FORMAT:
         raise MonitorError(f"{path} was made by a later version of Paceline; install that")
     if manifest.get("members") != extracted:
-        raise MonitorError(f"{path} is damaged: its content is not what was written")
+        raise MonitorError(f"{path} is damaged: its content differs from its checksum")
     return list(extracted)
 
 
@@ -234,7 +234,7 @@ def _write(content: Any, path: Path) -> dict[str, Any]:
 
 
 def _rows_of(folder: Path, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """In the order in which they were written: parents first."""
+    """Rows in the order of the backup: parents first."""
     for name in names:
         match = _TABLE.fullmatch(name)
         if match:

@@ -1,6 +1,6 @@
-"""Large things: traces by their content, results by their session; files here or in a bucket.
+"""Blobs: traces by their content, results by their session, in files or in a bucket.
 
-A key is made here, of a SHA-256 or a session's number; nothing that a client sends is part of one.
+Keys are made of a SHA-256 or a session's number; no client's text is part of a key.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from paceline.monitor.refusal import Refusal
 
 RESULT, REPORT, PERFETTO = "result.json", "report.html", "ideal.json.gz"
 RESULTS = (RESULT, REPORT, PERFETTO)
-#: Keys of parts of uploads begin with it.
+#: Prefix of the keys of upload parts.
 PARTS = "uploads"
 
 
 def trace_key(sha256: str) -> str:
-    """Where a trace lies."""
+    """Key of a trace."""
     return f"traces/{sha256[:2]}/{sha256}"
 
 
 def result_key(session_id: int, name: str) -> str:
-    """Where one of :data:`RESULTS` lies."""
+    """Key of one of :data:`RESULTS`."""
     return f"results/{session_id % 1000:03d}/{session_id}/{name}"
 
 
 class Blobs(Protocol):
-    """A place for large things; its methods raise :class:`BlobsAway` where a bucket is away."""
+    """Interface of a blob store; methods raise :class:`BlobsAway` if the bucket is unreachable."""
 
     @property
     def problem(self) -> str:
-        """Why a bucket cannot be used; "" where it can."""
+        """Reason why a bucket cannot be used; "" if it can."""
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """(blobs, bytes) that wait here for a bucket."""
+        """(blobs, bytes) that wait for a bucket."""
 
     def claim(self, store: str) -> None:
-        """See that a bucket is this store's alone; MonitorError where it is not."""
+        """Check that a bucket belongs to this store alone; otherwise MonitorError."""
 
     def start(self) -> None:
-        """Begin to move what waits."""
+        """Start moving waiting blobs."""
 
     def stop(self) -> None:
-        """End that; what waits is moved after the next start."""
+        """Stop moving; waiting blobs are moved after the next start."""
 
     def take(self, path: Path, key: str) -> None:
-        """Move a file in; on disk (or in the bucket) when it returns, whole or not at all."""
+        """Move a file in, atomically; it is on disk or in the bucket on return."""
 
     def exists(self, key: str) -> bool:
-        """Whether there is one."""
+        """Whether the blob exists."""
 
     def open(self, key: str) -> BinaryIO:
-        """Its bytes; FileNotFoundError where there is none."""
+        """The blob's content; FileNotFoundError if it does not exist."""
 
     def size(self, key: str) -> int:
-        """Bytes; 0 where there is none."""
+        """Size in bytes; 0 if it does not exist."""
 
     def delete(self, key: str) -> None:
-        """Remove it where it is there."""
+        """Remove the blob if it exists."""
 
     def local(self, key: str) -> Any:
-        """A context with the path of a file that has its content."""
+        """A context with the path of a file with the content."""
 
     def listed(self) -> Iterator[tuple[str, int, float]]:
-        """(key, bytes, time of change) of all."""
+        """(key, bytes, time of change) of all blobs."""
 
 
 class FileBlobs:
@@ -90,7 +90,7 @@ class FileBlobs:
         return 0, 0
 
     def claim(self, store: str) -> None:
-        """They lie in the data folder, which has the store's name itself."""
+        """Nothing to check: the data folder has the store's name itself."""
 
     def start(self) -> None:
         """Nothing waits."""
@@ -114,14 +114,14 @@ class FileBlobs:
         sync(target.parent)
 
     def _make_parents(self, target: Path) -> None:
-        """Make the folders down to a file; their names are on disk when this returns."""
+        """Make the folders of a file; their names are on disk on return."""
         for folder in reversed(target.relative_to(self.folder).parents[:-1]):
             if not (self.folder / folder).is_dir():
                 (self.folder / folder).mkdir(exist_ok=True)
                 sync((self.folder / folder).parent)
 
     def exists(self, key: str) -> bool:
-        """Whether there is one."""
+        """Whether the blob exists."""
         return (self.folder / key).is_file()
 
     def open(self, key: str) -> BinaryIO:
@@ -140,7 +140,7 @@ class FileBlobs:
         path = self.folder / key
         path.unlink(missing_ok=True)
         if key.startswith("results/"):
-            with suppress(OSError):  # holds others still, or is not there
+            with suppress(OSError):  # not empty, or missing
                 path.parent.rmdir()
 
     @contextmanager
@@ -149,7 +149,7 @@ class FileBlobs:
         yield self.folder / key
 
     def listed(self) -> Iterator[tuple[str, int, float]]:
-        """(key, bytes, time of change) of all."""
+        """(key, bytes, time of change) of all blobs."""
         for path in self.folder.rglob("*"):
             try:
                 stat = path.stat()
@@ -160,7 +160,7 @@ class FileBlobs:
 
 
 class BlobsAway(Refusal):
-    """The bucket does not answer, or is another store's."""
+    """The bucket does not answer, or belongs to another store."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(503, f"traces and results are away: {reason}", retry_s=10)
+        super().__init__(503, f"traces and results are unavailable: {reason}", retry_s=10)

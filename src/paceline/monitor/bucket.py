@@ -1,7 +1,7 @@
-"""Blobs in a bucket, of which nobody has to wait: what comes is kept here until it is moved.
+"""Blobs in a bucket without waiting for it: new blobs are kept on disk until moved.
 
-A bucket that hangs takes no thread of the web for long. Calls have a time limit and a number of
-threads of their own. After one that ran out the next ones are refused for a while.
+A hanging bucket must not block threads of the web. Calls have a time limit and separate threads.
+After a timeout, calls are refused for a while.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from paceline.monitor.log import log, without_secrets
 
 T = TypeVar("T")
 
-#: Where the name of the store lies, which has this bucket for itself.
+#: Key of the name of the store that owns this bucket.
 MARK = "paceline-store.json"
-#: Seconds for a call, and for one that moves a whole trace or lists all.
+#: Time limits in seconds: for a call, and for moving a trace or listing all blobs.
 LIMIT_S, LONG_S = 10.0, 3600.0
-#: Calls at a time, long ones and short ones each.
+#: Most concurrent calls, separately for short and long ones.
 CALLS = 8
-#: After a call that ran out of time the next ones are refused this long.
+#: Seconds for which calls are refused after a timeout.
 PAUSE_S = 10.0
-#: Seconds between two tries to move what waits: from, to.
+#: Shortest and longest pause between attempts to move waiting blobs, seconds.
 _FIRST_TRY_S, _LAST_TRY_S = 1.0, 60.0
-#: Of s3fs, so that a thread whose caller has gone ends, too.
+#: Timeouts of s3fs, so that abandoned threads end, too.
 _S3 = {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 1}}
 
 
 class Gate:
-    """Runs calls of a bucket in threads of its own, a few at a time, each with a time limit.
+    """Runs calls of a bucket in separate threads, a few at a time, each with a time limit.
 
     Args:
         limit_s: seconds for a call.
-        long_s: seconds for one that moves a whole trace, or lists all.
+        long_s: seconds for a call that moves a trace or lists all blobs.
     """
 
     def __init__(self, limit_s: float = LIMIT_S, long_s: float = LONG_S) -> None:
         self._limits_s = limit_s, long_s
         self._slots = threading.Semaphore(CALLS), threading.Semaphore(CALLS)
         self._closed_until = 0.0
-        #: Why the last call failed; "" where it did not.
+        #: Reason why the last call failed; "" if it succeeded.
         self.problem = ""
 
     def call(self, work: Callable[[], T], *, is_long: bool = False) -> T:
         """Result of ``work``.
 
         Raises:
-            BlobsAway: it failed, took too long, or others do so at present.
-            FileNotFoundError: as ``work`` raised it.
+            BlobsAway: it failed or took too long, or calls are refused at present.
+            FileNotFoundError: raised by ``work``.
         """
         slots, limit_s = self._slots[is_long], self._limits_s[is_long]
         if not is_long and time.monotonic() < self._closed_until:
             raise BlobsAway(self.problem)
         if not slots.acquire(blocking=False):
-            raise BlobsAway(self.problem or f"{CALLS} calls of the bucket are under way")
+            raise BlobsAway(self.problem or f"{CALLS} calls of the bucket are in progress")
         future: Future[T] = Future()
 
         def run() -> None:
@@ -94,10 +94,10 @@ class Gate:
 
 
 class BucketBlobs:
-    """Blobs in what an fsspec URL names, such as s3://bucket/paceline.
+    """Blobs at an fsspec URL such as s3://bucket/paceline.
 
     Args:
-        url: of the bucket.
+        url: URL of the bucket.
         gate: runs its calls.
     """
 
@@ -113,7 +113,7 @@ class BucketBlobs:
             raise MonitorError(f"blobs cannot be kept at {url}: {reason}") from None
 
     def take(self, path: Path, key: str) -> None:
-        """Copy a file in and remove it here; a bucket shows an object only when it is whole."""
+        """Copy a file into the bucket and remove it here; buckets show only complete objects."""
 
         def put() -> None:
             self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
@@ -127,7 +127,7 @@ class BucketBlobs:
         return bool(self._gate.call(lambda: self._fs.exists(self._path(key))))
 
     def open(self, key: str) -> BinaryIO:
-        """Its bytes."""
+        """The blob's content."""
         raw: BinaryIO = self._gate.call(lambda: self._fs.open(self._path(key), "rb"))
         return io.BufferedReader(_GatedFile(raw, self._gate), buffer_size=1 << 20)
 
@@ -145,7 +145,7 @@ class BucketBlobs:
 
     @contextmanager
     def local(self, key: str) -> Iterator[Path]:
-        """A copy, for as long as the context lasts."""
+        """A temporary copy for the duration of the context."""
         with tempfile.TemporaryDirectory(prefix="paceline-blob-") as folder:
             path = Path(folder) / key.rpartition("/")[2]
             self._gate.call(lambda: self._fs.get_file(self._path(key), str(path)), is_long=True)
@@ -163,11 +163,11 @@ class BucketBlobs:
                 yield key, int(info.get("size") or 0), seconds
 
     def claim(self, store: str) -> None:
-        """Write the store's name into a bucket that is nobody's.
+        """Write the store's name into an unowned bucket.
 
         Raises:
-            MonitorError: it is another store's.
-            BlobsAway: it does not answer.
+            MonitorError: the bucket belongs to another store.
+            BlobsAway: the bucket does not answer.
         """
         path = self._path(MARK)
         try:
@@ -179,11 +179,13 @@ class BucketBlobs:
         try:
             owner = str(json.loads(text)["store"])
         except (ValueError, KeyError, TypeError):
-            raise MonitorError(f"{path} cannot be read; if the bucket is ours, remove it") from None
+            raise MonitorError(
+                f"{path} cannot be read; if the bucket belongs to this store, remove the file"
+            ) from None
         if owner != store:
             raise MonitorError(
-                f"{self._root} is of another store ({owner[:8]}): sessions of both would have the "
-                "same names; give each its own bucket or prefix"
+                f"{self._root} belongs to another store ({owner[:8]}): their sessions would "
+                "have the same names; give each store its own bucket or prefix"
             )
 
     def _path(self, key: str) -> str:
@@ -191,7 +193,7 @@ class BucketBlobs:
 
 
 class _GatedFile(io.RawIOBase):
-    """An open object, each read of which has a time limit."""
+    """An open object with a time limit for each read."""
 
     def __init__(self, raw: BinaryIO, gate: Gate) -> None:
         self._raw, self._gate = raw, gate
@@ -207,19 +209,19 @@ class _GatedFile(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the object."""
         if not self.closed:
             self._raw.close()
         super().close()
 
 
 class SpooledBlobs:
-    """Blobs that are on this disk at once, and in the bucket when that takes them.
+    """Blobs that are stored on this disk at once and later moved to the bucket.
 
     Args:
-        bucket: where they go.
-        folder: where they wait.
-        gate: of the bucket.
+        bucket: target of the blobs.
+        folder: folder of waiting blobs.
+        gate: gate of the bucket.
     """
 
     def __init__(self, bucket: BucketBlobs, folder: Path, gate: Gate) -> None:
@@ -241,10 +243,10 @@ class SpooledBlobs:
         return len(sizes), sum(sizes)
 
     def claim(self, store: str) -> None:
-        """See that the bucket is this store's, as soon as it answers.
+        """Check that the bucket belongs to this store, as soon as it answers.
 
         Raises:
-            MonitorError: it is another one's.
+            MonitorError: it belongs to another store.
         """
         self._store = store
         try:
@@ -254,16 +256,16 @@ class SpooledBlobs:
             log(logging.ERROR, "bucket", error=str(away))
 
     def start(self) -> None:
-        """Move what waits, and what comes."""
+        """Move waiting and new blobs."""
         self._thread.start()
 
     def stop(self) -> None:
-        """A blob that is not moved yet waits for the next start."""
+        """Stop; blobs that are not moved wait for the next start."""
         self._stop.set()
         self._news.set()
 
     def take(self, path: Path, key: str) -> None:
-        """Move a file in: on this disk when it returns."""
+        """Move a file in; it is on this disk on return."""
         self._spool.take(path, key)
         self._news.set()
 
@@ -272,7 +274,7 @@ class SpooledBlobs:
         return self._spool.exists(key) or self._usable().exists(key)
 
     def open(self, key: str) -> BinaryIO:
-        """Its bytes."""
+        """The blob's content."""
         try:
             return self._spool.open(key)
         except FileNotFoundError:
@@ -289,7 +291,7 @@ class SpooledBlobs:
 
     @contextmanager
     def local(self, key: str) -> Iterator[Path]:
-        """A file with its content, for as long as the context lasts."""
+        """A file with the content, for the duration of the context."""
         with tempfile.TemporaryDirectory(dir=self._spool.folder, prefix=".") as folder:
             path = Path(folder) / key.rpartition("/")[2]
             try:
@@ -313,7 +315,7 @@ class SpooledBlobs:
         return self._bucket
 
     def _spooled(self) -> Iterator[tuple[str, int, float]]:
-        """Without half written files, or lent ones."""
+        """Waiting files, without incomplete or lent ones."""
         rows = self._spool.listed()
         return (row for row in rows if not any(part[0] == "." for part in row[0].split("/")))
 
@@ -347,10 +349,10 @@ class SpooledBlobs:
 
 
 class DirectBlobs(BucketBlobs):
-    """Blobs in a bucket that several instances share: what is taken is there, nowhere else.
+    """Blobs in a bucket shared by several instances: accepted blobs exist only there.
 
     Args:
-        url: of the bucket.
+        url: URL of the bucket.
         gate: runs its calls.
     """
 
@@ -369,7 +371,7 @@ class DirectBlobs(BucketBlobs):
         return 0, 0
 
     def claim(self, store: str) -> None:
-        """See that the bucket is this store's: now, or before something is taken."""
+        """Check that the bucket belongs to this store: now, or before a blob is accepted."""
         self._store = store
         try:
             super().claim(store)
@@ -384,7 +386,7 @@ class DirectBlobs(BucketBlobs):
         """Nothing waits here."""
 
     def take(self, path: Path, key: str) -> None:
-        """Move a file in: in the bucket when this returns."""
+        """Move a file in; it is in the bucket on return."""
         if self._store:
             self.claim(self._store)
             if self._store:
@@ -393,10 +395,10 @@ class DirectBlobs(BucketBlobs):
 
 
 def open_blobs(url: str, data: Path) -> Blobs:
-    """The blobs that the settings name: "" = files in ``data``.
+    """The blob store of the settings: "" = files in ``data``.
 
     Raises:
-        MonitorError: the URL is none, or its kind of bucket is not installed.
+        MonitorError: the URL is invalid, or its kind of bucket is not installed.
     """
     if not url:
         return FileBlobs(data / "blobs")

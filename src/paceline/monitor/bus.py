@@ -1,4 +1,4 @@
-"""News inside the process: what changed goes to the pages that are open (server-sent events)."""
+"""News inside the process for open pages (server-sent events)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Messages that wait for one reader; a slower one loses the oldest and is told what comes next.
+#: Most waiting messages of one reader; a slower reader loses the oldest ones.
 MAX_WAITING = 256
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something changed.
+    """A message about a change.
 
     Attributes:
-        project: whose.
+        project: project of the change.
         kind: "job", "session", "event", "alert" or "steps".
-        data: what, as JSON knows it; ``job`` is the job's name.
+        data: the change in the form of JSON; ``job`` is the job's name.
     """
 
     project: str
@@ -28,7 +28,7 @@ class Message:
 
 
 class Subscription:
-    """One reader's messages; made by :meth:`Bus.subscribe` in the reader's event loop."""
+    """The messages of one reader, made by :meth:`Bus.subscribe` in the reader's event loop."""
 
     def __init__(self, bus: Bus, project: str) -> None:
         self._bus, self._project = bus, project
@@ -36,22 +36,22 @@ class Subscription:
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def next(self, timeout_s: float) -> Message | None:
-        """The next message; None after ``timeout_s`` without one, or when the service stops."""
+        """The next message; None after ``timeout_s`` without one, or if the service stops."""
         try:
             return await asyncio.wait_for(self._queue.get(), timeout_s)
         except TimeoutError:
             return None
 
     def close(self) -> None:
-        """No more messages."""
+        """Stop the subscription."""
         self._bus.remove(self)
 
     def offer(self, message: Message | None) -> None:
-        """Take a message, from any thread."""
+        """Add a message, from any thread."""
         if message is None or self._project in ("*", message.project):
             try:
                 self._loop.call_soon_threadsafe(self._put, message)
-            except RuntimeError:  # the loop has ended, and the reader with it
+            except RuntimeError:  # the loop and the reader have ended
                 self.close()
 
     def _put(self, message: Message | None) -> None:
@@ -61,7 +61,7 @@ class Subscription:
 
 
 class Bus:
-    """Passes messages on to all who subscribed."""
+    """Distributes messages to all subscribers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,29 +70,29 @@ class Bus:
 
     @property
     def has_readers(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there are subscribers."""
         return bool(self._readers)
 
     def subscribe(self, project: str = "*") -> Subscription:
-        """Messages of a project ("*" = of all) from now on; call it in an event loop."""
+        """Subscribe to messages of a project ("*" = all); call it in an event loop."""
         subscription = Subscription(self, project)
         with self._lock:
             self._readers.add(subscription)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a reader."""
+        """Remove a reader."""
         with self._lock:
             self._readers.discard(subscription)
 
     def publish(self, project: str, kind: str, data: Mapping[str, Any]) -> None:
-        """Tell all readers of the project; never waits."""
+        """Send a message to all readers of the project; never waits."""
         message = Message(project, kind, data)
         for reader in self._all():
             reader.offer(message)
 
     def close(self) -> None:
-        """Wake all readers up; :attr:`closed` says why."""
+        """Wake all readers, with :attr:`closed` set."""
         self.closed = True
         for reader in self._all():
             reader.offer(None)

@@ -1,4 +1,4 @@
-"""Whether what a monitor has on disk can still be read."""
+"""Check of a monitor's data on disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BLOCK = 1 << 20
 
 
 def problems(config: Config, engine: Engine) -> Iterator[str]:
-    """Damaged or missing parts, a line each: database, step times, traces.
+    """Lines about damaged or missing parts: database, step times, traces.
 
-    Reads all of it, beside a running service, too.
+    It reads all data and may run beside the service.
     """
     yield from _of_database(engine)
     yield from _of_steps(StepFiles(config.data / "steps"), engine)
@@ -65,7 +65,7 @@ def _of_traces(config: Config, engine: Engine) -> Iterator[str]:
         try:
             with blobs.local(trace_key(sha256)) as path:
                 if path.exists() and _digest(path) != sha256:
-                    yield f"trace {sha256[:12]}: its content is not what was pushed"
+                    yield f"trace {sha256[:12]}: its content differs from its SHA-256"
         except FileNotFoundError:  # removed to make room
             continue
         except BlobsAway as away:

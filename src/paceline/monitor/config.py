@@ -1,4 +1,4 @@
-"""The service's settings: every one has a default, a line in the file, and most an option."""
+"""The service's settings. Each has a default and a line in the file, and most have an option."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.marked_yaml import Section, read_marked
 
 MIB = 1 << 20
 DAY_S = 86_400.0
-#: With less address space the libraries of an analysis do not always load.
+#: Least memory: with less address space, libraries of an analysis may not load.
 LEAST_ANALYSIS_MIB = 512
 #: Pattern of Prometheus' label names.
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,60}")
-#: Names of instances.
+#: Pattern of names of instances.
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
@@ -27,31 +27,31 @@ class Config:
     """Settings.
 
     Attributes:
-        data: folder of everything but the database: blobs, uploads, step times, secrets.
+        data: folder of all data except the database: blobs, uploads, step times, secrets.
         store: URL of the database; "" = SQLite in ``data``.
-        blobs: where traces and results lie: "" = in ``data``, or an fsspec URL (s3://bucket/x).
-        instance: name of this one among several that share store and blobs; "" = the only one.
-        log_hours: how long instances keep step times as they were pushed, at the least.
+        blobs: place of traces and results: "" = in ``data``, or an fsspec URL (s3://bucket/x).
+        instance: name of this instance if several share store and blobs; "" = the only one.
+        log_hours: least hours for which instances keep pushed step times.
         bind: host:port to listen on.
-        base_url: how users reach it, for links in alerts; "" = http://bind.
+        base_url: URL for users, for links in alerts; "" = http://bind.
         public_read: pages and reads need no token.
         tls_cert, tls_key: files, PEM; "" = plain HTTP.
-        analysis_processes: traces analysed at a time.
+        analysis_processes: number of traces analysed at once.
         analysis_memory_mib, analysis_seconds: limits of one analysis.
-        analysis_queue: sessions that may wait; beyond, uploads are answered 429.
-        max_upload_mib: size of a trace.
-        max_body_mib: size of any other request.
-        requests_per_minute: of one token (uploads of chunks and steps do not count).
-        step_samples_per_minute: of one token.
-        connections_per_address: open at a time; those of this machine and of proxies do not count.
+        analysis_queue: most waiting sessions; with more, uploads get 429.
+        max_upload_mib: largest trace.
+        max_body_mib: largest other request.
+        requests_per_minute: most requests per token (uploads of chunks and steps do not count).
+        step_samples_per_minute: most step samples per token.
+        connections_per_address: most open connections; this machine and proxies do not count.
         keep_days: sessions, events and step times older than this are removed; 0 = never.
         keep_gib: blobs beyond this are removed, oldest first; 0 = no limit.
-        silent_after_s: time without a step after which a running job is silent.
-        metric_labels: names of jobs' labels that ``paceline_job_info`` has, too, with commas.
+        silent_after_s: seconds without a step after which a running job is silent.
+        metric_labels: comma-separated labels of jobs for ``paceline_job_info``.
         alerts: YAML file of rules and channels; "" = the default rules, no channel.
-        projects: YAML file of what each project keeps and may send; "" = all alike.
-        sign_on: YAML file of the OpenID provider and what its users may; "" = tokens only.
-        keep_audit_days: the log of who did what; 0 = for ever.
+        projects: YAML file with limits of projects; "" = equal limits.
+        sign_on: YAML file with the OpenID provider and its users' rights; "" = only tokens.
+        keep_audit_days: days for which the audit log is kept; 0 = always.
         log_level: debug, info, warning or error.
     """
 
@@ -118,7 +118,7 @@ class Config:
         good = not self.base_url or _is_url(self.base_url)
         _require(good, f"base_url must be like https://host, not {self.base_url!r}", "base_url")
         good = bool(self.tls_cert) == bool(self.tls_key)
-        _require(good, "give both tls_cert and tls_key", "tls_cert", "tls_key")
+        _require(good, "set both tls_cert and tls_key", "tls_cert", "tls_key")
         good = all(_LABEL.fullmatch(name) for name in self.labels_of_metrics)
         message = "metric_labels are names such as team, queue, with letters, digits and _"
         _require(good, f"{message}, not {self.metric_labels!r}", "metric_labels")
@@ -131,7 +131,7 @@ class Config:
         """Host and port of ``bind``.
 
         Raises:
-            MonitorError: it is not host:port.
+            MonitorError: the value is not host:port.
         """
         host, colon, port = self.bind.rpartition(":")
         good = bool(colon and host) and port.isdecimal() and int(port) < 65536
@@ -150,13 +150,13 @@ class Config:
 
     @property
     def url(self) -> str:
-        """How users reach the service, without a slash at the end."""
+        """The URL for users, without a slash at the end."""
         scheme = "https" if self.tls_cert else "http"
         return (self.base_url or f"{scheme}://{self.bind}").rstrip("/")
 
 
 def load_config(path: Path, **options: Any) -> Config:
-    """The settings of a YAML file; ``options`` go first.
+    """The settings of a YAML file; ``options`` override them.
 
     Raises:
         MonitorError: a setting is unknown or wrong; the message names file and line.
@@ -168,7 +168,7 @@ def load_config(path: Path, **options: Any) -> Config:
     try:
         return Config(**{**values, **options})
     except MonitorError as error:
-        # Only a field of the file has a line in it.
+        # Only fields of the file have a line number.
         lines = [name for name in error.fields if name in values and name not in options]
         if not lines:
             raise

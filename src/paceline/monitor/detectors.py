@@ -39,36 +39,36 @@ from paceline.monitor.store.jobs import JobKey, is_running, update_live
 from paceline.monitor.store.leases import LeaseLost
 from paceline.monitor.turns import Turns, Work
 
-#: Samples that wait for the detectors, shared by projects; beyond, pushes are answered 429.
+#: Most samples that wait for the detectors, shared by projects; with more, pushes get 429.
 MAX_WAITING = 5_000_000
-#: How long a stop works on what waits.
+#: Seconds for which a stop still processes waiting samples.
 STOP_S = 10.0
-#: How often rows of the store follow, and due steps are closed.
+#: Seconds between updates of the store's rows, when due steps are closed, too.
 TICK_S = 1.0
-#: After a tick batches have their turns for this multiple of the time that it took.
+#: After a tick, batches get at least this multiple of the tick's duration.
 _REST = 4.0
-#: Samples after which a stream is saved, and how long it is idle before it is saved anyway.
+#: Number of samples, and seconds of idleness, after which a stream is saved.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
-#: Jobs taken up at a time: each has a segment of its file in memory, and the file open.
+#: Most jobs taken up at once: each has a segment in memory and an open file.
 _MAX_LOADS = 8
-#: Memory of the streams; beyond, those idle longest are saved and let go.
+#: Memory limit of the streams; beyond it, the longest idle ones are saved and unloaded.
 _MAX_BYTES = 512 << 20
 
 
-#: A job whose step times could not be taken is taken up again after this time, then after twice it.
+#: Seconds until the next attempt for a job that failed; doubled each time.
 _RETRY_S, _MAX_RETRY_S = 2.0, 300.0
 
-#: In place of a batch: the job's current level is healthy.
+#: In place of a batch: accept the job's current level as healthy.
 _ACCEPT = "accept"
 #: In place of a batch: the job is removed.
 _FORGET = "forget"
-#: In place of a batch: something of the job is to be made anew.
+#: In place of a batch: rebuild something of the job.
 _RESTORE = "restore"
 _News = Batch | str | None
 
 
 class _Failed(NamedTuple):
-    """A job whose step times could not be taken (a full disk, a database that is away)."""
+    """A job with unprocessed step times, because of a full disk or an unreachable database."""
 
     job: JobKey
     wait_s: float
@@ -76,16 +76,16 @@ class _Failed(NamedTuple):
 
 
 class Detectors:
-    """Takes batches that are on disk already; :meth:`start` begins to work on them, jobs in turns.
+    """Processes batches that are already on disk; after :meth:`start`, jobs take turns.
 
     Args:
         engine: the database.
         files: step times on disk.
-        bus: told of steps and events.
+        bus: gets news of steps and events.
         clock: seconds since 1970.
         on_event: called with (job, event) numbers once an event is stored.
-        keep_s: how long ranks' step times are kept; 0 = always.
-        keeper: where detectors are kept beside the files.
+        keep_s: seconds for which ranks' step times are kept; 0 = always.
+        keeper: further place of saved detectors.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Detectors:
         self._keeper: Keeper = keeper or OneProcess()
         self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
-        self._waiting: Counter[str] = Counter()  # samples of each project
+        self._waiting: Counter[str] = Counter()  # waiting samples of each project
         self._live: dict[int, LiveJob] = {}
         self._failed: dict[int, _Failed] = {}
         self._turns = Turns()
@@ -112,68 +112,70 @@ class Detectors:
         self._stop_at = math.inf
 
     def start(self) -> None:
-        """Work on what comes."""
+        """Start processing batches."""
         self._thread = threading.Thread(target=self._run, name="paceline-detectors", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what waits, for some seconds, and save; the next start reads the rest in files."""
+        """Process waiting batches for some seconds, and save; the next start reads the rest."""
         self._stop_at = time.monotonic() + STOP_S
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def check_room(self, project: str) -> None:
-        """Refuse more samples of a project while too many of its own wait.
+        """Refuse samples of a project that has too many waiting.
 
-        The room is shared by the projects that have some waiting: a flood of one does not have the
-        others' refused.
+        Projects with waiting samples share the limit, so that a flood from one does not block
+        others.
         """
         with self._count_lock:
             sharing = len(self._waiting.keys() | {project})
             is_full = self._waiting[project] > MAX_WAITING / sharing
         if is_full:
-            raise Refusal(429, "too many samples of this project wait; come again", retry_s=5)
+            raise Refusal(
+                429, "too many samples of this project are waiting; try again later", retry_s=5
+            )
 
     @property
     def n_waiting(self) -> int:
-        """Samples that wait."""
+        """Number of waiting samples."""
         with self._count_lock:
             return self._waiting.total()
 
     def _count(self, job: JobKey, samples: int) -> None:
-        """Add to what waits, or take from it."""
+        """Change the number of waiting samples."""
         with self._count_lock:
             self._waiting[job.project] += samples
             if self._waiting[job.project] <= 0:
                 del self._waiting[job.project]
 
     def feed(self, job: JobKey, batch: Batch) -> None:
-        """Take a batch that is stored."""
+        """Take a stored batch."""
         self._count(job, len(batch.steps))
         self._queue.put((job, batch))
 
     def accept(self, job: JobKey) -> None:
-        """Call a job's current level healthy, once what waits is taken."""
+        """Accept a job's current level as healthy, after waiting batches."""
         self._queue.put((job, _ACCEPT))
 
     def forget(self, job: JobKey) -> None:
-        """Let go of a job that is removed."""
+        """Unload a removed job."""
         self._queue.put((job, _FORGET))
 
     def ratios(self, job: JobKey, first: int | None = None, last: int | None = None) -> Ratios:
-        """How the ranks of a job compared, from step ``first`` to ``last``: of now, or as saved."""
+        """Rank comparison of a job from step ``first`` to ``last``, current or as saved."""
         live = self._live.get(job.id)
         try:
             folder = self._files.path(job.id)
             rank_map = live.rank_map if live else self._keeper.rank_map(job.id, folder)
-        except StateError:  # told when it is made anew
+        except StateError:  # reported when it is rebuilt
             rank_map = None
             self._queue.put((job, _RESTORE))
         return (rank_map or RankMap()).read(first, last)
 
     def resume(self, jobs: Iterable[JobKey]) -> None:
-        """Look at what these jobs' files hold beyond what was saved."""
+        """Read the files of these jobs beyond the saved state."""
         for job in jobs:
             self._queue.put((job, None))
 
@@ -186,7 +188,7 @@ class Detectors:
             if began >= rests_until and not 0 <= now - ticked < TICK_S:
                 ticked = now
                 self._tick(now)
-                # On a machine that is too busy a tick takes long: most of the time is for batches.
+                # On a busy machine a tick takes long, but batches get most of the time.
                 rests_until = time.monotonic() + _REST * (time.monotonic() - began)
             if self._turns:
                 self._turns.take()
@@ -194,7 +196,7 @@ class Detectors:
         self._tick(self._clock(), stopping=True)
 
     def _sort(self, *, wait: bool) -> bool:
-        """Let what came wait for the turns of its jobs; False once the service stops."""
+        """Queue new batches for the turns of their jobs; False once the service stops."""
         try:
             item = self._queue.get(wait, TICK_S)
             while item is not None:
@@ -205,14 +207,14 @@ class Detectors:
         return False
 
     def _forget_waiting(self) -> None:
-        """Leave jobs of which batches wait as they were saved last: the next start reads on."""
-        while not self._sort(wait=False):  # also what came behind the word to stop
+        """Leave jobs with waiting batches in their saved state; the next start continues."""
+        while not self._sort(wait=False):  # including batches after the stop message
             pass
         for job_id in self._turns.drop():
             self._live.pop(job_id, None)
 
     def _work(self, job: JobKey, batch: _News) -> Work:
-        """Look at a batch, or at what the job's file holds, until it is done."""
+        """Process a batch, or the content of the job's file, to its end."""
         try:
             live = self._live.get(job.id)
             if batch == _FORGET:
@@ -228,7 +230,7 @@ class Detectors:
                     yield from self._load(job)  # the batch is in the file
             elif batch is not None:
                 yield from self._digest_batch(live, batch)
-                live.changed |= live.stream.last_step >= 0  # of each batch: the job is not silent
+                live.changed |= live.stream.last_step >= 0  # for each batch: the job is not silent
                 if live.unsaved >= _SAVE_SAMPLES:
                     self._save(live)
         except Exception as error:
@@ -243,11 +245,11 @@ class Detectors:
             live = self._live[job.id]
         live.accept(self._clock())
         self._store_events(live)
-        live.unsaved = _SAVE_SAMPLES  # saved as soon as it may be, so that a restart knows of it
+        live.unsaved = _SAVE_SAMPLES  # saved soon, so that a restart knows it
 
     def _work_due(self, live: LiveJob, now: float) -> Work:
-        """Close the steps that have been waited for, and store events that were not taken."""
-        if self._live.get(live.job.id) is not live:  # let go meanwhile
+        """Close steps that waited long enough, and store pending events."""
+        if self._live.get(live.job.id) is not live:  # unloaded meanwhile
             return
         used_at = live.used_at
         try:
@@ -260,7 +262,7 @@ class Detectors:
         live.used_at = used_at
 
     def _fail(self, job: JobKey, error: Exception) -> None:
-        """Let go of a job, to take it up again from the disk: its samples may all be there."""
+        """Unload a job to take it up again from the disk, which may have all its samples."""
         self._live.pop(job.id, None)
         _say("step times", error)
         self._keeper.forget(job.id)
@@ -272,13 +274,13 @@ class Detectors:
             self._failed[job.id] = _Failed(job, wait_s, self._clock() + wait_s)
 
     def _retry(self, now: float) -> None:
-        """Take up jobs again that failed a while ago."""
+        """Take up failed jobs again after a while."""
         for failed in list(self._failed.values()):
             if now >= failed.due_at and failed.job.id not in self._turns:
                 self._turns.add(failed.job.id, self._work(failed.job, _RESTORE))
 
     def _is_saved(self, job: JobKey) -> bool:
-        """Whether nothing has come since the job was saved."""
+        """Whether the job is unchanged since it was saved."""
         try:
             saved_at = (self._files.path(job.id) / SNAPSHOT).stat().st_mtime
         except FileNotFoundError:
@@ -286,7 +288,7 @@ class Detectors:
         return self._files.written_at(job.id) <= max(0.0, saved_at - MARGIN_S)
 
     def _load(self, job: JobKey) -> Work:
-        """Take up a job where it was saved, with all that came since."""
+        """Take up a job from its saved state, with all later batches."""
         while self._n_loading >= _MAX_LOADS:
             yield
         folder = self._files.path(job.id)
@@ -318,13 +320,13 @@ class Detectors:
         self._failed.pop(job.id, None)
 
     def _batches_behind(self, live: LiveJob, file: StepFile, *, is_unfit: bool) -> Iterator[Batch]:
-        """Samples since the stream was saved; if they do not fit, all those behind a new one."""
+        """Samples since the stream was saved, or all, with a new stream, if those do not fit."""
         if not is_unfit:
             return file.read_behind(min(live.stream.seen_at, self._clock()))
         return replay(file, live.stream, lambda: self._look_for_ongoing(live))
 
     def _look_for_ongoing(self, live: LiveJob) -> None:
-        """A fail-slow that the store knows may have begun before the batches that are left."""
+        """A fail-slow in the store may have begun before the kept batches."""
         row, stream = jobs.by_id(self._engine, live.job.id), live.stream
         since = row["slow_since_step"] if row is not None else None
         if since is not None and stream.slow_since is None:
@@ -332,13 +334,13 @@ class Detectors:
             stream.ongoing = find_ongoing(folder, stream.start, int(since))
 
     def _restore(self, job: JobKey) -> tuple[LiveJob, bool]:
-        """The job as it was saved, or a new one; and whether what was saved does not fit."""
+        """The saved job or a new one, and whether the saved state did not fit."""
         try:
             stream = load_stream(self._files.path(job.id))
         except StateError as error:
             message = {"job": job.name, "job_id": job.id, "reason": str(error)}
-            log(logging.WARNING, "detector made anew from step files", **message)
-            # Saved as soon as it may be, so that this is not done at each restart.
+            log(logging.WARNING, "detector rebuilt from step files", **message)
+            # Saved soon, so that this is not repeated at each restart.
             return LiveJob(job, Stream(), self._clock(), unsaved=_SAVE_SAMPLES), True
         return LiveJob(job, stream or Stream(), self._clock()), False
 
@@ -348,14 +350,14 @@ class Detectors:
         live.rank_map, reason = yield from restore_rank_map(file, saved_to, self._turns.is_over)
         if reason:
             message = {"job": live.job.name, "job_id": live.job.id, "reason": reason}
-            log(logging.WARNING, "rank map made anew from step files", **message)
+            log(logging.WARNING, "rank map rebuilt from step files", **message)
             live.unsaved = _SAVE_SAMPLES
 
     def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
         if live.stream.detector is not None and levels.is_compiled():
-            # Machine code was made for another job: it costs no more, and a tenth of the time.
+            # Other jobs have already compiled this code, which takes a tenth of the time.
             live.stream.detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
         yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
@@ -363,14 +365,14 @@ class Detectors:
     def _digest(
         self, live: LiveJob, closed: Iterator[Closed | Ending | None], last: Any = None
     ) -> Work:
-        """Store what the closed steps say; rows up to ``known`` are in the series already."""
+        """Store rows and events of closed steps; the series already has rows up to ``known``."""
         while not self._digest_some(live, closed, last):
             yield
 
     def _digest_some(
         self, live: LiveJob, closed: Iterator[Closed | Ending | None], last: Any
     ) -> bool:
-        """Store what the steps closed in this turn say; True if these are all."""
+        """Store rows and events of the steps closed in this turn; True if these are all."""
         rows: list[Any] = []
         are_all = True
         live.used_at = self._clock()
@@ -391,7 +393,7 @@ class Detectors:
         return are_all
 
     def _look_at_first_steps(self, live: LiveJob, folder: Path, new: int) -> None:
-        """Compare a job's first steps with earlier runs, once there are enough of them."""
+        """Compare a job's first steps with earlier runs, once there are enough steps."""
         series = read_rows(folder)
         if len(series) - new < WARM_UP <= len(series):
             slow = slow_start_of(series, live.stream.earlier)
@@ -399,7 +401,7 @@ class Detectors:
                 live.note_slow_start(slow, series)
 
     def _store_events(self, live: LiveJob) -> None:
-        """Store events in their order; what the store does not take now waits for the next tick."""
+        """Store events in order; events that fail now wait for the next tick."""
         while live.events:
             row = live.events[0]
             try:
@@ -418,12 +420,12 @@ class Detectors:
                 self._on_event(live.job.id, number)
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
-        """Whether an earlier detector was sure of the same onset or relief at another step."""
+        """Whether an earlier detector found the same onset or relief at another step."""
         if row["kind"] not in LEVEL_KINDS:
             return False
         if event_rows.has_near(self._engine, row, SAME_STEPS):
             return True
-        # To a detector made anew within the fail-slow, its relief is a job that becomes faster.
+        # A detector rebuilt within a fail-slow sees its relief as a job that becomes faster.
         relief = {**row, "kind": "relief", "step": -1}
         return row["kind"] == "faster" and event_rows.has_near(self._engine, relief, SAME_STEPS)
 
@@ -450,7 +452,7 @@ class Detectors:
         self._tell()
 
     def _save(self, live: LiveJob) -> None:
-        """Save it if it may be; else later."""
+        """Save the job now if possible, otherwise later."""
         try:
             if live.may_be_saved:
                 folder, now = self._files.path(live.job.id), self._clock()
@@ -461,7 +463,7 @@ class Detectors:
             _say(f"step times of {live.job.name}", error)
 
     def _let_go(self) -> None:
-        """Keep the memory of the streams within bounds."""
+        """Keep the memory of the streams within its limit."""
         size = sum(live.n_bytes for live in self._live.values())
         for live in sorted(self._live.values(), key=lambda job: job.used_at)[:-1]:
             if size <= _MAX_BYTES:
@@ -472,7 +474,7 @@ class Detectors:
                 del self._live[live.job.id]
 
     def _tell(self) -> None:
-        """Bring the rows of the jobs up to date."""
+        """Update the rows of the jobs."""
         changed = [live for live in self._live.values() if live.changed]
         rows = [live.row() for live in changed]
         try:

@@ -1,7 +1,7 @@
-"""Earlier runs of the same job: changes that they show at the same step are planned.
+"""Earlier runs of the same job: changes at the same step in them count as planned.
 
-A job names them by its label ``like``: a pattern of job names, or a word that they have as their
-own label ``like``.
+A job names them by its label ``like``: a pattern of job names, or the value of their own label
+``like``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Array = npt.NDArray[np.float64]
 
 #: The label.
 LIKE = "like"
-#: The latest ones count: three outvote one that was faulty, more make them sure.
+#: Number of latest runs used: three outvote a faulty one, more increase certainty.
 MOST_RUNS = 8
-#: Steps of each that are looked at; a detector saves what they tell.
+#: Most steps of each run; a detector saves their information.
 MOST_STEPS = 100_000
 
 
@@ -33,14 +33,14 @@ class EarlierRuns:
     """The step times of earlier runs.
 
     Args:
-        runs: rows of the step series of each.
+        runs: rows of the step series of each run.
     """
 
     def __init__(self, runs: Sequence[npt.NDArray[Any]] = ()) -> None:
         self._runs = [(rows["step"], rows["median_s"]) for rows in map(_first_start, runs)]
 
     def since(self, step: int) -> list[Array]:
-        """[step] seconds of each run that has this step, from there on."""
+        """[step] seconds from this step on, for each run that has it."""
         return [
             seconds[steps >= step][:MOST_STEPS].astype(np.float64)
             for steps, seconds in self._runs
@@ -51,7 +51,7 @@ class EarlierRuns:
 def find_earlier_runs(
     engine: Engine, job: JobKey, rows_of: Callable[[int], npt.NDArray[Any]]
 ) -> EarlierRuns:
-    """The runs that a job's label names, the latest ones, by the rows of their series."""
+    """The latest runs that a job's label names, as rows of their series."""
     row = jobs.by_id(engine, job.id)
     label = None if row is None else row["labels"].get(LIKE)
     if not isinstance(label, str) or not label:
@@ -66,14 +66,14 @@ def find_earlier_runs(
 
 
 def slow_start_of(rows: npt.NDArray[Any], earlier: EarlierRuns) -> SlowStart | None:
-    """Whether the first steps of a job took longer than the same steps of earlier runs.
+    """Whether a job's first steps took longer than the same steps of earlier runs.
 
     Args:
         rows: of its series.
         earlier: runs of the same job.
     """
     first = rows[:WARM_UP]
-    # One that goes on from a checkpoint has other steps to compare.
+    # A run that continues from a checkpoint has other steps to compare.
     if len(first) < WARM_UP or first["start"].any() or int(first["step"][0]) > WARM_UP:
         return None
     if not _is_dense(first["step"]):
@@ -82,10 +82,10 @@ def slow_start_of(rows: npt.NDArray[Any], earlier: EarlierRuns) -> SlowStart | N
 
 
 def _first_start(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows up to the first restart: behind it steps come again."""
+    """Rows up to the first restart, after which steps repeat."""
     return rows[rows["start"] == rows["start"][0]] if len(rows) else rows
 
 
 def _is_dense(steps: npt.NDArray[Any]) -> bool:
-    """Whether no step is left out: rows are matched by their order."""
+    """Whether no step is missing, for rows are matched by order."""
     return len(steps) > 1 and bool((np.diff(steps) == 1).all())

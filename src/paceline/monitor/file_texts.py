@@ -1,4 +1,4 @@
-"""Texts of the service's files of settings; ``${NAME}`` is taken from the environment."""
+"""Texts in the service's settings files; ``${NAME}`` comes from the environment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def text_of(section: Section, field: str, usual: str | None = None) -> str:
-    """A text of a section; ``usual`` where it is missing.
+    """A text of a section; ``usual`` if it is missing.
 
     Raises:
-        PacelineError: it is none, or is missing without a usual one; of the section's class.
+        PacelineError: it is not a text, or is missing without a default; the class is the
+            section's.
     """
     if field not in section:
         if usual is None:
@@ -24,10 +25,10 @@ def text_of(section: Section, field: str, usual: str | None = None) -> str:
 
 
 def texts_of(section: Section, field: str) -> tuple[str, ...]:
-    """A text or a list of texts; empty where it is missing.
+    """A text or a list of texts; empty if missing.
 
     Raises:
-        PacelineError: it is something else; of the section's class.
+        PacelineError: it is something else; the class is the section's.
     """
     value = section.plain(field) if field in section else []
     texts = [value] if isinstance(value, str) else value

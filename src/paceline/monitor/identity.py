@@ -1,6 +1,6 @@
-"""A store and its data folder belong together: neither works with another one's other half.
+"""Identity of a store: database and data folder belong together and are checked at the start.
 
-Both know the store's name, and a number that grows with every beat: in the database first, then in
+Both have the store's name and a number that grows with every beat, first in the database, then in
 the folder. A folder ahead of its database shows that the database was restored to an earlier time.
 """
 
@@ -23,10 +23,10 @@ from paceline.monitor.snapshot import SNAPSHOT
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.store.tables import jobs, stores
 
-#: In the data folder.
+#: Name of the file in the data folder.
 NAME = "store.json"
 SCHEMA, VERSION = "paceline-store", 1
-#: Step times of jobs that the database does not know are moved here.
+#: Folder for step times of jobs that the database does not have.
 ORPHANED = "orphaned"
 #: Seconds between two beats.
 BEAT_S = 60.0
@@ -37,8 +37,8 @@ class Half:
     """The store's identity in the database, or in the folder.
 
     Attributes:
-        name: of the store.
-        beat: how far it is.
+        name: name of the store.
+        beat: its number of beats.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Half:
 
 
 class StoreIdentity:
-    """The name that a store and its folder share.
+    """The common name of a store and its folder.
 
     Args:
         engine: the database.
         data: the data folder.
-        files: step times in it.
+        files: step times in the folder.
     """
 
     def __init__(self, engine: Engine, data: Path, files: StepFiles) -> None:
@@ -60,10 +60,10 @@ class StoreIdentity:
         self.name = ""
 
     def claim(self, now: float) -> None:
-        """See that database and folder belong together; name them if they are new.
+        """Check that database and folder belong together; name them if they are new.
 
-        A database that lies behind its folder is brought in line. Step times of jobs that it does
-        not know are moved aside, and detectors are made anew from the step files.
+        If the database is older than its folder, step times of unknown jobs are moved aside, and
+        detectors are rebuilt from the step files.
 
         Raises:
             MonitorError: they belong to different stores.
@@ -96,7 +96,7 @@ class StoreIdentity:
             log(logging.ERROR, "failed", what="the store's name", reason=str(error))  # a full disk
 
     def beat(self, now: float) -> None:
-        """Count on where a minute has gone by: in the database, then in the folder."""
+        """Count a beat once per minute: in the database, then in the folder."""
         if 0 <= now - self._beaten_at < BEAT_S:
             return
         with self._engine.begin() as connection:
@@ -137,13 +137,13 @@ class StoreIdentity:
             connection.execute(update(stores).values(beat=beat))
 
     def _unknown_jobs(self) -> list[int]:
-        """Jobs of which the folder has step times, and the database no row."""
+        """Jobs with step times in the folder but without a row in the database."""
         with self._engine.connect() as connection:
             known = set(connection.execute(select(jobs.c.id)).scalars())
         return sorted(set(self._files.job_ids()) - known)
 
     def _is_of_others(self) -> bool:
-        """Whether a folder that is not marked has step times of none of the database's jobs."""
+        """Whether an unmarked folder has step times, but of none of the database's jobs."""
         unknown = self._unknown_jobs()
         return bool(unknown) and len(unknown) == len(self._files.job_ids())
 
@@ -158,7 +158,7 @@ class StoreIdentity:
         )
 
     def _make_detectors_anew(self, beats: int) -> None:
-        """Detectors have seen events that the database has lost: they see the steps again."""
+        """Detectors have seen events that the database has lost, so they read the steps again."""
         for job_id in self._files.job_ids():
             (self._files.path(job_id) / SNAPSHOT).unlink(missing_ok=True)
         message = f"the database lies {beats} minutes behind its data folder: was it restored?"

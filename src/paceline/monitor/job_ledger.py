@@ -1,4 +1,4 @@
-"""Where a job's wall time went, of the step times that the monitor has."""
+"""The ledger of a job's wall time, from the monitor's step times."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.events import level_events
 from paceline.sources.run_logs.timeline import Start, Steps, Timeline
 
-#: Steps that take longer than the time in which they came, by more than this share, were sent
-#: after the event: there is no clock.
+#: If steps take longer than the time between their arrivals, by more than this share, they were
+#: sent later. Then arrival times are no clock.
 _MOST_OVERLAP = 0.05
 
 _SENT_LATE = "steps were sent after the event: time between them, and restarts, are not known"
@@ -26,7 +26,7 @@ _MISSING = "{:,} steps between the first and the last are missing: their time is
 
 
 def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | None:
-    """The ledger of a job of the store; None where it has told no step times."""
+    """The ledger of a job in the store; None without step times."""
     row = jobs.by_id(engine, job_id)
     if row is None:
         return None
@@ -41,10 +41,10 @@ def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | Non
 
 
 def healthy_slowdown(session: Mapping[str, Any], healthy_s: float | None) -> float | None:
-    """S of the steps at the detector's healthy level, 1 or more; None where no session has one.
+    """S of the steps at the detector's healthy level, at least 1; None if no session has one.
 
-    A session of a fail-slow has the fail-slow in its S, which the ledger counts by itself. So the
-    healthy step is compared with the session's ideal one.
+    A session during a fail-slow includes it in S, but the ledger counts it separately. So the
+    healthy step is compared with the session's ideal step.
     """
     slowdown = session["slowdown"]
     if slowdown is None:
@@ -67,11 +67,11 @@ def job_ledger(
     """The ledger of a job from its first step to its latest.
 
     Args:
-        rows: [step] of its series, ``step_series.ROW`` each.
-        events: of its detector, in their order, with kind, start, since_step, factor and ranks.
-        gpus: of the job, for GPU-hours.
-        slowdown: S of its healthy steps, 1 or more; None leaves stragglers unknown.
-        has_ended: whether the job ended of its own accord.
+        rows: [step] rows of its series, ``step_series.ROW`` each.
+        events: events of its detector, in order, with kind, start, since_step, factor and ranks.
+        gpus: GPUs of the job, for GPU-hours.
+        slowdown: S of its healthy steps, at least 1; None leaves stragglers unknown.
+        has_ended: whether the job ended by itself.
 
     Returns:
         None before the first step.
@@ -90,7 +90,7 @@ def job_ledger(
 
 
 def _has_level(event: Mapping[str, Any]) -> bool:
-    """Whether an event says a level: the factor of one that a restart ended is not known."""
+    """Whether an event has a level; an event ended by a restart has no known factor."""
     return event["factor"] is not None or event["kind"] in ("relief", "faster")
 
 
@@ -115,15 +115,15 @@ def _timeline(rows: npt.NDArray[Any], *, has_ended: bool) -> Timeline:
 
 
 def _has_clock(rows: npt.NDArray[Any]) -> bool:
-    """Whether steps came as they ended."""
+    """Whether steps arrived as they ended."""
     between_s = float(rows["at"][-1] - rows["at"][0])
-    # Those that came with the first may have run at any time before.
+    # Steps that arrived with the first may have run at any earlier time.
     behind = rows["at"] > rows["at"][0]
     return float(rows["max_s"][behind].sum()) <= between_s * (1 + _MOST_OVERLAP)
 
 
 def _as_they_came(rows: npt.NDArray[Any]) -> Steps:
-    """Steps as late as they may have ended: before they came, and before the next one began."""
+    """Latest possible ends of steps: before their arrival, and before the next step's begin."""
     until = np.cumsum(rows["max_s"], dtype=np.float64)
     slack = np.minimum.accumulate((rows["at"] - until)[::-1])[::-1]
     return _steps(rows, until + slack)

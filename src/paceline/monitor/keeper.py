@@ -1,4 +1,4 @@
-"""The owner of a job's detector, and its place: here, where one process has the store."""
+"""Interface for the ownership and storage of detectors, and its form for a single process."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from paceline.monitor.rank_map import RankMap
 
 
 class Keeper(Protocol):
-    """Where detectors are kept beside the folder of their job."""
+    """Storage of detectors besides the folder of their job."""
 
-    #: After this time a detector is saved, whatever it has seen since.
+    #: Longest seconds between saves of a detector.
     save_every_s: float
 
     def take_up(self, job_id: int, folder: Path) -> None:
-        """Make the folder hold what the detector goes on from."""
+        """Put the state from which the detector continues into the folder."""
 
     def forget(self, job_id: int) -> None:
-        """Work on the folder failed: it may hold what was not kept."""
+        """Work on the folder failed, so it may have unsaved content."""
 
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
-        """Those of some jobs that are ours until the transaction ends."""
+        """The owned jobs among some, locked until the transaction ends."""
 
     def add_rows(self, job_id: int, rows: npt.NDArray[Any]) -> None:
         """Rows were added to a job's series."""
 
     def flush(self) -> None:
-        """Store what was added."""
+        """Store added rows."""
 
     def saved(self, job_id: int, folder: Path, place: tuple[int, int]) -> None:
-        """The folder holds a detector that has seen all up to a place of the log."""
+        """The folder has a detector that has read the log up to a place."""
 
     def rank_map(self, job_id: int, folder: Path) -> RankMap | None:
-        """A job's rank map as saved last; None where there is none."""
+        """A job's rank map as last saved; None without one."""
 
 
 class OneProcess:
-    """All jobs are ours, and the folder is all that there is."""
+    """One process: it owns all jobs, and the folder is the only storage."""
 
     save_every_s = math.inf
 

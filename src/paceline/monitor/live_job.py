@@ -1,4 +1,4 @@
-"""A job whose step times come in: its stream of steps, and the news of them."""
+"""A job with incoming step times: its stream of steps and their news."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store.jobs import JobKey
 from paceline.units import moment
 
-#: Steps whose median is a job's step time.
+#: Number of steps whose median is a job's step time.
 LATEST = 15
 
 
 @dataclass(eq=False)
 class LiveJob:
-    """A job's stream and the news of it."""
+    """A job's stream and its news."""
 
     job: JobKey
     stream: Stream
@@ -38,39 +38,39 @@ class LiveJob:
     unsaved: int = 0
     saved_at: float = 0.0
     start: int = 0  # of the job
-    under_way: bool = False  # a batch is taken in part: not to be saved, nor let go
+    under_way: bool = False  # a batch is partly processed: neither save nor unload
     changed: bool = False
     latest_s: list[float] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)  # rows that are not stored yet
+    events: list[dict[str, Any]] = field(default_factory=list)  # rows to store
     groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
-    replayed_to: tuple[int, int] | None = None  # (start, step) up to which steps were read anew
+    replayed_to: tuple[int, int] | None = None  # (start, step) up to which steps were read again
 
     @property
     def may_be_saved(self) -> bool:
-        """Whether no event waits, nor one that more ranks may join: a restart finds those anew."""
+        """Whether no event is pending or may get more ranks; a restart finds these again."""
         last = self.stream.last_step - MERGE_STEPS
         waits = self.under_way or self.events or not self.stream.may_be_saved
         return not waits and all(group[0].step < last for group in self.groups.values())
 
     def is_replayed(self, event: Mapping[str, Any]) -> bool:
-        """Whether the event is of a step that an earlier detector has seen, too."""
+        """Whether an earlier detector has seen the event's step, too."""
         place = int(event["start"]), int(event["step"])
         return self.replayed_to is not None and place <= self.replayed_to
 
     @property
     def n_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory in bytes."""
         return self.stream.n_bytes + self.rank_map.n_bytes
 
     def save(self, folder: Path, keep_from: float = 0.0) -> None:
-        """Go on from here after a restart; of the ranks' history forget what came before a time."""
+        """Continue from here after a restart; forget older parts of the ranks' history."""
         sync_rows(folder)
         self.rank_map.drop_before(keep_from)
-        save_rank_map(self.rank_map, folder)  # first: it may be ahead of the stream, not behind
+        save_rank_map(self.rank_map, folder)  # first: it may be ahead of the stream, never behind
         save_stream(self.stream, folder)
 
     def take(self, step: Closed, last: Any) -> list[Any]:
-        """Note a step's events; returns its row, unless the series up to ``known`` has it."""
+        """Add a step's events; returns its row, unless the series up to ``known`` has it."""
         row, rows = step.row, list[Any]()
         self.rank_map.add(row, step.ranks, step.durations_s)
         if self.start != int(row["start"]):
@@ -89,17 +89,17 @@ class LiveJob:
         return rows
 
     def note_ending(self, ending: Ending) -> None:
-        """Note the end of a fail-slow."""
+        """Add the end of a fail-slow."""
         self.events.append(self._event_row(ending.event, ending.at, ending.start, ending.text))
 
     def note_hang(self, now: float) -> None:
-        """Note a step that does not end."""
+        """Add a step that does not end."""
         hang = self.stream.take_hang(now)
         if hang is not None:
             self.events.append(self._event_row(hang, now, self.start, hang.explain()))
 
     def note_slow_start(self, slow: SlowStart, rows: npt.NDArray[Any]) -> None:
-        """Note that the first steps took longer than those of earlier runs."""
+        """Add an event that the first steps took longer than in earlier runs."""
         last, nan = rows[WARM_UP - 1], float("nan")
         lost_s = (1 - 1 / slow.factor) * float(np.nansum(rows["median_s"][:WARM_UP]))
         first, ranks = int(rows["step"][0]), tuple(self.stream.ranks.tolist())
@@ -109,7 +109,7 @@ class LiveJob:
         self.events.append(self._event_row(event, float(last["at"]), 0, slow.explain()))
 
     def accept(self, now: float) -> None:
-        """Call the current level healthy."""
+        """Accept the current level as healthy."""
         ending = self.stream.accept(now)
         if ending is not None:
             self.note_ending(ending)
@@ -117,7 +117,7 @@ class LiveJob:
             self.changed = True
 
     def row(self) -> dict[str, Any]:
-        """Step times in the job's row of the store."""
+        """Step times for the job's row in the store."""
         return {
             "job_id": self.job.id,
             "seen_at": self.stream.seen_at,
@@ -128,7 +128,7 @@ class LiveJob:
         }
 
     def _merge_events(self, events: tuple[Event, ...]) -> list[JobEvent]:
-        """Events of the job: those of ranks close in time are one, which grows as ranks join."""
+        """Events of the job; events of several ranks close in time are merged."""
         changed = {}
         ranks = self.stream.ranks
         for event in (replace(event, rank=int(ranks[event.rank])) for event in events):

@@ -10,12 +10,13 @@ import time
 from contextvars import ContextVar
 from typing import Any
 
-#: The id of the request that is being worked on; "" outside of one.
+#: The id of the present request; "" outside of requests.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 logger = logging.getLogger("paceline.monitor")
 
-#: Tokens, passwords in URLs, what follows Bearer, Basic and GenieKey, and hooks of Slack: secrets.
+#: Patterns of secrets: tokens, passwords in URLs, text after Bearer, Basic and GenieKey, hooks of
+#: Slack.
 _SECRETS = (
     (re.compile(r"pcl_[A-Za-z0-9_-]+"), "pcl_***"),
     (re.compile(r"(://[^/\s:@]*):[^/\s@]+@"), r"\1:***@"),
@@ -28,12 +29,12 @@ _SECRETS = (
         r"\1\2***",
     ),
 )
-#: Longest text of a field; a client chooses its request.
+#: Longest text of a field, for clients choose their requests.
 _MAX_CHARACTERS = 2000
 
 
 def without_secrets(text: str) -> str:
-    """The text with what looks like a secret taken out."""
+    """The text without possible secrets."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text
@@ -64,7 +65,7 @@ def log(level: int, event: str, **fields: Any) -> None:
 
 
 def configure(level: str) -> None:
-    """Send this log, and that of uvicorn, to standard error as JSON lines."""
+    """Send this log and uvicorn's to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("paceline.monitor", "uvicorn", "uvicorn.error"):

@@ -1,8 +1,8 @@
-"""A fail-slow that goes on while the detector is made anew within it.
+"""A continuing fail-slow whose detector is rebuilt within it.
 
-Where the step files begin within an episode, a new detector takes its level for the healthy one and
-would call the job healthy. The series still has the healthy level from before: against that the job
-is judged, as a whole, until it is back there.
+If the step files begin within an episode, a new detector takes its level as healthy. The series
+still has the earlier healthy level. The job as a whole is compared with that level until it returns
+to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from paceline.detect.detector import THRESHOLD
 from paceline.monitor.step_series import read_rows
 
-#: Steps whose median tells whether it goes on, and the share above the healthy level that says so:
-#: half of what makes an onset.
+#: Number of steps whose median is compared, and the share above the healthy level that means it
+#: continues: half of an onset's threshold.
 _STEPS, _ABOVE = 15, THRESHOLD / 2
 
 
@@ -26,8 +26,8 @@ class Ongoing:
     """A fail-slow known from before.
 
     Attributes:
-        since_step: the step in which it began.
-        healthy_s: what a step took before it, median of the ranks, seconds.
+        since_step: step of its begin.
+        healthy_s: step time before it, median of the ranks, seconds.
     """
 
     since_step: int
@@ -35,7 +35,7 @@ class Ongoing:
     _latest: list[float] = field(default_factory=list)
 
     def is_over(self, median_s: float) -> bool:
-        """Whether it is, after one more step (seconds, median of the ranks; nan = none)."""
+        """Whether it has ended, after one more step (seconds, median of the ranks; nan = none)."""
         if math.isfinite(median_s):
             self._latest = [*self._latest[1 - _STEPS :], median_s]
         if len(self._latest) < _STEPS:

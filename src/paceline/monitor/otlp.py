@@ -1,8 +1,8 @@
 """An OTLP/HTTP receiver of spans: POST /v1/traces, in protobuf and JSON, plain or gzip.
 
-As the OTLP specification has it (section OTLP/HTTP): 200 with an ExportTraceServiceResponse in the
-encoding of the request. 400 for a body that cannot be decoded, which the sender then drops. 503,
-with Retry-After, for one that it should send again. Errors carry a google.rpc.Status. Acknowledged
+Answers follow the OTLP specification (section OTLP/HTTP). 200 has an ExportTraceServiceResponse in
+the encoding of the request. 400 is for an undecodable body, which the sender then drops. 503 with
+Retry-After asks the sender to repeat the request. Errors have a google.rpc.Status. Acknowledged
 requests are on disk.
 """
 
@@ -26,16 +26,16 @@ from paceline.monitor.otlp_body import JSON, PROTOBUF, Refused, line_of, media_t
 from paceline.monitor.request_file import RequestFile
 from paceline.sources.otlp import FILE_NAME
 
-#: Requests that are worked on at a time, so that memory is bounded; others wait this long.
+#: Most requests in work, to limit memory, and longest wait of others in seconds.
 AT_A_TIME, WAIT_S = 8, 5.0
 
 #: Connections at a time: one per rank of a large job.
 MAX_CONNECTIONS = 4096
 
-#: How long a connection may be silent before it is cut off.
+#: Longest silence of a connection before it is closed, seconds.
 SILENCE_S = 60.0
 
-#: How long to read what a refused sender still sends.
+#: Seconds to read the rest of a refused request.
 LINGER_S = 2.0
 
 #: Codes of google.rpc.Code, by HTTP status; all others are INVALID_ARGUMENT.
@@ -47,10 +47,10 @@ class Counts:
     """Counts of a receiver so far.
 
     Attributes:
-        requests: accepted.
-        spans: in them.
-        bytes: written to the file.
-        refused: HTTP status -> how many requests.
+        requests: number of accepted requests.
+        spans: number of their spans.
+        bytes: bytes written to the file.
+        refused: HTTP status -> number of requests.
     """
 
     requests: int
@@ -60,27 +60,27 @@ class Counts:
 
 
 class Receiver(ThreadingHTTPServer):
-    """The server; it listens once it is made.
+    """The server; it listens after construction.
 
     Attributes:
         counts: its work so far.
         file: its output.
     """
 
-    daemon_threads = True  # a silent connection does not hold up the end
+    daemon_threads = True  # a silent connection does not delay the stop
     request_queue_size = 1024
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 4318) -> None:
         """Listen, and open ``folder``'s file.
 
         Args:
-            folder: where ``otlp.jsonl`` is, or will be.
-            host: address to listen on; it is not protected, so keep to the loopback or a private
+            folder: folder of ``otlp.jsonl``.
+            host: address to listen on. It has no protection, so use the loopback or a private
                 network.
             port: 0 takes a free one.
 
         Raises:
-            OutputError: the file cannot be continued, or the address is taken or none.
+            OutputError: the file cannot be continued, or the address is in use or invalid.
         """
         self.counts = Counts(0, 0, 0, Counter())
         self._counting = threading.Lock()
@@ -100,11 +100,11 @@ class Receiver(ThreadingHTTPServer):
             raise
 
     def server_bind(self) -> None:
-        """Bind without asking the name service for our own name, as the base class would."""
+        """Bind without a look-up of the own host name, which the base class does."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        # Typed as text or bytes, for other families of addresses than ours.
+        # Typed as text or bytes for other address families.
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     @property
@@ -114,7 +114,7 @@ class Receiver(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/v1/traces"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, as long as there are not too many."""
+        """Serve a connection in a separate thread, up to the limit."""
         if self._connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -128,12 +128,12 @@ class Receiver(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is the sender's business, it sends again; all else is counted."""
+        """Ignore broken connections, for the sender repeats requests; count other errors."""
         if not isinstance(sys.exc_info()[1], OSError):
             self.count_refused(500)
 
     def stop(self) -> None:
-        """Take no more, finish the present work, close the file. Not in serving's thread."""
+        """Accept no more, finish present requests, close the file. Call it from another thread."""
         self._stopping = True
         self.shutdown()
         self.server_close()
@@ -144,13 +144,13 @@ class Receiver(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """While a request is worked on and answered; :meth:`stop` waits for it.
+        """A context for one request; :meth:`stop` waits for its end.
 
         Raises:
-            Refused: there is no place, or the receiver is stopping.
+            Refused: too many requests are in work, or the receiver is stopping.
         """
         if not self._slots.acquire(timeout=WAIT_S):
-            raise Refused(503, "too many requests at a time; send it again")
+            raise Refused(503, "too many concurrent requests; send it again")
         try:
             if self._stopping:
                 raise Refused(503, "the receiver is stopping")
@@ -176,7 +176,7 @@ class Receiver(ThreadingHTTPServer):
             self.counts.bytes += len(line) + 1 if spans else 0
 
     def count_refused(self, status: int) -> None:
-        """Note that a request was answered with an error."""
+        """Count a request with an error."""
         with self._counting:
             self.counts.refused[status] += 1
 
@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(refused.status, str(refused))
 
     def do_GET(self) -> None:
-        """Say that this is no page."""
+        """Answer that there is no page."""
         if self.path == "/v1/traces":
             self._refuse(405, "POST spans here")
         else:
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, message: str) -> None:
         self.server.count_refused(status)
-        self.close_connection = True  # the body may not have been read
+        self.close_connection = True  # the body may be unread
         code = _CODES.get(status, 3)
         if self.kind == PROTOBUF:
             body = _status_protobuf(code, message)
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._linger()
 
     def _linger(self) -> None:
-        """Let the sender read the answer: closing on a body unread would reset the connection."""
+        """Let the sender read the answer; closing before would reset the connection."""
         until = time.monotonic() + LINGER_S
         with contextlib.suppress(OSError):
             self.connection.settimeout(LINGER_S)
@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No line per request: the counts say it."""
+        """Do not log each request, which the counts cover."""
 
 
 def _status_protobuf(code: int, message: str) -> bytes:

@@ -13,17 +13,17 @@ from paceline.errors import TraceError
 from paceline.sources.json_stream import MAX_LINE_BYTES
 from paceline.sources.otlp import check_request, protobuf_encoding
 
-#: Largest body, as sent and unpacked. The Collector takes 20 MiB; exporters send some 100 kB.
+#: Largest body, packed and unpacked. The Collector accepts 20 MiB; exporters send about 100 kB.
 MAX_BODY_BYTES = 16 << 20
 
-#: Time in which a body has to arrive.
+#: Time limit for the arrival of a body.
 BODY_S = 20.0
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 
 class Refused(Exception):  # noqa: N818 (an answer, not an error)
-    """A request is answered with an error: the HTTP status, and why."""
+    """A request is answered with an error: the HTTP status and the reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -36,10 +36,10 @@ def media_type(headers: Message) -> str:
 
 
 def line_of(handler: BaseHTTPRequestHandler) -> tuple[bytes, int]:
-    """A request's body as a line of the file, and how many spans it has.
+    """A request's body as a line of the file, and its number of spans.
 
     Raises:
-        Refused: it cannot be read, decoded or kept.
+        Refused: the body cannot be read, decoded or stored.
     """
     kind = media_type(handler.headers)
     if kind not in (PROTOBUF, JSON):
@@ -50,7 +50,7 @@ def line_of(handler: BaseHTTPRequestHandler) -> tuple[bytes, int]:
     try:
         request = protobuf_encoding.decode(body, "body") if kind == PROTOBUF else _json(body)
         spans = check_request(request, "body")
-        # NaN is no JSON, and no time or number of Megatron's is one.
+        # NaN is not valid JSON, and Megatron's times and numbers have none.
         line = json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
     except (TraceError, ValueError, RecursionError) as error:
         raise Refused(400, str(error)) from None
@@ -60,7 +60,7 @@ def line_of(handler: BaseHTTPRequestHandler) -> tuple[bytes, int]:
 
 
 def _json(body: bytes) -> Any:
-    return json.loads(body.decode("utf-8"))  # only UTF-8: json.loads would guess others from bytes
+    return json.loads(body.decode("utf-8"))  # json.loads would guess encodings
 
 
 def _body(handler: BaseHTTPRequestHandler) -> bytes:
@@ -69,7 +69,9 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
     if handler.headers.get("Transfer-Encoding") or not (length.isascii() and length.isdigit()):
         raise Refused(411, "a body needs a Content-Length")
     if len(length) > 12 or int(length) > MAX_BODY_BYTES:
-        raise Refused(413, f"a body may have {MAX_BODY_BYTES:,} bytes; send smaller batches")
+        raise Refused(
+            413, f"a body may have at most {MAX_BODY_BYTES:,} bytes; send smaller batches"
+        )
     packing = handler.headers.get("Content-Encoding", "identity").strip().lower()
     if packing not in ("identity", "gzip"):
         raise Refused(415, "Content-Encoding should be gzip or none")
@@ -78,7 +80,7 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 def _receive(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
-    """The body, read to its length; a sender that trickles does not keep its place for long."""
+    """The body, read to its length within a time limit for slow senders."""
     until = time.monotonic() + BODY_S
     body = bytearray()
     handler.connection.settimeout(BODY_S)
@@ -96,14 +98,14 @@ def _receive(handler: BaseHTTPRequestHandler, n_bytes: int) -> bytes:
 
 
 def _unpack(body: bytes) -> bytes:
-    """Size of a gzip body's content; never more than the limit is unpacked."""
+    """Unpacked content of a gzip body; at most the limit is unpacked."""
     packed = zlib.decompressobj(wbits=31)
     try:
         content = packed.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error as error:
         raise Refused(400, f"the body is no gzip: {error}") from None
     if len(content) > MAX_BODY_BYTES:
-        raise Refused(413, f"unpacked the body has more than {MAX_BODY_BYTES:,} bytes")
+        raise Refused(413, f"the unpacked body has more than {MAX_BODY_BYTES:,} bytes")
     if not packed.eof or packed.unused_data:
         raise Refused(400, "the gzip body is cut off, or something follows it")
     return content

@@ -1,9 +1,9 @@
 """Spans of running jobs: kept per job in a file of requests, cut into sessions of whole steps.
 
-A request is on disk when :meth:`SpanFiles.append` returns. A session is cut off when a job has sent
-nothing for a while, or much. It is made in steps that a restart can do again. The plan is written
-down. The spans become a session (known by its content, so twice is once). Then the file goes on
-with the spans of the steps that are not whole.
+A request is on disk when :meth:`SpanFiles.append` returns. A session is cut when a job is quiet for
+a while or has sent much. The cut consists of repeatable steps, so a restart can complete it. First
+the plan is written. Then the spans become a session, which is identified by its content and so
+created only once. Finally the file keeps only the spans of incomplete steps.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from paceline.monitor.otlp_steps import behind, steps_of
 from paceline.monitor.request_file import RequestFile
 from paceline.monitor.store.jobs import JobKey
 
-#: A session is cut off after this silence, at this size, or at this age.
+#: A session is cut after this silence, at this size, or at this age.
 QUIET_S, CUT_BYTES, CUT_S = 30.0, 32 << 20, 300.0
-#: Bytes without a whole step become a session as they are at this size; it says why it fails.
+#: At this size, bytes without a complete step become a session, which reports why it fails.
 MAX_BYTES = 128 << 20
-#: How late operations of a step may arrive after it, while spans keep coming.
+#: Longest delay of a step's operations after its end, while spans keep arriving.
 LATE_NS = 15_000_000_000
-#: Requests of a job that are known again when they are sent again.
+#: Number of requests of a job that are recognised when repeated.
 _MAX_DIGESTS = 20_000
 
 FILE, PLAN = "requests.jsonl", "plan.json"
-#: Of a plan; one that does not say its version is of this one. It lives while a session is made.
+#: Version of a plan; plans without a version have this one. A plan exists while a session is made.
 PLAN_VERSION = 1
 
 _PLAN_KEYS = {"size", "sha256", "late_ns", "meta"}
 
-#: (job, file of spans, what goes with it) -> a session.
+#: (job, file of spans, its meta) -> a session.
 Adopt = Callable[[JobKey, Path, Mapping[str, Any]], None]
 
 
@@ -49,31 +49,31 @@ class Spans(Protocol):
     """The spans of all jobs until they are sessions."""
 
     def start(self, now: float) -> None:
-        """Take up what the last end left."""
+        """Continue work that the last stop interrupted."""
 
     def stop(self) -> None:
         """End."""
 
     def append(self, job: JobKey, line: bytes, now: float) -> bool:
-        """Store a request, one line of JSON; False where it is there already."""
+        """Store a request, one line of JSON; False if already stored."""
 
     def tick(self, now: float) -> None:
-        """Make sessions where it is time."""
+        """Make due sessions."""
 
     def remove_older(self, before: float) -> int:
-        """Remove spans of no whole step to which nothing came since ``before``; returns bytes."""
+        """Remove spans without complete steps of jobs quiet since ``before``; returns bytes."""
 
 
 @dataclass(eq=False)
 class _Spans:
-    """One job's requests that belong to no session yet."""
+    """One job's requests without a session."""
 
     job: JobKey
     folder: Path
     file: RequestFile
     begun_at: float = 0.0  # first request after the last cut
     touched_at: float = 0.0
-    fresh: bool = False  # something came since the last look at its steps
+    fresh: bool = False  # new requests since the last check of its steps
     lock: threading.Lock = field(default_factory=threading.Lock)
     digests: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
@@ -88,7 +88,7 @@ class _Spans:
         return True
 
     def forget(self, line: bytes) -> None:
-        """It was not stored after all."""
+        """Undo: the request was not stored."""
         self.digests.pop(hashlib.blake2b(line, digest_size=12).digest(), None)
 
 
@@ -96,9 +96,9 @@ class SpanFiles:
     """The spans of all jobs.
 
     Args:
-        folder: where they lie.
-        adopt: makes a session of a file, which it takes; called again after a restart.
-        job_of: the job of a number; None where there is none any more.
+        folder: folder of the files.
+        adopt: makes a session of a file and takes the file; called again after a restart.
+        job_of: the job of a number; None if it was removed.
     """
 
     def __init__(self, folder: Path, adopt: Adopt, job_of: Callable[[int], JobKey | None]) -> None:
@@ -107,7 +107,7 @@ class SpanFiles:
         self._open: dict[int, _Spans] = {}
 
     def start(self, now: float) -> None:
-        """Take up what the last end left."""
+        """Continue work that the last stop interrupted."""
         for folder in self._folder.glob("*"):
             job = self._job_of(int(folder.name)) if folder.name.isdecimal() else None
             if job is not None:
@@ -125,7 +125,7 @@ class SpanFiles:
             self._open.clear()
 
     def append(self, job: JobKey, line: bytes, now: float) -> bool:
-        """Store a request, one line of JSON; False where it is there already.
+        """Store a request, one line of JSON; False if already stored.
 
         Raises:
             OutputError: it cannot be written; send it again.
@@ -144,7 +144,7 @@ class SpanFiles:
         return True
 
     def tick(self, now: float) -> None:
-        """Cut sessions off where it is time; meant to be called every few seconds."""
+        """Cut due sessions; call it every few seconds."""
         with self._lock:
             waiting = [spans for spans in self._open.values() if spans.fresh]
         for spans in waiting:
@@ -154,11 +154,11 @@ class SpanFiles:
                 if quiet or size >= CUT_BYTES or now - spans.begun_at >= CUT_S:
                     self._cut(spans, 0 if quiet else LATE_NS)
             except (PacelineError, OSError) as error:
-                spans.fresh = True  # to be tried again
+                spans.fresh = True  # to be repeated
                 log(logging.ERROR, "failed", what="a session of spans", reason=str(error))
 
     def remove_older(self, before: float) -> int:
-        """Remove spans of no whole step to which nothing came since ``before``; returns bytes."""
+        """Remove spans without complete steps of jobs quiet since ``before``; returns bytes."""
         freed = 0
         with self._lock:
             for path in self._folder.glob(f"*/{FILE}"):
@@ -184,7 +184,7 @@ class SpanFiles:
         return spans
 
     def _finish_plan(self, spans: _Spans) -> None:
-        """Carry out what a crash or a full disk has cut off."""
+        """Complete plans that a crash or a full disk interrupted."""
         path = spans.folder / PLAN
         if not path.is_file():
             return
@@ -195,7 +195,7 @@ class SpanFiles:
             usable = False
         if usable:
             self._carry_out(spans, plan)
-        else:  # the spans are all in their file: they are cut off anew
+        else:  # the file still has all spans, so they are cut again
             log(logging.WARNING, "plan of spans left out", job=spans.job.name, reason="no fit")
             path.unlink(missing_ok=True)
 
@@ -206,7 +206,7 @@ class SpanFiles:
             data = spans.file.path.read_bytes()
         steps = steps_of(data.splitlines(), late_ns)
         if not steps.whole and len(data) < MAX_BYTES:
-            with spans.lock:  # look again after as long
+            with spans.lock:  # check again after the same time
                 spans.begun_at = 0.0
             return
         hosts = {str(rank): list(place) for rank, place in steps.hosts.items()}
@@ -222,10 +222,12 @@ class SpanFiles:
         self._carry_out(spans, plan)
 
     def _carry_out(self, spans: _Spans, plan: Mapping[str, Any]) -> None:
-        """Make the session, and let the file go on with the rest."""
+        """Make the session, and keep the rest in the file."""
         with spans.file.path.open("rb") as file:
             data = file.read(int(plan["size"]))
-        if hashlib.sha256(data).hexdigest() == plan["sha256"]:  # else all was done before
+        if (
+            hashlib.sha256(data).hexdigest() == plan["sha256"]
+        ):  # otherwise everything was done before
             session = spans.folder / "session.jsonl"
             session.write_bytes(data)
             self._adopt(spans.job, session, plan["meta"])
@@ -248,7 +250,7 @@ class SpanFiles:
 
 
 def _write_beside(path: Path, data: bytes) -> Path:
-    """A file beside ``path`` that is on disk, to replace it."""
+    """A temporary file beside ``path``, synced to disk, to replace it."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         file.write(data)
@@ -258,6 +260,6 @@ def _write_beside(path: Path, data: bytes) -> Path:
 
 
 def _put(partial: Path, path: Path) -> None:
-    """Replace a file; its name is on disk when this returns."""
+    """Replace a file; its name is on disk on return."""
     partial.replace(path)
     sync(path.parent)

@@ -1,4 +1,4 @@
-"""Steps from the spans of Megatron-LM: their times, and which of them are whole."""
+"""Steps from the spans of Megatron-LM: their times, and the complete ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Steps:
     """Steps in lines of requests.
 
     Attributes:
-        whole: those that all ranks have finished, ascending.
-        until: rank -> when the last of those ended, in ns; spans behind it belong to steps to come.
-        hosts: rank -> (host, ""), where the spans say it.
+        whole: steps that all ranks have finished, ascending.
+        until: rank -> end of the last of these, in ns; later spans belong to later steps.
+        hosts: rank -> (host, ""), if the spans have it.
     """
 
     whole: tuple[int, ...]
@@ -44,12 +44,12 @@ def step_times(request: Any, where: str = "the request") -> list[tuple[int, int,
 
 
 def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
-    """The steps of checked requests, one a line.
+    """The steps of checked requests, one request per line.
 
     Args:
-        lines: JSON each.
-        late_ns: steps that ended this shortly before the last one are not taken for whole: their
-            operations may be on the way.
+        lines: lines of JSON.
+        late_ns: steps that ended less than this before the last one count as incomplete, for their
+            operations may still arrive.
     """
     ends: dict[int, dict[int, int]] = {}  # step -> rank -> end
     hosts: dict[int, tuple[str, str]] = {}
@@ -81,7 +81,7 @@ def steps_of(lines: Sequence[bytes], late_ns: int = 0) -> Steps:
 
 
 def behind(lines: Sequence[bytes], until: Mapping[int, int]) -> list[bytes]:
-    """The requests with only those spans that begin at or after ``until`` of their rank, in ns."""
+    """The requests without spans that begin before ``until`` of their rank, in ns."""
     remaining = []
     for line in lines:
         request = json.loads(line)

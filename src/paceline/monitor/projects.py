@@ -1,4 +1,4 @@
-"""The file of projects: how long and how much of each is kept, and how much it may send."""
+"""The file of projects: limits of each project's stored and pushed data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _QUOTAS = ("sessions_per_day", "step_samples_per_minute")
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one project; None = as the service's settings say, or without a limit.
+    """Limits of one project; None = the service's setting, or no limit.
 
     Attributes:
         keep_days: sessions, events and step times older than this are removed; 0 = never.
         keep_gib: traces and results beyond this are removed, oldest first; 0 = no limit.
         sessions_per_day: traces that may be pushed in 24 hours.
-        step_samples_per_minute: of all its tokens together.
+        step_samples_per_minute: most step samples of all its tokens together.
     """
 
     keep_days: float | None = None
@@ -38,7 +38,7 @@ class Projects:
 
     Attributes:
         named: project -> its limits.
-        keep_days: of all others, from the service's settings.
+        keep_days: value for all others, from the service's settings.
     """
 
     keep_days: float
@@ -49,18 +49,18 @@ class Projects:
         return self.named.get(project, Limits())
 
     def days(self, project: str) -> float:
-        """How long a project's data is kept; 0 = for ever."""
+        """Days for which a project's data is kept; 0 = always."""
         days = self.of(project).keep_days
         return self.keep_days if days is None else days
 
     @property
     def longest_days(self) -> float:
-        """How long anything is kept; 0 = for ever."""
+        """Longest days for which data is kept; 0 = always."""
         days = [self.keep_days, *(self.days(name) for name in self.named)]
         return 0.0 if 0 in days else max(days)
 
     def before(self, projects: Iterable[str], now: float, day_s: float) -> dict[str, float]:
-        """Project -> time before which its data is removed; without those kept for ever."""
+        """Project -> time before which its data is removed; without projects that keep all data."""
         return {name: now - self.days(name) * day_s for name in projects if self.days(name)}
 
 
@@ -68,11 +68,11 @@ def load_projects(path: str, keep_days: float) -> Projects:
     """The limits of a file.
 
     Args:
-        path: of the file; "" = none, no project has limits of its own.
-        keep_days: of the projects that say nothing.
+        path: path of the file; "" = none, without limits of projects.
+        keep_days: value for projects without a setting.
 
     Raises:
-        MonitorError: something in it is wrong; the message names file and line.
+        MonitorError: the file is wrong; the message names file and line.
     """
     if not path:
         return Projects(keep_days)

@@ -1,4 +1,4 @@
-"""When a job's step times come, and whether they are overdue: a step that does not end."""
+"""Arrival times of a job's step times, to find an overdue step that does not end."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import statistics
 
 from paceline.detect.hang import is_overdue
 
-#: Times between batches whose median is usual, and how many are needed to say.
+#: Number of intervals between batches for the usual interval (their median), and least number.
 _GAPS, _LEAST_GAPS = 10, 3
 
 
 class Pulse:
-    """Listens to one job."""
+    """Tracks the batches of one job."""
 
     def __init__(self) -> None:
         self._at, self._told = 0.0, False
         self._gaps_s: list[float] = []
 
     def beat(self, at: float) -> None:
-        """A batch came, seconds since 1970."""
+        """A batch arrived, at seconds since 1970."""
         if 0 < self._at < at:
             self._gaps_s = [*self._gaps_s[1 - _GAPS :], at - self._at]
         self._at, self._told = max(at, self._at), False
 
     def listen(self, now: float) -> None:
-        """The service began to listen: nobody could be heard before."""
+        """The service started; earlier batches are unknown."""
         self._at = max(now, self._at)
 
     def overdue_s(self, now: float, step_s: float) -> float | None:
-        """Seconds since the last batch, once and only where they are too many; else None.
+        """Seconds since the last batch, reported once if too long; otherwise None.
 
         Args:
             now: seconds since 1970.
-            step_s: what a step takes; nan where it is not known.
+            step_s: seconds of a step; nan if unknown.
         """
         if self._told or len(self._gaps_s) < _LEAST_GAPS:
             return None
@@ -41,5 +41,5 @@ class Pulse:
         return waited_s if is_overdue(waited_s, usual_s, step_s) else None
 
     def tell(self) -> None:
-        """An overdue job was reported; it is not told again until a batch comes."""
+        """The overdue job was reported; it is not reported again before the next batch."""
         self._told = True

@@ -1,4 +1,4 @@
-"""The parts that ``paceline push`` sends: a trace, a recording, or one that still grows."""
+"""The work of ``paceline push``: it sends a trace, a recording, or a growing recording."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from paceline.client import Client
 from paceline.errors import MonitorError, PacelineError, TraceError
 from paceline.monitor.recording_tail import RecordingTail
 
-#: Samples of one batch.
+#: Most samples of a batch.
 BATCH_SAMPLES = 50_000
-#: How often a recording that grows is looked at.
+#: Seconds between reads of a growing recording.
 LOOK_S = 1.0
-#: While pushing fails: looks at the folder between two attempts, at most.
+#: Most reads of the folder between two attempts while pushing fails.
 _MAX_LOOKS = 30
-#: Time that the other ranks have after the end of rank 0's process.
+#: Seconds for the other ranks after the end of rank 0's process.
 LAST_S = 1.5
-#: A session is cut off at this number of profiled steps, or after this time without one.
+#: A session is cut at this number of profiled steps, or after this time without one.
 SESSION_STEPS, QUIET_S = 10, 60.0
-#: Batches that wait for a service that is away; beyond, the rest waits in the files.
+#: Most batches that wait for an unreachable service; further data waits in the files.
 _MAX_WAITING = 100
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to push, and as what.
+    """Target of a push: service, job's name, labels, hosts.
 
     Attributes:
-        client: of the service.
-        name: the job's; "" = what the data says, or the file is called.
-        labels: of the job.
+        client: client of the service.
+        name: the job's name; "" = from the data or the file's name.
+        labels: labels of the job.
         hosts: rank -> (host, gpu).
     """
 
@@ -51,19 +51,19 @@ class Target:
         degrees: Mapping[str, Any] | None,
         recorded: Mapping[int, tuple[str, str]] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """The data that goes with a trace; the user's hosts go before those ``recorded``."""
+        """The meta of a trace; the user's hosts override ``recorded`` ones."""
         hosts = {str(rank): list(place) for rank, place in {**recorded, **self.hosts}.items()}
         return {**({"job": degrees} if degrees else {}), **({"hosts": hosts} if hosts else {})}
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """The received parts.
+    """Counts of received parts.
 
     Attributes:
-        name: of the job.
-        sessions: traces.
-        samples: step times.
+        name: name of the job.
+        sessions: number of traces.
+        samples: number of step times.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Pushed:
 
 
 def job_name(text: str) -> str:
-    """A text as the monitor takes it for a name."""
+    """A text made valid as a name for the monitor."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100] or "job"
 
 
@@ -80,20 +80,20 @@ def push_file(target: Target, path: Path, degrees: Mapping[str, Any] | None) -> 
     """Push a parquet trace.
 
     Args:
-        target: where to.
+        target: target of the push.
         path: the trace.
-        degrees: the job's; None = as the file says.
+        degrees: the job's degrees; None = from the file.
 
     Raises:
-        TraceError: the file is none that can be pushed.
-        MonitorError: the service is away or refuses.
+        TraceError: the file cannot be pushed.
+        MonitorError: the service is unreachable or refuses.
     """
     from paceline.sources import parquet
 
     if not parquet.matches(path):
-        raise TraceError(f"{path} is no parquet trace; make one of it with `paceline import`")
+        raise TraceError(f"{path} is no parquet trace; convert it with `paceline import`")
     if not parquet.is_whole(path):
-        raise TraceError(f"{path} is no parquet file, or a part of one")
+        raise TraceError(f"{path} is no parquet file, or an incomplete one")
     name = job_name(target.name or str((degrees or {}).get("name") or path.stem))
     world = (degrees or {}).get("world_size")
     target.client.register(name, gpus=world, degrees=degrees, labels=target.labels)
@@ -101,11 +101,11 @@ def push_file(target: Target, path: Path, degrees: Mapping[str, Any] | None) -> 
 
 
 def push_recording(target: Target, folder: Path) -> Pushed:
-    """Push all that a recording holds: one session of its profiled steps, and all step times.
+    """Push a whole recording: one session of its profiled steps, and all step times.
 
     Raises:
         TraceError: the recording cannot be read.
-        MonitorError: the service is away or refuses.
+        MonitorError: the service is unreachable or refuses.
     """
     push = _Push(target, folder)
     push.push_all_times()
@@ -123,17 +123,17 @@ def follow_recording(
     quiet_s: float = QUIET_S,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Pushed:
-    """Push what a recording grows by, until its job (process ``parent``) is over.
+    """Push new data of a recording until its job (process ``parent``) ends.
 
-    A service that is away is waited for: step times and profiled steps wait meanwhile.
+    If the service is unreachable, step times and profiled steps wait.
 
     Args:
-        target: where to.
-        folder: of the recording; may not exist yet.
-        say: told of what cannot be done now.
+        target: target of the push.
+        folder: folder of the recording; it may not exist yet.
+        say: called with messages about present problems.
         parent: the process that started this one and records; 0 = until ``stopped``.
         session_steps: profiled steps of a session.
-        quiet_s: time without a profiled step after which a session is cut off earlier.
+        quiet_s: seconds without a profiled step after which a session is cut early.
         stopped: whether to end.
     """
     push = _Push(target, folder)
@@ -170,7 +170,7 @@ _Batch = tuple[str, list[tuple[int, int, float]]]
 
 
 class _Push:
-    """A recording on its way."""
+    """A recording that is being pushed."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self.target, self.tail = target, RecordingTail(folder)
@@ -180,7 +180,7 @@ class _Push:
         self._waiting: list[_Batch] = []
 
     def look(self) -> bool:
-        """Read the new part, and make the job known once it has a name; whether more was read."""
+        """Read new data, and register the job once it has a name; returns whether any was read."""
         has_more = len(self._waiting) < _MAX_WAITING and self.tail.look()
         meta = self.tail.meta
         if meta and not self._name:
@@ -200,7 +200,7 @@ class _Push:
             self.push_times()
 
     def push_times(self) -> None:
-        """Push the step times that are new."""
+        """Push new step times."""
         if not self._name:
             return
         of_start: dict[str, list[tuple[int, int, float]]] = {}
@@ -208,7 +208,7 @@ class _Push:
             samples = of_start.setdefault(start, [])
             samples += [(step, rank, duration_s) for step, duration_s in times]
         for start, samples in of_start.items():
-            samples.sort()  # the ranks of a step come together
+            samples.sort()  # the ranks of a step stay together
             for first in range(0, len(samples), BATCH_SAMPLES):
                 self._waiting.append((start, samples[first : first + BATCH_SAMPLES]))
         while self._waiting:
@@ -234,7 +234,7 @@ class _Push:
             try:
                 trace = load(cut_folder)
             except TraceError:
-                self.tail.forget(max(steps))  # it would be refused the next time, too
+                self.tail.forget(max(steps))  # it would be refused again
                 raise
             parquet.write(trace, path)
             meta = self.target.meta(None, self.tail.hosts())
@@ -243,7 +243,7 @@ class _Push:
         self._sessions.append(number)
 
     def end(self) -> None:
-        """The job is over."""
+        """Mark the job as ended."""
         if self._name:
             self.target.client.end(self._name)
 

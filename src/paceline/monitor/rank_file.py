@@ -1,7 +1,7 @@
-"""A job's rank map in a file beside its series; where that is gone, made anew from batches.
+"""A job's rank map in a file beside its series; without the file it is rebuilt from batches.
 
-The file is written before the detector's snapshot, so it may be ahead of that but not behind. Steps
-that a restart reads again are known to be counted.
+The file is written before the detector's snapshot, so it may be ahead but not behind. Steps that a
+restart reads again are recognised as counted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paceline.monitor.state_file import read_state, write_state
 from paceline.monitor.step_files import Batch, StepFile
 from paceline.monitor.step_series import read_rows
 
-#: The name of the file. Its version is in it.
+#: The name of the file, which includes its version.
 NAME = "ranks.npz"
-#: A batch may be of one of the last starts before it came.
+#: Number of last starts that a batch may belong to.
 _STARTS_BACK = 8
-#: Between retention, which drops bins of the file, and the detector, which writes it.
+#: Lock between retention, which drops bins of the file, and the detector, which writes it.
 _lock = threading.Lock()
 
 
 def save_rank_map(rank_map: RankMap, folder: Path) -> None:
-    """Write it; on disk when this returns."""
+    """Write the map; it is on disk on return."""
     with _lock:
         _write(rank_map, folder)
 
@@ -42,17 +42,17 @@ def _write(rank_map: RankMap, folder: Path) -> None:
 
 
 def load_rank_map(folder: Path) -> RankMap | None:
-    """The map as it was saved last; None where there is none.
+    """The map as last saved; None without one.
 
     Raises:
-        StateError: it is damaged, or of another version.
+        StateError: the file is damaged, or has another version.
     """
     saved = read_state(folder / NAME)
     return None if saved is None else RankMap.from_state_dict({**saved[0], **saved[1]})
 
 
 def remove_older_bins(folder: Path, before: float) -> None:
-    """Drop what came before that time; a damaged file is left to the detector."""
+    """Drop bins before that time; a damaged file is left to the detector."""
     with _lock, contextlib.suppress(StateError):
         rank_map = load_rank_map(folder)
         if rank_map is not None and rank_map.drop_before(before):
@@ -62,12 +62,12 @@ def remove_older_bins(folder: Path, before: float) -> None:
 def restore_rank_map(
     file: StepFile, saved_to: Place | None, is_over: Callable[[], bool]
 ) -> Generator[None, None, tuple[RankMap, str]]:
-    """The map of a job as its detector is to go on with it, and why it was made anew ("": was not).
+    """The map with which a job's detector continues, and the reason if it was rebuilt (or "").
 
     Args:
         file: of the job's step times.
-        saved_to: up to where the detector's snapshot has seen the job, later ones come again;
-            None where the detector is made anew itself.
+        saved_to: place up to which the detector's snapshot has seen the job; later steps repeat.
+            None if the detector itself is rebuilt.
         is_over: whether to pause.
     """
     try:
@@ -95,7 +95,7 @@ def _last_place(rows: npt.NDArray[Any], most: Place | None) -> Place:
 
 
 def ratios_of_batches(file: StepFile, behind: Place) -> Iterator[Ratios | None]:
-    """Steps of the series behind a place, by the batches that are kept; None are pauses."""
+    """Steps of the series after a place, from the kept batches; None is a pause."""
     rows = read_rows(file.folder)
     rows = np.array(rows[_is_behind(rows, behind) & (rows["median_s"] > 0)])
     if not len(rows):
@@ -113,7 +113,7 @@ def ratios_of_batches(file: StepFile, behind: Place) -> Iterator[Ratios | None]:
 
 
 class _RowFinder:
-    """Which row of the series a sample belongs to: the latest of its step that had begun then."""
+    """Assigns samples to rows of the series: the latest row of the step that had begun then."""
 
     def __init__(self, rows: npt.NDArray[Any]) -> None:
         self._rows = rows
@@ -122,7 +122,7 @@ class _RowFinder:
         self._first_at = np.minimum.accumulate(rows["at"][self._begins][::-1])[::-1]
 
     def rows_of(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """[sample] the row; -1 for one of no row."""
+        """[sample] its row; -1 without a row."""
         found = np.full(len(batch.steps), -1, dtype=np.int64)
         latest = int(np.searchsorted(self._first_at, batch.at, side="right"))
         for start in range(latest - 1, max(-1, latest - 1 - _STARTS_BACK), -1):
@@ -135,7 +135,7 @@ class _RowFinder:
 
 
 class _Sums:
-    """Sums of ratios by bin and rank, of ranks that are not known before."""
+    """Sums of ratios by bin and rank, for ranks that are not known in advance."""
 
     def __init__(self, bins: int) -> None:
         self._ranks = np.zeros(0, dtype=np.int32)
@@ -157,7 +157,7 @@ class _Sums:
         np.add.at(self._count.reshape(-1), place, np.float32(1))
 
     def ratios(self, rows: npt.NDArray[Any], number: Any) -> Ratios:
-        """The bins in which a rank told anything."""
+        """The bins with data of any rank."""
         values = np.full(self._sum.shape, np.nan, dtype=np.float32)
         np.divide(self._sum, self._count, out=values, where=self._count > 0)
         begins = np.flatnonzero(np.diff(number, prepend=-1))
@@ -177,7 +177,7 @@ def _is_behind(rows: npt.NDArray[Any], place: Place) -> npt.NDArray[np.bool_]:
 
 
 def _bin_numbers(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """[row] its bin, one start apart from another unless there are too many starts."""
+    """[row] its bin; starts are separate unless there are too many."""
     begins = np.diff(rows["start"], prepend=rows["start"][0]) != 0
     if begins.sum() >= MAX_BINS // 4:
         begins[:] = False

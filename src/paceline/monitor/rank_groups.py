@@ -1,4 +1,4 @@
-"""Rank maps made smaller: some ranks, groups of ranks, fewer bins; and where ranks run."""
+"""Reduced rank maps: some ranks, groups of ranks, fewer bins; and hosts of ranks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Rows:
     """Ratios by groups of ranks.
 
     Attributes:
-        names: [row] of hosts; empty where ranks are grouped by their numbers.
-        ranks: [row] the ranks of each, ascending.
+        names: [row] host names; empty if ranks are grouped by number.
+        ranks: [row] the ranks of the group, ascending.
         bins: [bin] as in :class:`Ratios`.
-        values: [row, bin] the largest of the group's ranks; nan where none told a step time.
-        slowest: [row, bin] the rank whose that is; -1 where none told.
+        values: [row, bin] largest ratio of the group's ranks; nan without step times.
+        slowest: [row, bin] the rank with this ratio; -1 without step times.
     """
 
     names: tuple[str, ...]
@@ -35,12 +35,12 @@ class Rows:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether a row stands for several ranks."""
+        """Whether a row covers several ranks."""
         return any(len(ranks) > 1 for ranks in self.ranks)
 
 
 def hosts_of(meta: object) -> dict[int, tuple[str, str]]:
-    """Rank -> (host, gpu), of what was pushed beside a trace."""
+    """Rank -> (host, gpu), from a trace's meta."""
     hosts: dict[int, tuple[str, str]] = {}
     pushed = meta.get("hosts") if isinstance(meta, Mapping) else None
     for rank, place in pushed.items() if isinstance(pushed, Mapping) else ():
@@ -50,7 +50,7 @@ def hosts_of(meta: object) -> dict[int, tuple[str, str]]:
 
 
 def some_ranks(ratios: Ratios, ranges: Ranges) -> Ratios:
-    """Of the ranks in any of the ranges, both ends included."""
+    """The ratios of the ranks in any of the ranges, both ends included."""
     wanted = np.zeros(len(ratios.ranks), dtype=np.bool_)
     for first, last in ranges:
         wanted |= (ratios.ranks >= first) & (ratios.ranks <= last)
@@ -58,7 +58,7 @@ def some_ranks(ratios: Ratios, ranges: Ranges) -> Ratios:
 
 
 def fewer_bins(ratios: Ratios, most: int) -> Ratios:
-    """Neighbouring bins merged, so that there are at most ``most``; means weigh by steps."""
+    """Neighbouring bins merged to at most ``most``; means are weighted by steps."""
     n = len(ratios.bins)
     if n <= most:
         return ratios
@@ -79,7 +79,7 @@ def fewer_bins(ratios: Ratios, most: int) -> Ratios:
 
 
 def by_number(ratios: Ratios, most: int) -> Rows:
-    """Neighbouring ranks in groups of 1, 2, 4, 8, ..., so that there are at most ``most``."""
+    """Neighbouring ranks in groups of 1, 2, 4, 8, ..., at most ``most`` groups."""
     size = 1
     while len(np.unique(ratios.ranks // size)) > most:
         size *= 2
@@ -87,7 +87,7 @@ def by_number(ratios: Ratios, most: int) -> Rows:
 
 
 def by_host(ratios: Ratios, hosts: Mapping[int, tuple[str, str]], most: int) -> Rows | None:
-    """The ranks of a host in one group; None unless all hosts are known, and at most ``most``."""
+    """Groups of ranks by host; None unless all hosts are known and at most ``most``."""
     names = [hosts.get(rank, ("", ""))[0] for rank in ratios.ranks.tolist()]
     in_order = tuple(dict.fromkeys(names))
     if not names or "" in names or len(in_order) > most:

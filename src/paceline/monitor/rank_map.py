@@ -1,9 +1,8 @@
-"""How each rank's step time compared with the others', over a job's life, in bounded memory.
+"""Map of each rank's step time relative to others over a job's life, in bounded memory.
 
-A matrix of bins of steps x ranks. A cell is the mean of a rank's step time over the step's median.
-It counts the steps of the bin in which the rank told its time. When :data:`MAX_BINS` are full,
-neighbours are merged and the bins are twice as long from then on. So it takes ``2 x ranks x
-MAX_BINS`` bytes.
+It is a matrix of bins of steps x ranks. A cell is the mean of a rank's step time over the step's
+median, over the bin's steps with a time of the rank. When :data:`MAX_BINS` are full, neighbours are
+merged, and bins are twice as long from then on. So it takes ``2 x ranks x MAX_BINS`` bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy.typing as npt
 
 from paceline.detect.state import ArrayField, State, StateReader
 
-#: Bins at most; an even number, for they are merged in pairs.
+#: Most bins; an even number, for they are merged in pairs.
 MAX_BINS = 512
 
 STATE_SCHEMA, STATE_VERSION = "paceline-rank-map", 1
 _STATE_FIELDS = ("size", "counted", "ranks", "bins", "excess", "open_sum", "open_count")
 
-#: A bin's steps in the order in which they came. ``start``: of the job, of its first step;
-#: ``last_start``: of its last; ``at``: when the last came, seconds since 1970.
+#: A bin's steps, in order of arrival. ``start``: the job's start of its first step; ``last_start``:
+#: of its last step; ``at``: arrival of the last step, seconds since 1970.
 BIN = np.dtype(
     [
         ("first", "<i8"),
@@ -35,23 +34,23 @@ BIN = np.dtype(
         ("at", "<f8"),
     ]
 )
-#: The largest ratio that is told: half-precision floats end at 65,504.
+#: Largest stored ratio: half-precision floats end at 65,504.
 _MOST = 60_000.0
 
-#: (start, step) of a job: its steps in the order in which they are run.
+#: (start, step) of a job, which orders its steps by execution.
 Place = tuple[int, int]
 _NOTHING: Place = (-1, -1)
 
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """The rank map of some of its steps.
+    """The rank map of some steps.
 
     Attributes:
         ranks: [rank] ascending.
-        bins: [bin] in the order in which they were run, :data:`BIN` each.
-        values: [bin, rank] step time over the step's median, mean of the bin; nan where the rank
-            told none.
+        bins: [bin] in order of execution, :data:`BIN` each.
+        values: [bin, rank] step time over the step's median, mean of the bin; nan without times of
+            the rank.
     """
 
     ranks: npt.NDArray[np.int32]
@@ -63,34 +62,34 @@ class RankMap:
     """The matrix of one job; one thread adds steps, others may read.
 
     Attributes:
-        ranks: [rank] all that ever told a step time, ascending.
-        counted: the last step that is in it.
-        size: steps of a bin that is full.
+        ranks: [rank] all ranks with a step time, ascending.
+        counted: the last counted step.
+        size: number of steps of a full bin.
     """
 
     def __init__(self) -> None:
         self.ranks = np.zeros(0, dtype=np.int32)
         self.counted: Place = _NOTHING
         self.size = 1
-        self._bins: list[npt.NDArray[Any]] = []  # those closed, and the open one
-        # Ratios less 1: close to zero a half-precision float has digits to spare.
-        self._excess: list[npt.NDArray[np.float16]] = []  # of the closed bins
-        self._sum = np.zeros(0)  # [rank] of the open bin
+        self._bins: list[npt.NDArray[Any]] = []  # closed bins, and the open one
+        # Ratios minus 1: half-precision floats are more precise near zero.
+        self._excess: list[npt.NDArray[np.float16]] = []  # values of the closed bins
+        self._sum = np.zeros(0)  # [rank] sums of the open bin
         self._count = np.zeros(0, dtype=np.int32)
         self._lock = threading.Lock()
 
     @property
     def n_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory in bytes."""
         return (2 * len(self._excess) + 12) * len(self.ranks)
 
     def add(self, row: Any, ranks: npt.NDArray[np.int32], durations_s: Any) -> None:
-        """Count a closed step; one that is counted already changes nothing.
+        """Count a closed step; a counted step changes nothing.
 
         Args:
-            row: of the series.
-            ranks: [rank] of the durations, ascending.
-            durations_s: [rank] seconds, nan where a rank told none.
+            row: its row of the series.
+            ranks: [rank] ranks of the durations, ascending.
+            durations_s: [rank] seconds, nan if missing.
         """
         place = int(row["start"]), int(row["step"])
         if place <= self.counted:
@@ -112,7 +111,7 @@ class RankMap:
                 self._count[columns] += 1
 
     def append(self, ratios: Ratios) -> None:
-        """Add bins that lie behind all others, of any length."""
+        """Append bins of any length."""
         with self._lock:
             self._close_bin()
             columns = self._columns(ratios.ranks)
@@ -126,14 +125,14 @@ class RankMap:
                 self.counted = int(one["last_start"]), int(one["last"])
 
     def drop_before(self, at: float) -> int:
-        """Forget the closed bins whose steps all came before that time; returns how many."""
+        """Forget closed bins with only steps before that time; returns their number."""
         with self._lock:
             old = sum(bool(one["at"] < at) for one in self._bins[: len(self._excess)])
             del self._bins[:old], self._excess[:old]
         return old
 
     def read(self, first: int | None = None, last: int | None = None) -> Ratios:
-        """The bins that have steps from ``first`` to ``last``, of all starts."""
+        """The bins with steps from ``first`` to ``last``, of all starts."""
         with self._lock:
             bins = np.array(self._bins, BIN) if self._bins else np.zeros(0, BIN)
             rows = [*self._excess, *([self._open_mean()] if self._is_open else [])]
@@ -148,7 +147,7 @@ class RankMap:
             return Ratios(self.ranks, bins[keep], values + np.float32(1))
 
     def state_dict(self) -> State:
-        """All of it, to go on from there: see :data:`STATE_SCHEMA`."""
+        """The complete state, for a continuation: see :data:`STATE_SCHEMA`."""
         with self._lock:
             n = len(self.ranks)
             excess = np.array(self._excess, "<f2") if self._excess else np.zeros((0, n), "<f2")
@@ -166,7 +165,7 @@ class RankMap:
 
     @classmethod
     def from_state_dict(cls, state: object) -> RankMap:
-        """A map that goes on where another stood.
+        """A map that continues from a state.
 
         Raises:
             StateError: the state is of another schema or version, or a field does not fit.
@@ -197,7 +196,7 @@ class RankMap:
         return len(self._bins) > len(self._excess)
 
     def _open_bin(self, row: Any) -> None:
-        """Let the last bin be one that the step belongs to."""
+        """Make the last bin the one of the step."""
         start, step = int(row["start"]), int(row["step"])
         if self._is_open:
             last = self._bins[-1]
@@ -221,7 +220,7 @@ class RankMap:
         return mean.astype(np.float16)
 
     def _columns(self, ranks: npt.NDArray[np.int32]) -> Any:
-        """Where the ranks are, with room made for new ones."""
+        """Indices of the ranks; adds columns for new ones."""
         if len(ranks) == len(self.ranks) and np.array_equal(ranks, self.ranks):
             return slice(None)
         merged = np.union1d(self.ranks, ranks).astype(np.int32)
@@ -234,7 +233,7 @@ class RankMap:
         return np.searchsorted(self.ranks, ranks)
 
     def _make_room(self) -> None:
-        """Merge neighbours where there is no room for one bin more."""
+        """Merge neighbours if there is no room for another bin."""
         if len(self._bins) < MAX_BINS:
             return
         pairs = range(0, MAX_BINS, 2)
@@ -259,7 +258,7 @@ def _join(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _mean_of_two(
     rows: list[npt.NDArray[np.float16]], bins: list[npt.NDArray[Any]]
 ) -> npt.NDArray[np.float16]:
-    """Of each rank by the bins' steps; where it has told in one of them only, that one."""
+    """Mean of two bins per rank, weighted by steps; if only one has a value, that value."""
     one, two = (row.astype(np.float32) for row in rows)
     n_one, n_two = (float(each["steps"]) for each in bins)
     mean = (one * np.float32(n_one) + two * np.float32(n_two)) / np.float32(n_one + n_two)
@@ -268,7 +267,7 @@ def _mean_of_two(
 
 
 def _first_steps(bins: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """[bin] its least step; one of several starts may have begun at any."""
+    """[bin] its lowest step; a bin of several starts may begin at any step."""
     return np.where(bins["start"] == bins["last_start"], bins["first"], 0)
 
 

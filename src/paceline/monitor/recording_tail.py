@@ -1,4 +1,4 @@
-"""A recording while it grows: what its ranks have written since the last look."""
+"""Reads a growing recording: data that its ranks have written since the last read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.sources.recording.places import place_in_header
 
 #: Bytes of one file read at a time.
 _READ_BYTES = 16 << 20
-#: Ranks whose hosts fit into what goes with a trace.
+#: Most ranks with hosts in a trace's meta.
 _MOST_HOSTS = 20_000
 
 
@@ -27,22 +27,22 @@ class _File:
     meta: dict[str, Any]
     offset: int
     clocks: list[bytes] = field(default_factory=list)
-    steps: dict[int, bytes] = field(default_factory=dict)  # not cut off yet
+    steps: dict[int, bytes] = field(default_factory=dict)  # not in a session yet
     times: list[tuple[int, float]] = field(default_factory=list)  # not taken yet
 
     @property
     def attempt(self) -> int:
-        """How many files of the rank were there before."""
+        """Number of earlier files of the rank."""
         number = self.path.stem.rpartition("-")[2]
         return int(number) if number.isdecimal() else 0
 
     @property
     def session(self) -> str:
-        """Names the start of the job."""
+        """Name of the job's start."""
         return str(self.meta.get("session") or f"start {self.attempt}")
 
     def read(self) -> None:
-        """Take the whole blocks that are new; damaged ones are skipped."""
+        """Take new complete blocks; damaged ones are skipped."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             data = file.read(_READ_BYTES)
@@ -51,7 +51,7 @@ class _File:
             end = blockfile.block_end(data, at)
             if end is None:
                 following = blockfile.next_block(data, at + 1)
-                if following is None:  # being written, or the read ends here
+                if following is None:  # incomplete, or the end of the read
                     break
                 at = following
                 continue
@@ -74,8 +74,8 @@ class RecordingTail:
     """Follows the files of a recording's folder.
 
     Attributes:
-        meta: what rank 0's process (or the lowest there is) said about itself; empty before.
-        changed_at: when a profiled step was last seen, monotonic seconds.
+        meta: header of rank 0's process (or of the lowest existing rank); empty before.
+        changed_at: time of the last profiled step, monotonic seconds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,11 +83,11 @@ class RecordingTail:
         self.meta: dict[str, Any] = {}
         self.changed_at = time.monotonic()
         self._files: dict[str, _File] = {}
-        self._present: list[_File] = []  # of the job's last start
+        self._present: list[_File] = []  # files of the job's last start
 
     @property
     def session(self) -> str:
-        """Names the job's last start."""
+        """Name of the job's last start."""
         newest = max(
             self._files.values(), key=lambda f: (f.meta["started_ns"], f.attempt), default=None
         )
@@ -99,7 +99,7 @@ class RecordingTail:
         return [file.meta for file in self._present]
 
     def look(self) -> bool:
-        """Read the new part, up to some MiB of each file; whether there was anything.
+        """Read new data, up to some MiB of each file; returns whether there was any.
 
         Raises:
             TraceError: a file cannot be read.
@@ -107,7 +107,7 @@ class RecordingTail:
         try:
             for path in sorted(self.folder.glob(f"rank-*{blockfile.SUFFIX}")):
                 if path.name not in self._files and path.stat().st_size:
-                    with contextlib.suppress(blockfile.BlockFileError):  # half a header as yet
+                    with contextlib.suppress(blockfile.BlockFileError):  # incomplete header
                         meta = blockfile.read_header(path)
                         begin = len(blockfile.file_header(meta))
                         self._files[path.name] = _File(path, meta, begin)
@@ -129,7 +129,7 @@ class RecordingTail:
         return [file.offset for file in self._files.values()]
 
     def hosts(self) -> dict[int, tuple[str, str]]:
-        """Rank -> (host, GPU) of the job's last start, as the ranks' processes said."""
+        """Rank -> (host, GPU) of the job's last start, from the ranks' headers."""
         if len(self._present) > _MOST_HOSTS:
             return {}
         return {
@@ -139,7 +139,7 @@ class RecordingTail:
         }
 
     def take_times(self) -> Iterator[tuple[str, int, list[tuple[int, float]]]]:
-        """(start of the job, rank, [(step, seconds)]) that were not taken yet."""
+        """New (start of the job, rank, [(step, seconds)])."""
         for file in sorted(self._files.values(), key=lambda f: f.meta["started_ns"]):
             if file.times:
                 times, file.times = file.times, []
@@ -161,7 +161,7 @@ class RecordingTail:
             (folder / file.path.name).write_bytes(b"".join(parts))
 
     def forget(self, last: int) -> None:
-        """Let go of the profiled steps up to ``last``, and of all of earlier starts."""
+        """Drop profiled steps up to ``last``, and all of earlier starts."""
         for file in self._files.values():
             keep = last if file.session == self.session else 2**63
             file.steps = {n: block for n, block in file.steps.items() if n > keep}

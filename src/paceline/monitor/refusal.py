@@ -1,15 +1,15 @@
-"""A request that is answered with an error."""
+"""Exception for a request that is answered with an error."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):  # noqa: N818 (an answer, not an error)
-    """Why a request is not done, for the web layer to answer with.
+    """A refused request, with the reason for the web layer's answer.
 
     Attributes:
-        status: of HTTP.
-        retry_s: after how many seconds to ask again; None = not the same again.
-        extra: more keys of the answer.
+        status: HTTP status.
+        retry_s: seconds until a repetition makes sense; None = it makes none.
+        extra: additional keys of the answer.
     """
 
     def __init__(

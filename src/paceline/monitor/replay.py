@@ -1,8 +1,8 @@
-"""A detector made anew from a job's step files: from which batch on, and as which start.
+"""Rebuilds a detector from a job's step files: the first batch and start to read.
 
-Nothing is known of the job then but its files and its series, one row per step. The files are
-bounded (:data:`~paceline.monitor.step_files.SEGMENTS`) and read one segment at a time. Of a job
-with few ranks they hold millions of steps; a detector forgets, so only the last ones are read.
+Only the job's files and its series (one row per step) are known. The files are bounded
+(:data:`~paceline.monitor.step_files.SEGMENTS`) and read one segment at a time. For a job with few
+ranks they have millions of steps. A detector forgets old steps, so only the last ones are read.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from paceline.monitor.step_files import Batch, StepFile
 from paceline.monitor.step_series import last_row, read_rows, row_from
 from paceline.monitor.step_stream import Stream
 
-#: Last steps that are read again; where those begin in a fail-slow, up to the second number.
-#: A detector takes some 0.2 ms a step of up to 64 ranks, 0.9 ms of 1,024.
+#: Number of last steps to read, and the limit if these begin in a fail-slow. A detector takes about
+#: 0.2 ms per step for up to 64 ranks, 0.9 ms for 1,024.
 STEPS, MAX_STEPS = 20_000, 100_000
-#: Steps between an onset or relief of the replay and the stored one that it is, at most. Another
-#: version, or a beginning elsewhere, may be sure of it a little earlier or later.
+#: Largest distance in steps between an onset or relief in the replay and the same stored event.
+#: Another version, or another first step, may detect it slightly earlier or later.
 SAME_STEPS = 64
-#: Batches that come at the same time may be stored in another order than they came.
+#: Concurrent batches may be stored in another order than they arrived.
 _MARGIN_S = 60.0
 
 
 def replay(file: StepFile, stream: Stream, passed: Callable[[], None]) -> Iterator[Batch]:
-    """The batches for a new stream, which gets the number of the start that they are of.
+    """The batches for a new stream, which gets their number of the start.
 
     Args:
-        file: of the job.
-        stream: takes each batch before the next one is asked for.
-        passed: called once, when the stream has seen what the series has, before it sees more.
+        file: step file of the job.
+        stream: takes each batch before the next is read.
+        passed: called once, when the stream has seen all rows of the series.
     """
     since, last = replay_since(file.folder), last_row(file.folder)
     known_at = math.inf if last is None else float(last["at"])
@@ -55,10 +55,10 @@ def replay(file: StepFile, stream: Stream, passed: Callable[[], None]) -> Iterat
 
 
 def replay_since(folder: Path) -> float:
-    """When the first batch came that is to be read anew, seconds since 1970; 0 = all.
+    """Arrival of the first batch to read, seconds since 1970; 0 = all.
 
-    A detector takes the level of its first steps for the healthy one. So these must not lie in a
-    fail-slow, as far as the series knows of it.
+    A detector takes the level of its first steps as healthy. So these must not lie in a fail-slow
+    that the series shows.
     """
     rows = read_rows(folder)
     first, least = len(rows) - STEPS, len(rows) - MAX_STEPS
@@ -68,7 +68,7 @@ def replay_since(folder: Path) -> float:
 
 
 def _is_slow(rows: Any) -> bool:
-    """Whether the steps at the beginning, or most of them, lie above the healthy level."""
+    """Whether most of the first steps lie above the healthy level."""
     ratio = rows["median_s"] / rows["healthy_s"]
     for few in (ratio[:WARM_UP], ratio):
         usable = few[np.isfinite(few)]
@@ -78,6 +78,6 @@ def _is_slow(rows: Any) -> bool:
 
 
 def _start_at(folder: Path, at: float) -> int:
-    """How many times the job had begun again when a batch came, as the series tells it."""
+    """Number of restarts of the job before a batch's arrival, from the series."""
     row = row_from(folder, at)
     return 0 if row is None else int(row["start"])

@@ -13,26 +13,27 @@ from pathlib import Path
 from paceline.errors import OutputError
 from paceline.files import make_folder, sync
 
-#: Read at a time from the end, to find the last line.
+#: Bytes per read from the end, to find the last line.
 _BLOCK_BYTES = 1 << 16
 
 
 class RequestFile:
-    """Lines appended so that what :meth:`append` returned from is on disk; one writer at a time.
+    """A file of lines that are on disk when :meth:`append` returns; for one writer at a time.
 
-    A file that exists is continued if it holds requests. A last line that is cut off was never
-    acknowledged, and its sender sends it again: it is removed.
+    An existing file of requests is continued. An incomplete last line was never acknowledged, and
+    its sender repeats it, so it is removed.
 
     Attributes:
         path: the file.
-        torn_bytes: how much of a line that was cut off has been removed.
+        torn_bytes: removed bytes of an incomplete line.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or create the file and its folder.
 
         Raises:
-            OutputError: it cannot be written, holds something else, or another process writes it.
+            OutputError: the file cannot be written, has other content, or another process writes
+                it.
         """
         self.path, self.torn_bytes = path, 0
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class RequestFile:
             self._continue()
         except BlockingIOError:
             os.close(self._file)
-            raise OutputError(f"{path} is being written by another receiver; stop it") from None
+            raise OutputError(f"{path} is in use by another receiver; stop that one") from None
         except OSError as error:
             os.close(self._file)
             raise OutputError(f"{path} cannot be written: {error.strerror}") from None
@@ -56,10 +57,10 @@ class RequestFile:
             raise
 
     def append(self, line: bytes) -> None:
-        """Add a line, whole and on disk, or not at all.
+        """Add a line atomically; it is on disk on return.
 
         Raises:
-            OutputError: it cannot be written (no space, for example), or the file is closed.
+            OutputError: the line cannot be written (no space, for example), or the file is closed.
         """
         with self._lock:
             if self._file < 0:
@@ -76,14 +77,14 @@ class RequestFile:
                 raise OutputError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
-        """Close the file, after the line that is being written."""
+        """Close the file after the current line."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
             self._file = -1
 
     def _continue(self) -> None:
-        """Check what the file holds, and make it end with a whole line."""
+        """Check the file's content, and make it end with a complete line."""
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
             raise OutputError(f"{self.path} is no regular file; choose another folder")
@@ -94,20 +95,20 @@ class RequestFile:
         first = os.pread(self._file, _BLOCK_BYTES, 0).partition(b"\n")[0]
         if not first.startswith(b"{") or b'"resourceSpans"' not in first:
             raise OutputError(
-                f"{self.path} exists and is no file of OTLP spans, one request a line; choose "
-                "another folder"
+                f"{self.path} exists, but is no file of OTLP spans, one request per line; "
+                "choose another folder"
             )
         tail = self._tail(size)
         if not tail:
             return
-        if _is_object(tail):  # another program's file, which has no last newline
+        if _is_object(tail):  # another program's file, without a last newline
             os.write(self._file, b"\n")
             return
         self.torn_bytes = len(tail)
         os.ftruncate(self._file, size - len(tail))
 
     def _tail(self, size: int) -> bytes:
-        """The text behind the last newline."""
+        """The text after the last newline."""
         tail = b""
         while b"\n" not in tail and len(tail) < size:
             start = max(0, size - len(tail) - _BLOCK_BYTES)

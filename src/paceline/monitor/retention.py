@@ -1,4 +1,4 @@
-"""Removes data that is too old, too much, or nobody's."""
+"""Removes data that is too old, too large, or unreferenced."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from paceline.monitor.step_series import remove_older_rows
 from paceline.monitor.store import audit, events, logins, retained, uploads
 from paceline.monitor.uploads import Uploads
 
-#: Time without news after which an upload is forgotten.
+#: Seconds without a chunk after which an upload is removed.
 ABANDONED_S = DAY_S
-#: A blob that nobody refers to may belong to a session that is being made right now.
+#: Least age of an unreferenced blob, which may belong to a session in creation.
 _YOUNG_S = 3600.0
-#: Sessions removed in one transaction.
+#: Most sessions removed in one transaction.
 _AT_A_TIME = 500
 
 
 @dataclass
 class Removed:
-    """The removed data.
+    """Counts of removed data.
 
     Attributes:
-        sessions: too old, with their results.
-        emptied: sessions whose trace and results went to make room; their numbers stay.
-        events: too old.
-        uploads: abandoned.
-        strays: blobs that belonged to nothing.
-        freed_bytes: of blobs and step times.
+        sessions: old sessions, with their results.
+        emptied: sessions without their traces and results, which were removed for space; their rows
+            stay.
+        events: old events.
+        uploads: abandoned uploads.
+        strays: unreferenced blobs.
+        freed_bytes: bytes of blobs and step times.
     """
 
     sessions: int = 0
@@ -46,7 +47,7 @@ class Removed:
 
 
 class Retention:
-    """Applies ``keep_days`` and ``keep_gib``, of the service and of projects."""
+    """Applies ``keep_days`` and ``keep_gib`` of the service and of projects."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Retention:
         self._steps, self._uploads, self._spans = steps, pending, spans
 
     def run(self, now: float) -> Removed:
-        """Remove data that is too old or too much."""
+        """Remove data that is too old or too large."""
         removed = Removed()
         for upload_id in uploads.abandoned(self._engine, now - ABANDONED_S):
             self._uploads.abandon(upload_id)
@@ -80,7 +81,7 @@ class Retention:
         return removed
 
     def collect(self, now: float) -> Removed:
-        """Remove also what belongs to nothing: blobs, uploads, step times of removed jobs."""
+        """Also remove unreferenced blobs, uploads, and step times of removed jobs."""
         removed = self.run(now)
         traces, job_folders = retained.references(self._engine)
         under_way = uploads.ids(self._engine)
@@ -103,7 +104,7 @@ class Retention:
         for project, before in self._projects.before(projects, now, DAY_S).items():
             while old := retained.sessions_before(self._engine, before, _AT_A_TIME, project):
                 retained.remove(self._engine, [row.id for row in old])
-                for row in old:  # their rows first: a blob without a row is found by collect()
+                for row in old:  # rows first, for collect() finds blobs without rows
                     removed.freed_bytes += self._remove_blobs(row)
                 removed.sessions += len(old)
             removed.events += events.remove_older(self._engine, before, project)
@@ -121,7 +122,7 @@ class Retention:
         remove_older_bins(self._steps.path(job_id), before)
 
     def _size(self, project: str) -> int:
-        """Bytes of the blobs of a project ("*" = of all); a trace that two share is both's."""
+        """Bytes of a project's blobs ("*" = of all); a shared trace counts for both projects."""
         if project == "*":
             return sum(size for _, size, _ in self._blobs.listed())
         traces, job_folders = retained.references(self._engine, project)

@@ -40,14 +40,14 @@ from paceline.monitor.store.lock import StoreLock, lock_file
 from paceline.monitor.under_way import UnderWay
 from paceline.monitor.uploads import SPARE_BYTES, SPARE_SHARE, Uploads
 
-#: How often the service looks at silent jobs and alerts, and how often at old data.
+#: Seconds between checks of silent jobs and alerts, and between checks of old data.
 TICK_S, RETENTION_S = 5.0, 600.0
-#: Results this fresh are shown to the alerts once more after a start: one may have been missed.
+#: Age of results that alerts judge again after a start, in case one was missed.
 _AGAIN_S = 900.0
 
 
 class Service:
-    """Everything behind the pages and the API; one process has store and data folder at a time.
+    """Everything behind the pages and the API; only one process uses store and data folder.
 
     (:class:`~paceline.monitor.instances.instance.Instance` is one of several.)
 
@@ -58,14 +58,14 @@ class Service:
         blobs: traces and results.
         steps: step times on disk.
         bus: news for open pages.
-        spans: of OpenTelemetry, on their way to sessions.
-        uploads: of traces.
-        detectors: of the step times.
-        analyses: of the sessions.
-        retention: removes data that is too old or too much.
-        alerts: told of sessions and events.
-        projects: what each keeps and may send.
-        started_at: when it began to work.
+        spans: spans of OpenTelemetry that will become sessions.
+        uploads: uploads of traces.
+        detectors: detectors of the step times.
+        analyses: analyses of sessions.
+        retention: removes old data.
+        alerts: gets sessions and events.
+        projects: limits of projects.
+        started_at: time of the start.
     """
 
     _several = False  # processes that share the store
@@ -135,7 +135,7 @@ class Service:
         )
 
     def _open(self) -> None:
-        """Open what the store's owner has to itself."""
+        """Open the parts that only the store's owner uses."""
         config = self.config
         self.steps = StepFiles(config.data / "steps")
         self.identity = StoreIdentity(self.engine, config.data, self.steps)
@@ -151,7 +151,7 @@ class Service:
         )
 
     def start(self) -> None:
-        """Take up what the last end left, and work."""
+        """Continue interrupted work, and start."""
         self.started_at = self.clock()
         self.uploads.remove_strays()
         self.blobs.start()
@@ -163,7 +163,7 @@ class Service:
         self.running = True
 
     def _begin(self) -> None:
-        """Take up the jobs, and what was not told."""
+        """Take up the jobs, and judge results that were missed."""
         self.alerts.start()
         self.detectors.resume(jobs.seen_since(self.engine, self.clock() - DAY_S))
         self._safely("spans", self.spans.start, self.clock())
@@ -174,7 +174,7 @@ class Service:
             self._session(job_id, session_id)
 
     def stop(self) -> None:
-        """Finish acknowledged work, save, and let go of store and data folder."""
+        """Finish acknowledged work, save, and release store and data folder."""
         if self.running:
             log(logging.INFO, "stopping")
         self.running = False
@@ -191,24 +191,24 @@ class Service:
         log(logging.INFO, "stopped")
 
     def _end(self) -> None:
-        """Save the detectors, and tell nobody any more."""
+        """Save the detectors, and stop the alerts."""
         self.detectors.stop()
         self.alerts.stop()
 
     def _release(self) -> None:
-        """Let go of the store and the data folder."""
+        """Release the store and the data folder."""
         self.engine.dispose()
         self._store_lock.close()
         os.close(self._lock)
 
     def take_steps(self, job: JobKey, batch: Batch) -> bool:
-        """Store step times and show them to the detector; False where they are there already.
+        """Store step times and pass them to the detector; False if already stored.
 
         Raises:
             OutputError: they cannot be written; send them again.
         """
-        # A client that sends a batch again, and hears that it is there, sends the next one. By then
-        # the detector must have the first: it takes steps in their order.
+        # A client that repeats a batch and learns that it is stored sends the next one. The
+        # detector must have the first batch by then, for it takes steps in order.
         with self._under_way.alone((job.id, batch.key())):
             new = self.steps.append(job.id, batch)
             if new:
@@ -216,23 +216,23 @@ class Service:
         return new
 
     def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
-        """Store the step times of several jobs: whether each batch is new, or why it is not there.
+        """Store the step times of several jobs; per batch, whether it is new, or the error.
 
-        Safe to be sent again, wholly or in part.
+        Repeating the request, wholly or in part, is safe.
         """
         return [_outcome(self.take_steps, job, batch) for job, batch in batches]
 
     def end_job(self, job: JobKey) -> None:
-        """A job is over: it is not silent, and its alerts end."""
+        """Mark a job as ended: it is not silent, and its alerts end."""
         now = self.clock()
         jobs.end(self.engine, job.id, now)
         self._safely("alerts", self.alerts.judge, job.id, now)
 
     def may_send(self) -> None:
-        """Alerts are sent by this process, which is the only one."""
+        """This process sends the alerts, for it is the only one."""
 
     def accept_level(self, job: JobKey, by: Actor = SERVICE) -> None:
-        """Call a job's current step times healthy: nobody will change them.
+        """Accept a job's current step times as healthy.
 
         Raises:
             Refusal: the job is not slow.
@@ -247,7 +247,7 @@ class Service:
     def tell_event(
         self, job: JobKey, kind: str, step: int, at: float, text: str, ranks: Sequence[int]
     ) -> int:
-        """Store what a watch of the job says of a pause; told again it is the same. Its number."""
+        """Store a watch's event about a pause; repetitions have no effect. Returns its number."""
         row = {"job_id": job.id, "at": at, "kind": kind, "start": 0, "step": step}
         row |= {"since_step": step, "factor": None, "lost_s": None}
         row |= {"ranks": list(ranks), "text": text}
@@ -258,7 +258,7 @@ class Service:
         return number
 
     def take_spans(self, job: JobKey, request: Mapping[str, Any]) -> None:
-        """Store a checked request of spans, and the step times that it has.
+        """Store a checked request of spans, and its step times.
 
         Raises:
             TraceError: a span of Megatron-LM lacks something.
@@ -274,7 +274,7 @@ class Service:
             self.take_steps(job, Batch("otlp", number, now, steps, ranks, seconds))
 
     def tell_session(self, job: JobKey, session_id: int) -> None:
-        """A session is queued: analyse it, and tell the pages."""
+        """Start the analysis of a queued session, and inform the pages."""
         self.analyses.wake()
         message = {"job": job.name, "job_id": job.id, "id": session_id, "status": "queued"}
         self.bus.publish(job.project, "session", message)
@@ -285,15 +285,17 @@ class Service:
 
     @property
     def problems(self) -> list[str]:
-        """Parts that do not work now, and will by themselves once somebody makes room, or waits."""
-        problems = [f"traces and results are away: {away}"] if (away := self.blobs.problem) else []
+        """Present problems that end by themselves, after waiting or once there is disk space."""
+        problems = (
+            [f"traces and results are unavailable: {away}"] if (away := self.blobs.problem) else []
+        )
         disk = shutil.disk_usage(self.config.data)
         if disk.free < min(SPARE_BYTES, SPARE_SHARE * disk.total):
             problems.append(f"the disk of the data folder is full: {disk.free / 1e6:,.0f} MB free")
         return problems
 
     def _clear(self) -> None:
-        """Remove data that is too old; in a thread of its own, for a bucket may take its time."""
+        """Remove old data in a separate thread, for a bucket may be slow."""
         while not self._stop.wait(RETENTION_S if self._has_cleared else TICK_S):
             self._has_cleared = True
             self._safely("retention", self._keep_tidy, self.clock())
@@ -318,7 +320,7 @@ class Service:
             self._safely("disk and bucket", self._tell_problems)
 
     def _tick(self, now: float) -> None:
-        """Do what one process does for all, every few seconds."""
+        """Do the periodic work of the owner, every few seconds."""
         self._safely("the store's name", self.identity.beat, now)
         self._safely("silent jobs", self._find_silent, now)
         self._safely("alerts", self.alerts.tick, now)
@@ -326,7 +328,7 @@ class Service:
 
     def _find_silent(self, now: float) -> None:
         quiet_s = self.config.silent_after_s
-        # While the service was away nobody could be heard.
+        # No job could send news while the service was down.
         if quiet_s and now - self.started_at >= quiet_s:
             for job in jobs.silence_quiet(self.engine, now - quiet_s):
                 message = {"job": job.name, "job_id": job.id, "status": "silent"}
@@ -339,7 +341,7 @@ class Service:
         self._safely("alerts", self.alerts.session_done, job_id, session_id)
 
     def _safely(self, subject: str, work: Callable[..., Any], *args: Any) -> None:
-        """Do it; what goes wrong is a line in the log, and the next time it is tried again."""
+        """Run periodic work; an error is logged and the work repeated next time."""
         try:
             work(*args)
         except Exception as error:

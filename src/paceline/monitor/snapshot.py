@@ -1,8 +1,7 @@
-"""A job's stream in a file beside its step times: saved now and then, loaded at a restart.
+"""A job's stream in a file beside its step times: saved periodically, loaded at a restart.
 
-Of the file's arrays those of the detector have ``detector.`` before their names. Version 0 said
-neither schema nor version and held the detector's attributes as they were, under the names of
-version 1's fields.
+The names of the detector's arrays begin with ``detector.``. Version 0 had neither schema nor
+version; it held the detector's attributes under the names of version 1's fields.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INNER = "detector."
 
 
 def save_stream(stream: Stream, folder: Path) -> None:
-    """Write the state of the closed steps; a crash leaves the old file or the new one."""
+    """Write the state of the closed steps; a crash leaves the old or the new file."""
     about = stream.state_dict()
     arrays = {name: about.pop(name) for name in _arrays(about)}
     if about["detector"] is not None:
@@ -35,7 +34,7 @@ def save_stream(stream: Stream, folder: Path) -> None:
 
 
 def load_stream(folder: Path) -> Stream | None:
-    """The stream as it was saved last; None where nothing was saved.
+    """The stream as last saved; None if nothing was saved.
 
     Raises:
         StateError: the snapshot is damaged, of a later version, or does not fit this one.
@@ -49,7 +48,7 @@ def _arrays(state: Mapping[str, Any]) -> list[str]:
 
 
 def _merged(about: State, arrays: State) -> State:
-    """The state that a file holds, as its version has it; version 0 as version 1."""
+    """The state in a file, in the form of its version; version 0 is converted to version 1."""
     if "schema" not in about:
         about, arrays = _from_version_0(about, arrays)
     inner = about.get("detector")
@@ -60,7 +59,7 @@ def _merged(about: State, arrays: State) -> State:
 
 
 def _from_version_0(about: State, arrays: State) -> tuple[State, State]:
-    """The attributes of a detector were saved by their names: numbers plain, arrays ``d_x``."""
+    """Version 0 saved a detector's attributes by name: numbers plainly, arrays as ``d_x``."""
     added: State = {"detector": None, "ongoing_since": None, "ongoing_healthy_s": None}
     about = {"schema": streams.STATE_SCHEMA, "version": 1, **added, **about}
     if isinstance(about["detector"], dict):

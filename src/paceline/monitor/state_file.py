@@ -1,6 +1,6 @@
-"""A state in one ``.npz`` file: ``about`` is JSON with its numbers and texts, the arrays beside it.
+"""A state in one ``.npz`` file: its arrays, and ``about``, JSON with its numbers and texts.
 
-A crash leaves the file as it was or as it is now; a damaged one is known by its checksums.
+A crash leaves the old or the new file; checksums reveal damage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DAMAGE = (
 
 
 def write_state(path: Path, about: State, arrays: Mapping[str, Any]) -> None:
-    """Write the file anew; on disk when this returns."""
+    """Replace the file; it is on disk on return."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         np.savez(file, **{_ABOUT: np.array(json.dumps(about)), **arrays})
@@ -38,7 +38,7 @@ def write_state(path: Path, about: State, arrays: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> tuple[State, State] | None:
-    """The numbers and texts, and the arrays; None where there is no such file.
+    """The numbers and texts, and the arrays; None if the file does not exist.
 
     Raises:
         StateError: the file is damaged.
@@ -63,5 +63,5 @@ def _read(path: Path) -> tuple[State, State]:
             arrays = {name: saved[name] for name in saved.files}
     about = json.loads(str(arrays.pop(_ABOUT)))
     if not isinstance(about, dict):
-        raise ValueError("it does not say what it is")
+        raise ValueError("its description is no JSON object")
     return about, arrays

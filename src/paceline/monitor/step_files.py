@@ -1,8 +1,8 @@
-"""Step times on disk: per job, blocks appended to segment files, never a row of SQL per sample.
+"""Step times on disk: per job, blocks appended to segment files, without SQL rows per sample.
 
-A block is a batch as it was pushed, with a checksum; :meth:`StepFile.append` returns when it is on
-disk. A part that a crash cut off at the end was never acknowledged and is removed at the next
-start. A batch that comes again is known by its source and number, as long as its segment is kept.
+A block is a pushed batch with a checksum; :meth:`StepFile.append` returns once it is on disk. The
+next start removes a block that a crash cut off: it was never acknowledged. Source and number
+identify a repeated batch while its segment is kept.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from paceline.files import sync
 from paceline.monitor.log import log
 from paceline.monitor.step_series import Series, read_rows, series_of
 
-#: Batches that come at the same time may be taken in another order than they are stored.
+#: Simultaneous batches may be processed in another order than stored.
 MARGIN_S = 60.0
-#: Size at which a segment is followed by a new one, and how many are kept (detectors, repeated
-#: batches).
+#: Size at which a new segment begins, and the number kept for detectors and repeated batches.
 SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
 
 SUFFIX = ".steps"
 
 _MARK = b"PSB1"
-_BLOCK = struct.Struct("<4sII")  # mark, length and crc32 of the payload
+_BLOCK = struct.Struct("<4sII")  # mark, length and CRC-32 of the payload
 _HEAD = struct.Struct("<diiHH")  # at, samples, ranks of the job (0 = unknown), lengths of two texts
 
 
@@ -48,16 +47,15 @@ class Batch:
     """Samples that were pushed together.
 
     Attributes:
-        source: who pushed them; "start/rank" where the source knows the job's start.
-        number: of the batch, unique within its source.
-        at: when it came, seconds since 1970.
+        source: the pusher; "start/rank" if it knows the job's start.
+        number: number of the batch, unique within its source.
+        at: time of arrival, seconds since 1970.
         steps: [sample] step numbers.
         ranks: [sample] ranks.
         durations_s: [sample] seconds.
-        world: ranks of the job; 0 = unknown.
-        workload: step -> column -> what the step has to do by plan; steps of which nobody says it
-            are left out.
-        place: in the log that instances share; (0, 0) without one.
+        world: number of the job's ranks; 0 = unknown.
+        workload: step -> column -> planned workload; steps without a plan are left out.
+        place: place in the log that instances share; (0, 0) without one.
     """
 
     source: str
@@ -76,23 +74,23 @@ class Batch:
 
 
 class StepFile:
-    """The segments of one job; safe for several threads, which share one fsync."""
+    """The segments of one job; thread-safe, and several threads share one fsync."""
 
     def __init__(self, folder: Path) -> None:
-        """Open or make them; a torn end is cut off.
+        """Open or create the segments; an incomplete end is cut off.
 
         Raises:
             OutputError: they cannot be read or written.
         """
         self.folder = folder
-        # A thread that needs both takes _sync_lock first.
+        # A thread that needs both locks takes _sync_lock first.
         self._lock, self._sync_lock = threading.Lock(), threading.Lock()
-        self._keys: dict[int, set[bytes]] = {}  # segment -> batches in it
+        self._keys: dict[int, set[bytes]] = {}  # segment -> its batches
         self._file, self._segment = -1, 0
         self._size = self._synced = 0
-        self._fresh: list[bytes] = []  # written, not known to be on disk
-        self._failures = 0  # of fsync: what waited for one then is not on disk
-        #: Of blocks that cannot be read any more; known once the segments were read.
+        self._fresh: list[bytes] = []  # written, but not yet synced
+        self._failures = 0  # failures of fsync: data waiting for one are not on disk
+        #: Bytes of unreadable blocks, known once the segments were read.
         self.damaged_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,10 +99,10 @@ class StepFile:
             raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
 
     def append(self, batch: Batch) -> bool:
-        """Store a batch; False where it is there already. On disk when this returns.
+        """Store a batch, on disk on return; False if it is already stored.
 
         Raises:
-            OutputError: it cannot be written (no space, for example); send it again.
+            OutputError: it cannot be written, for example for lack of space; send it again.
         """
         block = encode(batch)
         key = batch.key()
@@ -128,10 +126,10 @@ class StepFile:
         return sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}"))
 
     def read(self, since: float = 0.0) -> Iterator[Batch]:
-        """The batches that are kept, in the order in which they came.
+        """The batches kept, in order of arrival.
 
-        Segments that were last written to before ``since`` (seconds since 1970) are left out, but
-        never the newest one: ``since`` may come from a clock that was ahead.
+        Segments last written before ``since`` (seconds since 1970) are left out. The newest segment
+        is always included, as ``since`` may come from a clock that was ahead.
         """
         numbers = self.segments()
         for number in numbers:
@@ -144,14 +142,14 @@ class StepFile:
                     yield decode(data[begin:end])
 
     def read_behind(self, seen_at: float) -> Iterator[Batch]:
-        """The batches that a detector may lack which was saved when it had seen those before."""
+        """The batches that a detector saved at that time may lack."""
         return self.read(since=seen_at - MARGIN_S)
 
     def remove_older(self, before: float) -> int:
-        """Remove segments not written to since ``before``; returns how many bytes."""
+        """Remove segments not written to since ``before``; returns the bytes removed."""
         freed = 0
         with self._sync_lock, self._lock:
-            # Of a job that ended the last one, too; the next has another number.
+            # An ended job loses its last segment, too; the next one gets another number.
             if self._size and self._path(self._segment).stat().st_mtime < before:
                 self._begin_next()
             for number in self.segments():
@@ -162,7 +160,7 @@ class StepFile:
         return freed
 
     def close(self) -> None:
-        """Close the file; the object is of no more use."""
+        """Close the file; the object cannot be used afterwards."""
         with self._sync_lock, self._lock:
             if self._file >= 0:
                 os.close(self._file)
@@ -201,7 +199,7 @@ class StepFile:
         self._size = self._synced = os.fstat(self._file).st_size
         self._keys.setdefault(number, set())
         self._fresh = []
-        os.fsync(self._file)  # what a crash left in the cache may be acknowledged again
+        os.fsync(self._file)  # data from the cache before a crash may be acknowledged again
         sync(self.folder)
 
     def _write(self, block: bytes, key: bytes) -> None:
@@ -219,9 +217,9 @@ class StepFile:
         self._fresh.append(key)
 
     def _roll(self) -> None:
-        """Begin a new segment where the last is full; that is on disk first."""
+        """Begin a new segment if the last is full, after syncing that one."""
         with self._sync_lock, self._lock:
-            if self._size < SEGMENT_BYTES:  # another thread has done it
+            if self._size < SEGMENT_BYTES:  # another thread did it
                 return
             self._begin_next()
             for number in self.segments()[:-SEGMENTS]:
@@ -236,7 +234,7 @@ class StepFile:
         self._keys.pop(number, None)
 
     def _sync(self, segment: int, size: int, failures: int) -> None:
-        """Wait until the file is on disk up to ``size``; one thread's fsync serves all."""
+        """Wait until the file is on disk up to ``size``; one fsync serves all waiting threads."""
         with self._sync_lock:
             if failures != self._failures:
                 raise OSError(errno.EIO, "not written to the disk")
@@ -261,7 +259,7 @@ class StepFile:
             raise
 
     def _forget_unsynced(self) -> None:
-        """After a failed fsync nobody knows the disk's state: take back the doubtful part."""
+        """After a failed fsync the disk's state is unknown: remove the unsynced part."""
         self._failures += 1
         os.ftruncate(self._file, self._synced)
         self._size = self._synced
@@ -270,22 +268,22 @@ class StepFile:
 
 
 class StepFiles:
-    """The step files of all jobs, those used last kept open."""
+    """The step files of all jobs; those used last stay open."""
 
     def __init__(self, folder: Path, most_open: int = 200) -> None:
         self.folder, self._most = folder, most_open
         self._lock = threading.Lock()
         self._open: dict[int, StepFile] = {}
         self._in_use: dict[int, int] = {}
-        #: Job -> bytes of its step times that cannot be read, of the jobs opened so far.
+        #: Job -> unreadable bytes of its step times, for the jobs opened until now.
         self.damaged_bytes: dict[int, int] = {}
 
     @contextlib.contextmanager
     def of(self, job_id: int) -> Iterator[StepFile]:
-        """A job's file, for as long as the context lasts."""
+        """A job's file during the context."""
         with self._lock:
             file = self._open.pop(job_id, None) or StepFile(self.path(job_id))
-            self._open[job_id] = file  # now the last of the order
+            self._open[job_id] = file  # moves it to the end of the order
             if file.damaged_bytes:
                 self.damaged_bytes[job_id] = file.damaged_bytes
             self._in_use[job_id] = self._in_use.get(job_id, 0) + 1
@@ -299,7 +297,7 @@ class StepFiles:
                     del self._in_use[job_id]
 
     def append(self, job_id: int, batch: Batch) -> bool:
-        """Store a batch of a job; False where it is there already. On disk when this returns."""
+        """Store a batch of a job, on disk on return; False if it is already stored."""
         with self.of(job_id) as file:
             return file.append(batch)
 
@@ -314,14 +312,14 @@ class StepFiles:
         return read_rows(self.path(job_id))
 
     def remove_older(self, job_id: int, before: float) -> int:
-        """Remove a job's segments not written to since ``before``; returns how many bytes."""
-        if not 0 < self.written_at(job_id, min) < before:  # to open a job means to read all of it
+        """Remove a job's segments not written to since ``before``; returns the bytes removed."""
+        if not 0 < self.written_at(job_id, min) < before:  # opening a job reads all its segments
             return 0
         with self.of(job_id) as file:
             return file.remove_older(before)
 
     def remove(self, job_id: int) -> None:
-        """Remove all of a job; a batch that comes at the same time makes its folder again."""
+        """Remove all files of a job; a concurrent batch creates its folder again."""
         with self._lock:
             file = self._open.pop(job_id, None)
             if file is not None:
@@ -329,7 +327,7 @@ class StepFiles:
         shutil.rmtree(self.path(job_id), ignore_errors=True)
 
     def written_at(self, job_id: int, choose: Callable[[Iterable[float]], float] = max) -> float:
-        """When the last (``min``: the first) of a job's segments was written to; 0 = none is."""
+        """Time of the last (``min``: first) write to a job's segments; 0 without segments."""
         stats = [path.stat() for path in self.path(job_id).glob(f"*{SUFFIX}")]
         return choose([stat.st_mtime for stat in stats if stat.st_size] or [0.0])
 
@@ -338,7 +336,7 @@ class StepFiles:
         return self.folder / f"{job_id % 1000:03d}" / str(job_id)
 
     def job_ids(self) -> list[int]:
-        """Jobs that have a folder."""
+        """The jobs with a folder."""
         return [int(path.name) for path in self.folder.glob("*/*") if path.name.isdecimal()]
 
     def close(self) -> None:
@@ -355,12 +353,12 @@ class StepFiles:
 
 
 def encode(batch: Batch) -> bytes:
-    """A batch as a block. Steps and ranks are packed as differences, which hardly take space."""
+    """Encode a batch as a block. Differences of steps and ranks compress well."""
     source, number = batch.source.encode(), batch.number.encode()
     head = _HEAD.pack(batch.at, len(batch.steps), batch.world, len(source), len(number))
     places = np.diff(batch.steps, prepend=0).astype("<i8").tobytes()
     places += np.diff(batch.ranks, prepend=np.int32(0)).astype("<i4").tobytes()
-    if batch.workload:  # versions that do not know it read the part in front of it
+    if batch.workload:  # older versions read only the part before it
         places += json.dumps(list(batch.workload.items())).encode()
     times = batch.durations_s.astype("<f4").tobytes()
     payload = head + source + number + times + zlib.compress(places, 1)
@@ -398,7 +396,7 @@ def _key(source: str, number: str) -> bytes:
 
 
 def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the whole blocks; what lies between them is damaged."""
+    """(begin, end) of the whole blocks; bytes between them are damaged."""
     at = 0
     while at >= 0:
         end = _end_of_block(data, at)
@@ -408,7 +406,7 @@ def blocks_of(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_block(data: bytes, at: int) -> int:
-    """Where the block that begins at ``at`` ends; 0 where none does, or a damaged one."""
+    """End of the block that begins at ``at``; 0 without a whole one."""
     if at + _BLOCK.size > len(data):
         return 0
     mark, length, crc = _BLOCK.unpack_from(data, at)
@@ -418,9 +416,9 @@ def _end_of_block(data: bytes, at: int) -> int:
 
 
 def damaged_bytes(data: bytes) -> int:
-    """Bytes of a segment that belong to no whole block, but for a torn end.
+    """Bytes of a segment outside whole blocks, without an incomplete end.
 
-    A crash leaves a part of a block at the end, which was not acknowledged.
+    A crash leaves an incomplete block at the end, which was not acknowledged.
     """
     intact = damaged = 0
     for begin, end in blocks_of(data):

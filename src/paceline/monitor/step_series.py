@@ -1,4 +1,4 @@
-"""Kept form of a job's step times: one row per step, in a file that only grows."""
+"""A job's step times for long-term storage: one row per step, in an append-only file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: The name is the version: rows have no header, so other rows would be another file. This is 1.
+#: The name is the version, as rows have no header: another format gets another file. This is 1.
 NAME = "series.rows"
 
 ROW = np.dtype(
@@ -35,14 +35,14 @@ class Series:
 
     Attributes:
         step: numbers.
-        at: when the samples came, seconds since 1970.
-        samples: ranks that gave one.
+        at: arrival of the samples, seconds since 1970.
+        samples: number of ranks with a sample.
         median_s: median of the ranks, seconds.
-        max_s: of the slowest rank, seconds.
-        slowest: that rank.
-        start: which start of the job, from 0.
-        healthy_s: what a healthy step takes, as known then; nan before the detector knows.
-        lost: whether a later start ran the step again.
+        max_s: step time of the slowest rank, seconds.
+        slowest: the slowest rank.
+        start: number of the job's start, from 0.
+        healthy_s: healthy step time as known then, seconds; nan before that.
+        lost: whether a later start repeated the step.
     """
 
     step: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class Series:
     lost: npt.NDArray[np.bool_]
 
     def to_mapping(self) -> dict[str, list[Any]]:
-        """As JSON knows it."""
+        """The series as JSON values."""
         healthy = [None if np.isnan(x) else round(float(x), 7) for x in self.healthy_s]
         seconds = {
             name: [round(float(x), 7) for x in getattr(self, name)]
@@ -70,7 +70,7 @@ class Series:
 
 
 def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
-    """Add rows; a torn one at the end is cut off first. Can be made again from the batches."""
+    """Add rows, after cutting off an incomplete one. The batches can recreate all rows."""
     path = folder / NAME
     with path.open("ab") as file:
         torn = file.tell() % ROW.itemsize
@@ -80,19 +80,19 @@ def append_rows(folder: Path, rows: npt.NDArray[Any]) -> None:
 
 
 def sync_rows(folder: Path) -> None:
-    """Put the rows on disk: what a detector's snapshot covers is not made again."""
+    """Sync the rows: those that a detector's snapshot covers are not recreated."""
     with contextlib.suppress(FileNotFoundError), (folder / NAME).open("rb") as file:
         os.fsync(file.fileno())
 
 
 def last_row(folder: Path) -> Any:
-    """The last row; None where there is none."""
+    """The last row; None without rows."""
     rows = read_rows(folder)
     return rows[-1].copy() if len(rows) else None
 
 
 def row_from(folder: Path, at: float) -> Any:
-    """The first row of a step that came at that time or later; else the last; None: no rows."""
+    """The first row that arrived at that time or later, else the last; None without rows."""
     rows = read_rows(folder)
     later = np.flatnonzero(rows["at"] >= at)
     return rows[later[0] if len(later) else -1].copy() if len(rows) else None
@@ -101,9 +101,9 @@ def row_from(folder: Path, at: float) -> Any:
 def series_of(
     rows: npt.NDArray[Any], *, first: int | None = None, last: int | None = None, points: int = 2000
 ) -> Series:
-    """The steps from ``first`` to ``last`` of all starts; of many, evenly spread ``points``.
+    """The steps ``first`` to ``last`` of all starts, thinned to evenly spread ``points``.
 
-    The newest step is always among them, and of the steps between two points the slowest is shown.
+    The newest step is always included. Each point shows the slowest step of its range.
     """
     lost = _lost(rows)
     if first is not None or last is not None:
@@ -119,7 +119,7 @@ def series_of(
 
 
 def _lost(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """[row] whether a later start began at this step or before it."""
+    """[row] whether a later start began at or before this step."""
     if not len(rows):
         return np.zeros(0, dtype=np.bool_)
     begins = np.flatnonzero(np.diff(rows["start"], prepend=-1))
@@ -131,7 +131,7 @@ def _lost(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def remove_older_rows(folder: Path, before: float) -> None:
-    """Drop rows from before that time, if they are half of the file or more."""
+    """Drop rows before that time if they fill at least half of the file."""
     rows = read_rows(folder)
     old = int(np.searchsorted(rows["at"], before)) if len(rows) else 0
     if not old or old < len(rows) / 2:

@@ -1,4 +1,4 @@
-"""One job's step times as they come: rows of steps, closed in order and shown to the detector."""
+"""A job's incoming step times: steps are closed in order and passed to the detector."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from paceline.monitor.step_series import ROW
 
 Array = npt.NDArray[np.float64]
 
-#: How long a step waits for ranks that have not told theirs.
+#: How long a step waits for missing ranks.
 PATIENCE_S = 30.0
-#: Time for ranks to show up before any step is closed, unless a batch says how many there are.
+#: Time for ranks to appear before any step is closed, unless a batch has their number.
 GATHER_S = 3.0
-#: Steps added at a time: a larger batch pauses in between.
+#: Steps added between two pauses of a large batch.
 PAUSE_STEPS = 1000
-#: Samples that wait at most; beyond, the oldest steps are closed as they are.
+#: Most waiting samples; beyond, the oldest steps are closed incomplete.
 MAX_WAITING = 20_000_000
 
-#: Name of the format of :meth:`Stream.state_dict`. Another set of fields, or another meaning of
-#: one: the next version, and a file of it in tests/golden.
+#: Name of the format of :meth:`Stream.state_dict`. New fields or meanings need the next version,
+#: and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-stream", 1
 _STATE_FIELDS = (
     *("last_step", "start", "session", "old_sessions", "world", "begun_at", "joined_at"),
@@ -45,7 +45,7 @@ _STATE_FIELDS = (
 
 @dataclass(eq=False)
 class _Waiting:
-    """A step that is not closed: its samples, and when the first came."""
+    """An open step: its samples, and the arrival of the first."""
 
     durations_s: Array
     since: float
@@ -55,13 +55,13 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class Ending:
-    """A fail-slow is over without a relief: the job began anew, or its level was accepted.
+    """The end of a fail-slow by a restart of the job, or by accepting its level.
 
     Attributes:
-        event: the relief of the ranks that were slow.
-        text: that, in words.
-        at: when, seconds since 1970.
-        start: the one that this ends.
+        event: relief of the slow ranks.
+        text: text of the event.
+        at: time, seconds since 1970.
+        start: number of the job's start that ended.
     """
 
     event: JobEvent
@@ -72,13 +72,13 @@ class Ending:
 
 @dataclass(frozen=True, eq=False)
 class Closed:
-    """A step that is over.
+    """A closed step.
 
     Attributes:
-        row: of the series.
-        events: what the detector was sure of then, by rank.
-        ranks: [rank] those of the job then, ascending.
-        durations_s: [rank] what each told; nan where it told nothing.
+        row: row of the series.
+        events: events that the detector confirmed then, by rank.
+        ranks: [rank] the job's ranks at that time, ascending.
+        durations_s: [rank] step time; nan without a sample.
     """
 
     row: Any
@@ -88,18 +88,18 @@ class Closed:
 
 
 class Stream:
-    """Where a job's step times stand.
+    """The state of a job's step times.
 
     Attributes:
-        ranks: [rank] those seen so far, ascending.
-        detector: judges them; None before the first step is closed.
+        ranks: [rank] the known ranks, ascending.
+        detector: the job's detector; None before the first step is closed.
         last_step: the last closed step; -1 before the first.
-        seen_at: when the last batch came, seconds since 1970.
-        start: how many times the job has begun again.
-        ongoing: a fail-slow that the detector, made anew within it, takes for health.
-        pulse: when batches come.
-        earlier: earlier runs of the same job: what they show at the same step is planned.
-        replayed_to: batches up to then may come a second time, read anew after a restart.
+        seen_at: arrival of the last batch, seconds since 1970.
+        start: number of restarts.
+        ongoing: a fail-slow that a rebuilt detector takes for the healthy level.
+        pulse: arrival pattern of batches.
+        earlier: earlier runs of the job; slowness at the same step in them is planned.
+        replayed_to: batches until then may come twice, as a restart reads them again.
     """
 
     def __init__(self) -> None:
@@ -113,25 +113,25 @@ class Stream:
         self.pulse = Pulse()
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
-        self._repeated: list[Batch] = []  # of steps that their ranks have given before
+        self._repeated: list[Batch] = []  # batches with steps that their ranks have sent before
         self.replayed_to = 0.0
-        self._back_at = 0.0  # when the job last went back to a checkpoint, its source the same
+        self._back_at = 0.0  # last return to a checkpoint with unchanged source
         self._waiting: dict[int, _Waiting] = {}
-        self._order: list[int] = []  # a heap of its steps
-        self._workload: dict[int, dict[str, float]] = {}  # of steps that wait
+        self._order: list[int] = []  # heap of open steps
+        self._workload: dict[int, dict[str, float]] = {}  # samples of open steps
         self._world = 0
-        self._place = (0, 0)  # of the last batch in the log that instances share
+        self._place = (0, 0)  # place of the last batch in the shared log
         self._begun_at = self._joined_at = 0.0  # first sample of this start; last new rank
 
     @property
     def n_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Estimated memory use."""
         return (3000 + 8 * len(self._waiting)) * (len(self.ranks) + 8)
 
     def take(self, batch: Batch) -> Iterator[Closed | Ending | None]:
-        """Add the samples; yields the steps that this closes, in order, and that it began anew.
+        """Add the samples; yields the closed steps in order, and restarts.
 
-        None is a pause. Nothing else may be asked to change the stream before the end.
+        None is a pause. Do not change the stream otherwise before the generator ends.
         """
         self.seen_at = max(self.seen_at, batch.at)
         self._place = max(self._place, batch.place)
@@ -178,12 +178,12 @@ class Stream:
 
     @property
     def needed_from(self) -> float:
-        """When the first batch came that :meth:`state_dict` does not wholly cover."""
+        """Arrival of the first batch that :meth:`state_dict` does not fully cover."""
         return min((waiting.since for waiting in self._waiting.values()), default=self.seen_at)
 
     @property
     def covered_to(self) -> tuple[int, int]:
-        """Up to where of the log :meth:`state_dict` covers all batches wholly."""
+        """Place in the log up to which :meth:`state_dict` fully covers all batches."""
         if not self._waiting:
             return self._place
         position, seq = min(waiting.place for waiting in self._waiting.values())
@@ -191,16 +191,16 @@ class Stream:
 
     @property
     def may_be_saved(self) -> bool:
-        """Whether no batch waits to be known as a new start: a restart finds that anew."""
+        """Whether no batch waits as a possible new start; a service restart would find it again."""
         return not self._repeated
 
     def close_due(self, now: float) -> Iterator[Closed]:
-        """Close the steps that are complete or have been waited for long enough, in order."""
+        """Close, in order, the steps that are complete or timed out."""
         while self.is_due(now):
             yield self._close(self._order[0])
 
     def is_due(self, now: float) -> bool:
-        """Whether the first step that is not closed is complete, or waited for long enough."""
+        """Whether the first open step is complete or timed out."""
         if not self._waiting:
             return False
         waiting, n = self._waiting[self._order[0]], len(self.ranks)
@@ -214,16 +214,16 @@ class Stream:
         return n >= self._world > 0 or gathered or settled
 
     def _is_new_session(self, session: str, batch: Batch) -> bool:
-        """Whether a source names a start of the job that is not the one before."""
+        """Whether a source names another start of the job than before."""
         if session in ("", self.session) or self.last_step < 0:
             return False
         return bool(len(batch.steps)) and int(batch.steps.min()) <= self.last_step
 
     def _went_back(self, batch: Batch) -> list[Batch]:
-        """All batches since a return to a checkpoint, once that is sure; else none.
+        """All batches since a return to a checkpoint, once it is certain; else none.
 
-        Sure are :data:`RESTART_STEPS` steps of ranks that have sent them, or later ones, before. A
-        step that is late, or was repeated, is no return.
+        It is certain after :data:`RESTART_STEPS` steps from ranks that have sent these or later
+        steps before. A late or repeated step is no return.
         """
         old = batch.steps <= self.last_step
         if not old.all() or not len(batch.steps):
@@ -243,9 +243,9 @@ class Stream:
         return batches
 
     def _restart(self, at: float) -> Iterator[Ending]:
-        """Forget what the start before has told, and tell who was slow in it."""
+        """Reset the state of the previous start, and end its fail-slows."""
         if self.detector is not None and self._is_slow:
-            yield self._ending(self.detector, at, "slow until the job began anew")
+            yield self._ending(self.detector, at, "slow until the job restarted")
         self.start += 1
         self.last_step, self.detector, self.ongoing = -1, None, None
         self.ranks = np.zeros(0, dtype=np.int32)
@@ -260,7 +260,7 @@ class Stream:
         return self.pulse.overdue_s(now, self._step_s) is not None
 
     def take_hang(self, now: float) -> JobEvent | None:
-        """The step that does not end, with the ranks that have not sent what others have; once."""
+        """The hanging step with the ranks that have not sent it; reported once."""
         waited_s = self.pulse.overdue_s(now, self._step_s)
         if waited_s is None:
             return None
@@ -274,13 +274,13 @@ class Stream:
 
     @property
     def _step_s(self) -> float:
-        """Present step time, median of the ranks; nan where it is not known yet."""
+        """Current step time, median of the ranks; nan while unknown."""
         level_s = np.zeros(0) if self.detector is None else self.detector.level_s
         level_s = level_s[~np.isnan(level_s)]
         return float(np.median(level_s)) if len(level_s) else float("nan")
 
     def accept(self, at: float) -> Ending | None:
-        """Call the current level healthy; returns the end of the fail-slow, None where none is."""
+        """Accept the current level as healthy; returns the end of the fail-slow, if any."""
         if self.detector is None or not self._is_slow:
             return None
         ending = self._ending(self.detector, at, "slow until this level was accepted as healthy")
@@ -297,7 +297,7 @@ class Stream:
         slow = np.flatnonzero(detector.slow | (self.ongoing is not None))
         ranks = tuple(int(rank) for rank in self.ranks[slow])
         lost_s, step = float(detector.lost_s[slow].max()), self.last_step + 1
-        lost_s = lost_s if self.ongoing is None else float("nan")  # the detector knows a part of it
+        lost_s = lost_s if self.ongoing is None else float("nan")  # the detector knows a part
         event = JobEvent(
             "relief", step, step, ranks, of=len(self.ranks), factor=float("nan"), lost_s=lost_s
         )
@@ -305,7 +305,7 @@ class Stream:
         return Ending(event, text, at, self.start)
 
     def _join(self, ranks: npt.NDArray[np.int32], now: float) -> None:
-        """Make room for ranks not seen before."""
+        """Add new ranks."""
         new = np.setdiff1d(ranks, self.ranks)
         if not len(new):
             return
@@ -348,7 +348,7 @@ class Stream:
         if len(durations_s):
             row["median_s"], row["max_s"] = np.median(durations_s), durations_s.max()
             row["slowest"] = self.ranks[int(np.nanargmax(waiting.durations_s))]
-        if self.ongoing is not None:  # the detector's healthy level was slow before
+        if self.ongoing is not None:  # the detector's healthy level was slow
             events = [event for event in events if event.kind != "faster"]
         if self.ongoing is not None and self.ongoing.is_over(float(row["median_s"])):
             events += self._end_ongoing(step, self.ongoing.healthy_s)
@@ -356,7 +356,7 @@ class Stream:
         return Closed(row, tuple(events), self.ranks, waiting.durations_s)
 
     def _end_ongoing(self, step: int, healthy_s: float) -> list[Event]:
-        """All ranks are healthy again; since which step, and what was lost, nobody knows."""
+        """The relief of all ranks; its step and the loss are unknown."""
         self.ongoing, nan = None, float("nan")
         if self.detector is not None:
             self.detector.settle_level()
@@ -364,7 +364,7 @@ class Stream:
 
     @property
     def healthy_s(self) -> float:
-        """The healthy step time, median of the ranks; nan where it is not known yet."""
+        """Healthy step time, median of the ranks; nan while unknown."""
         if self.ongoing is not None:
             return self.ongoing.healthy_s
         healthy_s = np.zeros(0) if self.detector is None else self.detector.healthy_s
@@ -373,7 +373,7 @@ class Stream:
 
     @property
     def slow_since(self) -> int | None:
-        """The step since which ranks are slow, median of them; None if none is."""
+        """Median of the steps since which ranks are slow; None if no rank is slow."""
         if self.ongoing is not None:
             return self.ongoing.since_step
         slow = np.zeros(0, dtype=bool) if self.detector is None else self.detector.slow
@@ -382,7 +382,7 @@ class Stream:
         return int(np.median(self.detector.since_step[slow]))
 
     def state_dict(self) -> State:
-        """State of the closed steps, to go on from there: see :data:`STATE_SCHEMA`."""
+        """State of the closed steps, to continue from: see :data:`STATE_SCHEMA`."""
         return {
             "schema": STATE_SCHEMA,
             "version": STATE_VERSION,
@@ -405,7 +405,7 @@ class Stream:
 
     @classmethod
     def from_state_dict(cls, state: object) -> Stream:
-        """A stream that goes on where another stood.
+        """A stream that continues from a saved state.
 
         Raises:
             StateError: the state is of another schema or version, or a field does not fit.

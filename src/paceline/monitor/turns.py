@@ -1,4 +1,4 @@
-"""Work of many owners on one thread, in turns: who has much to do holds up nobody for long."""
+"""Work of many owners on one thread, in turns, so that none blocks the others for long."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from collections import deque
 from collections.abc import Generator
 
-#: A generator that yields when its turn is over.
+#: A generator that yields at the end of its turn.
 Work = Generator[None, None, None]
 
-#: A turn ends at the first pause after this time.
+#: A turn ends at its first pause after this time.
 TURN_S = 0.1
 
 
 class Turns:
-    """A line of work for each owner, worked off in order; the owners take turns.
+    """A queue of work for each owner, processed in order; the owners take turns.
 
-    A piece of work asks :meth:`is_over` often, and yields once that is so. Its begun work is
-    whole then, for whoever looks at it between two turns.
+    Work calls :meth:`is_over` often and yields once it is true. It yields only in a consistent
+    state, as other code may run between two turns.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int, deque[Work]] = {}  # in the order of their next turns
+        self._lines: dict[int, deque[Work]] = {}  # in order of their next turns
         self._ends = 0.0
 
     def __bool__(self) -> bool:
@@ -31,20 +31,20 @@ class Turns:
         return owner in self._lines
 
     def add(self, owner: int, work: Work) -> None:
-        """Let it wait behind what the owner has to do already."""
+        """Append work to the owner's queue."""
         self._lines.setdefault(owner, deque()).append(work)
 
     def is_over(self) -> bool:
-        """Whether the turn that goes on is over."""
+        """Whether the current turn is over."""
         return time.monotonic() >= self._ends
 
     def take(self) -> None:
-        """The next owner's turn; whose work is not done then is the last of the order."""
+        """Run the next owner's turn; an owner with work left moves to the end of the order."""
         owner = next(iter(self._lines))
         line = self._lines.pop(owner)
         self._ends = time.monotonic() + TURN_S
         try:
-            while next(line[0], self) is self:  # it has come to its end
+            while next(line[0], self) is self:  # the generator is finished
                 line.popleft()
                 if not line or self.is_over():
                     break
@@ -53,7 +53,7 @@ class Turns:
                 self._lines[owner] = line
 
     def drop(self) -> list[int]:
-        """Forget all that is not done; returns whose it was."""
+        """Drop all remaining work; returns its owners."""
         owners = list(self._lines)
         for line in self._lines.values():
             for work in line:

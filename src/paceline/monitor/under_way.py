@@ -1,4 +1,4 @@
-"""Batches that are being taken: the same batch, sent again meanwhile, waits for the first."""
+"""Batches being processed: a concurrent repetition of a batch waits for the first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class UnderWay:
-    """Keys of work that is going on in other threads."""
+    """Keys of work in progress in all threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -16,7 +16,7 @@ class UnderWay:
 
     @contextmanager
     def alone(self, key: Hashable) -> Iterator[None]:
-        """Wait until nobody works on the same key; nobody else does until the end."""
+        """Hold exclusive access to a key during the context."""
         with self._changed:
             while key in self._keys:
                 self._changed.wait()

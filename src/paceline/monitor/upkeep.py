@@ -1,4 +1,4 @@
-"""Requests by a person: analyse a session again, remove a session or a job."""
+"""Requests by users: analyse a session again, remove a session or a job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def analyse_again(service: Service, job: JobKey, session_id: int, sha256: str, by: Actor) -> None:
-    """Queue a session that is over; one that waits or runs is left to it.
+    """Queue a finished session again; a queued or running one is unchanged.
 
     Raises:
-        Refusal: its trace is gone.
+        Refusal: its trace was removed.
     """
     if not service.blobs.exists(trace_key(sha256)):
-        raise Refusal(409, "its trace is gone; push it again")
+        raise Refusal(409, "its trace was removed; push it again")
     if sessions.requeue(service.engine, session_id):
         subject, now = f"{session_id} of {job.name}", service.clock()
         note(service.engine, by, "session-queued", subject, project=job.project, at=now)
@@ -36,7 +36,7 @@ def analyse_again(service: Service, job: JobKey, session_id: int, sha256: str, b
 
 
 def remove_session(service: Service, job: JobKey, session_id: int, by: Actor) -> None:
-    """Remove a session with its results, and its trace where no other one has it."""
+    """Remove a session with its results, and its trace if no other session has it."""
     rows = _held(service, session_rows.c.id == session_id)
     subject, now = f"{session_id} of {job.name}", service.clock()
     with service.engine.begin() as connection:
@@ -49,7 +49,7 @@ def remove_session(service: Service, job: JobKey, session_id: int, by: Actor) ->
 
 
 def remove_job(service: Service, job: JobKey, by: Actor) -> None:
-    """Remove a job: sessions, events, alerts, step times. Its number is not given again."""
+    """Remove a job: sessions, events, alerts, step times. Its number is not reused."""
     rows = _held(service, session_rows.c.job_id == job.id)
     with service.engine.begin() as connection:
         largest = (stores.c.last_job < job.id) | stores.c.last_job.is_(None)
@@ -81,5 +81,5 @@ def _remove_blobs(service: Service, rows: Sequence[retained.Held]) -> None:
                 keys.append(trace_key(row.sha256))
             for key in keys:
                 service.blobs.delete(key)
-    except BlobsAway as away:  # `paceline admin gc` removes what belongs to nothing
+    except BlobsAway as away:  # `paceline admin gc` removes orphaned files
         log(logging.WARNING, "blobs left behind", sessions=len(rows), reason=str(away))

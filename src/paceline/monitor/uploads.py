@@ -1,4 +1,4 @@
-"""Resumable uploads of traces: chunks appended to a file, acknowledged once they are on disk."""
+"""Resumable uploads of traces: chunks are appended to a file, and acknowledged once on disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import sessions
 from paceline.monitor.store import uploads as rows
 
-#: Uploads at a time, and the space that they leave on the disk: so much, or that share of it.
+#: Most concurrent uploads, and the free disk space that they must leave: bytes, or a share.
 MAX_UPLOADS, SPARE_BYTES, SPARE_SHARE = 1000, 256 << 20, 0.05
-#: Time without a byte after which an upload is forgotten when room is wanted.
+#: Time without data after which an upload may be removed to make room.
 EMPTY_S = 600.0
 
-#: Formats by their first bytes: anything else is refused before it is kept.
+#: Formats by their first bytes; others are refused at once.
 _FORMATS = (b"PAR1", b'{"resourceSpans"')
 
 _BLOCK = 1 << 20
@@ -35,7 +35,7 @@ _BLOCK = 1 << 20
 class Uploads:
     """Begins, continues and ends uploads.
 
-    Raises, from its methods, :class:`Refusal` for what a client did wrong or has to wait for.
+    Methods raise :class:`Refusal` for a client's error, or if it has to wait.
     """
 
     def __init__(self, config: Config, engine: Engine, blobs: Blobs) -> None:
@@ -49,9 +49,9 @@ class Uploads:
     def begin(
         self, job_id: int, project: str, trace: Mapping[str, Any], now: float
     ) -> dict[str, Any]:
-        """{"session"} where the job has that trace already, else {"upload", "offset"}.
+        """{"session"} if the job already has that trace, else {"upload", "offset"}.
 
-        A session that failed is analysed again, with its trace where that is still here.
+        A failed session is analysed again, with its trace if that is still stored.
         """
         session = sessions.find(self._engine, job_id, trace["sha256"])
         if session is not None:
@@ -71,7 +71,7 @@ class Uploads:
         return {"upload": row["id"], "offset": self.offset(row["id"])}
 
     def offset(self, upload_id: str) -> int:
-        """Bytes that are here."""
+        """Bytes received."""
         try:
             return self._path(upload_id).stat().st_size
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class Uploads:
     async def put(
         self, row: Mapping[str, Any], offset: int, chunks: AsyncIterator[bytes], now: float
     ) -> int:
-        """Append what comes; returns how much is here, and on disk, now."""
+        """Append a chunk; returns the bytes now on disk."""
         with self._exclusive(row["id"]):
             n_stored = self.offset(row["id"])
             if offset != n_stored:
@@ -114,36 +114,35 @@ class Uploads:
         return n_stored + await run_in_threadpool(_write, descriptor, bytes(waiting))
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
-        """Check the content and make it a session; returns its number."""
+        """Check the content and create a session; returns its number."""
         with self._exclusive(row["id"]):
             path = self._path(row["id"])
-            # A caller that knows only a SHA-256 does not get the session: the bytes have to be
-            # here.
+            # Knowing the SHA-256 does not suffice for the session: the bytes must have been sent.
             self._check(row, path)
             twin = path.with_name(f"{path.name}.twin")
             twin.unlink(missing_ok=True)
             os.link(path, twin)
             self._blobs.take(twin, trace_key(row["sha256"]))
-            twin.unlink(missing_ok=True)  # it stays where the blob is this very file already
+            twin.unlink(missing_ok=True)  # it stays if the blob is the same file
             number = sessions.enqueue(self._engine, row["job_id"], row, now)
-            path.unlink()  # last: until then a crash leaves all that it takes to finish again
+            path.unlink()  # last, so that after a crash the upload can be finished again
             return number
 
     def adopt(self, job_id: int, path: Path, file_name: str, meta: Any, now: float) -> int:
-        """Make a file of ours a session and take it; returns the session's number."""
+        """Create a session of a local file, which is moved; returns the session's number."""
         size, sha256 = _digest(path)
         self._blobs.take(path, trace_key(sha256))
         trace = {"sha256": sha256, "size_bytes": size, "file_name": file_name, "meta": meta}
         return sessions.enqueue(self._engine, job_id, trace, now)
 
     def abandon(self, upload_id: str) -> None:
-        """Forget an upload and its bytes."""
+        """Remove an upload and its bytes."""
         with self._exclusive(upload_id):
             rows.remove(self._engine, upload_id)
             self._path(upload_id).unlink(missing_ok=True)
 
     def remove_strays(self) -> int:
-        """Remove the files of uploads that are no more; returns how many."""
+        """Remove files of removed uploads; returns their number."""
         numbers = rows.ids(self._engine)
         strays = [path for path in self.folder.iterdir() if path.name not in numbers]
         for path in strays:
@@ -151,14 +150,14 @@ class Uploads:
         return len(strays)
 
     def _check_room(self, size: int, project: str, now: float) -> None:
-        """Refuse what does not fit beside the uploads under way; one project may not take all."""
+        """Refuse an upload without room beside the others; one project may not take all room."""
         if size > self._config.max_upload_mib * MIB:
-            raise Refusal(413, f"a trace may have {self._config.max_upload_mib} MiB")
+            raise Refusal(413, f"a trace may have at most {self._config.max_upload_mib} MiB")
         under_way, to_come, own_to_come, n_own = 0, size, size, 0
         for number, owner, declared, touched in rows.declared_sizes(self._engine):
             received = self.offset(number)
             if not received and touched < now - EMPTY_S:
-                with suppress(Refusal):  # its first bytes are coming
+                with suppress(Refusal):  # its first bytes are arriving
                     self.abandon(number)
                 continue
             under_way += 1
@@ -173,15 +172,17 @@ class Uploads:
             or queued >= self._config.analysis_queue
         ):
             raise Refusal(
-                429, f"{under_way} uploads and {queued} traces wait; come again", retry_s=15
+                429,
+                f"{under_way} uploads and {queued} traces are waiting; try again later",
+                retry_s=15,
             )
         disk = shutil.disk_usage(self.folder)
         room = disk.free - min(SPARE_BYTES, SPARE_SHARE * disk.total)
         if to_come > room or (n_own and own_to_come > room / 2):
-            raise Refusal(507, "the disk is too full for this trace; come again", retry_s=60)
+            raise Refusal(507, "the disk is too full for this trace; try again later", retry_s=60)
 
     def _check(self, row: Mapping[str, Any], path: Path) -> None:
-        """Raise unless the file is what was declared; one that is not begins again."""
+        """Raise unless the file matches its declaration; a wrong one restarts."""
         here = self.offset(row["id"])
         if here < row["size_bytes"]:
             raise Refusal(409, f"{here} of {row['size_bytes']} bytes are here", offset=here)
@@ -198,7 +199,7 @@ class Uploads:
 
     @contextmanager
     def _exclusive(self, upload_id: str) -> Any:
-        """One request at a time works on an upload."""
+        """Allow one request at a time per upload."""
         with self._lock:
             if upload_id in self._busy:
                 raise Refusal(409, "another request works on this upload", retry_s=1)
@@ -210,7 +211,7 @@ class Uploads:
                 self._busy.discard(upload_id)
 
     def _path(self, upload_id: str) -> Path:
-        """The file of an upload; ids are looked up in the store first, so they are ours."""
+        """The file of an upload; the store has confirmed its id."""
         return self.folder / upload_id
 
 

@@ -1,1 +1,1 @@
-"""A running job stops at one collective and goes on: docs/pause.md has the protocol."""
+"""Pauses of a running job at one collective: docs/pause.md has the protocol."""

@@ -1,4 +1,4 @@
-"""The asker of a pause: docs/pause.md has the protocol, ``rules`` what the asker decides."""
+"""The requester (asker) of a pause: docs/pause.md has the protocol, ``rules`` its decisions."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from paceline.pause.records import (
 )
 from paceline.pause.rules import ENDED, Phase, judge, stop_number, undisturbed
 
-#: How often the asker looks, and how often it beats, in a thread of its own.
+#: Intervals of the asker's reads, and of its heartbeats, which have their own thread.
 _LOOK_S: Final = 0.05
 _BEAT_S: Final = 0.2
-#: Slots are read by as many threads: each is a round trip to a network file system.
+#: Threads that read slots, each a round trip to a network file system.
 _READERS: Final = 16
-#: How long the rate of collectives is measured, by which the margin is chosen.
+#: Time for measuring the rate of collectives, which determines the margin.
 _RATE_S: Final = 0.3
 _ATTEMPTS: Final = 3
-#: Collectives from the farthest rank to the stop, at least: those that a host queues ahead.
+#: Least collectives from the farthest rank to the stop, as hosts queue ahead.
 MARGIN: Final = 8
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long a pause may take.
+    """Time limits of a pause.
 
     Attributes:
-        hold_s: all stand.
-        arrive_s: the first to stand waits for the last.
-        answer_s: until all processes have answered; the plugin looks twice a second.
-        wait_s: until the first stands: an evaluation or a checkpoint may be under way.
-        silent_s: without a heartbeat of the asker the job goes on.
+        hold_s: time while all ranks are paused.
+        arrive_s: longest wait of the first paused rank for the last.
+        answer_s: time until all processes have answered; the plugin checks twice a second.
+        wait_s: time until the first rank stops, as an evaluation or a checkpoint may be running.
+        silent_s: time without a heartbeat of the asker after which the job continues.
     """
 
     hold_s: float = 20.0
@@ -71,10 +71,10 @@ class RankOutcome:
     """Outcome for one rank.
 
     Attributes:
-        rank: in the communicator; host, pid: its process.
-        state: the last one that it told of.
-        reason: why it went on, or did not stop.
-        stopped_s: how long it stood.
+        rank: rank in the communicator; host, pid: its process.
+        state: its last reported state.
+        reason: reason why it continued, or did not stop.
+        stopped_s: length of its pause, seconds.
     """
 
     rank: int
@@ -90,13 +90,13 @@ class Pause:
     """Outcome of a pause.
 
     Attributes:
-        held: all ranks stood at once, and for how long the asker let them.
-        undisturbed: none of them went on before it was told to.
-        number: collectives of the communicator after which they stopped; 0: nobody was asked to.
+        held: whether all ranks were paused at once for the requested time.
+        undisturbed: whether no rank continued before its release.
+        number: collective of the communicator after which they stopped; 0: no stop was requested.
         communicator: its identity.
-        held_s: from the last one's arrival to the end.
-        why: where it was not held or was disturbed; else "".
-        ranks: one each.
+        held_s: seconds from the last rank's arrival to the end.
+        why: reason if it was not held or was disturbed, else "".
+        ranks: outcome of each rank.
     """
 
     held: bool
@@ -108,11 +108,12 @@ class Pause:
     ranks: tuple[RankOutcome, ...]
 
 
-#: Called while all stand: the slots of the ranks, and a function that says whether they still do.
+#: Called while all ranks are paused, with their slots and a function that checks whether they still
+#: are.
 Work = Callable[[Sequence[Slot], Callable[[], bool]], object]
 
 
-#: Called before anyone stops; an exception of it ends the pause.
+#: Called before any rank stops; its exception ends the pause.
 Accept = Callable[[Sequence[Slot]], None]
 
 
@@ -124,11 +125,11 @@ def pause(
     accept: Accept = lambda slots: None,
     margin: int = MARGIN,
 ) -> Pause:
-    """Stop the job of a folder, let ``work`` run, and let the job go on.
+    """Stop the job of a folder, run ``work``, and continue the job.
 
-    Without ``work`` all stand ``hold_s``. With it they go on when it returns, at most ``hold_s``
-    later. ``work`` runs in a thread of its own. Where a rank had passed the number, the job is
-    asked again with a larger margin. ``margin`` is in collectives; a fast job's is larger.
+    Without ``work``, all ranks pause for ``hold_s``. With it, they continue when it returns, or
+    after ``hold_s``. ``work`` runs in its own thread. If a rank had passed the number, the request
+    is repeated with a larger margin. ``margin`` is in collectives, and larger for a fast job.
 
     Raises:
         PauseError: no job runs there, another pause runs, or the job cannot or must not stop.
@@ -145,7 +146,7 @@ def pause(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which no job can be paused.
+    """Refuse a folder without a job that can be paused.
 
     Raises:
         PauseError: no plugin has written there.
@@ -163,7 +164,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def _alone(control: Path) -> Iterator[None]:
-    """One asker at a time, by a lock that ends with its process, and by the other's heartbeat."""
+    """Allow one asker at a time, by a lock that ends with its process, and by heartbeats."""
     try:
         file: IO[bytes] = control.open("r+b")
     except OSError as error:
@@ -174,7 +175,7 @@ def _alone(control: Path) -> Iterator[None]:
         except BlockingIOError:
             raise PauseError(f"another pause of {control.parent.parent} is under way") from None
         except OSError:
-            pass  # a file system without locks: the heartbeat is left
+            pass  # a file system without locks: rely on the heartbeat
         before = load_control(control)
         if before and before.phase in ("ask", "stop", "held"):
             time.sleep(1.0)
@@ -202,7 +203,7 @@ class _Asker:
         self._failure: PauseError | None = None
 
     def run(self, work: Work | None, accept: Accept) -> Pause:
-        """All phases, one after the other."""
+        """Run all phases in order."""
         beating = threading.Thread(target=self._beat_on, daemon=True)
         with ThreadPoolExecutor(_READERS) as self._readers:
             try:
@@ -219,10 +220,10 @@ class _Asker:
             finally:
                 self._over.set()
 
-    # One look.
+    # One read.
 
     def say(self, phase: Phase, *, communicator: int | None = None, number: int = 0) -> None:
-        """Write a phase; what was decided stays."""
+        """Write a phase and keep earlier decisions."""
         with self._writing:
             self.control = replace(self.control, phase=phase)
             if communicator is not None:
@@ -230,10 +231,10 @@ class _Asker:
         self.beat()
 
     def beat(self) -> None:
-        """Show that the asker lives; give up where somebody else has written.
+        """Send a heartbeat; give up if another asker has written.
 
         Raises:
-            PauseError: the file is another's by now, or cannot be written.
+            PauseError: another asker owns the file, or it cannot be written.
         """
         path = self.place / CONTROL
         with self._writing:
@@ -277,10 +278,10 @@ class _Asker:
     # The phases.
 
     def _ask(self, accept: Accept) -> None:
-        """Ask, and decide where to stop.
+        """Send the request, and choose the place of the stop.
 
         Raises:
-            PauseError: not all ranks answer, or they cannot stop together.
+            PauseError: some ranks do not answer, or they cannot stop together.
         """
         began = time.monotonic()
         while True:
@@ -305,7 +306,7 @@ class _Asker:
         self.say("stop", communicator=chosen, number=number)
 
     def _wait(self) -> bool:
-        """Until all stand; False where that will not be."""
+        """Wait until all ranks are paused; False if they cannot be."""
         began = time.monotonic()
         while True:
             places = [slot.place for slot in self.look()]
@@ -327,7 +328,7 @@ class _Asker:
             time.sleep(_LOOK_S)
 
     def _hold(self, work: Work | None) -> None:
-        """While all stand."""
+        """Hold the pause."""
         self.say("held")
         self.held, began = True, time.monotonic()
         standing = True
@@ -353,7 +354,7 @@ class _Asker:
                 task.result()
 
     def _finish(self) -> Pause:
-        """Let all go on, and hear what each says of it."""
+        """Release all ranks, and read their outcomes."""
         if not self.held:
             self.say("cancel")
         until = time.monotonic() + self.times.answer_s
@@ -389,7 +390,7 @@ class _Asker:
         )
 
     def _silent(self) -> Slot | None:
-        """A process whose file has not moved: it died, or its file system hangs."""
+        """A process with an unchanged file, which died, or whose file system hangs."""
         silent = (slot for path, slot in self.slots.items() if self._is_silent(path))
         return next(silent, None)
 
@@ -405,10 +406,10 @@ def _try_read(path: Path) -> Slot | None:
 
 
 def common_communicator(slots: Sequence[Slot]) -> int | None:
-    """The communicator that all processes are the ranks of; of several the one with most calls.
+    """The communicator of all processes; of several, the one with the most calls.
 
-    None where there is none, a process cannot stop, or some have not answered yet. The first to
-    answer may be all ranks of a smaller group.
+    None without one, if a process cannot stop, or if some have not answered. The first to answer
+    may form a smaller group.
     """
     if not slots or any(slot.place.state != "published" for slot in slots):
         return None
@@ -427,9 +428,9 @@ def common_communicator(slots: Sequence[Slot]) -> int | None:
 
 
 def _largest(slots: Sequence[Slot]) -> int:
-    """Ranks of the job, as far as any process tells: of its largest communicator or by WORLD_SIZE.
+    """Number of the job's ranks, by the largest communicator or WORLD_SIZE of any process.
 
-    0: none tells of one.
+    0 if unknown.
     """
     told = [one.ranks for slot in slots for one in slot.communicators.values()]
     return max((*told, *(slot.world for slot in slots)), default=0)

@@ -17,7 +17,7 @@ EVENTS: Final = "events.jsonl"
 
 
 def text_of(pause: Pause) -> str:
-    """One sentence."""
+    """The event in one sentence."""
     if not pause.held:
         return f"not paused: {pause.why}"
     longest = max(one.stopped_s for one in pause.ranks)
@@ -29,7 +29,7 @@ def text_of(pause: Pause) -> str:
 
 
 def event_of(pause: Pause, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The event; ``more`` is what was found meanwhile."""
+    """The event; ``more`` has findings during the pause."""
     fields = asdict(pause)
     fields["communicator"] = f"{pause.communicator:#x}"
     return {
@@ -45,7 +45,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     """Append a line.
 
     Raises:
-        OutputError: the folder takes none.
+        OutputError: the folder cannot be written to.
     """
     path = folder / EVENTS
     try:

@@ -1,4 +1,4 @@
-"""The two files of a pause, as ``native/pause.c`` reads and writes them: docs/pause.md."""
+"""The two files of a pause, in the format of ``native/pause.c``: docs/pause.md."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Control:
 
     Attributes:
         pause: a random number.
-        phase: where the pause is.
-        beat: grows while the asker lives.
-        hold_ms: how long all shall stand.
-        arrive_ms: how long the first to stand waits for the others.
-        silent_ms: how long the asker may be silent.
-        communicator, number: after which collective all stop; 0 before that is known.
+        phase: phase of the pause.
+        beat: heartbeat count of the asker.
+        hold_ms: time while all ranks pause.
+        arrive_ms: longest wait of the first paused rank for the others.
+        silent_ms: longest silence of the asker.
+        communicator, number: collective after which all stop; 0 while unknown.
     """
 
     pause: int
@@ -44,7 +44,7 @@ class Control:
     number: int = 0
 
     def to_bytes(self) -> bytes:
-        """As it lies in the file."""
+        """The record's bytes in the file."""
         text = (
             f"paceline-pause 1 {self.pause:016x} {self.phase} {self.beat} {self.hold_ms} "
             f"{self.arrive_ms} {self.silent_ms} {self.communicator:016x} {self.number}"
@@ -54,7 +54,7 @@ class Control:
 
 
 def read_control(data: bytes) -> Control | None:
-    """The control file's content; None where there is none, or half of one."""
+    """The control file's content; None if missing or incomplete."""
     if len(data) != _CONTROL_BYTES:
         return None
     text, _, crc = data.decode("ascii", errors="replace").strip().rpartition(" ")
@@ -71,7 +71,7 @@ def read_control(data: bytes) -> Control | None:
 
 @dataclass(frozen=True)
 class Member:
-    """A process in one communicator: its rank there, of how many, and the collectives queued."""
+    """A process in a communicator: its rank, the number of ranks, and its queued collectives."""
 
     rank: int
     ranks: int
@@ -83,17 +83,17 @@ class Slot:
     """The record of one process.
 
     Attributes:
-        path: of its file.
-        pause: which it answers.
-        place: where it is in that.
+        path: path of its file.
+        pause: the pause that it answers.
+        place: its place in the pause.
         host, pid: the process.
-        rank: the launcher's RANK; -1 where it set none.
+        rank: the launcher's RANK; -1 if unset.
         allowed_s: the longest pause that it takes part in.
-        timeout_from: the timeout of which that is a third.
-        stopped_s: how long it stood.
-        communicators: identity -> its place in it.
-        beat: grows with each write.
-        world: the launcher's WORLD_SIZE; 0 where it set none.
+        timeout_from: name of the timeout, a third of which is ``allowed_s``.
+        stopped_s: length of its pause.
+        communicators: identity -> its membership.
+        beat: count of writes.
+        world: the launcher's WORLD_SIZE; 0 if unset.
     """
 
     path: Path
@@ -111,7 +111,7 @@ class Slot:
 
 
 def read_start(path: Path, room: int) -> bytes:
-    """The first bytes of a file, one more than ``room`` at most; the file may be anything.
+    """The first bytes of any file, at most ``room`` + 1.
 
     Raises:
         OSError: it cannot be read.
@@ -124,7 +124,7 @@ def read_start(path: Path, room: int) -> bytes:
 
 
 def load_control(path: Path) -> Control | None:
-    """The control file; None where it is empty, damaged or half written.
+    """The control file; None if empty, damaged or incomplete.
 
     Raises:
         OSError: it cannot be read.
@@ -133,7 +133,7 @@ def load_control(path: Path) -> Control | None:
 
 
 def read_slot(path: Path) -> Slot | None:
-    """A process's file; None where it is empty, damaged or half written.
+    """A process's file; None if empty, damaged or incomplete.
 
     Raises:
         OSError: it cannot be read.
@@ -178,7 +178,7 @@ def _slot(path: Path, content: Mapping[str, Any]) -> Slot:
 
 
 def write_in_place(path: Path, data: bytes) -> None:
-    """Rewrite a file whose name and size stay; its readers check the sum.
+    """Rewrite a file in place; its readers verify the checksum.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Decisions of the asker of a pause from the processes' records: no clock, no file.
+"""Decisions of a pause's asker, computed from the processes' records without clock and files.
 
 The exhaustive search over all interleavings (``tests/pause_model.py``) calls the same functions.
 """
@@ -10,22 +10,22 @@ from typing import Final, Literal, NamedTuple
 
 Phase = Literal["none", "ask", "stop", "held", "go", "cancel"]
 
-#: State of a process by its record: it waits for a decision, waits for its collective, stands
-#: still, had passed the number, is done, cannot.
+#: States of a process: it waits for a decision, waits for its collective, is paused, had passed the
+#: number, is done, or cannot stop.
 State = Literal["idle", "published", "armed", "arrived", "missed", "left", "refused"]
 
-#: A process of such a state takes no more part.
+#: States in which a process no longer takes part.
 ENDED: Final = ("missed", "left", "refused")
 
 
 class Place(NamedTuple):
-    """Where a process is in a pause.
+    """A process's place in a pause.
 
     Attributes:
-        state: how far it came.
-        number: collectives of the communicator: when it published, and where it stands.
-        signature: the collective after which it stands.
-        reason: why it left.
+        state: state of the process.
+        number: collective of the communicator, at publication or at the pause.
+        signature: the collective after which it is paused.
+        reason: reason for leaving.
     """
 
     state: State
@@ -35,15 +35,15 @@ class Place(NamedTuple):
 
 
 def stop_number(counts: Sequence[int], margin: int) -> int:
-    """The collective after which all stop: ahead of all that was published."""
+    """The collective after which all stop, beyond all published numbers."""
     return max(counts) + max(1, margin)
 
 
 def judge(phase: Phase, places: Sequence[Place]) -> Phase:
-    """The next phase; the same where there is nothing to decide.
+    """The next phase, or the same one without a decision.
 
-    A pause is held only when every process stands at the same collective. Where one cannot come
-    any more, or has gone, it is given up.
+    A pause is held only if every process is paused at the same collective. If a process cannot
+    arrive or has left, the pause is abandoned.
     """
     if phase not in ("stop", "held"):
         return phase
@@ -55,5 +55,5 @@ def judge(phase: Phase, places: Sequence[Place]) -> Phase:
 
 
 def undisturbed(places: Sequence[Place]) -> bool:
-    """Whether all stood still until they were told to go on."""
+    """Whether all were paused until their release."""
     return all(place.state == "left" and place.reason == "go" for place in places)

@@ -1,4 +1,4 @@
-"""All ranks of a job stand while processes beside it are validated; the result is an event."""
+"""Validation by separate processes while all ranks of a job are paused; the result is an event."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from paceline.pause.asker import MARGIN, Times, pause
 from paceline.pause.events import append_event, event_of
 from paceline.pause.records import Slot
 
-#: Left for the processes of a validation to end before the job goes on.
+#: Time for a validation's processes to end before the job continues.
 _END_S: Final = 1.0
 
-#: Of a validation that nobody sized: a job stands meanwhile.
+#: Default effort, small because the job is paused.
 _ROUNDS: Final = 3
 
-#: Measures as many ranks as the job has, on this machine, within some seconds.
+#: Measures the job's number of ranks on this machine within some seconds.
 Measure = Callable[[int, float], Measurements]
 
 
 def pause_and_validate(
     folder: Path, times: Times, measure: Measure, *, margin: int = MARGIN
 ) -> dict[str, Any]:
-    """Pause a job, measure meanwhile, and keep the event in ``events.jsonl`` of the folder.
+    """Pause a job, measure, and write the event to ``events.jsonl`` of the folder.
 
-    A validation that fails is in the event (``error``): the job goes on as after any other.
+    The event has the error of a failed validation (``error``); the job continues in any case.
 
     Args:
-        folder: what PACELINE_RECORD names in the job.
-        times: of the pause; ``measure`` is given ``hold_s`` less a second.
-        measure: what measures while all stand.
-        margin: as of :func:`pause`.
+        folder: the job's PACELINE_RECORD folder.
+        times: time limits of the pause; ``measure`` gets ``hold_s`` less a second.
+        measure: function that measures during the pause.
+        margin: margin as in :func:`pause`.
 
     Returns:
         The event (:func:`paceline.pause.events.event_of`), with ``measured``, ``verdict`` and its
         ``lines`` where there are some. The verdict counts where ``undisturbed`` is true.
 
     Raises:
-        PauseError: no job to pause, ranks on other hosts, or what :func:`pause` raises.
-        OutputError: the event cannot be kept.
+        PauseError: there is no job to pause, ranks are on other hosts, or as in :func:`pause`.
+        OutputError: the event cannot be written.
     """
     more: dict[str, Any] = {}
     result = pause(
@@ -60,19 +60,19 @@ def pause_and_validate(
 
 
 def measure_here(ranks: int, most_s: float) -> Measurements:
-    """Matrix products of as many processes, and the links of a ring of them: a short round.
+    """A short round: matrix products of that many processes, and the links of their ring.
 
     Raises:
-        DetectError: as of :func:`validate_local`.
+        DetectError: as in :func:`validate_local`.
     """
     return validate_local(ranks, effort=Effort(rounds=_ROUNDS, timeout_s=most_s))
 
 
 def check_hosts(slots: Sequence[Slot]) -> None:
-    """Refuse a job of which ranks run elsewhere: processes here say nothing of these hosts.
+    """Refuse a job with ranks on other hosts, which local processes cannot measure.
 
     Raises:
-        PauseError: there are some.
+        PauseError: some ranks run on other hosts.
     """
     here = socket.gethostname()
     away = sorted({slot.host for slot in slots if slot.host != here})

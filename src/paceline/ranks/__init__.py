@@ -1,4 +1,4 @@
-"""Reports of some ranks of a job, from their PyTorch profiles: no whole job, so no S."""
+"""Reports of single ranks from their PyTorch profiles; S would need the whole job."""
 
 from paceline.ranks.report import RankReport, RanksReport, StepReport, rank_report
 

@@ -23,18 +23,18 @@ LAUNCH_DELAY_S = 30e-6 - 0.5e-9
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where a window of a device's time went, seconds. The first six add up to the window.
+    """Uses of a device's time in a window, seconds. The first six add up to the window.
 
     Attributes:
         compute_s: at least one kernel computed.
         communication_exposed_s: communication, and nothing computed.
         memory_exposed_s: copies or sets of memory, neither computing nor communication.
         other_s: only other work of the device (MTIA's control of jobs).
-        idle_host_s: nothing ran, and the host had not launched what ran next: launch-bound.
-        idle_device_s: nothing ran, though what ran next was launched, or its launch is not told.
+        idle_host_s: nothing ran, and the host had not launched the next event: launch-bound.
+        idle_device_s: nothing ran, although the next event was launched, or its launch is unknown.
         communication_s: at least one kernel communicated, computing or not.
         memory_s: at least one copy or set ran.
-        idle_delay_s: the part of ``idle_device_s`` in gaps that a launch itself takes, under 30 us.
+        idle_delay_s: the part of ``idle_device_s`` in gaps of a launch itself, under 30 us.
     """
 
     compute_s: float
@@ -49,7 +49,7 @@ class Breakdown:
 
     @property
     def window_s(self) -> float:
-        """From the window's begin to its end."""
+        """Length of the window."""
         return (
             self.compute_s
             + self.communication_exposed_s
@@ -60,7 +60,7 @@ class Breakdown:
 
     @property
     def idle_s(self) -> float:
-        """Nothing ran."""
+        """Idle time."""
         return self.idle_host_s + self.idle_device_s
 
     @property
@@ -69,7 +69,7 @@ class Breakdown:
         return self.communication_s - self.communication_exposed_s
 
     def to_mapping(self) -> dict[str, float]:
-        """All of it by name."""
+        """All uses by name."""
         return {
             "window_s": self.window_s,
             "compute_s": self.compute_s,
@@ -90,9 +90,9 @@ class Timeline:
     """A device's events as sets of intervals, from which windows are cut."""
 
     def __init__(self, file: RankFile, events: npt.NDArray[np.bool_]) -> None:
-        """Take the events of a file that a mask chooses; at least one."""
+        """Use the events of a file that a mask selects, at least one."""
         start_s, end_s, work = file.start_s[events], file.end_s[events], file.work[events]
-        # From the most useful on: what each adds to those before it is exposed.
+        # From the most useful kind on: the time added by each is its exposed time.
         self._layers = [
             union(start_s[work <= last], end_s[work <= last])
             for last in (Work.COMPUTE, Work.COMMUNICATION, Work.MEMORY, Work.OTHER)
@@ -109,12 +109,12 @@ class Timeline:
         self.start_s, self.end_s = float(busy.start_s[0]), float(busy.end_s[-1])
 
     def breakdown(self, low_s: float | None = None, high_s: float | None = None) -> Breakdown:
-        """Where the time between two moments went; None: the first begin, the last end."""
+        """Uses of the time between two moments; None: the first begin, the last end."""
         low_s = self.start_s if low_s is None else low_s
         high_s = self.end_s if high_s is None else high_s
         covered_s = [layer.within(low_s, high_s).length_s for layer in self._layers]
         host_s, delay_s, idle_s = self._idle(low_s, high_s)
-        # Before the first and behind the last event nothing tells why the device is idle.
+        # Before the first and after the last event, the reason of idleness is unknown.
         outside_s = max(0.0, high_s - low_s - covered_s[-1] - idle_s)
         return Breakdown(
             compute_s=covered_s[0],
@@ -129,7 +129,7 @@ class Timeline:
         )
 
     def _idle(self, low_s: float, high_s: float) -> tuple[float, float, float]:
-        """Idle before a launch, idle behind one for a moment, and all of it in gaps; seconds."""
+        """Seconds idle before a launch, idle briefly after one, and idle in all gaps."""
         begin_s = self._gaps.start_s.clip(min=low_s)
         end_s = self._gaps.end_s.clip(max=high_s)
         gap_s = (end_s - begin_s).clip(min=0)
@@ -147,9 +147,9 @@ class StreamIdle:
     Attributes:
         stream: its number.
         n_events: kernels, copies and sets on it.
-        host_wait_s: gaps in which the host launched what came next.
-        kernel_wait_s: gaps of under 30 us though it was launched before.
-        other_s: longer ones: it waited for another stream, an event, or is not told.
+        host_wait_s: gaps in which the host launched the next event.
+        kernel_wait_s: gaps under 30 us although the event was launched before.
+        other_s: longer gaps: waits for another stream or an event, or unknown.
     """
 
     stream: int

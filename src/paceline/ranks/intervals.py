@@ -19,7 +19,7 @@ class Intervals(NamedTuple):
 
     @property
     def length_s(self) -> float:
-        """Their union."""
+        """Union with another set."""
         return float((self.end_s - self.start_s).sum())
 
     def within(self, low_s: float, high_s: float) -> Intervals:

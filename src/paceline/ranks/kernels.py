@@ -1,4 +1,4 @@
-"""Which kernels took a device's time, and how the host launched them."""
+"""Kernels by their share of a device's time, and their launches by the host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Kernel:
     """All events of one name.
 
     Attributes:
-        name: as the file has it.
+        name: name in the file.
         work: its purpose: ``compute``, ``communication``, ``memory`` or ``other``.
-        count: how many ran.
-        total_s: their durations together, seconds.
+        count: number of events.
+        total_s: sum of their durations, seconds.
         share: of the durations of all events of the device.
     """
 
@@ -40,14 +40,14 @@ class Launches:
 
     Attributes:
         count: events whose launch is in the file.
-        missing: events whose launch is not.
+        missing: events whose launch is not in the file.
         delay_median_s: from the launching call's end to the event's begin, seconds, at least 0 (as
             HTA's ``get_cuda_kernel_launch_stats``).
-        delay_p95_s: the same, of which 5% are longer.
+        delay_p95_s: the 95th percentile of the same.
         shorter_than_launch: share of events that are shorter than the call that launched them.
 
-    The last three are None without launches, and where most events begin before their call ends.
-    Such a call lasts as long as the work, and does not only launch it.
+    The last three are None without launches, or if most events begin before their call ends. Such a
+    call lasts as long as the work instead of only launching it.
     """
 
     count: int
@@ -83,7 +83,7 @@ def top_kernels(file: RankFile, events: npt.NDArray[np.bool_]) -> tuple[Kernel, 
 
 
 def launches(file: RankFile, events: npt.NDArray[np.bool_]) -> Launches:
-    """How a file's events were launched."""
+    """The launches of a file's events."""
     launched = events & ~np.isnan(file.launch_s)
     n = int(launched.sum())
     missing = int(events.sum()) - n

@@ -1,4 +1,4 @@
-"""Time of forwards, backwards and gradients of weights, where ranges of the host tell.
+"""Time of forwards, backwards and gradients of weights, by ranges of the host.
 
 Schedules such as DualPipe run them at once, so that communication of one direction hides behind
 computes of the other. An event of the device belongs to the innermost range that launched it.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from paceline.ranks.intervals import Intervals, at_once_s, union
 from paceline.sources.kineto.device import RankFile, Work
 
-#: The directions, as ranges write them.
+#: The directions, as named by ranges.
 WAYS = {"F": "forward", "B": "backward", "W": "weight"}
 
 Mask = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ class PassWork:
 
     Attributes:
         name: ``forward``, ``backward``, ``weight``, or the name of the ranges.
-        ranges: how many ranges launched it.
+        ranges: number of ranges that launched it.
         compute_s: at least one of its kernels computed.
         communication_s: at least one of its kernels communicated.
         communication_exposed_s: the part in which nothing of the device computed.
@@ -44,7 +44,7 @@ class PassWork:
 
     @property
     def communication_hidden_s(self) -> float:
-        """The part of the communication in which something computed."""
+        """The part of the communication during computing."""
         return self.communication_s - self.communication_exposed_s
 
 
@@ -53,7 +53,7 @@ class Passes:
     """The work of all directions.
 
     Attributes:
-        ways: forward, backward and weight, as far as there are ranges of them.
+        ways: forward, backward and weight, if they have ranges.
         ranges: the same by the name of the ranges, by their first one.
         any_s: time in which work of at least one direction ran.
         at_once_s: time in which work of two directions or more ran.
@@ -68,11 +68,11 @@ class Passes:
 
     @property
     def at_once_share(self) -> float:
-        """Of the time in which any direction ran, the share in which two or more did."""
+        """Share of the time of any direction in which two or more ran."""
         return self.at_once_s / self.any_s if self.any_s > 0 else 0.0
 
     def to_mapping(self) -> dict[str, Any]:
-        """All of it as JSON holds it."""
+        """The work as JSON values."""
         tables = {
             name: [
                 asdict(work) | {"communication_hidden_s": work.communication_hidden_s}
@@ -90,7 +90,7 @@ class Passes:
 
 
 def passes_of(file: RankFile, events: Mask) -> Passes | None:
-    """The work of each direction; None without ranges that tell it, or without launches.
+    """The work of each direction; None without ranges of directions, or without launches.
 
     Args:
         file: one rank's file.
@@ -134,14 +134,14 @@ def _innermost(file: RankFile) -> npt.NDArray[np.int64]:
     order = np.argsort(file.launch_s, kind="stable")  # nan: last
     sorted_s = file.launch_s[order]
     within = np.full(len(order), -1, dtype=np.int64)
-    for number, item in enumerate(file.passes):  # by start: what begins later lies inside
+    for number, item in enumerate(file.passes):  # by start, so that inner ranges come later
         low, high = np.searchsorted(sorted_s, [item.start_s, item.end_s])
         within[order[low:high]] = number
     return within
 
 
 class _Device:
-    """A device's events, to be cut by what they are for."""
+    """A device's events, to be divided by purpose."""
 
     def __init__(self, file: RankFile, events: Mask, way: npt.NDArray[np.str_]) -> None:
         self.file = file

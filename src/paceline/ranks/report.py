@@ -1,4 +1,4 @@
-"""The report of one rank's profile, and of several: what can be said without the whole job."""
+"""The reports of one or several ranks' profiles, without the whole job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.units import seconds
 #: Version of the JSON form; the next one when a field changes its meaning or is dropped.
 SCHEMA_VERSION = 1
 
-#: Communication times of ranks that differ by less than this are alike.
+#: Communication times of ranks that differ by less are equal.
 LEVEL_RATIO = 1.1
 
 
@@ -34,8 +34,8 @@ class StepReport:
     Attributes:
         number: as in ``ProfilerStep#N``.
         step_s: that range on the host, seconds.
-        device: from the first kernel that the step launched to the next step's first, or to the
-            last one's end; None where it launched none.
+        device: uses of the time from the step's first kernel to that of the next step, or to its
+            last kernel's end; None without kernels.
     """
 
     number: int
@@ -49,16 +49,17 @@ class RankReport:
 
     Attributes:
         path: the file.
-        rank: global rank; None where the file does not say.
-        world_size: ranks of the job; 0 = not told.
-        device_name: name of the device, and its process where a file has several; '' = not told.
-        steps: its ``ProfilerStep`` ranges; none where the job did not call ``prof.step()``.
-        device: from the first event of the device to the end of the last; None: it ran nothing.
+        rank: global rank; None if unknown.
+        world_size: number of the job's ranks; 0 = unknown.
+        device_name: name of the device, and its process if a file has several; '' = unknown.
+        steps: its ``ProfilerStep`` ranges; empty if the job did not call ``prof.step()``.
+        device: uses of the time from the device's first event to its last end; None without events.
         kernels: by their time, the longest first.
         streams: idle time of each stream.
         launches: how the host launched the device's work.
-        operators: on the host, outside of any other, by their time; only where ``device`` is None.
-        passes: forwards, backwards and gradients of weights, where ranges such as ``attn(F)`` tell.
+        operators: outermost operators on the host, by time; only if ``device`` is None.
+        passes: forwards, backwards and gradients of weights, if there are ranges such as
+            ``attn(F)``.
     """
 
     path: Path
@@ -75,12 +76,12 @@ class RankReport:
 
     @property
     def label(self) -> str:
-        """``rank 3``; the device where the file does not say the rank."""
+        """``rank 3``, or the device if the rank is unknown."""
         return f"rank {self.rank}" if self.rank is not None else self.device_name or "rank not told"
 
     @property
     def communication_s(self) -> float:
-        """Time in which the device communicated, seconds; 0 where it ran nothing."""
+        """Communication time of the device, seconds; 0 without events."""
         return 0.0 if self.device is None else self.device.communication_s
 
     def to_mapping(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class RanksReport:
 
     Attributes:
         ranks: one report per file.
-        notes: what the numbers cannot tell, and what more ranks would.
+        notes: limits of the numbers, and the use of more ranks.
     """
 
     ranks: tuple[RankReport, ...]
@@ -135,7 +136,7 @@ def rank_report(paths: str | Path | Sequence[str | Path], *, last_step: bool = T
 
     Args:
         paths: one file, or several of one job; gzip or not.
-        last_step: take the last ``ProfilerStep``, too; HTA leaves it out by default.
+        last_step: include the last ``ProfilerStep``, which HTA leaves out by default.
 
     Raises:
         TraceError: a file is unreadable or no profile, or two are of one rank or of several jobs.
@@ -176,7 +177,7 @@ def _report(file: RankFile, last_step: bool) -> RankReport:
 def _taken(file: RankFile, last_step: bool) -> npt.NDArray[np.bool_]:
     """[event] whether it counts.
 
-    As in HTA: of several steps what the host launched until their end; else all.
+    As in HTA: with several steps, the events launched until their end, else all.
     """
     if len(file.steps) < 2 or np.isnan(file.launch_s).all():
         return np.ones(len(file.start_s), dtype=bool)
@@ -204,7 +205,7 @@ def _steps(
 
 
 def _first_start_s(file: RankFile, step: Span, events: npt.NDArray[np.bool_]) -> float | None:
-    """When the device began the first that a step launched; without launches, within the range."""
+    """Begin of the first event that a step launched; without launches, within the range."""
     at_s = file.start_s if np.isnan(file.launch_s).all() else file.launch_s
     inside = events & (at_s >= step.start_s) & (at_s < step.end_s)
     return float(file.start_s[inside].min()) if inside.any() else None
@@ -269,7 +270,7 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
 
 
 def _waiting_notes(ranks: Sequence[RankReport]) -> Iterable[str]:
-    """How much of the communication may be waiting, as far as these ranks show it."""
+    """The part of the communication that may be waiting, according to these ranks."""
     if len(ranks) == 1:
         yield (
             "a communication kernel also runs while it waits for other ranks; which part of its "

@@ -35,7 +35,7 @@ class SequencePlan:
         before: the lengths as traced.
         after: the planned lengths: the same steps, replicas and microbatches.
         origin: [sequence of ``after``] its index in ``before.lengths``.
-        exchanged: [step] what is exchanged: "sequences"; whole "microbatches", if the limit of
+        exchanged: [step] the unit of exchange: "sequences"; whole "microbatches", if the limit of
             tokens leaves no room for more; or "nothing".
     """
 

@@ -21,7 +21,7 @@ from paceline.trace import Job
 #: Columns whose lowest and highest numbers describe a file's content.
 RANGED = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
-#: Files that writers put beside the data.
+#: Files that writers add to the data.
 _BESIDE = ("_", ".")
 
 Range = tuple[int, int]
@@ -54,7 +54,7 @@ class Dataset:
         values: [file] column -> its value, for columns in the names of folders.
         names: the columns of a trace that the files have.
         row_groups: row groups of all files.
-        stored: the files' metadata beside the rows.
+        stored: the files' metadata, without the rows.
         notes: notes on what was left out.
     """
 
@@ -376,7 +376,7 @@ def _check_pair(dataset: Dataset, one: int, other: int) -> None:
         tables = [read_rows(dataset, file, None, keys).select(keys) for file in (one, other)]
         joined = tables[0].join(tables[1], keys=keys, join_type="inner")
     except pa.ArrowException:
-        return  # of types that do not compare: reading says what is wrong with them
+        return  # of types that do not compare: reading reports the error
     if not joined.num_rows:
         return
     row = {name: joined.column(name)[0].as_py() for name in keys}

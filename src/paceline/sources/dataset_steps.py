@@ -74,7 +74,7 @@ def load(paths: Sequence[Path], options: Options) -> Trace:
 def load_stored(
     paths: Sequence[Path], options: Options, progress: Progress | None = None
 ) -> StoredTrace:
-    """The trace with its times on disk: for a step graph only, in little memory.
+    """The trace with its times on disk, with little memory use; only for a step graph.
 
     Args:
         paths: files and folders.
@@ -124,7 +124,7 @@ def load_stored(
                 progress(min(done, n_rows), n_rows)
 
     trace = store(blocks(), job, dataset.where)
-    pa.default_memory_pool().release_unused()  # what is made of the trace needs it
+    pa.default_memory_pool().release_unused()  # the trace's users need it
     return _finished(trace, dataset, ignored[0], options)
 
 

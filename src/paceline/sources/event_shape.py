@@ -10,7 +10,7 @@ from typing import Any, cast
 
 @dataclass(frozen=True)
 class EventShape:
-    """How events are made.
+    """Constructors of events.
 
     Attributes:
         decode: makes events of a list's JSON text; None without msgspec. Values of unexpected types
@@ -27,7 +27,7 @@ def event_shape(keys: tuple[str, ...], args: tuple[str, ...]) -> EventShape:
     """Events that have their values as attributes; None where an event lacks one.
 
     Args:
-        keys: of the events, whatever their values.
+        keys: keys of the events, with any values.
         args: keys of the object ``args`` in an event. The attribute ``collective_name`` of ``args``
             has the value of ``Collective name``.
 
@@ -42,7 +42,7 @@ def event_shape(keys: tuple[str, ...], args: tuple[str, ...]) -> EventShape:
         event: Any = make_dataclass("Event", (*keys, "args"), slots=True)
         decode = None
     else:
-        # Of these no cycles can be made, so the garbage collector need not look at them.
+        # These cannot form cycles, so the garbage collector may ignore them.
         some_args = defstruct(
             "Args",
             [(field, Any, None) for field in fields],

@@ -56,7 +56,7 @@ def number(values: Mapping[str, Any], name: str, where: str) -> float:
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object; empty where there is none."""
+    """An object; empty if missing."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 

@@ -23,7 +23,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The format's name."""
 
     @property
     def matches(self) -> Callable[[Path], bool]:
@@ -86,7 +86,7 @@ _NO_TRACE = (
 
 
 def _refuse_no_trace(path: Path, files: Sequence[Path]) -> None:
-    """Say where files without a trace belong, if ``path`` (a file or folder) has one of them."""
+    """The advice for a ``path`` (a file or folder) that has a format without a trace."""
     for file in files:
         for label, matches, advice in _NO_TRACE:
             if matches(file):

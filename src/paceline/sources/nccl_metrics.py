@@ -1,10 +1,10 @@
 """NCCL Inspector's files for Prometheus: mean times of collectives, a file per GPU.
 
 Format: ``inspectorPromWriteCollBucket`` and ``inspectorPromWriteP2pBucket`` of
-``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). A file is written anew every 30 s
-or more and holds the calls since the one before. Of each communicator, operation, range of sizes
-and algorithm it has the arithmetic mean of their times and the geometric mean of their bus
-bandwidths. Their number is not in it. The name of a file is that of its GPU.
+``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). A file is rewritten every 30 s or
+more and holds the calls since the one before. Of each communicator, operation, range of sizes and
+algorithm it has the arithmetic mean of their times and the geometric mean of their bus bandwidths.
+Their number is not in it. The name of a file is that of its GPU.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Mean:
     """The means of a bucket on a GPU.
 
     Attributes:
-        gpu: who measured them.
+        gpu: the measuring GPU.
         bucket: which calls.
         time_us: arithmetic mean of the calls' times; NaN where the file lacks it.
         bandwidth_gbs: geometric mean of their bus bandwidths, 10^9 bytes a second; NaN where the
@@ -94,7 +94,7 @@ class Mean:
 
 
 def matches(path: Path) -> bool:
-    """Whether a file is what the Inspector writes for Prometheus."""
+    """Whether a file is the Inspector's output for Prometheus."""
     return re.match(r"\s*nccl_(p2p_)?\w+\{version=", head(path)) is not None
 
 
@@ -156,7 +156,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Mean], list[str]]:
 
 
 def _read(path: Path) -> tuple[list[Mean], str, int]:
-    """Means of a file, its job, and how many buckets stand there twice."""
+    """Means of a file, its job, and the number of repeated buckets."""
     known = _FILE.fullmatch(path.name)
     uuid = known[1] if known else ""
     values: dict[tuple[Gpu, Bucket], list[list[float]]] = {}  # time and bandwidth: all values

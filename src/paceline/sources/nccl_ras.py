@@ -21,7 +21,7 @@ from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole, whole
 from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
 
-#: Of a status that is read whole: 10,000 ranks in 20 communicators each have about 130 MB.
+#: Largest status, which is read whole: 10,000 ranks in 20 communicators each need about 130 MB.
 MAX_BYTES = 1 << 30
 
 #: ``rasDumpCommsToJSON`` writes local time, without a zone.
@@ -128,7 +128,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class RasStatus:
-    """One answer of RAS.
+    """An answer of RAS.
 
     Attributes:
         path: the file.

@@ -192,7 +192,7 @@ def _read_steps(file: Any, steps: frozenset[int] | None, names: list[str]) -> An
     for group in range(file.num_row_groups):
         rows = file.read_row_group(group, columns=names)
         if not _is_number(rows.column("step").type):
-            return rows  # the door says what is wrong with it
+            return rows  # the reader reports the error
         groups.append(of_steps(rows, steps))
     table = pa.concat_tables(groups, promote_options="none") if groups else file.read(names)
     # No such step: read all, so that the error can name the steps.

@@ -25,7 +25,7 @@ class SpanOps:
     Attributes:
         rank: [op] the rank.
         step: [op] the step of the rank in which it starts; -1 if there is none.
-        kind: [op] its kind, as it was added.
+        kind: [op] its kind, as added.
         microbatch: [op] its number; -1 if it is not known.
         start_ns, end_ns: [op] times since 1970.
     """

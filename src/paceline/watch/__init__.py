@@ -1,4 +1,4 @@
-"""From the onset of a fail-slow to a plan, without a person: one running job is watched."""
+"""Automatic watch of a running job, from the onset of a fail-slow to a plan."""
 
 from paceline.watch.calls import CallsWatch, has_calls
 from paceline.watch.job import Watch

@@ -1,4 +1,4 @@
-"""One running job, watched through the calls that the NCCL plugin writes: period, onset, who."""
+"""Watch of a running job through the NCCL plugin's calls: period, onset, slow ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from paceline.trace.calls import CallLog
 from paceline.watch.examiner import Examine, Examiner
 from paceline.watch.news import News, NewsKind
 
-#: All calls are read again at each look, so the next waits this many times what the last took.
+#: Each look reads all calls again, so the pause before the next is this multiple of its time.
 _REST = 4.0
-#: Steps by which an event may begin earlier or later once more calls are read: it is the same.
+#: Steps by which the begin of the same event may move as more calls are read.
 _SAME_STEPS = 5
 
 
 def has_calls(folder: Path) -> bool:
-    """Whether the plugin writes there."""
+    """Whether the plugin writes to the folder."""
     return any(folder.glob(f"*{SUFFIX}"))
 
 
@@ -49,16 +49,17 @@ def _bytes_in(folder: Path) -> int:
 
 
 class CallsWatch:
-    """Looks at the folder of a job that runs the plugin; tells its news.
+    """Reads the folder of a job with the plugin, and reports news.
 
     Steps are counted from the first whole one in the newest files that each rank keeps.
 
     Args:
-        folder: what PACELINE_RECORD names.
-        overheads: strategy -> seconds that it costs once; None forbids it. Calls tell of no
-            microbatches and no placement, so a restart (S4) is all that is weighed against S1.
-        examine: pauses the job and validates its ranks; called at the look behind an onset.
-        stacks: of a hang, look where the processes on this host stand that have a rank.
+        folder: the job's PACELINE_RECORD folder.
+        overheads: strategy -> one-time cost in seconds; None forbids it. Calls show no microbatches
+            and no placement, so only a restart (S4) is compared with S1.
+        examine: function that pauses the job and validates its ranks; called at the look after an
+            onset.
+        stacks: whether to read the stacks of this host's ranks in a hang.
         clock: seconds since the epoch.
     """
 
@@ -76,17 +77,17 @@ class CallsWatch:
         self._last: tuple[CallLog, StepTimes] | None = None
         self._planner = TimesOnly({**OVERHEAD_S, **(overheads or {})}[RESTART])
         self._examiner = None if examine is None else Examiner(examine, clock)
-        self._suspects: set[int] | None = None  # of the fail-slow that is examined next
+        self._suspects: set[int] | None = None  # fail-slow to be examined next
         self._onset_s = 0.0
         self._read_bytes, self._next_s = -1, 0.0
         self._told: list[tuple[str, float]] = []  # kind, when the first slow step began
-        self._unnamed: list[float] = []  # when onsets began of which the next whole step says who
+        self._unnamed: list[float] = []  # begins of onsets without suspects
         self._is_watching = False
         self._step = 0
         self._who: list[Collection[int]] = []  # ranks of each suspect of the last onset
 
     def look(self) -> list[News]:
-        """Read the calls, and say what was not said before.
+        """Read the calls, and report what is new.
 
         Raises:
             TraceError: a file cannot be read.
@@ -105,14 +106,14 @@ class CallsWatch:
         try:
             steps = step_times(log)
         except DetectError:
-            return []  # too few calls yet
+            return []  # too few calls
         finally:
             self._next_s = began_s + _REST * (self._clock() - began_s)
         self._last = log, steps
         return [*self._watching(steps), *self._changes(log, steps)]
 
     def _hang(self, now_s: float) -> list[News]:
-        """A step that does not end, told once, with the ranks that lack the last calls."""
+        """A hanging step, reported once, with the ranks that lack the last calls."""
         if self._last is None:
             return []
         log, steps = self._last
@@ -166,7 +167,7 @@ class CallsWatch:
         return news
 
     def _ask(self, step: int) -> list[News]:
-        """The job is slow now, and was not before: it is examined at the next look."""
+        """Schedule the examination of a newly slow job for the next look."""
         if self._examiner is None or self._examiner.is_resting:
             return []
         self._suspects = {rank for ranks in self._who for rank in ranks}
@@ -203,7 +204,7 @@ class CallsWatch:
         return news
 
     def _say_late(self, event: JobEvent, since_s: float, steps: StepTimes) -> list[News]:
-        """News of the suspects, if they were not known when the onset was told."""
+        """News of the suspects, if these were unknown at the report of the onset."""
         apart_s = _SAME_STEPS * float(np.median(steps.duration_s))
         same = [began_s for began_s in self._unnamed if abs(began_s - since_s) <= apart_s]
         for began_s in same:
@@ -230,5 +231,5 @@ class CallsWatch:
 
 
 def _began_s(steps: StepTimes, step: int) -> float:
-    """When the first rank began a step."""
+    """Begin of a step on its first rank."""
     return float(steps.start_s[steps.step == max(step, int(steps.step.min()))].min())

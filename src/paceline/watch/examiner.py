@@ -1,4 +1,4 @@
-"""A job that became slow is paused, and its ranks are validated while all stand (docs/pause.md)."""
+"""Examination of a slow job: it is paused, and its ranks are validated (docs/pause.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from paceline.errors import PacelineError
 from paceline.watch.news import NewsKind
 
-#: Seconds from the end of one pause to the next: a level that comes and goes must not hold the job.
+#: Least seconds between pauses, so that an unstable level does not stop the job repeatedly.
 REST_S: Final = 600.0
 
 #: Pauses the job, validates, and returns the event (:mod:`paceline.pause.validation`).
@@ -17,7 +17,7 @@ Examine = Callable[[], Mapping[str, Any]]
 #: A kind of news, its text and its fields.
 Finding = tuple[NewsKind, str, dict[str, Any]]
 
-#: Of the event what news say themselves, and what is too long for a line.
+#: Fields of the event that news have themselves, or that are too long for a line.
 _LEFT_OUT: Final = ("kind", "at", "text", "lines", "measured")
 
 
@@ -25,7 +25,7 @@ class Examiner:
     """Pauses a job at most once in :data:`REST_S`.
 
     Args:
-        examine: pauses and validates.
+        examine: function that pauses and validates.
         clock: seconds since the epoch.
     """
 
@@ -35,13 +35,13 @@ class Examiner:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the last pause ended too short a time ago."""
+        """Whether the last pause ended too recently."""
         return self._ended_s is not None and self._clock() - self._ended_s < REST_S
 
     def examine(self, suspects: Collection[int]) -> Sequence[Finding]:
         """The outcome of a pause, and whether the validation confirms the suspected ranks.
 
-        The job goes on whatever happens, so what goes wrong is a finding, no exception.
+        The job continues in any case, so errors are findings instead of exceptions.
         """
         if self.is_resting:
             text = f"the last pause ended less than {REST_S / 60:.0f} minutes ago: no other now"

@@ -1,4 +1,4 @@
-"""One running job, watched through the folder that its recorder writes."""
+"""Watch of a running job through its recorder's folder."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ from paceline.watch.news import News, NewsKind
 from paceline.watch.plan import name_suspects, plan_of, read_steps
 from paceline.watch.rows import Rows
 
-#: Profiled steps that name who is slow, beyond the first slow one, which may be slow in part.
+#: Profiled steps needed for suspects, after the first slow one, which may be partly slow.
 PROFILED_STEPS = 4
-#: After this time without them, or without a validation, that is said.
+#: Time without these steps or a validation after which their absence is reported.
 PATIENCE_S = 60.0
-#: More than any job has: a damaged header.
+#: Largest number of ranks; a larger one shows a damaged header.
 _MAX_RANKS = 1_000_000
-#: Steps whose median says how long a step takes, and those whose times are known at an onset.
+#: Steps whose median is the step time, and steps with known times at an onset.
 _RECENT, _KNOWN = 20, 512
 
 
 class Watch:
-    """Looks at a job's folder; an onset is followed by who, a validation, and a plan.
+    """Reads a job's folder; after an onset it finds suspects, a validation, and a plan.
 
     Args:
-        folder: of the run.
-        collectives: call logs of the job, which name ranks, too.
-        overheads: strategy -> seconds that it costs once; None forbids it.
-        steps: profiled steps that are asked for.
-        validate: ask the job's validator (:mod:`paceline.hosts.periodic`) about the suspects.
-        examine: pauses the job and validates its ranks, where it has no validator.
-        stacks: of a hang, look where the job's processes on this host stand.
+        folder: folder of the run.
+        collectives: call logs of the job, which also show slow ranks.
+        overheads: strategy -> one-time cost in seconds; None forbids it.
+        steps: number of requested profiled steps.
+        validate: whether to request a validation of suspects from the job
+            (:mod:`paceline.hosts.periodic`).
+        examine: function that pauses a job without a validator and validates its ranks.
+        stacks: whether to read the stacks of the job's processes on this host in a hang.
         clock: seconds since the epoch.
     """
 
@@ -77,11 +78,11 @@ class Watch:
         self._rows: Rows | None = None
         self._detector: Detector | None = None
         self._step = -1
-        self._recent: list[float] = []  # seconds of the newest steps
+        self._recent: list[float] = []  # times of the newest steps
         self._episode: _Episode | None = None
 
     def look(self) -> list[News]:
-        """Read what the job has written since the last look, and act on it.
+        """Read the job's new data, and act on it.
 
         Raises:
             TraceError: a file cannot be read.
@@ -95,13 +96,13 @@ class Watch:
                 self._rows.add(rank, times)
         news += self._detect()
         if self._episode is None:
-            self._tail.forget(self._step)  # profiled steps of a healthy job name nobody
+            self._tail.forget(self._step)  # profiled steps of a healthy job have no suspects
         else:
             news += self._follow(self._episode)
         return [*news, *self._hang()]
 
     def _hang(self) -> list[News]:
-        """A step that does not end, told once; not of a job whose processes have all ended."""
+        """A hanging step, reported once, unless all processes of the job have ended."""
         if self._rows is None or not self._recent:
             return []
         step_s = float(np.median(self._recent[-_RECENT:]))
@@ -126,7 +127,7 @@ class Watch:
         return [replace(self._news("change", said["text"], said), details=tuple(event.details()))]
 
     def _begin(self, session: str) -> list[News]:
-        """A start of the job is seen for the first time; its ranks are known from then on."""
+        """Register a new start of the job, which determines its ranks."""
         if session == self._session or session != self._tail.session:
             return []
         ranks = self._ranks()
@@ -140,7 +141,7 @@ class Watch:
         return [self._news("watching" if is_first else "restart", text, {"ranks": ranks})]
 
     def _ranks(self) -> int:
-        """Of the job, as its files say."""
+        """Facts of the job from its files."""
         meta = self._tail.meta
         numbers = [meta.get(name) for name in ("world", "dp", "pp", "dp_rank", "pp_rank", "rank")]
         if not all(isinstance(number, int) for number in numbers):
@@ -164,7 +165,7 @@ class Watch:
         return news
 
     def _change(self, event: JobEvent) -> list[News]:
-        """An event of the detector: an episode begins, goes on, or ends."""
+        """Handle an event of the detector: an episode begins, continues, or ends."""
         news = []
         is_worse = event.kind == "worsening" and self._episode is not None and self._episode.is_over
         if event.kind in SLOW_KINDS and (self._episode is None or is_worse):
@@ -179,7 +180,7 @@ class Watch:
         return news
 
     def _follow(self, episode: _Episode) -> list[News]:
-        """The next step on the way to a plan, as far as its inputs are there."""
+        """Take the next step towards a plan, if its inputs are available."""
         if episode.is_to_pause and self._examiner is not None:
             episode.is_to_pause = False
             findings = self._examiner.examine(episode.suspected)
@@ -285,7 +286,7 @@ class Watch:
 
 
 class _Episode:
-    """A fail-slow that goes on, and how far it has been followed."""
+    """A current fail-slow, and the progress of its examination."""
 
     def __init__(self, onset: JobEvent, lasted_s: float, seen_s: float) -> None:
         self.onset = onset
@@ -299,15 +300,15 @@ class _Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is waited for: what worsens then may have another cause."""
+        """Whether its examination is finished; a later worsening may have another cause."""
         is_named = self.suspects is not None or self.is_given_up
         return is_named and self.asked_validation_s is None and not self.is_to_pause
 
     @property
     def suspected(self) -> set[int]:
-        """The ranks that were named."""
+        """The named ranks."""
         return {rank for suspect in self.suspects or () for rank in suspect.ranks}
 
     def after_s(self, now_s: float) -> float:
-        """Seconds since the first slow step began."""
+        """Seconds since the begin of the first slow step."""
         return self._lasted_s + max(now_s - self._seen_s, 0.0)

@@ -24,7 +24,7 @@ NewsKind = Literal[
     "plan",
 ]
 
-#: Below a line's text.
+#: Indent of details below a line.
 _INDENT = " " * 22
 
 
@@ -33,12 +33,12 @@ class News:
     """One step on the way from an onset to a plan.
 
     Attributes:
-        kind: which; "change" is an event of the detector.
-        at_s: when, seconds since the epoch.
-        step: the newest step of the job then.
-        text: in words.
-        after_onset_s: since the first slow step began; None outside of a fail-slow.
-        fields: what else JSON has.
+        kind: kind of news; "change" is an event of the detector.
+        at_s: time, seconds since the epoch.
+        step: newest step of the job at that time.
+        text: the news in words.
+        after_onset_s: seconds since the begin of the first slow step; None outside a fail-slow.
+        fields: further fields of the JSON.
         details: further lines for a terminal.
     """
 
@@ -51,7 +51,7 @@ class News:
     details: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it; a detector's event has its own ``kind``, as ``paceline detect``."""
+        """The news as JSON; a detector's event has its own ``kind``, as in ``paceline detect``."""
         return {
             "kind": self.kind,
             "step": self.step,
@@ -62,7 +62,7 @@ class News:
         }
 
     def line(self) -> str:
-        """For a terminal."""
+        """The news as text for a terminal."""
         clock = datetime.fromtimestamp(self.at_s).strftime("%H:%M:%S")
         after = "" if self.after_onset_s is None else f"+{self.after_onset_s:.1f} s"
         return "\n".join([f"{clock} {after:>9s}  {self.text}", *map(_INDENT.__add__, self.details)])

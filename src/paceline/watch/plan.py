@@ -28,7 +28,7 @@ def read_steps(tail: RecordingTail, steps: list[int]) -> Trace:
     """The trace of some profiled steps.
 
     Raises:
-        TraceError: they are no trace.
+        TraceError: the steps form no trace.
     """
     with TemporaryDirectory(prefix="paceline-watch-") as folder:
         tail.cut(steps, Path(folder) / "steps")
@@ -36,10 +36,10 @@ def read_steps(tail: RecordingTail, steps: list[int]) -> Trace:
 
 
 def name_suspects(onset: JobEvent, trace: Trace) -> tuple[JobEvent, Measured, WhatIf]:
-    """The onset with who is slow, and what that was found in.
+    """The onset with its suspects, and their source.
 
     Raises:
-        PacelineError: no graph follows from the trace, or it cannot be analysed.
+        PacelineError: the trace has no graph, or it cannot be analysed.
     """
     measured = from_trace(trace)
     result = analyze(measured)
@@ -52,11 +52,11 @@ def plan_of(
     """The planner's next actions if nothing changes: in words, and for JSON.
 
     Args:
-        trace: of slow steps.
-        measured: what was made of it. Of recorded programs the rules of a pipeline are taken in
-            their place, as what another share of microbatches would launch is not recorded.
-        result: its analysis.
-        overheads: strategy -> seconds that it costs once; None forbids it.
+        trace: trace of slow steps.
+        measured: the measured graph. A pipeline's rules replace recorded programs, which do not
+            show launches for another share of microbatches.
+        result: analysis of the trace.
+        overheads: strategy -> one-time cost in seconds; None forbids it.
     """
     try:
         if measured.graph.programmed:

@@ -1,4 +1,4 @@
-"""Step times of ranks whose files grow at different moments -> rows of steps, in order."""
+"""Assembly of ranks' step times, which arrive at different times, into rows of steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-#: Steps that a rank may be behind before the others go on without it.
+#: Largest lag of a rank, in steps, before others continue without it.
 _PATIENCE_STEPS = 50
 
 
 class Rows:
-    """One start of a job.
+    """The rows of a start of a job.
 
     Args:
-        ranks: of the job.
+        ranks: number of the job's ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -27,7 +27,7 @@ class Rows:
         self._closed = -1
 
     def add(self, rank: int, times: Iterable[tuple[int, float]]) -> None:
-        """Take (step, seconds) of a rank; steps that are closed are left out."""
+        """Add (step, seconds) of a rank; closed steps are left out."""
         for step, seconds in times:
             if step > self._closed and 0 <= rank < self.ranks:
                 row = self._open.setdefault(step, np.full(self.ranks, np.nan))
@@ -35,7 +35,7 @@ class Rows:
                 self._newest[rank] = max(step, self._newest.get(rank, -1))
 
     def close(self) -> Iterator[tuple[int, Array]]:
-        """(step, [rank] seconds) of the steps that all ranks have told, or gone past."""
+        """(step, [rank] seconds) of steps that all ranks have reported or passed."""
         newest = max(self._newest.values(), default=-1)
         present = [n for n in self._newest.values() if newest - n <= _PATIENCE_STEPS]
         is_whole = len(present) == self.ranks
@@ -45,9 +45,9 @@ class Rows:
             yield step, self._open.pop(step)
 
     def newest(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
-        """The newest step that a rank has told, [rank] numbers, and [step, rank] seconds of it.
+        """The newest reported step: [1] its number, [rank] numbers, and [1, rank] seconds.
 
-        Seconds are nan for ranks that have not told it; of a step that is closed they are 0.
+        Seconds are 0 for ranks with a report, else nan.
         """
         step = max(self._newest.values(), default=0)
         told = np.array([self._newest.get(rank, -1) >= step for rank in range(self.ranks)])

@@ -1,1 +1,1 @@
-"""Alerts: rules say when, channels say whom, a queue in the store sees that it is told."""
+"""Alerts: rules decide when, channels define receivers, a queue in the store ensures delivery."""

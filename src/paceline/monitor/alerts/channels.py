@@ -1,4 +1,4 @@
-"""Whom to tell: Alertmanager, Slack, any webhook, e-mail; ``pagers`` has more services.
+"""Channels for alerts: Alertmanager, Slack, webhooks, e-mail; ``pagers`` has more services.
 
 Only the standard library is needed.
 """
@@ -26,32 +26,32 @@ from paceline.errors import MonitorError
 from paceline.monitor.alerts.notice import Notice, title_of
 from paceline.monitor.log import without_secrets
 
-#: How long a channel may take to answer.
+#: Longest time for a channel's answer, seconds.
 TIMEOUT_S = 10.0
-#: Alertmanager forgets an alert that nobody repeats: so we do, and say when to give up on us.
+#: Alertmanager drops alerts that are not repeated, so they are repeated, with an expiry time.
 REPEAT_S, FORGET_S = 60.0, 900.0
-#: Notices shown in one message for people; of the others only how many they are.
+#: Most notices in one message for people; the rest is only counted.
 MAX_NOTICES = 10
 
 
 class Channel(Protocol):
-    """Somebody to be told.
+    """Interface of a channel.
 
     Attributes:
-        name: in the file and the log.
-        repeat_s: seconds after which a firing alert is told again; 0 = once.
+        name: its name in the file and the log.
+        repeat_s: seconds after which a firing alert is sent again; 0 = once.
     """
 
     @property
     def name(self) -> str:
-        """In the file and the log."""
+        """Its name in the file and the log."""
 
     @property
     def repeat_s(self) -> float:
-        """Seconds after which a firing alert is told again; 0 = never."""
+        """Seconds after which a firing alert is sent again; 0 = never."""
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts of one rule and status.
+        """Send notices of some alerts with the same rule and status.
 
         Raises:
             MonitorError: it did not arrive.
@@ -60,7 +60,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Webhook:
-    """Any program that takes JSON by POST.
+    """A webhook: any program that accepts JSON by POST.
 
     Attributes:
         name: of the channel.
@@ -76,7 +76,7 @@ class Webhook:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts; the same message has the same Idempotency-Key each time."""
+        """Send notices; the same message always has the same Idempotency-Key."""
         body = json.dumps(
             {
                 "version": 1,
@@ -102,7 +102,7 @@ class Slack:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts in one message."""
+        """Send notices in one message."""
         paragraphs = [f"*{_slack(title_of(notices))}*"]
         for notice in notices[:MAX_NOTICES]:
             *lines, url = notice.lines()
@@ -116,7 +116,7 @@ class Slack:
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """Prometheus' Alertmanager (API v2), which groups and routes by itself.
+    """Prometheus' Alertmanager (API v2), which groups and routes alerts itself.
 
     Attributes:
         name: of the channel.
@@ -130,7 +130,7 @@ class Alertmanager:
     repeat_s: float = REPEAT_S
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts."""
+        """Send notices."""
         body = json.dumps([_as_alertmanager(notice, now) for notice in notices]).encode()
         post(f"{self.url.rstrip('/')}/api/v2/alerts", body, self.headers)
 
@@ -180,7 +180,7 @@ class Email:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts in one mail."""
+        """Send notices in one mail."""
         message = self._message(notices, now)
         try:
             with self._connected() as server:
@@ -221,8 +221,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str], method: str = "POST"
     """Send JSON.
 
     Raises:
-        MonitorError: no answer, or one that is not 2xx. The message never holds the URL's path,
-            which is the secret of a hook.
+        MonitorError: there is no answer, or its status is not 2xx. The message never contains the
+            URL's path, which is the secret of a hook.
     """
     request = urllib.request.Request(
         url,
@@ -261,5 +261,5 @@ def _label(name: str) -> str:
 
 
 def rfc3339(at: float) -> str:
-    """Seconds since 1970 as RFC 3339 has them."""
+    """Seconds since 1970 in the form of RFC 3339."""
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Delivery: messages wait in the store until their channel has taken them, at least once each."""
+"""Delivery of messages, at least once: they wait in the store until their channel accepts them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from paceline.monitor.store.due import is_due
 from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.leases import LeaseLost
 
-#: Seconds to wait after the first failure, doubled each time, up to the longest.
+#: Seconds to wait after the first failure, doubled each time, and the longest wait.
 FIRST_WAIT_S, MAX_WAIT_S = 5.0, 900.0
-#: How old a message is when it is given up.
+#: Age at which a message is given up, seconds.
 GIVE_UP_S = 7 * 86_400.0
-#: How often a silenced message is looked at again, and how often the queue at the least.
+#: Seconds between checks of a silenced message, and longest time between checks of the queue.
 _SILENCED_S, _LOOK_S = 30.0, 5.0
-#: Messages that failed so often or oftener go together: by then they wait for the longest.
+#: From this number of failures on, messages are sent together, for all of them wait equally long.
 _MANY_ATTEMPTS = 8
 
 Row = dict[str, Any]
 
 
 class Courier(threading.Thread):
-    """Brings one channel its messages; a channel that hangs holds up no other.
+    """Delivers the messages of one channel; a hanging channel does not delay others.
 
     Args:
         service: has config, engine, clock and may_send.
@@ -47,7 +47,7 @@ class Courier(threading.Thread):
         self._woken, self._ended = threading.Event(), False
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Check the queue again."""
         self._woken.set()
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Courier(threading.Thread):
         self._woken.set()
 
     def run(self) -> None:
-        """Deliver until the end."""
+        """Deliver until stopped."""
         while not self._ended:
             wait_s = _LOOK_S
             try:
@@ -85,14 +85,14 @@ class Courier(threading.Thread):
         return min(_LOOK_S, max(0.05, next_at - now))
 
     def _due(self, rows: Sequence[Row], now: float) -> list[Row]:
-        """Those that are to be told now: not silenced ones, no end before the beginning."""
+        """Messages to send now: not silenced, and no end of an unannounced alert."""
         quiet = store.list_silences(self._service.engine, "*", now) if rows else []
         silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
-        # A receiver that never heard of an alert need not hear of its end.
+        # A receiver that got no begin of an alert needs no end.
         forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
-        # Nobody needs the cause of what is over.
+        # The cause of an ended alert is not needed.
         late = [r["id"] for r in rows if (r["status"], r["alert_status"]) == (UPDATED, RESOLVED)]
         forgotten += late
         if forgotten:
@@ -117,22 +117,22 @@ class Courier(threading.Thread):
         except MonitorError as error:
             self._failed(rows, str(error), now)
             return
-        except Exception as error:  # one message that cannot be sent should not hold up the others
+        except Exception as error:  # one failing message must not delay others
             logger.error("delivery", exc_info=error)
-            self._failed(rows, f"{type(error).__name__} in the service; its log says more", now)
+            self._failed(rows, f"{type(error).__name__} in the service; see its log", now)
             return
         next_at = now + self._channel.repeat_s
         store.mark(
             self._service.engine, ids, state="delivered", next_at=next_at, error=None, attempts=1
         )
         log(logging.INFO, "alert delivered", status=rows[0]["status"], **fields)
-        if rows[0]["status"] == FIRING:  # its end may be waiting behind it
+        if rows[0]["status"] == FIRING:  # its end may wait behind it
             self.wake()
 
     def _failed(self, rows: Sequence[Row], error: str, now: float) -> None:
         attempts = max(row["attempts"] for row in rows) + 1
         wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempts - 1, 20))
-        wait_s *= random.uniform(0.8, 1.2)  # not all at once where many wait for one server
+        wait_s *= random.uniform(0.8, 1.2)  # spread, if many wait for one server
         old = [row["id"] for row in rows if row["started_at"] < now - GIVE_UP_S]
         late = [row["id"] for row in rows if row["id"] not in old]
         values = {"attempts": attempts, "error": error, "next_at": now + wait_s}
@@ -182,10 +182,10 @@ class Courier(threading.Thread):
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Those that go in one message: of one project, rule, importance and status.
+    """Notices for one message: the same project, rule, importance and status.
 
-    A failed message goes with those that failed as often: a message that nobody takes holds up no
-    new one.
+    A failed message is grouped with messages of equally many failures, so that it does not delay
+    new ones.
     """
     order = (FIRING, UPDATED, RESOLVED)
 
@@ -198,7 +198,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _sayable(text: Any) -> Any:
-    """Without halves of surrogate pairs, which a client may have sent and no message can hold."""
+    """The text without half surrogate pairs, which clients may send but messages cannot contain."""
     return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
 

@@ -1,7 +1,7 @@
-"""The alerts of a service: what happened is judged by the rules, what they say is told.
+"""The alerts of a service: rules judge the state of jobs, and notices are sent.
 
-A rule is judged by the state that a job is in, not by the news alone: judging again changes
-nothing. So a restart judges all recent jobs, and what happened around it is not missed.
+A rule judges the state of a job, not single news, so judging again changes nothing. A restart
+judges all recent jobs and misses no change.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from paceline.monitor.store.queries import latest_meta
 from paceline.results.facts import cause_hosts, cause_place, gain
 from paceline.units import several
 
-#: How often all that fires is judged again.
+#: Seconds between judgements of all firing alerts.
 AGAIN_S = 300.0
-#: How far the row of a job lags behind its events; from then on it, too, says what goes on.
+#: Longest delay of a job's row behind its events; after it, the row is current, too.
 SETTLED_S = 30.0
-#: A fail-slow that is older than this at a start goes on only if the job's row says so.
+#: At a start, an older fail-slow continues only if the job's row has it.
 _OLD_S = 3600.0
-#: Onsets whose text one headline has, if their ranks are slow at once: the latest ones.
+#: Most onsets in one headline, the latest ones, if several ranks are slow at once.
 _TEXTS = 3
-#: How long to wait for a store that does not answer at the start.
+#: Longest wait for an unreachable store at the start, seconds.
 _RETRY_S = 5.0
-#: Jobs in which nothing happened within this time are not judged at the start.
+#: Age of the last news up to which a job is judged at the start.
 _RECENT_S = 14 * DAY_S
-#: Longest result of a session that is read for its findings.
+#: Largest result of a session that is read for its findings.
 _MAX_RESULT_BYTES = 64 << 20
 
 Row = dict[str, Any]
@@ -58,12 +58,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Where:
-    """Where an alert is, and what helps; None where that is not known.
+    """The place of an alert and its best remedy; None if unknown.
 
     Attributes:
-        place: in words, with the hosts.
-        hosts: only those, in words.
-        gain: of the best remedy.
+        place: as text, with the hosts.
+        hosts: only the hosts, as text.
+        gain: gain of the best remedy.
     """
 
     place: str | None = None
@@ -72,7 +72,7 @@ class Where:
 
 
 class Alerts:
-    """Judges and tells.
+    """Judges jobs by the rules and queues notices.
 
     Args:
         service: has config, engine, blobs, bus, clock and started_at.
@@ -85,15 +85,15 @@ class Alerts:
         self._service = service
         config = service.config
         self.settings = load_settings(config.alerts, config.silent_after_s)
-        self._lock = threading.Lock()  # one judgement at a time: none fires twice
+        self._lock = threading.Lock()  # one judgement at a time, so that no alert fires twice
         self._couriers: list[Courier] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._judged_at = 0.0
-        self._quiet: dict[str, set[int]] = {}  # of each rule about silence, at the last tick
+        self._quiet: dict[str, set[int]] = {}  # silent jobs of each rule at the last tick
 
     def start(self) -> None:
-        """Deliver what waits, and judge what happened while the service was away."""
+        """Deliver waiting messages, and judge changes from before the start."""
         self._ended.clear()
         self._couriers = [Courier(self._service, route) for route in self.settings.routes]
         self._thread = threading.Thread(target=self._catch_up, name="alerts", daemon=True)
@@ -101,7 +101,7 @@ class Alerts:
             thread.start()
 
     def stop(self) -> None:
-        """End; undelivered messages wait in the store for the next start."""
+        """Stop; undelivered messages wait in the store for the next start."""
         self._ended.set()
         for courier in self._couriers:
             courier.end()
@@ -114,13 +114,13 @@ class Alerts:
         self.judge(job_id, self._service.clock())
 
     def event(self, job_id: int, event_id: int) -> None:
-        """The detector said something of a job; the job's row follows."""
+        """The detector has an event of a job; the job's row follows later."""
         self.judge(job_id, self._service.clock(), settled=False)
 
     def tick(self, now: float) -> None:
-        """Time passed: judge the jobs that may have changed by that, and at times all that fires.
+        """Judge jobs that may have changed with time, and from time to time all firing alerts.
 
-        Meant to be called every few seconds.
+        Call it every few seconds.
         """
         firing = store.firing(self._service.engine)
         quiet = {
@@ -129,11 +129,11 @@ class Alerts:
             if rule.kind == "silent"
         }
         jobs: dict[int, bool] = {}
-        for name, job_ids in quiet.items():  # only those that fell silent, or no longer are
+        for name, job_ids in quiet.items():  # only jobs that fell silent or are no longer silent
             jobs.update(dict.fromkeys(job_ids ^ self._quiet.get(name, set()), True))
         if any(rule.kind == "fail-slow" and rule.lost_s for rule in self.settings.rules):
             slow = store.slow_jobs(self._service.engine, now - _OLD_S)
-            jobs.update(dict.fromkeys(slow, True))  # what they lost has grown
+            jobs.update(dict.fromkeys(slow, True))  # their losses have grown
         is_full_round = now - self._judged_at >= AGAIN_S
         kinds = {rule.name: rule.kind for rule in self.settings.rules}
         for row in firing:
@@ -150,7 +150,7 @@ class Alerts:
         self._quiet = quiet
 
     def _quiet_jobs(self, rule: Rule, firing: Sequence[Row], now: float) -> set[int]:
-        """Jobs that are quiet; soon after the start only those of which it was told before."""
+        """Silent jobs; soon after the start only jobs with an earlier alert."""
         first, last = now - rule.until_h * 3600, now - rule.after_s
         job_ids = set(store.quiet_jobs(self._service.engine, first, last))
         if self._service.started_at <= last:
@@ -158,12 +158,13 @@ class Alerts:
         return job_ids & {row["job_id"] for row in firing if row["rule"] == rule.name}
 
     def judge(self, job_id: int, now: float, *, settled: bool | None = None) -> None:
-        """Judge a job by all rules; alerts begin, go on or end.
+        """Judge a job by all rules; alerts begin, continue or end.
 
         Args:
-            job_id: which.
+            job_id: number of the job.
             now: seconds since 1970.
-            settled: the job's row has followed its events; None = if they are an hour old.
+            settled: whether the job's row has followed its events; None = yes if they are an hour
+                old.
         """
         with self._lock:
             row = store.facts_of(self._service.engine, job_id)
@@ -177,7 +178,7 @@ class Alerts:
             facts = Facts(job, latest, onset, now, relieved_at(job, events), since)
             fingerprints = [f"{rule.name}/{job_id}" for rule in self.settings.rules]
             fires = store.firing_of(self._service.engine, fingerprints)
-            has_ended = job["status"] == "ended"  # nobody can mend it
+            has_ended = job["status"] == "ended"  # no fix is possible
             for rule in self.settings.rules:
                 covers = rule.covers(job["project"], job["name"], job["labels"])
                 alarm = judge(rule, facts) if covers and not has_ended else None
@@ -236,9 +237,9 @@ class Alerts:
             courier.wake()
 
     def _where(self, alarm: Alarm, facts: Facts) -> Where:
-        """Out of the session's result, else by the ranks that are slow.
+        """The details of an alert, from the session's result or otherwise from the slow ranks.
 
-        The session that names their hosts need not be analysed yet: who is woken wants the host
+        A session with the hosts need not be analysed yet, for the person on call needs the host
         now.
         """
         if alarm.session_id is not None:
@@ -277,7 +278,7 @@ class Alerts:
         store.drop_channels(self._service.engine, channel_names)
         names = {rule.name for rule in self.settings.rules}
         for alert in store.firing(self._service.engine):
-            if alert["rule"] not in names:  # a rule that was removed
+            if alert["rule"] not in names:  # the rule was removed
                 store.resolve(self._service.engine, alert["fingerprint"], now, now)
         for job_id in store.recent_jobs(self._service.engine, now - _RECENT_S):
             if self._ended.is_set():
@@ -287,7 +288,7 @@ class Alerts:
 
 
 def _says(alert: Mapping[str, Any] | None, alarm: Alarm) -> bool:
-    """Whether an alert that fires says this already."""
+    """Whether a firing alert already has this content."""
     names = ("headline", "cause", "session_id")
     return alert is not None and all(alert[name] == getattr(alarm, name) for name in names)
 
@@ -295,12 +296,12 @@ def _says(alert: Mapping[str, Any] | None, alarm: Alarm) -> bool:
 def going_on(
     job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], *, settled: bool
 ) -> Row | None:
-    """The fail-slow of a job that goes on: all ranks that are slow, the latest onsets' text.
+    """The present fail-slow of a job: all slow ranks, with the texts of the latest onsets.
 
     Args:
         job: its row.
         events: its onsets and reliefs, the latest first.
-        settled: ``slow_since_step`` of the row has followed these events.
+        settled: whether ``slow_since_step`` of the row has followed these events.
     """
     onset = next((event for event in events if event["kind"] in SLOW_KINDS), None)
     if onset is None or job["status"] == "ended":
@@ -308,13 +309,13 @@ def going_on(
     if settled and job["slow_since_step"] is None:
         return None
     slow: dict[int, Mapping[str, Any]] = {}
-    for event in reversed(events):  # a start of the job is a relief of all
+    for event in reversed(events):  # a new start of the job is a relief of all ranks
         for rank in event["ranks"]:
             if event["kind"] in SLOW_KINDS:
                 slow[rank] = event
             else:
                 slow.pop(rank, None)
-    if not slow:  # the row knows of ranks that no event names (any more)
+    if not slow:  # the row has ranks that no event names (any more)
         return dict(onset) if settled else None
     event_of_text = {event["text"]: event for event in slow.values()}
     factors = [event["factor"] for event in event_of_text.values() if event["factor"] is not None]
@@ -328,13 +329,13 @@ def going_on(
 
 
 def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> float:
-    """When the latest relief was seen; -inf where there is none, or the job has ended."""
+    """Time of the latest relief; -inf without one, or if the job has ended."""
     reliefs = [event["at"] for event in events if event["kind"] in ("relief", "faster")]
     return max(reliefs, default=-math.inf) if job["status"] != "ended" else -math.inf
 
 
 def _hosts_of(meta: Mapping[str, Any], ranks: Sequence[int]) -> str | None:
-    """The hosts of ranks, as pushed with a trace; None where it says none."""
+    """The hosts of ranks from a pushed trace; None if unknown."""
     hosts = hosts_of(meta)
     names = dict.fromkeys(hosts[rank][0] for rank in ranks if rank in hosts)
     return several(list(names), 4) or None

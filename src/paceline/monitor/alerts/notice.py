@@ -1,4 +1,4 @@
-"""Message about an alert for a channel."""
+"""A message about an alert for a channel."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 FIRING, RESOLVED = "firing", "resolved"
-#: Of a message that an alert, which goes on, has a cause by now.
+#: Status of a message that a continuing alert now has a cause.
 UPDATED = "updated"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """An alert that began or ended, or whose cause became known.
+    """A notice that an alert began, ended, or got a known cause.
 
     Attributes:
         id: number of the alert.
         status: "firing" or "resolved".
-        rule, importance: which rule, and how important.
-        project, job: whose.
+        rule, importance: its rule and importance.
+        project, job: its project and job.
         headline: what happened.
-        cause, place, gain: suspected cause, where, and what the best fix gains; None = unknown.
-        url: page of the job (or of the session).
+        cause, place, gain: suspected cause, its place, and the gain of the best remedy; None =
+            unknown.
+        url: page of the job or of the session.
         started_at, ended_at: seconds since 1970.
-        labels: of the rule and the job.
-        runbook: URL of what to do about the cause; "" where nobody named one.
-        is_update: it was told before, without the cause.
+        labels: labels of the rule and the job.
+        runbook: URL of instructions for the cause; "" if none is set.
+        is_update: whether a notice without the cause was sent before.
     """
 
     id: int
@@ -49,11 +50,11 @@ class Notice:
 
     @property
     def key(self) -> str:
-        """The same for each time that the same thing is told."""
+        """Key of the message, equal for repetitions."""
         return f"{self.id}-{UPDATED if self.is_update else self.status}"
 
     def lines(self) -> list[str]:
-        """The notice in words."""
+        """The notice as lines of text."""
         pairs = [("Cause", self.cause), ("Where", self.place), ("Best fix", self.gain)]
         pairs.append(("Runbook", self.runbook))
         details = [f"{name}: {text}" for name, text in pairs if text] if self.is_firing else []
@@ -61,29 +62,29 @@ class Notice:
 
     @property
     def is_firing(self) -> bool:
-        """Whether it began."""
+        """Whether the alert began."""
         return self.status == FIRING
 
     @property
     def title(self) -> str:
-        """Which job and rule, in a line."""
+        """Job and rule in a line."""
         return f"[{self.heading}] {self.job}: {self.rule}"
 
     @property
     def heading(self) -> str:
-        """Its importance, or what else is told."""
+        """Its importance, or the kind of news."""
         if self.is_update:
             return "CAUSE"
         return self.importance.upper() if self.is_firing else "RESOLVED"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The notice in the form of JSON."""
         names = [name for name in self.__dataclass_fields__ if name != "labels"]
         return {**{name: getattr(self, name) for name in names}, "labels": dict(self.labels)}
 
 
 def job_url(base: str, project: str, job: str, session_id: int | None = None) -> str:
-    """The page of a job, showing one of its sessions."""
+    """URL of a job's page with one of its sessions."""
     query = {"project": project} | ({} if session_id is None else {"session": session_id})
     return f"{base}/jobs/{quote(job, safe='')}?{urlencode(query)}"
 

@@ -1,7 +1,7 @@
 """Services that page and chat: PagerDuty, Opsgenie, Microsoft Teams, Discord.
 
-Their fields and limits are as Alertmanager has them (68fb2d5: ``notify/pagerduty``,
-``opsgenie``, ``msteamsv2``, ``discord``).
+Their fields and limits follow Alertmanager (68fb2d5: ``notify/pagerduty``, ``opsgenie``,
+``msteamsv2``, ``discord``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
 OPSGENIE_URL = "https://api.opsgenie.com"
 
 _PRIORITY = {"critical": "P1", "warning": "P3", "info": "P5"}
-#: Colours of a message: of Discord's embeds, and of Teams' text blocks.
+#: Colours of messages: Discord's embeds and Teams' text blocks.
 _COLORS = {
     "critical": (0xC0392B, "Attention"),
     "warning": (0xD68910, "Warning"),
@@ -39,8 +39,8 @@ class PagerDuty:
 
     Attributes:
         name: of the channel.
-        routing_key: of the service's integration.
-        url: of another region.
+        routing_key: key of the service's integration.
+        url: URL of another region.
     """
 
     name: str
@@ -49,7 +49,7 @@ class PagerDuty:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of each alert; told twice it is one incident."""
+        """Send each notice; repetitions belong to the same incident."""
         for notice in notices:
             post(self.url, json.dumps(self._event(notice)).encode(), {})
 
@@ -84,8 +84,8 @@ class Opsgenie:
 
     Attributes:
         name: of the channel.
-        key: of the integration.
-        url: of another region.
+        key: key of the integration.
+        url: URL of another region.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Opsgenie:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of each alert; told twice it is one."""
+        """Send each notice; repetitions belong to the same alert."""
         headers = {"Authorization": f"GenieKey {self.key}"}
         for notice in notices:
             path, body = self._request(notice)
@@ -123,14 +123,14 @@ class Opsgenie:
 
 @dataclass(frozen=True)
 class Teams:
-    """A workflow of Microsoft Teams that takes a webhook ("Send webhook alerts to a channel")."""
+    """A workflow of Microsoft Teams with a webhook ("Send webhook alerts to a channel")."""
 
     name: str
     url: str
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts in one card."""
+        """Send notices in one card."""
         heading = {"weight": "Bolder", "size": "Medium", "color": _color(notices[0])[1]}
         blocks = [_block(_markdown(title_of(notices)), **heading)]
         blocks += [_block(text) for text in _paragraphs(notices)]
@@ -156,7 +156,7 @@ class Discord:
     repeat_s: float = 0.0
 
     def send(self, notices: Sequence[Notice], now: float) -> None:
-        """Tell of some alerts in one message, which mentions nobody whatever a job is called."""
+        """Send notices in one message, without mentions for any name of a job."""
         embed = {
             "title": _short(_markdown(title_of(notices)), _TITLE),
             "description": _short("\n\n".join(_paragraphs(notices)), _TEXT),
@@ -167,7 +167,7 @@ class Discord:
 
 
 def _alias(notice: Notice) -> str:
-    """The same for begin and end of an alert; other monitors' alerts have others."""
+    """Key of an alert, equal at its begin and end and unique among monitors."""
     host = urlsplit(notice.url).netloc
     return hashlib.sha256(f"{host} {notice.id}".encode()).hexdigest()[:32]
 
@@ -188,7 +188,7 @@ def _details(notice: Notice) -> dict[str, str]:
 
 
 def _paragraphs(notices: Sequence[Notice]) -> list[str]:
-    """One in Markdown for each notice."""
+    """A Markdown text for each notice."""
     paragraphs = []
     for notice in notices[:MAX_NOTICES]:
         *lines, url = notice.lines()
@@ -208,7 +208,7 @@ def _color(notice: Notice) -> tuple[int, str]:
 
 
 def _markdown(text: str) -> str:
-    """Text that shows as it is."""
+    """The text with Markdown escaped."""
     return _MARKDOWN.sub(r"\\\1", text)
 
 

@@ -1,4 +1,4 @@
-"""When to alert: rules in a YAML file, on top of defaults, and the judgement of each."""
+"""Rules for alerts: defaults and a YAML file, and the judgement of each rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.units import moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
-#: The label of a job that says how important its alerts are, whatever the rule says.
+#: The label of a job that sets the importance of its alerts, overriding rules.
 IMPORTANCE_LABEL = "importance"
 DAY_S = 86_400.0
 #: A session names the cause of a fail-slow if S - 1 is at least this share of its factor - 1.
@@ -30,24 +30,26 @@ def _require(condition: bool, field: str, expected: str) -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """When to alert.
+    """A rule for alerts.
 
     Attributes:
-        name: in messages, silences and the file.
+        name: its name in messages, silences and the file.
         kind: one of :data:`KINDS`.
-        importance: one of :data:`IMPORTANCES`; a job's label ``importance`` goes first.
-        labels: more labels of its alerts.
-        project, job: patterns (``*``, ``?``) that the job's must match.
-        match: labels that the job must have; values are patterns.
-        at_least: slowdown: the S of each of the last ``sessions``; regression: step time of the
-            latest session over the median of those before.
-        sessions: slowdown: how many in a row; regression: how many there must be before.
-        gpu_hours: fail-slow: more than these are at stake, over the next ``horizon_h`` hours.
-        lost_s: fail-slow: at least these seconds are lost so far; what costs less wakes nobody.
-        hold_s: fail-slow: over only this time after the relief: at the edge, reliefs and onsets
-            alternate, and are one alert.
-        after_s: silent: seconds without a step; until_h: hours until it is forgotten.
-        days: regression: days before the latest session whose sessions count.
+        importance: one of :data:`IMPORTANCES`; a job's label ``importance`` overrides it.
+        labels: additional labels of its alerts.
+        project, job: patterns (``*``, ``?``) for project and job.
+        match: required labels of the job; values are patterns.
+        at_least: slowdown: least S of each of the last ``sessions``; regression: least step time of
+            the latest session over the median of earlier ones.
+        sessions: slowdown: number of successive sessions; regression: least number of earlier
+            sessions.
+        gpu_hours: fail-slow: more GPU-hours than this are at stake over the next ``horizon_h``
+            hours.
+        lost_s: fail-slow: least seconds lost so far; cheaper ones give no alert.
+        hold_s: fail-slow: the alert ends this time after the relief. Near the threshold, reliefs
+            and onsets alternate and belong to one alert.
+        after_s: silent: seconds without a step; until_h: hours until the job is forgotten.
+        days: regression: days before the latest session with sessions to compare.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Rule:
             _require(getattr(self, name) >= 0, name, "0 or more")
 
     def explain(self) -> str:
-        """When it alerts, in words."""
+        """The rule's condition as text."""
         if self.kind == "slowdown":
             row = f"{self.sessions} sessions in a row" if self.sessions > 1 else "one session"
             return f"S of {self.at_least:g} or more in {row}"
@@ -95,7 +97,7 @@ class Rule:
         )
 
     def covers(self, project: str, job: str, labels: Mapping[str, Any]) -> bool:
-        """Whether the rule is for a job."""
+        """Whether the rule applies to a job."""
         fits = fnmatch.fnmatchcase
         return (
             fits(project, self.project)
@@ -104,7 +106,7 @@ class Rule:
         )
 
 
-#: The alert rules without a file: the issue's four.
+#: The default rules.
 DEFAULTS = (
     Rule("slow-job", "slowdown"),
     Rule("fail-slow", "fail-slow", "critical"),
@@ -115,14 +117,14 @@ DEFAULTS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """State of a job for the rules.
+    """The state of a job for the rules.
 
     Attributes:
         job: its row in the store.
-        sessions: rows of its analysed sessions of the last weeks, the latest first.
-        onset: the event of the fail-slow that goes on; None where there is none.
-        relieved_at: when the latest relief of a running job was seen; -inf where there is none.
-        watched_since: when the service began: nobody could be heard before.
+        sessions: rows of its analysed sessions in the last weeks, the latest first.
+        onset: the event of the present fail-slow; None without one.
+        relieved_at: time of the latest relief of a running job; -inf without one.
+        watched_since: start of the service, before which no news could arrive.
         now: seconds since 1970.
     """
 
@@ -136,15 +138,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Why to alert.
+    """The reason for an alert.
 
     Attributes:
         headline: what happened, in a sentence.
-        cause: suspected cause; None where nothing says it.
-        place: where; None where nothing says it.
-        session_id: the session that shows it.
-        gain: the action and its gain; None where the session says it.
-        ranks: those that are slow.
+        cause: suspected cause; None if unknown.
+        place: its place; None if unknown.
+        session_id: the session behind it.
+        gain: the action and its gain; None if the session has it.
+        ranks: the slow ranks.
     """
 
     headline: str
@@ -156,17 +158,17 @@ class Alarm:
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
-    """Whether a rule holds for a job now, and why."""
+    """Judge a job by a rule: the reason for an alert, or None."""
     return _JUDGES[rule.kind](rule, facts)
 
 
 def holds(rule: Rule, facts: Facts) -> bool:
-    """Whether an alert that fires goes on although the rule does not hold now."""
-    if rule.kind == "silent":  # the service began anew, and nothing was heard since
+    """Whether a firing alert continues although its rule does not hold now."""
+    if rule.kind == "silent":  # no news since the service restarted
         return _silent(rule, replace(facts, watched_since=-math.inf)) is not None
     if rule.kind != "fail-slow":
         return False
-    # A firing alert goes on from relief to onset, though each episode alone may lose little.
+    # A firing alert continues from relief to onset, even if each single episode loses little.
     is_slow = _fail_slow(replace(rule, lost_s=0.0), facts) is not None
     return is_slow or facts.now - facts.relieved_at < rule.hold_s
 
@@ -175,7 +177,9 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     latest = facts.sessions[: rule.sessions]
     if len(latest) < rule.sessions or any(not _at_least(s, rule.at_least) for s in latest):
         return None
-    if any(session["cause"] == "healthy" for session in latest):  # its S is passing variation
+    if any(
+        session["cause"] == "healthy" for session in latest
+    ):  # its S comes from passing variation
         return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
@@ -198,14 +202,14 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     if lost_so_far_s(onset, facts.job) < rule.lost_s:
         return None
     if at_stake is None:
-        cost = "how many GPU-hours are at stake is unknown (push the job's gpus)"
+        cost = "the GPU-hours at stake are unknown (push the job's gpus)"
     else:
         cost = f"{at_stake:,.0f} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
     ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
     slower = (
         f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
     )
-    # The loss when the event came: the headline of an alert stays as it is, and stays true.
+    # The loss at the time of the event, so that the alert's headline stays true.
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
@@ -225,9 +229,9 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
 
 
 def _next_act(n_ranks: int, is_all: bool) -> str:
-    """Action that a fail-slow asks for: ranks that wait for a slow one are as slow as it."""
+    """The advice for a fail-slow: ranks that wait for a slow rank are equally slow."""
     if n_ranks == 1 and not is_all:
-        return "take its host out, or let paceline validate confirm it"
+        return "take its host out of service, or confirm it with paceline validate"
     who = "which of them" if n_ranks and not is_all else "who"
     return f"paceline validate, or a trace, says {who} is slow"
 
@@ -235,7 +239,7 @@ def _next_act(n_ranks: int, is_all: bool) -> str:
 def _session_that_explains(
     sessions: Sequence[Mapping[str, Any]], onset: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """The latest session since an onset whose S has :data:`EXPLAINS` of its loss, with a cause."""
+    """The latest session since an onset with a cause and an S that explains :data:`EXPLAINS`."""
     least = 1 + EXPLAINS * (onset["factor"] - 1)
     for session in sessions:
         if session["created_at"] < onset["at"]:
@@ -246,30 +250,30 @@ def _session_that_explains(
 
 
 def _n_ranks(job: Mapping[str, Any]) -> int:
-    """Ranks of a job, one a GPU; 0 where nobody said so."""
+    """Number of ranks of a job, one per GPU; 0 if unknown."""
     return int(job["gpus"] or 0)
 
 
 def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
-    """Seconds that a fail-slow has cost when its job was last seen.
+    """Seconds that a fail-slow has cost until its job was last seen.
 
-    The event says those until it was sure. Since then each step takes longer than the healthy one;
-    where that is not known, a share of all time is lost.
+    The event has the loss until detection. Since then each step takes longer than the healthy step.
+    If that is unknown, a share of all time is lost.
     """
     lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
     if factor <= 1:
         return lost_s
     if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
-        # Not by the clock: steps may come later than they ran, and pauses are no loss.
+        # Not by the clock: steps may arrive late, and pauses are no loss.
         steps = int(job["last_step"]) - int(onset["step"])
         return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
     return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
-    """Waste of a fail-slow if nobody acts: all GPUs wait for the slowest.
+    """GPU-hours that a fail-slow wastes without action: all GPUs wait for the slowest.
 
-    None where the number of GPUs is not known.
+    None if the number of GPUs is unknown.
     """
     if gpus is None:
         return None
@@ -283,7 +287,7 @@ def _silent(rule: Rule, facts: Facts) -> Alarm | None:
         return None
     if not rule.after_s <= quiet_s < rule.until_h * 3600:
         return None
-    # The step, not the time that passes: the headline of an alert should stay as it is.
+    # The step instead of the elapsed time, so that the headline does not change.
     return Alarm(
         f"No step for {_duration(rule.after_s)}; the last one was {job['last_step']:,}.",
         "silent",
@@ -325,10 +329,10 @@ _JUDGES = {
 
 
 def rules_of(section: Section, silent_after_s: float) -> tuple[Rule, ...]:
-    """The rules of a file's section ``rules``, on top of the defaults; ``name: false`` removes one.
+    """The rules of a file's section ``rules``, added to the defaults; ``name: false`` removes one.
 
     Raises:
-        MonitorError: one is wrong; the message names file and line.
+        MonitorError: a rule is wrong; the message names file and line.
     """
     rules = {rule.name: rule for rule in default_rules(silent_after_s)}
     for name in section.nodes:
@@ -342,7 +346,7 @@ def rules_of(section: Section, silent_after_s: float) -> tuple[Rule, ...]:
 
 
 def default_rules(silent_after_s: float) -> tuple[Rule, ...]:
-    """The rules without a file; a job is silent after the time of the settings."""
+    """The default rules; a job is silent after the time in the settings."""
     return tuple(
         replace(rule, after_s=silent_after_s or rule.after_s) if rule.kind == "silent" else rule
         for rule in DEFAULTS

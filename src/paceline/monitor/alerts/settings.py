@@ -1,4 +1,4 @@
-"""The file of alerts: rules, channels, and which alerts go where."""
+"""The file of alerts: rules, channels, and routes between them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from paceline.monitor.alerts.rules import IMPORTANCES, KINDS, Rule, default_rule
 from paceline.monitor.file_texts import text_of, texts_of
 from paceline.results.words.names import CAUSES
 
-#: Alerts of one rule that begin within this time are told in one message.
+#: Alerts of one rule that begin within this time share a message.
 GROUP_WAIT_S = 10.0
 _ROUTE = ("rules", "projects", "importance")
 
 
 @dataclass(frozen=True)
 class Route:
-    """A channel and its messages.
+    """A channel with the alerts that it gets.
 
     Attributes:
-        channel: whom to tell.
-        rules, projects: patterns; an alert must match one of each.
-        importance: the least that it is told.
+        channel: the channel.
+        rules, projects: patterns; an alert must match one pattern of each list.
+        importance: least importance of its alerts.
     """
 
     channel: Channel
@@ -44,7 +44,7 @@ class Route:
     importance: str = "info"
 
     def takes(self, rule: str, project: str, importance: str) -> bool:
-        """Whether it is told of such an alert."""
+        """Whether the channel gets such an alert."""
         return (
             any(fnmatch.fnmatchcase(rule, pattern) for pattern in self.rules)
             and any(fnmatch.fnmatchcase(project, pattern) for pattern in self.projects)
@@ -52,7 +52,7 @@ class Route:
         )
 
     def explain(self) -> str:
-        """Its alerts in words: ``fail-slow of the projects core, vision; warning or more``."""
+        """Its alerts as text: ``fail-slow of the projects core, vision; warning or more``."""
         words = "all alerts" if "*" in self.rules else ", ".join(self.rules)
         if "*" not in self.projects:
             plural = "s" * (len(self.projects) > 1 or "*" in self.projects[0])
@@ -67,8 +67,8 @@ class Settings:
     Attributes:
         rules: in order.
         routes: the channels.
-        group_wait_s: how long a message waits for others of its rule.
-        runbooks: cause -> URL of what to do; "default" for all others.
+        group_wait_s: seconds that a message waits for others of its rule.
+        runbooks: cause -> URL of instructions; "default" for all others.
     """
 
     rules: tuple[Rule, ...]
@@ -77,7 +77,7 @@ class Settings:
     runbooks: Mapping[str, str] = field(default_factory=dict)
 
     def runbook(self, cause: str | None) -> str:
-        """URL of what to do about a cause; "" where nobody named one."""
+        """URL of instructions for a cause; "" if none is set."""
         return self.runbooks.get(cause or "", self.runbooks.get("default", ""))
 
 
@@ -85,7 +85,7 @@ def load_settings(path: str, silent_after_s: float) -> Settings:
     """The settings of a file; "" = the default rules and no channel.
 
     Raises:
-        MonitorError: something in it is wrong; the message names file and line.
+        MonitorError: the file is wrong; the message names file and line.
     """
     if not path:
         return Settings(default_rules(silent_after_s))
@@ -106,7 +106,7 @@ def _runbooks(section: Section) -> dict[str, str]:
     known = (*CAUSES, *KINDS, "default")
     for cause in section.nodes:
         if cause not in known:
-            section.fail(cause, f"is no cause; known are {', '.join(known)}")
+            section.fail(cause, f"is an unknown cause; known are {', '.join(known)}")
         if not section.text(cause).startswith(("http://", "https://")):
             section.fail(cause, "must be a URL with http:// or https://")
     return {cause: section.text(cause) for cause in section.nodes}

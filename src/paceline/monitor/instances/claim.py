@@ -1,4 +1,4 @@
-"""The store of several instances: whose it is, and what they share."""
+"""The shared store of several instances: its ownership and its shared secrets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paceline.errors import MonitorError
 from paceline.monitor.store import step_log
 from paceline.monitor.store.tables import jobs, stores
 
-#: Of the logins' cookies, in the data folder.
+#: Name of the key file of the logins' cookies in the data folder.
 COOKIE_KEY = "cookie.key"
 
 
 def claim(engine: Engine, now: float) -> str:
-    """The store's name; one that is new, or without step times, is shared from now on.
+    """The store's name; a new store, or one without step times, is shared from now on.
 
     Raises:
         MonitorError: its step times lie in the data folder of a single process.
     """
     with engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))  # one at a time
+        connection.execute(text("SELECT pg_advisory_xact_lock(7261634)"))  # one instance at a time
         row = connection.execute(select(stores.c.name, stores.c.several)).first()
         if row is None:
             name = secrets.token_hex(16)
@@ -34,15 +34,15 @@ def claim(engine: Engine, now: float) -> str:
             has_steps = select(jobs.c.id).where(jobs.c.last_step.is_not(None)).limit(1)
             if connection.execute(has_steps).first() is not None:
                 raise MonitorError(
-                    "the step times of this store lie in the data folder of one service; several "
-                    "instances need a store of their own"
+                    "the step times of this store are in the data folder of one service; several "
+                    "instances need another store"
                 )
             connection.execute(update(stores).values(several=True))
         return str(row.name)
 
 
 def share_cookie_key(engine: Engine, data: Path) -> None:
-    """Let a login be good on all instances: the key of this folder is that of the store."""
+    """Use the store's key in this folder, so that a login is valid on all instances."""
     path = data / COOKIE_KEY
     own = path.read_bytes() if path.is_file() else secrets.token_bytes(32)
     key = step_log.shared_key(engine, COOKIE_KEY, own)

@@ -1,4 +1,4 @@
-"""Step times into the log that instances share: many requests, one transaction."""
+"""Writes step times into the shared log: many requests in one transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.monitor.step_files import Batch, encode
 from paceline.monitor.store import step_log
 from paceline.monitor.store.step_log import NewBlock
 
-#: Batches and bytes of one transaction.
+#: Most batches and bytes of one transaction.
 _MOST, _MOST_BYTES = 1000, 16 << 20
 
 _Waiting = tuple[NewBlock, Future[bool]]
@@ -25,11 +25,11 @@ class JobGone(Refusal):
     """The job was removed while its steps came."""
 
     def __init__(self) -> None:
-        super().__init__(503, "the job was removed; come again", retry_s=1)
+        super().__init__(503, "the job was removed; try again later", retry_s=1)
 
 
 class LogWriter:
-    """Writes what waits in one transaction, while the next ones gather."""
+    """Writes waiting batches in one transaction, while the next ones gather."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,17 +37,17 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="paceline-log", daemon=True)
 
     def start(self) -> None:
-        """Write what comes."""
+        """Start writing."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, and end."""
+        """Write waiting batches, and stop."""
         if self._thread.ident is not None:
             self._queue.put(None)
             self._thread.join()
 
     def append(self, job_id: int, batch: Batch) -> Future[bool]:
-        """Whether a batch is new, once it is in the log; raises what the database raised."""
+        """Whether a batch is new, once it is in the log; raises errors of the database."""
         block = NewBlock(job_id, shard_of(job_id), batch.key(), encode(batch))
         future: Future[bool] = Future()
         self._queue.put((block, future))
@@ -88,5 +88,5 @@ class LogWriter:
                 future.set_exception(error)
         else:
             for block, future in waiting:
-                # Of two alike in one transaction both are told that they are new: both are there.
+                # Two equal batches in one transaction both count as new, for both are stored.
                 future.set_result((block.job_id, block.key) in new)

@@ -30,19 +30,19 @@ from paceline.monitor.store import news, step_log
 from paceline.monitor.store.database import hold_nothing_up
 from paceline.monitor.store.jobs import JobKey
 
-#: Sessions done since then are judged again by who sends the alerts: workers do not judge.
+#: The instance that sends alerts judges sessions finished since then, for workers do not judge.
 _DONE_S = 30.0
-#: Open pages are told of changes since then, every few seconds: of some twice.
+#: Open pages get changes since then, every few seconds, some of them twice.
 _NEWS_S = 8.0
-#: Time that the database may take to write step times.
+#: Time limit for writing step times to the database.
 _WRITE_S = 60.0
 
 
 class Instance(Service):
-    """Serves, and owns some of the jobs; others do the same with the rest.
+    """An instance that serves requests and owns some of the jobs.
 
     Attributes:
-        members: what this instance owns.
+        members: the leases of this instance.
     """
 
     _several = True
@@ -53,7 +53,7 @@ class Instance(Service):
         """Open store and bucket.
 
         Raises:
-            MonitorError: they cannot be used, or a single process uses the store.
+            MonitorError: they cannot be used, or a single-process service uses the store.
         """
         super().__init__(config, self._clock)
 
@@ -91,7 +91,7 @@ class Instance(Service):
         self._reader = LogReader(engine, self.detectors)
 
     def _open_spans(self) -> SharedSpans:
-        # Beside the chunks of uploads, which are removed at a start, too.
+        # Beside the chunks of uploads, which are also removed at a start.
         return SharedSpans(
             self.engine, self.members, self.blobs, self.uploads.folder, self.tell_session
         )
@@ -105,7 +105,7 @@ class Instance(Service):
         self._writer.stop()
         self._reader.stop()
         super()._end()
-        self.members.stop()  # now: what is saved has to be ours until then
+        self.members.stop()  # now, for saving needs the leases until then
         self._safely("leases", self.members.leave)
 
     def _changed(self, gained: Names, lost: Names) -> None:
@@ -113,15 +113,15 @@ class Instance(Service):
             self.detectors.forget(job)
 
     def may_send(self) -> None:
-        """See that no other instance sends the alerts by now.
+        """Check that no other instance sends the alerts.
 
         Raises:
-            LeaseLost: one does.
+            LeaseLost: another one does.
         """
         self.members.check(ALERTS)
 
     def take_steps(self, job: JobKey, batch: Batch) -> bool:
-        """Store step times for whoever owns the job; False where they are there already.
+        """Store step times for the job's owner; False if they are already stored.
 
         Raises:
             Refusal: the job was removed.
@@ -136,14 +136,14 @@ class Instance(Service):
         return [_outcome_of(future) for future in futures]
 
     def _send_or_not(self) -> None:
-        """Begin to send alerts, or end: not where the beat would wait for it."""
+        """Start or stop sending alerts, without delaying the beat."""
         sends = self.members.owns(ALERTS)
         if sends != self._sends:
             self._sends = sends
             (self.alerts.start if sends else self.alerts.stop)()
 
     def _tell_pages(self, now: float) -> None:
-        """Tell the pages that are open here of the changes of other instances."""
+        """Send changes by other instances to pages that are open here."""
         if self.bus.has_readers:
             for project, kind, data in news.changes(self.engine, now - _NEWS_S):
                 self.bus.publish(project, kind, data)

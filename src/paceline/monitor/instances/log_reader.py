@@ -1,4 +1,4 @@
-"""The log of step times as its owner reads it: to the detectors, in order, none left out."""
+"""Reads the shared log of step times into the detectors of owned jobs, in order and complete."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.step_log import Logged, Place
 
-#: How often the log is looked at, and how many rows at a time.
+#: Seconds between reads of the log, and most rows per read.
 POLL_S, _ROWS = 0.25, 1000
 _MAX_SEQ = 2**62
 
 
 class LogFile(StepFile):
-    """One job's part of the log, for its detector.
+    """The part of the log of one job, for its detector.
 
     Args:
-        folder: of the detector.
+        folder: folder of the detector.
         engine: the database.
-        job_id: whose.
-        place: what is behind it was not seen by the detector that is saved.
+        job_id: number of the job.
+        place: the place up to which the saved detector has seen the log.
     """
 
     def __init__(self, folder: Path, engine: Engine, job_id: int, place: Place) -> None:
@@ -40,7 +40,7 @@ class LogFile(StepFile):
         self.damaged_bytes = 0
 
     def read(self, since: float = 0.0) -> Iterator[Batch]:
-        """The batches that are kept, in the order in which they came."""
+        """The kept batches, in order of arrival."""
         return in_order(step_log.of_job(self._engine, self._job_id, (0, 0), since))
 
     def read_behind(self, seen_at: float) -> Iterator[Batch]:
@@ -49,7 +49,7 @@ class LogFile(StepFile):
 
 
 def in_order(rows: Iterable[Logged]) -> Iterator[Batch]:
-    """The batches of rows, whose times do not go back."""
+    """The batches of rows, with non-decreasing times."""
     at = 0.0
     for row in rows:
         at = max(at, row.at)
@@ -57,18 +57,18 @@ def in_order(rows: Iterable[Logged]) -> Iterator[Batch]:
 
 
 class LogReader:
-    """Feeds the detectors of the shards that are ours.
+    """Feeds the detectors of owned shards.
 
     Args:
         engine: the database.
-        detectors: are fed.
+        detectors: the detectors to feed.
     """
 
     def __init__(self, engine: Engine, detectors: Detectors) -> None:
         self._engine, self._detectors = engine, detectors
         self._lock = threading.Lock()
         self._gained: set[int] = set()
-        self._from: dict[int, int] = {}  # shard -> the first position that is read here
+        self._from: dict[int, int] = {}  # shard -> first position to read
         self._after: Place = (0, 0)
         self._at = 0.0
         self._keys: dict[int, JobKey] = {}
@@ -76,22 +76,24 @@ class LogReader:
         self._thread = threading.Thread(target=self._run, name="paceline-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def change(self, gained: Iterable[int], lost: Iterable[int]) -> list[JobKey]:
-        """Read other shards; returns the known jobs of those that were lost."""
+        """Change the shards to read; returns the known jobs of lost shards."""
         with self._lock:
             for shard in lost:
                 self._from.pop(shard, None)
             gone = set(lost)
-            self._gained = (self._gained - gone) | set(gained)  # one may be both: with a new fence
+            self._gained = (self._gained - gone) | set(
+                gained
+            )  # a shard may be both, with a new fence
             return [key for job_id, key in self._keys.items() if shard_of(job_id) in gone]
 
     def _run(self) -> None:
@@ -107,7 +109,7 @@ class LogReader:
                 self._stop.wait(POLL_S)
 
     def round(self) -> bool:
-        """Read what is new; whether there is more."""
+        """Read new rows; returns whether there are more."""
         if self._detectors.n_waiting > MAX_WAITING:
             return False
         before = step_log.horizon(self._engine)
@@ -128,7 +130,7 @@ class LogReader:
         return len(rows) == _ROWS
 
     def _take_up(self, before: int) -> None:
-        """Take up the jobs of new shards with what came before; the rest is read in rounds."""
+        """Take up the jobs of new shards with earlier rows; later rows are read in rounds."""
         with self._lock:
             gained = set(self._gained)
         if not gained:
@@ -141,7 +143,7 @@ class LogReader:
         self._detectors.resume(keys)
 
     def _keys_of(self, job_ids: Collection[int]) -> dict[int, JobKey]:
-        """Those of jobs that are still there, in the order of their numbers."""
+        """Rows of existing jobs, in the order of their numbers."""
         unknown = [job_id for job_id in job_ids if job_id not in self._keys]
         if unknown:
             self._keys |= jobs.keys_of(self._engine, unknown)

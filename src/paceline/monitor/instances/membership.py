@@ -1,4 +1,4 @@
-"""One process among those that share a store: it beats, takes leases, and loses them."""
+"""Membership of one process among those that share a store: beats and leases."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.monitor.store.health import problem_in
 from paceline.monitor.store.leases import LeaseLost
 from paceline.monitor.store.step_log import SHARDS
 
-#: How often an instance beats, and after how long without a beat others take over.
+#: Seconds between beats of an instance, and seconds without a beat until others take over.
 BEAT_S, LIFE_S = 2.0, 10.0
-#: Work that one instance does for all: send alerts, remove what is old.
+#: Work that one instance does for all: sending alerts, removing old data.
 ALERTS, UPKEEP = "role-alerts", "role-upkeep"
 _SHARD, _ROLE = "shard-", "role-"
 
@@ -28,12 +28,12 @@ Names = set[str]
 
 
 def shard_of(job_id: int) -> int:
-    """The share of the jobs that a job belongs to."""
+    """The shard of a job."""
     return job_id % SHARDS
 
 
 def shards_in(names: Iterable[str]) -> list[int]:
-    """The shards among some leases."""
+    """Numbers of the shards among some leases."""
     return sorted(int(name.removeprefix(_SHARD)) for name in names if name.startswith(_SHARD))
 
 
@@ -42,13 +42,13 @@ def _lease_of(job_id: int) -> str:
 
 
 class Membership:
-    """Beats in a thread of its own.
+    """Beats in a separate thread.
 
     Args:
         engine: the database.
-        name: of the instance, for people; a number is added to it.
-        kind: "serve", or "work", which owns nothing.
-        changed: called with the leases that were gained and lost.
+        name: name of the instance for users; a number is added.
+        kind: "serve", or "work" (owns nothing).
+        changed: called with gained and lost leases.
     """
 
     def __init__(
@@ -63,70 +63,70 @@ class Membership:
         self._thread = threading.Thread(target=self._run, name="paceline-beat", daemon=True)
 
     def clock(self) -> float:
-        """Seconds since 1970 by the database's clock, as of the last beat."""
+        """Seconds since 1970 by the database's clock at the last beat."""
         return time.monotonic() + self._ahead_s
 
     def join(self) -> None:
-        """Become one of the instances; nothing is owned yet."""
+        """Join the instances, without leases."""
         if self._kind == "serve":
             leases.declare(self._engine, [ALERTS, UPKEEP, *map(_lease_of, range(SHARDS))])
         self._beat()
 
     def start(self) -> None:
-        """Take leases, and go on beating."""
+        """Take leases, and continue beating."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more; what is owned stays so until :meth:`leave`, or for ``LIFE_S``."""
+        """Stop beating; leases stay until :meth:`leave`, or for ``LIFE_S``."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def leave(self) -> None:
-        """Give all back."""
+        """Release all leases."""
         self._leases = {}
         leases.leave(self._engine, self.id)
 
     def owns(self, name: str) -> bool:
-        """Whether a lease was ours at the last beat."""
+        """Whether this instance owned a lease at the last beat."""
         return name in self._leases
 
     @property
     def shards(self) -> list[int]:
-        """Shards that were ours at the last beat."""
+        """Shards that this instance owned at the last beat."""
         return shards_in(self._leases)
 
     @property
     def n_shards(self) -> int:
-        """How many they are."""
+        """Number of owned shards."""
         return len(self.shards)
 
     def fence_of(self, job_id: int) -> int:
         """The fencing number of a job's lease.
 
         Raises:
-            LeaseLost: it is not ours.
+            LeaseLost: this instance does not own it.
         """
         fence = self._leases.get(_lease_of(job_id))
         if fence is None:
-            raise LeaseLost(f"job {job_id} is another instance's")
+            raise LeaseLost(f"job {job_id} belongs to another instance")
         return fence
 
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
-        """Those of some jobs that are ours until the transaction ends."""
+        """The jobs among some that this instance owns, locked until the transaction ends."""
         names = {job_id: _lease_of(job_id) for job_id in job_ids}
         ours = self._still(connection, set(names.values()))
         return {job_id for job_id, name in names.items() if name in ours}
 
     def check(self, name: str) -> None:
-        """See in the database that a lease is ours at this moment.
+        """Check in the database that this instance owns a lease now.
 
         Raises:
-            LeaseLost: it is not.
+            LeaseLost: it does not.
         """
         with self._engine.begin() as connection:
             if not self._still(connection, {name}):
-                raise LeaseLost(f"{name} is another instance's")
+                raise LeaseLost(f"{name} belongs to another instance")
 
     def _still(self, connection: Connection, names: Names) -> Names:
         believed = {name: self._leases[name] for name in names if name in self._leases}
@@ -149,7 +149,7 @@ class Membership:
         return beat
 
     def round(self) -> None:
-        """Beat, and own a fair share of what there is to own."""
+        """Beat, and take or release leases for a fair share."""
         beat = self._beat()
         if self._kind != "serve":
             return
@@ -169,6 +169,6 @@ class Membership:
             fields = {"gained": sorted(gained), "lost": sorted(lost), "serving": self.serving}
             log(logging.INFO, "leases", instance=self.id, **fields)
             self._changed(gained, lost)
-        if surplus:  # last: by now nobody here works on them
+        if surplus:  # last, for nothing works on them now
             leases.give_back(self._engine, self.id, surplus)
         leases.forget_dead(self._engine)

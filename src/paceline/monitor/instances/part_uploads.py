@@ -1,4 +1,4 @@
-"""Uploads whose chunks may come to any instance: each is a part in the bucket."""
+"""Uploads with chunks to any instance: each chunk is a part in the bucket."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from paceline.monitor.uploads import Uploads
 
 
 class PartUploads(Uploads):
-    """Begins, continues and ends uploads; nothing of them stays on this machine."""
+    """Begins, continues and ends uploads without data on this machine."""
 
     def offset(self, upload_id: str) -> int:
-        """Bytes that are there."""
+        """Number of stored bytes."""
         return sum(part.size for part in upload_parts.parts_of(self._engine, upload_id))
 
     async def put(
         self, row: Mapping[str, Any], offset: int, chunks: AsyncIterator[bytes], now: float
     ) -> int:
-        """Append what comes; returns how much is there, in the bucket, now."""
+        """Append a chunk; returns the number of bytes in the bucket."""
         with self._exclusive(row["id"]):
             n_stored = await run_in_threadpool(self.offset, row["id"])
             if offset != n_stored:
@@ -50,7 +50,7 @@ class PartUploads(Uploads):
         return end
 
     def _keep(self, upload_id: str, path: Path, offset: int, size: int) -> None:
-        # A key of its own: the same chunk may come to two instances, cut off elsewhere.
+        # A unique key: two instances may get the same chunk, truncated differently.
         part = Part(offset, size, f"{PARTS}/{upload_id}/{offset:015d}-{secrets.token_hex(6)}")
         self._blobs.take(path, part.key)
         if not upload_parts.add(self._engine, upload_id, part):
@@ -59,19 +59,19 @@ class PartUploads(Uploads):
             raise Refusal(409, f"the upload has {n_stored} bytes; go on there", offset=n_stored)
 
     def finish(self, row: Mapping[str, Any], now: float) -> int:
-        """Check the content and make it a session; returns its number."""
+        """Check the content and make a session of it; returns its number."""
         with self._exclusive(row["id"]):
             try:
                 return self._finish(row, now)
             except (Refusal, FileNotFoundError) as error:
-                # Another instance may have finished it meanwhile, and taken the parts away.
+                # Another instance may have finished it and removed the parts.
                 session = sessions.find(self._engine, row["job_id"], row["sha256"])
                 if session is not None:
                     return session[0]
                 if isinstance(error, Refusal):
                     raise
                 upload_parts.remove(self._engine, row["id"])
-                raise Refusal(409, "parts are gone; send the content again", offset=0) from None
+                raise Refusal(409, "parts were removed; send the content again", offset=0) from None
 
     def _finish(self, row: Mapping[str, Any], now: float) -> int:
         with self._scratch() as path:
@@ -83,7 +83,7 @@ class PartUploads(Uploads):
             try:
                 self._check(row, path)
             except Refusal:
-                if not path.exists():  # the content is another one: it begins again
+                if not path.exists():  # the content differs, so the upload begins again
                     upload_parts.remove(self._engine, row["id"])
                     self._remove_blobs(parts)
                 raise
@@ -93,21 +93,21 @@ class PartUploads(Uploads):
             return number
 
     def abandon(self, upload_id: str) -> None:
-        """Forget an upload and its bytes."""
+        """Remove an upload with its bytes."""
         with self._exclusive(upload_id):
             parts = upload_parts.parts_of(self._engine, upload_id)
             rows.remove(self._engine, upload_id)
             self._remove_blobs(parts)
 
     def remove_strays(self) -> int:
-        """Remove what the last end left on this machine."""
+        """Remove leftovers of the last run on this machine."""
         strays = list(self.folder.iterdir())
         for path in strays:
             path.unlink(missing_ok=True)
         return len(strays)
 
     def _remove_blobs(self, parts: list[Part]) -> None:
-        with suppress(BlobsAway):  # `paceline admin gc` removes what belongs to nothing
+        with suppress(BlobsAway):  # `paceline admin gc` removes unreferenced blobs
             for part in parts:
                 self._blobs.delete(part.key)
 

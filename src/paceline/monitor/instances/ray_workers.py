@@ -1,7 +1,7 @@
-"""Workers as actors of a Ray cluster: each takes sessions from the store's queue on its node.
+"""Workers as actors of a Ray cluster: each takes sessions from the store's queue.
 
-Held against Ray 2.60. The queue is the same as for ``paceline work`` on a machine: a session whose
-actor or node died is taken again once the worker's lease is over.
+Tested with Ray 2.60. The queue is the same as for ``paceline work`` on a machine. If an actor or
+node dies, its session is taken again once the worker's lease ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.monitor.config import Config
 from paceline.monitor.instances.worker import Worker
 from paceline.monitor.log import configure, log
 
-#: Seconds between two looks whether all actors live, and for actors to put back what they do.
+#: Seconds between checks of the actors, and for actors to return their sessions.
 _LOOK_S, _STOP_S = 5.0, 60.0
 
 
 class Actor:
-    """A worker on a node of the cluster; its scratch folder is there."""
+    """A worker on a node of the cluster, with a scratch folder there."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -41,20 +41,20 @@ class Actor:
             Worker(replace(config, data=Path(folder))).run_until(self._over)
 
     def stop(self) -> None:
-        """Put back what is being worked on, and end."""
+        """Return running sessions to the queue, and stop."""
         self._over.set()
 
 
 def run_on_ray(config: Config, address: str, n: int, begin: Callable[[], threading.Event]) -> None:
-    """Keep ``n`` workers on a Ray cluster until an event is set; then stop them.
+    """Run ``n`` workers on a Ray cluster until an event is set, then stop them.
 
     An actor whose process or node dies is replaced, on any node.
 
     Args:
-        config: of each worker; ``data`` is ignored.
-        address: of the cluster; "" = Ray is started on this machine.
+        config: settings of each worker; ``data`` is ignored.
+        address: address of the cluster; "" = start Ray on this machine.
         n: workers.
-        begin: returns the event. Called once Ray has begun: it sets handlers of signals, too.
+        begin: returns the event. It is called after Ray's start, for Ray sets signal handlers, too.
 
     Raises:
         FleetError: Ray is not installed, or the cluster does not answer.
@@ -77,8 +77,8 @@ def run_on_ray(config: Config, address: str, n: int, begin: Callable[[], threadi
 
 def _check(cluster: RayCluster, calls: Sequence[Any]) -> None:
     for call in cluster.done(calls):
-        cluster.result(call)  # raises: a worker works until it is stopped
-        raise MonitorError("a worker on Ray has ended by itself")
+        cluster.result(call)  # raises if a worker ended before its stop
+        raise MonitorError("a worker on Ray has ended unexpectedly")
 
 
 def _stop(cluster: RayCluster, actors: Sequence[Any], calls: Sequence[Any]) -> None:

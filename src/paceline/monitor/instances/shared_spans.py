@@ -1,4 +1,4 @@
-"""Spans that come to any instance: kept in the database, made sessions by the job's owner."""
+"""Spans sent to any instance: stored in the database, made into sessions by the job's owner."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.leases import LeaseLost
 from paceline.monitor.store.span_log import Waiting
 
-#: How long a request is known that has become part of a session, if it is sent again.
+#: Seconds for which repetitions of a request in a finished session are recognised.
 KNOWN_S = 3600.0
-#: How soon many bytes without a whole step are looked at again.
+#: Seconds until many bytes without a complete step are checked again.
 AGAIN_S = 30.0
 
 
 class SharedSpans:
-    """The spans of all jobs; those of our shards become sessions here.
+    """The spans of all jobs; spans of owned shards become sessions here.
 
-    A session, what it leaves over and the end of its requests are one transaction, in which the
-    lease is locked. So no span is in two sessions, whoever dies when.
+    One transaction, with the lease locked, stores a session, its leftover spans and the end of its
+    requests. So no crash can put a span into two sessions.
 
     Args:
         engine: the database.
-        members: which jobs are ours.
-        blobs: where the sessions' spans go.
-        folder: for scratch.
-        tell: of a new session.
+        members: leases of this instance.
+        blobs: store of the sessions' spans.
+        folder: scratch folder.
+        tell: called with a new session.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class SharedSpans:
     ) -> None:
         self._engine, self._members, self._blobs = engine, members, blobs
         self._folder, self._tell = folder, tell
-        #: Job -> (its newest request, when, was it quiet) as of the last look without a whole step.
+        #: Job -> (newest request, time, whether quiet) at the last check without a complete step.
         self._looked: dict[int, tuple[int, float, bool]] = {}
 
     def start(self, now: float) -> None:
-        """Nothing: what waits is in the database."""
+        """Nothing: waiting spans are in the database."""
 
     def stop(self) -> None:
         """Nothing is open."""
 
     def append(self, job: JobKey, line: bytes, now: float) -> bool:
-        """Store a request, one line of JSON; False where it is there already.
+        """Store a request, one line of JSON; False if already stored.
 
         Raises:
             JobGone: the job was removed.
@@ -76,7 +76,7 @@ class SharedSpans:
             raise JobGone from None
 
     def tick(self, now: float) -> None:
-        """Make sessions of our jobs where it is time; meant to be called every few seconds."""
+        """Make due sessions of owned jobs; call it every few seconds."""
         waiting = span_log.waiting(self._engine, self._members.shards)
         ids = {one.job_id for one in waiting}
         self._looked = {job: look for job, look in self._looked.items() if job in ids}
@@ -87,13 +87,13 @@ class SharedSpans:
                 self._cut(one, now)
             except LeaseLost:
                 continue
-            except (PacelineError, Refusal, OSError) as error:  # tried again at the next tick
+            except (PacelineError, Refusal, OSError) as error:  # repeated at the next tick
                 log(logging.ERROR, "failed", what="a session of spans", reason=str(error))
 
     def _is_due(self, one: Waiting, now: float) -> bool:
         newest, looked_at, was_quiet = self._looked.get(one.job_id, (0, 0.0, False))
         is_quiet = _is_quiet(one, now)
-        if one.newest == newest and (was_quiet or not is_quiet):  # nothing came since
+        if one.newest == newest and (was_quiet or not is_quiet):  # no new requests
             return False
         is_old = now - max(one.first_at, looked_at) >= CUT_S
         return is_quiet or is_old or (one.size >= CUT_BYTES and now - looked_at >= AGAIN_S)
@@ -125,7 +125,7 @@ class SharedSpans:
         rest = behind(lines, steps.until) if steps.whole else []
         with self._engine.begin() as connection:
             if not self._members.held(connection, [one.job_id]):
-                raise LeaseLost(f"job {one.job_id} is another instance's")
+                raise LeaseLost(f"job {one.job_id} belongs to another instance")
             number = sessions.enqueue_in(
                 self._engine, connection, one.job_id, {**trace, "meta": meta}, now
             )
@@ -135,11 +135,11 @@ class SharedSpans:
         self._tell(job, number)
 
     def remove_older(self, before: float) -> int:
-        """Remove spans of no whole step that came before then; returns bytes."""
+        """Remove older spans without complete steps; returns bytes."""
         return span_log.remove_older(self._engine, before)
 
     def forget_spent(self, now: float) -> None:
-        """Forget requests that have long been part of a session."""
+        """Forget requests of old sessions."""
         span_log.forget_spent(self._engine, now - KNOWN_S)
 
 
@@ -148,5 +148,5 @@ def _is_quiet(one: Waiting, now: float) -> bool:
 
 
 def _key_of_rest(sha256: str, place: int) -> bytes:
-    """Of what a session left over: no request has it."""
+    """A key for leftover spans, which no request has."""
     return hashlib.blake2b(f"{sha256} {place}".encode(), digest_size=12).digest()

@@ -1,4 +1,4 @@
-"""Step times and detectors in the database, with a folder that is nothing but a working copy."""
+"""Step times and detectors in the database, with a folder of working copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.monitor.store import step_log
 from paceline.monitor.store.leases import LeaseLost
 from paceline.monitor.store.step_log import JobState, Place
 
-#: How often a detector is saved at the least: what it saw since is read again at a take-over.
+#: Longest seconds between saves of a detector; a take-over reads later rows again.
 SAVE_EVERY_S = 120.0
 
 
@@ -33,7 +33,7 @@ class SharedSteps(StepFiles):
     """Step times of all jobs, in the database.
 
     Args:
-        folder: working copies of the detectors that are ours; emptied at the start.
+        folder: working copies of owned detectors; emptied at the start.
         engine: the database.
     """
 
@@ -42,21 +42,21 @@ class SharedSteps(StepFiles):
         self._engine = engine
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        #: Job -> what its working copy has seen of the log.
+        #: Job -> place in the log up to which its working copy has read.
         self.places: dict[int, Place] = {}
 
     @contextmanager
     def of(self, job_id: int) -> Iterator[StepFile]:
-        """A job's part of the log."""
+        """The part of the log of a job."""
         yield LogFile(self.path(job_id), self._engine, job_id, self.places.get(job_id, (0, 0)))
 
     def rows(self, job_id: int) -> npt.NDArray[Any]:
-        """All rows of a job's series, whichever instance has its detector."""
+        """All rows of a job's series, for any owner of its detector."""
         data = step_log.rows_of(self._engine, job_id)
         return np.frombuffer(data, ROW, len(data) // ROW.itemsize)
 
     def written_at(self, job_id: int, choose: Callable[[Iterable[float]], float] = max) -> float:
-        """Nobody knows: whoever takes a job up looks into the log."""
+        """Unknown: an owner checks the log when it takes up a job."""
         return math.inf
 
     def remove_older(self, job_id: int, before: float) -> int:
@@ -64,33 +64,33 @@ class SharedSteps(StepFiles):
         return 0
 
     def remove(self, job_id: int) -> None:
-        """Remove the working copy; the rows went with the job."""
+        """Remove the working copy; the database's rows were removed with the job."""
         shutil.rmtree(self.path(job_id), ignore_errors=True)
 
     def job_ids(self) -> list[int]:
-        """None: working copies are nobody's."""
+        """None: working copies do not count."""
         return []
 
 
 class SharedKeeper:
-    """Keeps detectors in the database, as long as their jobs are ours.
+    """Keeps detectors in the database while this instance owns their jobs.
 
-    All but :meth:`held` and :meth:`rank_map` are called by the detectors' thread only.
+    Only the detectors' thread calls methods other than :meth:`held` and :meth:`rank_map`.
     """
 
     save_every_s = SAVE_EVERY_S
 
     def __init__(self, engine: Engine, members: Membership, steps: SharedSteps) -> None:
         self._engine, self._members, self._steps = engine, members, steps
-        self._fences: dict[int, int] = {}  # of the working copies
+        self._fences: dict[int, int] = {}  # places of the working copies
         self._added: dict[int, list[npt.NDArray[Any]]] = {}
         self._unsure = False  # a commit may have been done, though its answer was lost
 
     def take_up(self, job_id: int, folder: Path) -> None:
-        """Make the folder hold what was saved, unless this owner has made it already.
+        """Put the saved state into the folder, unless this owner did so already.
 
         Raises:
-            LeaseLost: the job is not ours.
+            LeaseLost: this instance does not own the job.
         """
         fence = self._members.fence_of(job_id)
         if self._fences.get(job_id) == fence and folder.is_dir():
@@ -108,7 +108,7 @@ class SharedKeeper:
         self._fences[job_id] = fence
 
     def forget(self, job_id: int) -> None:
-        """The working copy may be ahead of the database: the next :meth:`take_up` makes it anew."""
+        """The next :meth:`take_up` rebuilds the working copy; it may be ahead of the database."""
         self._fences.pop(job_id, None)
 
     def held(self, connection: Connection, job_ids: Iterable[int]) -> set[int]:
@@ -116,11 +116,11 @@ class SharedKeeper:
         return self._members.held(connection, job_ids)
 
     def add_rows(self, job_id: int, rows: npt.NDArray[Any]) -> None:
-        """They are stored at the next :meth:`flush`, or with the detector."""
+        """Rows are stored at the next :meth:`flush`, or with the detector."""
         self._added.setdefault(job_id, []).append(rows.astype(ROW))
 
     def flush(self) -> None:
-        """Store rows that were added; those of jobs that are lost are left out."""
+        """Store added rows, except rows of lost jobs."""
         if not self._added:
             return
         unsure, self._unsure = self._unsure, True
@@ -144,7 +144,7 @@ class SharedKeeper:
         """Store the detector of the folder.
 
         Raises:
-            LeaseLost: the job is another instance's by now.
+            LeaseLost: another instance owns the job now.
         """
         self.flush()
         self._steps.places[job_id] = place
@@ -154,12 +154,12 @@ class SharedKeeper:
         ]
         with self._engine.begin() as connection:
             if not self.held(connection, [job_id]):
-                raise LeaseLost(f"job {job_id} is another instance's")
+                raise LeaseLost(f"job {job_id} belongs to another instance")
             step_log.join_rows(connection, job_id)
             step_log.save_state(connection, job_id, JobState(place, *files))
 
     def rank_map(self, job_id: int, folder: Path) -> RankMap | None:
-        """A job's rank map as its owner saved it last."""
+        """A job's rank map as last saved by its owner."""
         content = step_log.ranks_of(self._engine, job_id)
         if content is None:
             return None
@@ -173,7 +173,7 @@ def _part(rows: npt.NDArray[Any]) -> tuple[int, float, bytes]:
 
 
 def _behind(rows: npt.NDArray[Any], last: Any) -> npt.NDArray[Any]:
-    """Rows that come after one."""
+    """Rows after the given one."""
     later = rows["start"] > last["start"]
     later |= (rows["start"] == last["start"]) & (rows["step"] > last["step"])
     return np.asarray(rows[later])

@@ -1,4 +1,4 @@
-"""A process that only analyses: any number of them takes sessions from the store's queue."""
+"""A process that only analyses sessions from the store's queue; there may be many."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.monitor.store.lock import StoreLock
 
 
 class Worker:
-    """Analyses until a signal.
+    """Analyses sessions until a signal.
 
     Args:
         config: store, blobs, limits of an analysis; ``data`` is scratch.
 
     Raises:
-        MonitorError: store or bucket cannot be used, or a single process has the store.
+        MonitorError: store or bucket cannot be used, or a single-process service has the store.
     """
 
     def __init__(self, config: Config) -> None:
@@ -46,22 +46,22 @@ class Worker:
             self._blobs,
             Bus(),
             self._members.clock,
-            lambda *_: None,  # who sends the alerts looks for what is done
+            lambda *_: None,  # the sender of alerts looks for finished sessions
             self._members.id,
         )
 
     def run_until_signal(self) -> None:
-        """Work until SIGINT or SIGTERM; what is being worked on is put back."""
+        """Work until SIGINT or SIGTERM; running sessions return to the queue."""
         self.run_until(until_signal())
 
     def run_until(self, over: threading.Event) -> None:
-        """Work until ``over`` is set; what is being worked on is put back."""
+        """Work until ``over`` is set; running sessions return to the queue."""
         self._members.start()
         self._analyses.start()
         while not over.wait(5.0):
             try:
                 self._lock.keep()
-            except SQLAlchemyError as error:  # the database is away
+            except SQLAlchemyError as error:  # the database is unreachable
                 log(logging.ERROR, "no lock", reason=str(error).partition("\n")[0][:200])
         self._analyses.stop()
         self._members.stop()

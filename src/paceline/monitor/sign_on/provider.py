@@ -1,7 +1,7 @@
-"""The OpenID provider: its addresses, and the user that a code is for.
+"""The OpenID provider: its addresses, and the user that a code belongs to.
 
 Authorization code flow with PKCE: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0,
-RFC 7636 (PKCE, S256), RFC 9207 (the issuer in the answer), RFC 9700 (what to refuse).
+RFC 7636 (PKCE, S256), RFC 9207 (issuer in the response), RFC 9700 (security best practice).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paceline.monitor.sign_on.settings import SignOn, claim, is_loopback
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
 
-#: Time that the provider has for each answer, and the longest answer.
+#: Timeout of each response of the provider, and its largest size.
 TIMEOUT_S, MAX_BYTES = 10.0, 1 << 20
-#: Time for which its documents are good; a key that is not known is looked up at once.
+#: Cache time of the provider's documents; unknown keys are looked up at once.
 FRESH_S = 3600.0
 #: Largest difference between its clock and ours.
 LEEWAY_S = 60.0
-#: Signatures with a key that only the provider has: no "none", no secret that both share.
+#: Signatures by the provider's private key: neither "none" nor a shared secret.
 ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
@@ -42,15 +42,15 @@ _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
 class SignOnRefused(MonitorError):  # noqa: N818 (an answer)
-    """The provider's answer does not prove who asks."""
+    """The provider's answer does not prove the user's identity."""
 
 
 class ProviderAway(MonitorError):  # noqa: N818 (an answer)
-    """The provider does not answer, or not as it should."""
+    """The provider does not answer, or gives an invalid answer."""
 
 
 class Provider:
-    """One OpenID provider; its documents are read at the first login, not at the start.
+    """An OpenID provider; its documents are read at the first login.
 
     Raises (constructor):
         MonitorError: ``joserfc`` is not installed.
@@ -67,7 +67,7 @@ class Provider:
         self._keys: tuple[float, KeySet] | None = None
 
     def address(self, redirect_uri: str, state: str, nonce: str, verifier: str) -> str:
-        """The address to which a browser has to go to log in.
+        """The URL where a browser logs in.
 
         Raises:
             ProviderAway: its documents cannot be read.
@@ -87,27 +87,27 @@ class Provider:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     def check_issuer(self, issuer: str | None) -> None:
-        """The answer's ``iss`` (RFC 9207): another provider's code must not be taken for ours.
+        """Check the response's ``iss`` (RFC 9207), so that no other provider's code is accepted.
 
         Raises:
-            SignOnRefused: it is another's, or is missing although the provider sends it.
+            SignOnRefused: ``iss`` is another provider's, or missing although the provider sends it.
         """
         sends = self._discovered().get("authorization_response_iss_parameter_supported") is True
         if (issuer is None and sends) or issuer not in (None, self.settings.issuer):
-            raise SignOnRefused("the answer is of another provider")
+            raise SignOnRefused("the answer comes from another provider")
 
     def claims(self, code: str, redirect_uri: str, verifier: str, nonce: str) -> dict[str, Any]:
-        """The checked claims of the user for whom a code was given.
+        """The verified claims of the user that a code was issued for.
 
         Args:
-            code: that the browser brought.
-            redirect_uri: to which it was brought.
-            verifier: of PKCE.
-            nonce: that the login began with.
+            code: authorization code from the browser.
+            redirect_uri: redirect URI that received the code.
+            verifier: PKCE code verifier.
+            nonce: nonce of the login's start.
 
         Raises:
-            SignOnRefused: the code or the ID token is not good.
-            ProviderAway: the provider does not answer as it should.
+            SignOnRefused: the code or the ID token is invalid.
+            ProviderAway: the provider does not answer, or gives an invalid answer.
         """
         answer = self._exchange(code, redirect_uri, verifier)
         id_token = answer.get("id_token")
@@ -126,7 +126,7 @@ class Provider:
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri}
         form["code_verifier"] = verifier
         headers = {}
-        # RFC 6749, 2.3.1; client_secret_basic is what Discovery takes for granted.
+        # RFC 6749, 2.3.1; Discovery's default is client_secret_basic.
         methods = document.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         if settings.client_secret and "client_secret_basic" in methods:
             pair = f"{quote(settings.client_id, '')}:{quote(settings.client_secret, '')}"
@@ -138,7 +138,7 @@ class Provider:
         return _json(str(document["token_endpoint"]), urlencode(form).encode(), headers)
 
     def _verified(self, id_token: str) -> dict[str, Any]:
-        """The claims of a signed ID token; keys that are not known are looked up once more."""
+        """The claims of a signed ID token; unknown keys are looked up once more."""
         from joserfc import jwt
         from joserfc.errors import JoseError
 
@@ -152,11 +152,11 @@ class Provider:
             except (JoseError, KeyError, TypeError, ValueError) as error:
                 if is_last:
                     reason = " ".join(str(error).split())[:200]
-                    raise SignOnRefused(f"the ID token is not good: {reason}") from None
+                    raise SignOnRefused(f"the ID token is invalid: {reason}") from None
         raise AssertionError
 
     def _check(self, claims: Mapping[str, Any], nonce: str) -> None:
-        """OpenID Connect Core 1.0, 3.1.3.7."""
+        """Check the claims: OpenID Connect Core 1.0, 3.1.3.7."""
         client, now = self.settings.client_id, self._clock()
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
@@ -179,14 +179,14 @@ class Provider:
                 raise SignOnRefused(f"the ID token {text}")
 
     def _user_info(self, access_token: str, subject: str) -> Mapping[str, Any]:
-        """More claims; a provider may tell the groups only here. Nothing where it has no such."""
+        """Claims of the userinfo endpoint, which may alone have the groups; empty without one."""
         endpoint = self._discovered().get("userinfo_endpoint")
         if not isinstance(endpoint, str):
             return {}
         headers = {"Authorization": f"Bearer {access_token}"}
         claims = _json(self._checked(endpoint), None, headers)
         if claims.get("sub") != subject:  # OpenID Connect Core 1.0, 5.3.2
-            raise SignOnRefused("the provider's user info is of somebody else")
+            raise SignOnRefused("the provider's user info belongs to another user")
         return claims
 
     def _discovered(self) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ class Provider:
                 if document.get("issuer") != issuer:
                     raise ProviderAway(
                         f"the provider calls itself {str(document.get('issuer'))[:200]!r}, not "
-                        f"{issuer!r}; give the issuer as it does"
+                        f"{issuer!r}; set issuer to that URL"
                     )
                 for name in _ENDPOINTS:
                     self._checked(document.get(name))
@@ -221,7 +221,7 @@ class Provider:
 
 
 def _public(document: Mapping[str, Any]) -> list[Any]:
-    """The keys of a provider that are no shared secrets: a secret that all can read is none."""
+    """The provider's public keys; published symmetric keys are ignored, as all can read them."""
     keys = document.get("keys")
     return [
         key
@@ -243,11 +243,11 @@ def _is_same(value: object, wanted: str) -> bool:
 
 
 def _json(url: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> dict[str, Any]:
-    """An object of the provider.
+    """Fetch a JSON object from the provider.
 
     Raises:
-        SignOnRefused: it says no (4xx) to what was posted.
-        ProviderAway: no answer, or none of use.
+        SignOnRefused: the provider rejects the posted data (4xx).
+        ProviderAway: no usable answer.
     """
     named = {"Accept": "application/json", "User-Agent": "paceline", **headers}
     request = urllib.request.Request(url, data=body, headers=named)

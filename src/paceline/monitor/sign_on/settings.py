@@ -1,4 +1,4 @@
-"""The file of the sign-on: the provider, and the rights of users and groups."""
+"""The sign-on settings: the provider, and the rights of users and groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.marked_yaml import Section, read_marked
 from paceline.monitor.file_texts import text_of, texts_of
 from paceline.monitor.store.tokens import PROJECT
 
-#: Scopes of users, the least first; ``push`` alone is for programs.
+#: Scopes of users, the weakest first; ``push`` is only for programs.
 ROLES = ("read", "operate", "admin")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FIELDS = (
@@ -34,9 +34,9 @@ class Grant:
     """Rights of some users and groups in a project.
 
     Attributes:
-        project: its name; "*" = all.
-        scope: of :data:`ROLES`.
-        groups, users: patterns; one of any is enough.
+        project: name of the project; "*" = all.
+        scope: one of :data:`ROLES`.
+        groups, users: patterns; one match is enough.
     """
 
     project: str
@@ -47,17 +47,18 @@ class Grant:
 
 @dataclass(frozen=True)
 class SignOn:
-    """The contents of the file.
+    """The sign-on settings of a file.
 
     Attributes:
-        issuer: URL of the provider, as its documents say it.
-        client_id, client_secret: the service's registration there; secret "" = a public client.
-        name: of the button.
-        scopes: that are asked for.
-        user_claim: which claim names a user.
-        groups_claim: which claim has the groups; ``a.b`` = b within a.
-        hours: how long a login is good.
-        grants: who may do what.
+        issuer: URL of the provider, as in its documents.
+        client_id, client_secret: the service's registration at the provider; secret "" = a public
+            client.
+        name: the provider's name on the login button.
+        scopes: requested OpenID scopes.
+        user_claim: claim with the user's name.
+        groups_claim: claim with the user's groups; ``a.b`` = b within a.
+        hours: lifetime of a login.
+        grants: rights of users and groups.
     """
 
     issuer: str
@@ -71,7 +72,7 @@ class SignOn:
     hours: float = 12.0
 
     def counting(self, groups: Iterable[str]) -> tuple[str, ...]:
-        """Those of a user's groups that a grant names; the others are nobody's business."""
+        """The user's groups that a grant names; the others are not kept."""
         return tuple(
             sorted(
                 group
@@ -81,7 +82,7 @@ class SignOn:
         )
 
     def rights(self, user: str, groups: Iterable[str]) -> dict[str, str]:
-        """Project -> scope of a user, the most of what the grants say; empty: none at all."""
+        """Project -> the strongest scope that the grants give a user; empty without any."""
         groups = tuple(groups)
         rights: dict[str, str] = {}
         for grant in self.grants:
@@ -92,19 +93,19 @@ class SignOn:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL leads to this machine, where nobody listens in."""
+    """Whether a URL leads to this machine, so that nobody can eavesdrop."""
     return urlsplit(url).hostname in _LOOPBACK
 
 
 def load_sign_on(path: str, url: str) -> SignOn | None:
-    """The settings of a file; None where there is none.
+    """The settings of a file; None without a file.
 
     Args:
-        path: of the file; "" = none.
-        url: how users reach the service.
+        path: path of the file; "" = none.
+        url: URL at which users reach the service.
 
     Raises:
-        MonitorError: something in it is wrong; the message names file and line.
+        MonitorError: the file has an error; the message names file and line.
     """
     if not path:
         return None
@@ -133,8 +134,8 @@ def load_sign_on(path: str, url: str) -> SignOn | None:
 
 
 def claim(claims: Mapping[str, object], name: str) -> object:
-    """A claim of that name, or at the path ``a.b``; None where there is none."""
-    if name in claims:  # names may be URLs, which have dots
+    """The claim of that name, or at the path ``a.b``; None if it is missing."""
+    if name in claims:  # names may be URLs with dots
         return claims[name]
     value: object = claims
     for part in name.split("."):
@@ -173,10 +174,10 @@ def _grants(section: Section) -> tuple[Grant, ...]:
             who.allow(("groups", "users"))
             groups, users = texts_of(who, "groups"), texts_of(who, "users")
             if not groups and not users:
-                roles.fail(role, "names nobody; give groups or users")
+                roles.fail(role, "names no users; give groups or users")
             grants.append(Grant(project, role, groups, users))
     if not grants:
-        section.fail("grants", "grants nobody anything, so that nobody could sign on")
+        section.fail("grants", "grants no rights, so that nobody could sign on")
     return tuple(grants)
 
 

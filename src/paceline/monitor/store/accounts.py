@@ -1,4 +1,4 @@
-"""Service accounts: a name that owns tokens of one project and scope, which end together."""
+"""Service accounts: names that own tokens of one project and scope, which end together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Account:
 
     Attributes:
         id: number.
-        name: of the program.
-        project: the only one its tokens are for; "*" = all.
-        scope: of its tokens.
+        name: name of the program.
+        project: the project of its tokens; "*" = all.
+        scope: scope of its tokens.
         created_at, disabled_at: seconds since 1970.
-        made_by: who made it.
+        made_by: name of its creator.
     """
 
     id: int
@@ -39,10 +39,10 @@ class Account:
 def create_account(
     engine: Engine, name: str, *, project: str, scope: str, now: float, by: Actor
 ) -> Account:
-    """A new service account, without a token yet.
+    """Create a service account without a token.
 
     Raises:
-        MonitorError: the name, scope or project is none, or the project has one of that name.
+        MonitorError: name, scope or project is invalid, or the account exists.
     """
     check_grant(name, scope, project)
     row = {"name": name, "project": project, "scope": scope, "created_at": now, "made_by": by.name}
@@ -74,10 +74,10 @@ def account_token(
     expires_at: float | None,
     by: Actor,
 ) -> tuple[Token, str]:
-    """A new token of a project's service account ("*" = of any), and its secret.
+    """Create a token of a project's service account ("*" = of any); returns it and its secret.
 
     Raises:
-        MonitorError: there is none of that number that is not disabled, or the time is past.
+        MonitorError: no enabled account has that number, or the time is past.
     """
     with engine.begin() as connection:
         account = _find(connection, number, project)
@@ -121,7 +121,8 @@ def _find(connection: Connection, number: int, project: str) -> Account | None:
     mine = accounts.c.id == number
     if project != "*":
         mine &= accounts.c.project == project
-    # Changes nothing, but locks: a token made while the account is disabled would outlive it.
+    # Changes nothing, but locks the row: otherwise a token made meanwhile would outlive the
+    # account.
     connection.execute(update(accounts).where(mine).values(made_by=accounts.c.made_by))
     row = connection.execute(select(accounts).where(mine)).first()
     return None if row is None else _account(row)

@@ -1,4 +1,4 @@
-"""Acknowledgements: who looks at an alert, until when, and why; it is told as before."""
+"""Acknowledgements: the person working on an alert, until when, and why; notices continue."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def acknowledge(
     now: float,
     by: Actor = SERVICE,
 ) -> list[int]:
-    """Somebody looks at alerts until then.
+    """Acknowledge alerts until that time.
 
     Args:
         engine: the store.
-        numbers: of the alerts.
-        project: whose alerts; "*" = of any.
+        numbers: numbers of the alerts.
+        project: project of the alerts; "*" = any.
         until: seconds since 1970.
-        comment: why.
+        comment: reason.
         now: seconds since 1970.
-        by: who looks at them.
+        by: person working on them.
 
     Returns:
-        those of the numbers that fire, in that project.
+        the numbers of firing alerts in that project.
 
     Raises:
-        MonitorError: it would be over already.
+        MonitorError: it would already be over.
     """
     if not now < until < math.inf:
-        raise MonitorError("the acknowledgement would be over already, or never; give another time")
+        raise MonitorError(
+            "the acknowledgement would have ended already, or never end; give another time"
+        )
     values = {
         "acknowledged_by": by.name,
         "acknowledged_at": now,
@@ -57,7 +59,7 @@ def acknowledge(
 def end_acknowledgement(
     engine: Engine, number: int, project: str, now: float, by: Actor = SERVICE
 ) -> bool:
-    """Nobody looks at an alert any more; False where nobody did."""
+    """End an alert's acknowledgement; False if it had none."""
     values = dict.fromkeys(
         ("acknowledged_by", "acknowledged_at", "acknowledged_until", "acknowledged_why")
     )
@@ -77,7 +79,7 @@ def _change(
     by: Actor,
     held: bool = False,
 ) -> list[int]:
-    """Change alerts that fire; ``held``: only those that are acknowledged now."""
+    """Change firing alerts; ``held``: only acknowledged ones."""
     mine = alerts.c.id.in_(numbers) & (alerts.c.status == "firing")
     if project != "*":
         mine &= alerts.c.project == project

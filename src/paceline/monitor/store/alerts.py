@@ -1,4 +1,4 @@
-"""Alerts, what silences them, and the messages that tell of them."""
+"""Alerts, their silences and their messages."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sess
 from paceline.units import moment
 
 Row = dict[str, Any]
-#: Sessions and events of a job that the rules look at.
+#: Sessions and events of a job that the rules examine.
 _SESSIONS, _EVENTS = 200, 200
 _OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
-#: Columns of an alert that change as more is known.
+#: Columns of an alert that later information may change.
 _SAID = ("session_id", "headline", "cause", "place", "hosts", "gain")
-#: Messages of a channel that are looked at together; the oldest come first.
+#: Messages of a channel that are read at once, the oldest first.
 _BATCH = 500
 
 
 def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next_at: float) -> Row:
-    """Begin an alert, with its messages; one that fires already is only brought up to date.
+    """Start an alert with its messages, or update one that already fires.
 
-    Those who were told of it without a session, which knows the cause, are told once more when it
-    has one.
+    Channels told of it before a session had found the cause are told once more.
 
     Args:
         engine: the store.
         alert: the row, without id.
-        channels: whom to tell.
-        next_at: when.
+        channels: channels that receive messages.
+        next_at: time of the messages.
 
     Returns:
-        its id, whether it is ``new``, and whether somebody is told what was ``learned``.
+        its id, whether it is ``new``, and whether the ``learned`` cause is sent.
     """
     with engine.begin() as connection:
         row = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
         if row is not None:
             values = {k: alert[k] for k in _SAID}
             changed = {k: v for k, v in values.items() if v is not None}
-            if alert["place"] is not None:  # another place may have no host
+            if alert["place"] is not None:  # a new place may have no host
                 changed["hosts"] = alert["hosts"]
             connection.execute(
                 update(alerts)
@@ -62,7 +61,7 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
             return {"id": row.id, "new": False, "learned": bool(told)}
         statement = insert_new(engine, alerts).values(**alert).returning(alerts.c.id)
         number = connection.execute(statement).scalar_one_or_none()
-        if number is None:  # another instance was faster
+        if number is None:  # another instance inserted it first
             return {"id": 0, "new": False, "learned": False}
         _tell(connection, engine, number, channels, "firing", next_at)
         return {"id": number, "new": True, "learned": False}
@@ -71,11 +70,11 @@ def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next
 def resolve(
     engine: Engine, fingerprint: str, now: float, next_at: float, why: str = ""
 ) -> Row | None:
-    """End an alert, and from ``next_at`` on tell those who were or will be told of it.
+    """End an alert, and tell its channels from ``next_at`` on.
 
     ``why`` is added to its headline.
 
-    None if it does not fire.
+    Returns None if it does not fire.
     """
     with engine.begin() as connection:
         row = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
@@ -101,7 +100,7 @@ def _firing(fingerprint: str) -> Select[Any]:
 
 
 def _told(connection: Connection, alert_id: int, states: Sequence[str]) -> list[str]:
-    """Channels whose message of an alert's beginning is in one of some states."""
+    """Channels whose message of an alert's start is in one of these states."""
     query = select(deliveries.c.channel).where(
         deliveries.c.alert_id == alert_id,
         deliveries.c.status == "firing",
@@ -127,14 +126,14 @@ def _tell(
 
 
 def firing(engine: Engine) -> list[Row]:
-    """All alerts that fire."""
+    """All firing alerts."""
     with engine.connect() as connection:
         query = select(alerts).where(alerts.c.status == "firing").order_by(alerts.c.id)
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def firing_of(engine: Engine, fingerprints: Sequence[str]) -> dict[str, Row]:
-    """Those of some alerts that fire, by their rule."""
+    """The firing alerts among some, by rule."""
     query = select(alerts).where(
         alerts.c.fingerprint.in_(fingerprints), alerts.c.status == "firing"
     )
@@ -155,7 +154,7 @@ def list_alerts(engine: Engine, project: str, *, status: str = "", limit: int = 
 
 
 def waiting(engine: Engine, channel: str) -> list[Row]:
-    """A channel's messages that wait, with their alert and its ``job``; the oldest first."""
+    """A channel's waiting messages with their alert and its ``job``, the oldest first."""
     query = _messages(channel).where(deliveries.c.state == "waiting")
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(deliveries.c.id).limit(_BATCH)).mappings()
@@ -163,7 +162,7 @@ def waiting(engine: Engine, channel: str) -> list[Row]:
 
 
 def repeatable(engine: Engine, channel: str, now: float) -> list[Row]:
-    """A channel's delivered messages of alerts that still fire, whose time to repeat has come."""
+    """A channel's delivered messages of firing alerts that are due for repetition."""
     query = _messages(channel).where(
         deliveries.c.state == "delivered",
         deliveries.c.status == "firing",
@@ -201,13 +200,13 @@ def mark(engine: Engine, ids: Sequence[int], **values: Any) -> None:
 
 
 def forget(engine: Engine, ids: Sequence[int]) -> None:
-    """Remove messages that nobody is to be told any more."""
+    """Remove messages that are no longer needed."""
     with engine.begin() as connection:
         connection.execute(delete(deliveries).where(deliveries.c.id.in_(ids)))
 
 
 def drop_channels(engine: Engine, channels: Sequence[str]) -> int:
-    """Give up the messages of channels that are no longer there; returns how many."""
+    """Give up messages of removed channels; returns their number."""
     is_dropped = deliveries.c.channel.not_in(channels) & (deliveries.c.state == "waiting")
     statement = update(deliveries).where(is_dropped)
     with engine.begin() as connection:
@@ -226,13 +225,13 @@ def add_silence(
     now: float,
     by: Actor = SERVICE,
 ) -> int:
-    """Tell nobody of alerts of a rule and job (None = any) until then; returns its number.
+    """Silence alerts of a rule and job (None = any) until then; returns the silence's number.
 
     Raises:
-        MonitorError: it would be over already.
+        MonitorError: it would already have ended.
     """
     if not now < until < math.inf:
-        raise MonitorError("the silence would be over already, or never; give another time")
+        raise MonitorError("the silence would have ended already, or never end; give another time")
     values = {"project": project, "rule": rule, "job": job, "until": until, "comment": comment}
     with engine.begin() as connection:
         row = {**values, "who": by.name, "created_at": now}
@@ -246,7 +245,7 @@ def add_silence(
 
 
 def list_silences(engine: Engine, project: str, now: float) -> list[Row]:
-    """Silences that hold, for a project ("*" = all)."""
+    """Active silences of a project ("*" = all)."""
     query = select(silences).where(silences.c.until > now).order_by(silences.c.until)
     if project != "*":
         query = query.where(silences.c.project.in_((project, "*")))
@@ -255,7 +254,7 @@ def list_silences(engine: Engine, project: str, now: float) -> list[Row]:
 
 
 def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor = SERVICE) -> bool:
-    """End a silence of a project ("*" = of any); False if there is none of that number."""
+    """End a silence of a project ("*" = of any); False if none has that number."""
     mine = silences.c.id == number
     if project != "*":
         mine &= silences.c.project == project
@@ -272,7 +271,7 @@ def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor
 def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:
     """A job's row, its latest analysed sessions and fail-slow events, both latest first."""
     done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
-    # Not all columns: their meta may name thousands of hosts.
+    # Without the meta column, which may name thousands of hosts.
     latest = (
         select(*(sessions.c[name] for name in _OF_SESSION))
         .where(done)
@@ -293,7 +292,7 @@ def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | 
 
 
 def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[int]:
-    """Jobs that run (or ran until they fell silent), last seen in between."""
+    """Running or silent jobs last seen between two times."""
     running = jobs.c.status.in_(("running", "silent"))
     query = select(jobs.c.id).where(
         running, jobs.c.seen_at > seen_after, jobs.c.seen_at <= seen_before
@@ -303,7 +302,7 @@ def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[in
 
 
 def slow_jobs(engine: Engine, seen_after: float) -> list[int]:
-    """Jobs that run and are slow, seen since then."""
+    """Slow running jobs seen since then."""
     slow = (jobs.c.status == "running") & jobs.c.slow_since_step.is_not(None)
     with engine.connect() as connection:
         return list(
@@ -314,7 +313,7 @@ def slow_jobs(engine: Engine, seen_after: float) -> list[int]:
 
 
 def recent_jobs(engine: Engine, since: float) -> list[int]:
-    """Jobs of which something was seen since then."""
+    """Jobs seen since then."""
     analysed = select(sessions.c.job_id).where(sessions.c.finished_at >= since)
     query = select(jobs.c.id).where(or_(jobs.c.seen_at >= since, jobs.c.id.in_(analysed)))
     with engine.connect() as connection:
@@ -322,14 +321,14 @@ def recent_jobs(engine: Engine, since: float) -> list[int]:
 
 
 def remove_older(engine: Engine, before: float) -> None:
-    """Remove alerts and silences that were over before then, with their messages."""
+    """Remove alerts and silences that ended before then, with their messages."""
     with engine.begin() as connection:
         connection.execute(delete(alerts).where(alerts.c.ended_at < before))
         connection.execute(delete(silences).where(silences.c.until < before))
 
 
 def counts(engine: Engine) -> tuple[list[Row], list[Row]]:
-    """How many alerts fire by project, rule and importance; how many messages by channel, state."""
+    """Firing alerts by project, rule and importance; messages by channel and state."""
     fires = (
         select(alerts.c.project, alerts.c.rule, alerts.c.importance, func.count().label("n"))
         .where(alerts.c.status == "firing")

@@ -1,4 +1,4 @@
-"""The log of acts: logins, tokens, service accounts, silences, removals; written with the act."""
+"""The log of actions, written with each: logins, tokens, service accounts, silences, removals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.monitor.store.tables import audit
 
 Row = dict[str, Any]
 
-#: Acts that are written down, and their words on the page.
+#: Logged actions, and their words on the page.
 ACTIONS = {
     "login": "logged in",
     "login-refused": "was refused",
@@ -34,12 +34,12 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Actor:
-    """The user, token or program that acts.
+    """The acting user, token or program.
 
     Attributes:
-        name: of the user, token or service account; of the system's user for a command.
+        name: user, token or service account; for a command the system's user.
         kind: user, token, account, command or service.
-        client: address; "" where there is none.
+        client: network address, or "".
     """
 
     name: str
@@ -54,14 +54,14 @@ SERVICE = Actor("paceline", "service")
 def record(
     connection: Connection, by: Actor, action: str, subject: str, *, project: str, at: float
 ) -> None:
-    """Write an act down, in the transaction that does it.
+    """Log an action in its own transaction.
 
     Args:
         connection: in a transaction.
-        by: who acts.
-        action: of :data:`ACTIONS`.
-        subject: what it is done to.
-        project: whose administrators may read of it; "*" = only those of all projects.
+        by: the actor.
+        action: one of :data:`ACTIONS`.
+        subject: object of the action.
+        project: project whose administrators may read the entry; "*" = only those of all projects.
         at: seconds since 1970.
     """
     assert action in ACTIONS
@@ -71,7 +71,7 @@ def record(
 
 
 def note(engine: Engine, by: Actor, action: str, subject: str, *, project: str, at: float) -> None:
-    """Write an act down that is no transaction of the store, once it is done."""
+    """Log a finished action that was no transaction of the store."""
     with engine.begin() as connection:
         record(connection, by, action, subject, project=project, at=at)
 
@@ -79,7 +79,7 @@ def note(engine: Engine, by: Actor, action: str, subject: str, *, project: str, 
 def list_entries(
     engine: Engine, project: str, before_id: int | None = None, limit: int = 100
 ) -> list[Row]:
-    """Acts in a project ("*" = in any), the newest first, those before ``before_id``."""
+    """Actions in a project ("*" = in any) before ``before_id``, the newest first."""
     query = select(audit).order_by(desc(audit.c.id)).limit(limit)
     if project != "*":
         query = query.where(audit.c.project == project)
@@ -90,6 +90,6 @@ def list_entries(
 
 
 def remove_older(engine: Engine, before: float) -> None:
-    """Forget acts before then."""
+    """Remove older actions."""
     with engine.begin() as connection:
         connection.execute(delete(audit).where(audit.c.at < before))

@@ -1,4 +1,4 @@
-"""The monitor's database: SQLite (WAL) or PostgreSQL, brought up to date at the start."""
+"""The monitor's database: SQLite (WAL) or PostgreSQL, migrated at the start."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from paceline.errors import MonitorError
 from paceline.monitor.log import log
 from paceline.monitor.store.tables import revisions
 
-#: Seconds that a writer waits for another one.
+#: Seconds that a writer waits for another.
 _BUSY_S = 30.0
-#: A connection that was used this long ago, or sooner, is believed to live.
+#: A connection used within this time is assumed to be open.
 _FRESH_S = 1.0
-#: Of libpq: a server, or a network, that is gone without a word is noticed within half a minute.
+#: Settings of libpq: a lost server or network is noticed within half a minute.
 _PATIENCE = {
     "connect_timeout": 10,
     "tcp_user_timeout": 20_000,
@@ -38,24 +38,24 @@ _PATIENCE = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-#: SQLite's message about a file that something else has written to.
+#: SQLite's message about a damaged file.
 _DAMAGED = ("malformed", "not a database", "disk I/O error")
 
 
 def open_database(url: str) -> Engine:
-    """Connect, and bring the tables up to date.
+    """Connect, and migrate the tables.
 
     Args:
         url: "sqlite:///path" or "postgresql://user@host/name".
 
     Raises:
-        MonitorError: the URL is none, the database cannot be reached, or it was made by a later
-            version.
+        MonitorError: the URL is invalid, the database cannot be reached, or a later version made
+            it.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise MonitorError(  # without the URL: it may hold a password
+        raise MonitorError(  # without the URL, which may hold a password
             "store is no URL of a database; give sqlite:///file or postgresql://user@host/name"
         ) from None
     if parsed.drivername == "postgresql":
@@ -84,9 +84,9 @@ def open_database(url: str) -> Engine:
 
 
 def _ping_after_rest(engine: Engine) -> None:
-    """Ask a pooled connection whether it lives, unless it was used within :data:`_FRESH_S`.
+    """Test a pooled connection unless it was used within :data:`_FRESH_S`.
 
-    SQLAlchemy's ``pool_pre_ping`` asks each time, a round trip for every transaction.
+    SQLAlchemy's ``pool_pre_ping`` costs a round trip for every transaction.
     """
 
     @event.listens_for(engine, "checkin")
@@ -105,7 +105,7 @@ def _ping_after_rest(engine: Engine) -> None:
 
 
 def _careful(connection: Any, _: Any) -> None:
-    """Committed rows are on the disk; readers and a writer do not wait for each other."""
+    """Sync committed rows to disk; let readers and a writer run at once."""
     cursor = connection.cursor()
     for pragma in (
         "journal_mode = WAL",
@@ -118,9 +118,9 @@ def _careful(connection: Any, _: Any) -> None:
 
 
 def hold_nothing_up(engine: Engine, seconds: float) -> None:
-    """End transactions of ours that stand still for some seconds: we were paused, say.
+    """Let the server end our idle transactions, for example if this process was paused.
 
-    Others wait for the rows that such a transaction has locked, and for its end.
+    Others wait for the rows that such a transaction has locked.
     """
 
     @event.listens_for(engine, "connect")
@@ -129,14 +129,14 @@ def hold_nothing_up(engine: Engine, seconds: float) -> None:
             cursor.execute(f"SET idle_in_transaction_session_timeout = {int(seconds * 1000)}")
         connection.commit()
 
-    engine.dispose()  # connections from before
+    engine.dispose()  # earlier connections
 
 
 def upgrade(engine: Engine) -> None:
-    """Run the migrations that the database lacks.
+    """Run the missing migrations.
 
     Raises:
-        MonitorError: it has some that this version does not know.
+        MonitorError: the database has migrations unknown to this version.
     """
     from alembic import command
     from alembic.config import Config
@@ -160,7 +160,7 @@ def upgrade(engine: Engine) -> None:
             )
         if set(current) == set(scripts.get_heads()):
             return
-        if engine.dialect.name == "sqlite":  # all or nothing: its driver begins none for tables
+        if engine.dialect.name == "sqlite":  # all or nothing; its driver begins none
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
@@ -173,7 +173,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def _may_be_used(connection: Connection, known_revisions: Set[str]) -> bool:
-    """Whether all that a later version has done to the tables was to add to them."""
+    """Whether a later version has only added to the tables."""
     if not inspect(connection).has_table(revisions.name):
         return False
     rows = connection.execute(select(revisions.c.revision, revisions.c.additive)).all()

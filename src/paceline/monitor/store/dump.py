@@ -1,4 +1,4 @@
-"""All rows out of a store and into an empty one, of either kind: for backups and moves."""
+"""Copy all rows of a store to an empty one of either kind, for backups and moves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sqlalchemy import Engine, Integer, func, insert, select, text
 from paceline.errors import MonitorError
 from paceline.monitor.store.tables import metadata, revisions, uploads
 
-#: Uploads under way are begun again by their clients; their bytes are not in a backup.
+#: Clients restart unfinished uploads, whose bytes are not in a backup.
 LEFT_OUT = (uploads.name, revisions.name)
 _AT_A_TIME = 500
 
 
 def read_rows(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(table, row) of all tables as they were at one moment, parents first."""
+    """(table, row) of all tables in one snapshot, parents first."""
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        else:  # Python's driver would not begin a transaction for reading
+        else:  # Python's driver begins no transaction for reading
             connection.exec_driver_sql("BEGIN")
         for table in metadata.sorted_tables:
             if table.name not in LEFT_OUT:
@@ -30,10 +30,10 @@ def read_rows(engine: Engine) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def write_rows(engine: Engine, rows: Iterable[tuple[str, dict[str, Any]]]) -> int:
-    """Insert rows, as :func:`read_rows` gives them, into empty tables; all or none.
+    """Insert the rows of :func:`read_rows` into empty tables, all or none.
 
     Returns:
-        how many.
+        the number of rows.
 
     Raises:
         MonitorError: a table is not empty, or a row is of a later version.
@@ -69,9 +69,9 @@ def _check(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set_sequences(connection: Any) -> None:
-    """Let PostgreSQL go on numbering behind the rows."""
+    """Let PostgreSQL continue numbering after the rows."""
     for table in metadata.sorted_tables:
-        if "id" in table.c and isinstance(table.c["id"].type, Integer):  # uploads' ids are texts
+        if "id" in table.c and isinstance(table.c["id"].type, Integer):  # ids of uploads are texts
             connection.execute(
                 text(
                     f"SELECT setval(pg_get_serial_sequence('{table.name}', 'id'), "

@@ -14,15 +14,15 @@ from paceline.monitor.store.tables import events, jobs
 
 Row = dict[str, Any]
 
-#: Detectors that read on after a restart see an event again, at a time that may differ so much.
+#: Tolerance for an event that a detector sees again after a restart.
 _SAME_S = 60.0
 
 
 def add(engine: Engine, row: Mapping[str, Any], held: Held = all_held) -> tuple[int, bool]:
-    """(id, whether it is new) of an event: of the same job, kind, start and step there is one.
+    """Store an event once per job, kind, start and step; returns (id, whether it is new).
 
     Raises:
-        LeaseLost: the job's detector is another instance's by now.
+        LeaseLost: another instance now has the job's detector.
     """
     place = (
         (events.c.job_id == row["job_id"])
@@ -33,25 +33,25 @@ def add(engine: Engine, row: Mapping[str, Any], held: Held = all_held) -> tuple[
     near = events.c.at.between(row["at"] - _SAME_S, row["at"] + _SAME_S)
     with engine.begin() as connection:
         if row["job_id"] not in held(connection, [row["job_id"]]):
-            raise LeaseLost("the job is another instance's")
-        # One that an older version stored without its start, now seen again.
+            raise LeaseLost("the job belongs to another instance")
+        # An event seen again that an older version stored without its start.
         unknown = update(events).where(place & events.c.start.is_(None) & near)
         connection.execute(unknown.values(start=row["start"]))
-        # Not by its rowcount: PostgreSQL's driver has none here.
+        # PostgreSQL's driver has no rowcount here.
         statement = insert_new(engine, events).values(**row).returning(events.c.id)
         number = connection.execute(statement).scalar_one_or_none()
         if number is not None:
             return int(number), True
-        # More ranks may have joined since.
+        # More ranks may have joined.
         values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
         joined = update(events).where(same_event).values(**values).returning(events.c.id)
         return int(connection.execute(joined).scalar_one()), False
 
 
 def has_near(engine: Engine, row: Mapping[str, Any], steps: int) -> bool:
-    """Whether an event is there under another step: it began near, and shares a rank.
+    """Whether the event is stored under a nearby step with a common rank.
 
-    Of one that is there under its own step, :func:`add` knows.
+    :func:`add` finds an event stored under the same step.
     """
     began = events.c.since_step.between(row["since_step"] - steps, row["since_step"] + steps)
     query = select(events.c.step, events.c.ranks).where(
@@ -70,7 +70,7 @@ def has_near(engine: Engine, row: Mapping[str, Any], steps: int) -> bool:
 def list_events(
     engine: Engine, project: str, job_id: int | None, before_id: int | None, limit: int
 ) -> list[Row]:
-    """Events of a project ("*" = of all) or job, the newest first, those before ``before_id``."""
+    """Events of a project ("*" = of all) or job before ``before_id``, the newest first."""
     query = select(events, jobs.c.name.label("job"), jobs.c.project, jobs.c.gpus).join(jobs)
     if project != "*":
         query = query.where(jobs.c.project == project)
@@ -84,7 +84,7 @@ def list_events(
 
 
 def level_events(engine: Engine, job_id: int) -> list[Row]:
-    """Changes of a job's level, in their order."""
+    """Changes of a job's level, in order."""
     query = select(events).where(events.c.job_id == job_id, events.c.kind.in_(LEVEL_KINDS))
     query = query.order_by(events.c.start.nulls_first(), events.c.step, events.c.id)
     with engine.connect() as connection:
@@ -94,11 +94,11 @@ def level_events(engine: Engine, job_id: int) -> list[Row]:
 def events_of_slow(
     connection: Connection, job_ids: Sequence[int] | None = None
 ) -> dict[int, list[Row]]:
-    """Job -> changes of its level, the latest first, for jobs that are slow now.
+    """Slow job -> changes of its level, the latest first.
 
     Args:
-        connection: to the store.
-        job_ids: of these jobs only; None: of all that are slow.
+        connection: connection to the store.
+        job_ids: only these jobs; None: all slow jobs.
     """
     query = select(events).where(events.c.kind.in_(LEVEL_KINDS))
     if job_ids is None:
@@ -114,7 +114,7 @@ def events_of_slow(
 
 
 def remove_older(engine: Engine, before: float, project: str) -> int:
-    """Remove those of a project before that time; returns how many."""
+    """Remove a project's events before that time; returns their number."""
     mine = events.c.job_id.in_(select(jobs.c.id).where(jobs.c.project == project))
     with engine.begin() as connection:
         return int(connection.execute(delete(events).where(mine, events.c.at < before)).rowcount)

@@ -19,7 +19,7 @@ _COLUMNS = (
 
 
 def seen_jobs(engine: Engine, project: str, since: float) -> list[Row]:
-    """Jobs of a project ("*" = of all) that were seen since then."""
+    """Jobs of a project ("*" = of all) seen since then."""
     columns = (*(jobs.c[name] for name in _COLUMNS), STAKE.label("stake_gpu_hours"))
     query = select(*columns).where(jobs.c.seen_at >= since)
     if project != "*":
@@ -30,13 +30,13 @@ def seen_jobs(engine: Engine, project: str, since: float) -> list[Row]:
 
 
 def session_counts(engine: Engine) -> dict[str, int]:
-    """Status -> sessions."""
+    """Status -> number of sessions."""
     query = select(sessions.c.status, func.count()).group_by(sessions.c.status)
     with engine.connect() as connection:
         return {status: int(n) for status, n in connection.execute(query)}
 
 
 def open_uploads(engine: Engine) -> int:
-    """Uploads under way."""
+    """Number of unfinished uploads."""
     with engine.connect() as connection:
         return int(connection.execute(select(func.count()).select_from(uploads)).scalar_one())

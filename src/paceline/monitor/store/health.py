@@ -1,4 +1,4 @@
-"""Does the store answer?"""
+"""A check of the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.monitor.log import without_secrets
 
 
 def problem_of(engine: Engine) -> str | None:
-    """Why the store cannot be used; None if it can."""
+    """The reason why the store is unusable; None if it works."""
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
@@ -19,5 +19,5 @@ def problem_of(engine: Engine) -> str | None:
 
 
 def problem_in(error: SQLAlchemyError) -> str:
-    """The database's message, in one line, without its parameters and passwords."""
+    """The database's message in one line, without parameters and passwords."""
     return without_secrets(str(getattr(error, "orig", None) or error).partition("\n")[0][:200])

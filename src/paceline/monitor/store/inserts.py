@@ -1,4 +1,4 @@
-"""Inserts that do nothing where the row is there already, in both dialects."""
+"""Inserts that keep an existing row, in both SQL dialects."""
 
 from __future__ import annotations
 

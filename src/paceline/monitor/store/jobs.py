@@ -1,4 +1,4 @@
-"""Jobs: registered by who pushes, updated by what comes in."""
+"""Jobs: registered by pushers, updated by incoming data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TREND = 20
 
 @dataclass(frozen=True)
 class JobKey:
-    """Which job."""
+    """Identity of a job."""
 
     id: int
     project: str
@@ -35,7 +35,7 @@ def register(
     degrees: Mapping[str, Any] | None = None,
     labels: Mapping[str, Any] | None = None,
 ) -> JobKey:
-    """The job of that name, made where it is new; given values replace known ones."""
+    """The job of that name, created if new; given values replace stored ones."""
     details = {"gpus": gpus, "degrees": degrees, "labels": labels}
     changes = {key: value for key, value in details.items() if value}
     with engine.begin() as connection:
@@ -46,7 +46,7 @@ def register(
             "seen_at": now,
             **changes,
         }
-        if engine.dialect.name == "sqlite":  # it would give the largest number away again
+        if engine.dialect.name == "sqlite":  # it would reuse the largest number
             removed = select(func.coalesce(func.max(stores.c.last_job), 0)).scalar_subquery()
             largest = select(func.coalesce(func.max(jobs.c.id), 0)).scalar_subquery()
             row["id"] = func.max(largest, removed) + 1
@@ -61,15 +61,15 @@ def register(
 def register_many(
     engine: Engine, project: str, names: Collection[str], now: float
 ) -> dict[str, JobKey]:
-    """The jobs of these names, made where they are new, in one transaction."""
-    if engine.dialect.name == "sqlite":  # numbers them one by one; no round trip, either
+    """The jobs of these names, created if new, in one transaction."""
+    if engine.dialect.name == "sqlite":  # numbers them one by one, without a round trip
         return {name: register(engine, project, name, now) for name in names}
     known = select(jobs.c.name, jobs.c.id).where(
         (jobs.c.project == project) & jobs.c.name.in_(list(names))
     )
     with engine.begin() as connection:
         found = {row.name: row.id for row in connection.execute(known)}
-        new = sorted(set(names) - found.keys())  # in one order, for others do the same
+        new = sorted(set(names) - found.keys())  # in one order, as other instances do
         if new:
             rows = [
                 {"project": project, "name": name, "created_at": now, "seen_at": now}
@@ -81,7 +81,7 @@ def register_many(
 
 
 def find(engine: Engine, project: str, name: str) -> JobKey | None:
-    """The job of that name; in project "*" the one of ``default``, else the newest."""
+    """The job of that name; in project "*", that of ``default``, else the newest."""
     condition = jobs.c.name == name if project == "*" else _has_name(project, name)
     query = (
         select(jobs.c.id, jobs.c.project)
@@ -95,7 +95,7 @@ def find(engine: Engine, project: str, name: str) -> JobKey | None:
 
 
 def labelled(engine: Engine, project: str, labels: Mapping[str, str]) -> list[JobKey]:
-    """Jobs of a project ("*" = of any) that have not ended and have all these labels."""
+    """Unfinished jobs of a project ("*" = of any) with all these labels."""
     query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.status != "ended")
     if project != "*":
         query = query.where(jobs.c.project == project)
@@ -106,13 +106,13 @@ def labelled(engine: Engine, project: str, labels: Mapping[str, str]) -> list[Jo
 
 
 def key_of(engine: Engine, job_id: int) -> JobKey | None:
-    """The job of a number."""
+    """The job with that number."""
     row = by_id(engine, job_id)
     return JobKey(job_id, row["project"], row["name"]) if row else None
 
 
 def keys_of(engine: Engine, job_ids: Collection[int]) -> dict[int, JobKey]:
-    """The jobs of some numbers; those that are no more are left out."""
+    """The jobs with these numbers, without removed ones."""
     query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(jobs.c.id.in_(list(job_ids)))
     with engine.connect() as connection:
         return {int(row.id): JobKey(*row) for row in connection.execute(query)}
@@ -126,13 +126,13 @@ def by_id(engine: Engine, job_id: int) -> dict[str, Any] | None:
 
 
 def is_running(engine: Engine, job: JobKey) -> bool:
-    """Whether a job's steps are awaited: it has not ended."""
+    """Whether a job has not ended."""
     row = by_id(engine, job.id)
     return row is not None and row["status"] == "running"
 
 
 def names_and_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
-    """(id, name, labels) of the jobs of a project, the newest first."""
+    """(id, name, labels) of a project's jobs, the newest first."""
     query = select(jobs.c.id, jobs.c.name, jobs.c.labels).where(jobs.c.project == project)
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(desc(jobs.c.id))).mappings()
@@ -140,7 +140,7 @@ def names_and_labels(engine: Engine, project: str) -> list[dict[str, Any]]:
 
 
 def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict[str, Any]]:
-    """Rows of a project ("*" = of all) by id, those behind ``after``."""
+    """Rows of a project ("*" = of all) with ids above ``after``, by id."""
     query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)
     if project != "*":
         query = query.where(jobs.c.project == project)
@@ -149,10 +149,10 @@ def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict
 
 
 def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = all_held) -> None:
-    """State by the step times: the jobs run, but for those that have ended since.
+    """Update the state by the step times: the jobs run, unless they have ended since.
 
-    Each row has ``job_id``, ``seen_at`` (when the last samples came) and the same columns as the
-    others. Those of which another instance has the detector are left out.
+    Each row has ``job_id``, ``seen_at`` (arrival of the last samples) and the same columns as the
+    others. Jobs whose detector another instance has are left out.
     """
     rows = list(rows)
     if not rows:
@@ -181,14 +181,14 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
 
 
 def end(engine: Engine, job_id: int, now: float) -> None:
-    """It is over."""
+    """Mark a job as ended."""
     with engine.begin() as connection:
         statement = update(jobs).where(jobs.c.id == job_id)
         connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
 
 
 def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
-    """Mark running jobs that were last seen ``before`` silent; returns them."""
+    """Mark running jobs not seen since ``before`` as silent; returns them."""
     quiet = (jobs.c.status == "running") & (jobs.c.seen_at < before)
     statement = update(jobs).where(quiet).values(status="silent")
     with engine.begin() as connection:
@@ -197,7 +197,7 @@ def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
 
 
 def summarise(connection: Any, job_id: int) -> None:
-    """Bring the job's row up to date with its analysed sessions; without any it has no slowdown."""
+    """Update the job's row from its analysed sessions; without any it has no slowdown."""
     done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
     latest = list(
         connection.execute(
@@ -225,7 +225,7 @@ def _has_name(project: str, name: str) -> Any:
 
 
 def seen_since(engine: Engine, since: float) -> list[JobKey]:
-    """Jobs that run, and those of which something came after that time."""
+    """Running jobs, and jobs with data since that time."""
     recent = (jobs.c.status == "running") | (jobs.c.seen_at >= since)
     query = select(jobs.c.id, jobs.c.project, jobs.c.name).where(recent)
     with engine.connect() as connection:

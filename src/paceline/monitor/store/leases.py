@@ -1,8 +1,8 @@
-"""The work that each of several instances does: leases in PostgreSQL, by the database's clock.
+"""Division of work between instances: leases in PostgreSQL, by the database's clock.
 
-An instance beats. One whose beat is too old has lost all that it owned, as soon as another one
-takes it. An owner that writes locks the lease in the same transaction
-(:func:`still_held`): so an owner that was paused, and comes back, writes nothing.
+An instance sends heartbeats. If its last one is too old, other instances may take its leases. A
+writing owner locks its lease in the same transaction (:func:`still_held`), so that an owner that
+was paused writes nothing.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from sqlalchemy import Connection, Engine, text
 from paceline.errors import MonitorError
 
 _NOW = "extract(epoch from clock_timestamp())"
-#: Rows of instances that are gone are removed after this time.
+#: Time until rows of lost instances are removed.
 _FORGET_S = 86_400.0
 
 
-#: Those of some jobs whose detectors are ours until the transaction ends.
+#: The jobs whose detectors are ours until the transaction ends.
 Held = Callable[[Connection, Iterable[int]], set[int]]
 
 
 def all_held(connection: Connection, job_ids: Iterable[int]) -> set[int]:
-    """All, where one process has the store."""
+    """All jobs, as one process has the store."""
     return set(job_ids)
 
 
 class LeaseLost(MonitorError):  # noqa: N818 (an answer)
-    """Another instance owns it now."""
+    """Another instance owns the lease now."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The answer to a beat.
+    """The result of a heartbeat.
 
     Attributes:
         now: the database's clock, seconds since 1970.
-        serving: instances that serve, this one included.
-        held: lease -> fencing number, of this instance.
+        serving: number of serving instances, including this one.
+        held: this instance's leases -> fencing number.
     """
 
     now: float
@@ -48,7 +48,7 @@ class Beat:
 
 
 def declare(engine: Engine, names: Iterable[str]) -> None:
-    """Make the leases that are missing."""
+    """Create missing leases."""
     statement = text(
         "INSERT INTO leases (name, fence) SELECT unnest(CAST(:names AS text[])), 0 "
         "ON CONFLICT DO NOTHING"
@@ -58,7 +58,7 @@ def declare(engine: Engine, names: Iterable[str]) -> None:
 
 
 def beat(engine: Engine, owner: str, name: str, kind: str, life_s: float) -> Beat:
-    """Live on for ``life_s`` from now."""
+    """Extend the instance's life to ``life_s`` from now."""
     upsert = text(
         "INSERT INTO instances (id, name, kind, started_at, expires_at) "
         f"VALUES (:id, :name, :kind, {_NOW}, {_NOW} + :life) "
@@ -78,7 +78,7 @@ def beat(engine: Engine, owner: str, name: str, kind: str, life_s: float) -> Bea
 
 
 def take(engine: Engine, owner: str, prefix: str, most: int) -> dict[str, int]:
-    """Take up to ``most`` leases of a kind that no living instance owns; lease -> fence."""
+    """Take up to ``most`` leases of a kind without a living owner; lease -> fence."""
     statement = text(
         "UPDATE leases SET owner = :owner, fence = fence + 1 WHERE name IN ("
         "  SELECT name FROM leases WHERE name LIKE :prefix AND (owner IS NULL OR NOT EXISTS ("
@@ -92,21 +92,21 @@ def take(engine: Engine, owner: str, prefix: str, most: int) -> dict[str, int]:
 
 
 def give_back(engine: Engine, owner: str, names: Sequence[str]) -> None:
-    """Let others take them."""
+    """Release leases to other instances."""
     statement = text("UPDATE leases SET owner = NULL WHERE owner = :owner AND name = ANY(:names)")
     with engine.begin() as connection:
         connection.execute(statement, {"owner": owner, "names": list(names)})
 
 
 def leave(engine: Engine, owner: str) -> None:
-    """Give all back: the instance ends."""
+    """Release all leases, as the instance ends."""
     with engine.begin() as connection:
         connection.execute(text("UPDATE leases SET owner = NULL WHERE owner = :o"), {"o": owner})
         connection.execute(text("DELETE FROM instances WHERE id = :o"), {"o": owner})
 
 
 def forget_dead(engine: Engine) -> None:
-    """Remove rows of instances that are gone for long."""
+    """Remove rows of instances lost long ago."""
     with engine.begin() as connection:
         connection.execute(
             text(f"DELETE FROM instances WHERE expires_at < {_NOW} - :age"), {"age": _FORGET_S}
@@ -114,7 +114,7 @@ def forget_dead(engine: Engine) -> None:
 
 
 def still_held(connection: Connection, owner: str, leases: Mapping[str, int]) -> set[str]:
-    """Those of some leases (name -> fence) that are still ours, until the transaction ends."""
+    """The leases (name -> fence) among these that stay ours until the transaction ends."""
     query = text(
         "SELECT name, fence FROM leases WHERE owner = :owner AND name = ANY(:names) "
         "ORDER BY name FOR SHARE"
@@ -124,7 +124,7 @@ def still_held(connection: Connection, owner: str, leases: Mapping[str, int]) ->
 
 
 def living(engine: Engine) -> list[str]:
-    """Numbers of the instances, of both kinds, that live."""
+    """Numbers of the living instances of both kinds."""
     with engine.connect() as connection:
         query = text(f"SELECT id FROM instances WHERE expires_at > {_NOW}")
         return list(connection.execute(query).scalars())

@@ -1,4 +1,4 @@
-"""One service at a time: a lock on the store, wherever its data folder is."""
+"""A lock that allows one service per store, independent of the data folder."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.errors import MonitorError, OutputError
 
-#: PostgreSQL lets go of the lock of a service that was killed a moment later.
+#: PostgreSQL releases the lock of a killed service after a moment.
 _PATIENCE_S = 3.0
 
 
 class StoreLock:
-    """Held until it is closed: a file beside an SQLite, a connection of its own to a PostgreSQL.
+    """A lock held until closed: a file beside SQLite, or a separate PostgreSQL connection.
 
     Args:
-        engine: the store.
-        several: instances of one store share it, and only those.
+        engine: engine of the store.
+        several: instances of one store share the lock.
     """
 
     def __init__(self, engine: Engine, *, several: bool = False) -> None:
-        """Take it.
+        """Take the lock.
 
         Raises:
-            MonitorError: another service has it, or the store cannot be reached.
-            OutputError: the file beside the SQLite cannot be written.
+            MonitorError: another service has the lock, or the store cannot be reached.
+            OutputError: the file beside SQLite cannot be written.
         """
         self._public_url = engine.url.set(query={}).render_as_string(hide_password=True)
         self._file, self._engine = -1, engine
@@ -52,11 +52,11 @@ class StoreLock:
             raise MonitorError(f"the store {self._public_url} cannot be locked: {reason}") from None
 
     def keep(self) -> None:
-        """See that the connection lives; take the lock again where it was lost.
+        """Check the connection; take the lock again if it was lost.
 
         Raises:
-            MonitorError: another service has taken it meanwhile.
-            SQLAlchemyError: the database is away; try again later.
+            MonitorError: another service has taken the lock meanwhile.
+            SQLAlchemyError: the database is unreachable; try again later.
         """
         if self._connection is not None:
             try:
@@ -68,7 +68,7 @@ class StoreLock:
             raise _in_use(self._public_url)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._disconnect()
         if self._file >= 0:
             os.close(self._file)
@@ -77,10 +77,10 @@ class StoreLock:
     def _take(self) -> bool:
         connection = self._engine.connect()
         try:
-            # The lock of a host that is gone without a word ends within a minute, not two hours.
+            # The lock of a lost host ends within a minute instead of two hours.
             for name, value in (("idle", 30), ("interval", 10), ("count", 3)):
                 connection.execute(text(f"SET tcp_keepalives_{name} = {value}"))
-            # Per schema: several monitors may share a database.
+            # Per schema, as several monitors may share a database.
             query = text(f"SELECT {self._function}(7261635, hashtext(current_schema()))")
             if connection.execute(query).scalar():
                 self._connection = connection
@@ -93,15 +93,15 @@ class StoreLock:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.invalidate()  # also where it is broken: closes without a word to the server
+            connection.invalidate()  # even if broken; closes without notifying the server
             connection.close()
 
 
 def lock_file(path: Path, resource: str) -> int:
-    """The descriptor of a locked file, made where it is missing; to be closed.
+    """Descriptor of a locked file, which is created if missing; the caller closes it.
 
     Raises:
-        MonitorError: another service has ``what`` the lock is for.
+        MonitorError: another service uses ``what``.
         OutputError: the file cannot be written.
     """
     try:

@@ -1,6 +1,6 @@
-"""Logins of the OpenID provider's users: the cookie's SHA-256, the user, and the groups that count.
+"""Logins of the OpenID provider's users: the cookie's SHA-256, the user, and the granted groups.
 
-A login is a row, not a signed text: it ends at once, on all instances, when the row says so.
+A login is a row, not a signed text, so that it ends at once on all instances.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paceline.monitor.store.tokens import digest
 
 @dataclass(frozen=True)
 class Login:
-    """A login.
+    """A user's login.
 
     Attributes:
         id: number.
-        name: of the user, as the provider's claim says.
-        issuer, subject: who the provider says it is, for ever.
-        groups: those of the user that a grant names.
+        name: the user's name in the provider's claim.
+        issuer, subject: the provider's permanent identity of the user.
+        groups: the user's groups that a grant names.
         created_at, expires_at, ended_at: seconds since 1970.
     """
 
@@ -51,18 +51,18 @@ def begin_login(
     client: str,
     project: str,
 ) -> str:
-    """A new login's secret, which is not kept.
+    """Create a login; returns its secret, which is not stored.
 
     Args:
-        engine: of the store.
-        name: of the user.
-        issuer: of the provider.
-        subject: of the provider's claim ``sub``.
-        groups: those that count.
+        engine: engine of the store.
+        name: name of the user.
+        issuer: the provider's URL.
+        subject: the provider's claim ``sub``.
+        groups: groups that grants name.
         now: seconds since 1970.
         expires_at: seconds since 1970.
-        client: address.
-        project: whose administrators read of it.
+        client: network address.
+        project: project whose administrators see the log entry.
     """
     secret = secrets.token_urlsafe(32)
     values = {"name": name, "issuer": issuer, "subject": subject, "groups": list(groups)}
@@ -75,7 +75,7 @@ def begin_login(
 
 
 def find_login(engine: Engine, secret: str, now: float) -> Login | None:
-    """The login of a cookie; None if there is none, or it is over."""
+    """The login of a cookie; None if unknown or ended."""
     with engine.connect() as connection:
         query = select(logins).where(logins.c.sha256 == digest(secret))
         row = connection.execute(query).first()
@@ -86,7 +86,7 @@ def find_login(engine: Engine, secret: str, now: float) -> Login | None:
 
 
 def current_logins(engine: Engine, now: float) -> list[Login]:
-    """Logins that are not over, the latest first."""
+    """Active logins, the latest first."""
     goes_on = logins.c.ended_at.is_(None) & (logins.c.expires_at > now)
     with engine.connect() as connection:
         query = select(logins).where(goes_on).order_by(logins.c.id.desc()).limit(1000)
@@ -94,7 +94,7 @@ def current_logins(engine: Engine, now: float) -> list[Login]:
 
 
 def end_login(engine: Engine, number: int, now: float, by: Actor, project: str = "*") -> bool:
-    """End a login; False if there is none of that number that goes on."""
+    """End a login; False if no active login has that number."""
     mine = (logins.c.id == number) & logins.c.ended_at.is_(None)
     with engine.begin() as connection:
         row = connection.execute(select(logins.c.name).where(mine)).first()
@@ -107,7 +107,7 @@ def end_login(engine: Engine, number: int, now: float, by: Actor, project: str =
 
 
 def remove_older(engine: Engine, before: float) -> None:
-    """Forget logins that were over before then."""
+    """Remove logins that ended before then."""
     with engine.begin() as connection:
         connection.execute(delete(logins).where(logins.c.expires_at < before))
 

@@ -1,4 +1,4 @@
-"""Changes since a time, for the open pages of an instance that did not change it."""
+"""Changes by other instances since a time, for the open pages of this one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from sqlalchemy import Engine, func, select
 
 from paceline.monitor.store.tables import alerts, events, jobs, sessions
 
-#: Changes of one kind that are told at a time: a page fetches itself again after the first.
+#: Changes of a kind that are sent at once; a page refetches itself after the first.
 _MOST = 200
 
-#: (project, kind of message, its data), as :class:`~paceline.monitor.bus.Message` has them.
+#: (project, kind of message, its data), as in :class:`~paceline.monitor.bus.Message`.
 Change = tuple[str, str, dict[str, Any]]
 
 
 def changes(engine: Engine, since: float) -> list[Change]:
-    """Steps, sessions, events and alerts that came after ``since``."""
+    """New steps, sessions, events and alerts after ``since``."""
     job = (jobs.c.project, jobs.c.name.label("job"), jobs.c.id.label("job_id"))
     at = func.coalesce(sessions.c.finished_at, sessions.c.started_at, sessions.c.created_at)
     queries = {

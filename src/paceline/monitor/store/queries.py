@@ -1,4 +1,4 @@
-"""Rows for the pages. ``project`` "*" stands for all of them."""
+"""Rows for the pages. ``project`` "*" means all projects."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from paceline.monitor.store.tables import (
 Row = dict[str, Any]
 
 ALL = "*"
-#: Jobs a page lists, and the most sessions and events that a job's page shows.
+#: Jobs per page of the list, and the most sessions and events on a job's page.
 PAGE, MAX_SESSIONS, MAX_EVENTS, MAX_ALERTS = 50, 200, 200, 200
 
 WEEK_S = 7 * 86_400.0
 _FIRST_MONDAY_S = 4 * 86_400.0  # 5 January 1970; 1 January was a Thursday
 
-# A fail-slow that goes on may have come after the latest session, or to a job without one.
+# A current fail-slow may be later than the latest session, or its job may have no session.
 _SLOW = case((jobs.c.slow_since_step.is_not(None), 1 - jobs.c.healthy_s / jobs.c.step_s))
 _WORST = case((func.coalesce(jobs.c.waste, 0.0) < _SLOW, _SLOW), else_=jobs.c.waste)
 
-#: GPU-hours that the next day loses if a running job goes on like this.
+#: GPU-hours that the next day loses if a running job continues at this speed.
 STAKE = case((jobs.c.status == "running", jobs.c.gpus * 24.0 * _WORST))
 
-#: Sort orders of jobs; True: large ones first. ``waste`` and ``stake`` count fail-slows
-#: that go on.
+#: Sort orders of jobs; True: largest first. ``waste`` and ``stake`` count current fail-slows.
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     {
         "stake": (STAKE, True),
@@ -52,7 +51,7 @@ ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     }
 )
 STATUSES = ("new", "running", "silent", "ended")
-#: Status that asks for jobs of any.
+#: Matches jobs of any status.
 ANY = "any"
 
 
@@ -62,11 +61,11 @@ class JobsPage:
 
     Attributes:
         rows: the jobs. ``latest`` is the status, the reason and ``best_gain`` of the latest
-            session, or None; ``alert`` the most important alert that fires, or None;
-            ``stake_gpu_hours`` what the next day loses, or None where that is not known.
-        n_found: how many there are that match.
-        n_all: how many there are.
-        page, n_pages: this page from 1, and how many there are.
+            session, or None; ``alert`` the most important firing alert, or None;
+            ``stake_gpu_hours`` the next day's loss, or None if unknown.
+        n_found: number of matching jobs.
+        n_all: number of all jobs.
+        page, n_pages: number of this page, from 1, and number of pages.
     """
 
     rows: list[Row]
@@ -88,12 +87,12 @@ def list_jobs(
     """A page of jobs, the worst first.
 
     Args:
-        connection: to the store.
-        project: whose jobs.
-        search: words that a job has in its name, labels, cause or headline, all of them.
+        connection: connection to the store.
+        project: project of the jobs.
+        search: words that must all occur in the job's name, labels, cause or headline.
         status: only jobs of this status; "" = all that have not ended, :data:`ANY` = all.
         order: one of :data:`ORDERS`; jobs without a value come last.
-        page: from 1; the last one for a larger number.
+        page: page from 1; a larger number gives the last page.
     """
     mine = _of_project(select(func.count()).select_from(jobs), project)
     n_all = int(connection.execute(mine).scalar_one())
@@ -127,7 +126,7 @@ def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
     ]
 
 
-#: Of an alert, what the list of jobs says.
+#: Columns of an alert in the list of jobs.
 _OF_ALERT = (
     *("id", "job_id", "rule", "importance", "place", "gain", "started_at"),
     *("acknowledged_by", "acknowledged_until"),
@@ -135,7 +134,7 @@ _OF_ALERT = (
 
 
 def _worst_alerts(connection: Connection, job_ids: list[int]) -> dict[int, Row]:
-    """Job -> the most important of its alerts that fire, the oldest of these."""
+    """Job -> the most important of its firing alerts, the oldest of these."""
     firing = alerts.c.job_id.in_(job_ids) & (alerts.c.status == "firing")
     rank = case({"critical": 0, "warning": 1}, value=alerts.c.importance, else_=2)
     query = select(*(alerts.c[name] for name in _OF_ALERT)).where(firing)
@@ -147,7 +146,7 @@ def _worst_alerts(connection: Connection, job_ids: list[int]) -> dict[int, Row]:
 
 def _matches(word: str) -> Any:
     places = (jobs.c.name, jobs.c.cause, jobs.c.headline)
-    in_json = json.dumps(word)[1:-1]  # labels are kept as JSON, in which é is \u00e9
+    in_json = json.dumps(word)[1:-1]  # labels are stored as JSON, in which é is \u00e9
     return or_(
         *(place.icontains(word, autoescape=True) for place in places),
         cast(jobs.c.labels, Text).icontains(in_json, autoescape=True),
@@ -163,12 +162,12 @@ def _of_project(query: Select[Any], project: str) -> Select[Any]:
 
 
 def find_job(connection: Connection, project: str, name: str) -> Row | None:
-    """The job, or None; of several projects' jobs of that name the one seen last."""
+    """The job, or None; the last seen of several projects' jobs of that name."""
     query = _of_project(select(jobs), project).where(jobs.c.name == name)
     return next(iter(_rows(connection, query.order_by(jobs.c.seen_at.desc()).limit(1))), None)
 
 
-#: A session's columns but ``meta``, which may hold the hosts of 10,000 ranks.
+#: A session's columns without ``meta``, which may hold the hosts of 10,000 ranks.
 _SESSION = tuple(column for column in sessions.c if column.name != "meta")
 
 
@@ -186,7 +185,7 @@ def job_session(connection: Connection, job_id: int, session_id: int) -> Row | N
 
 
 def latest_meta(connection: Connection, job_id: int) -> Any:
-    """Files beside the latest trace of a job; None where there is none."""
+    """Meta of the latest trace of a job, or None."""
     query = select(sessions.c.meta).where(sessions.c.job_id == job_id)
     query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(1)
     return connection.execute(query).scalar()
@@ -200,13 +199,13 @@ def job_events(connection: Connection, job_id: int) -> list[Row]:
 
 
 def job_alerts(connection: Connection, job_id: int) -> list[Row]:
-    """The alerts of a job that fire."""
+    """A job's firing alerts."""
     query = select(alerts).where(alerts.c.job_id == job_id, alerts.c.status == "firing")
     return _rows(connection, query.order_by(alerts.c.started_at.desc()))
 
 
 def count_firing(connection: Connection, project: str) -> int:
-    """How many alerts fire."""
+    """Number of firing alerts."""
     query = select(func.count()).select_from(alerts).where(alerts.c.status == "firing")
     if project != ALL:
         query = query.where(alerts.c.project == project)
@@ -214,9 +213,9 @@ def count_firing(connection: Connection, project: str) -> int:
 
 
 def list_alerts(connection: Connection, project: str, status: str = "") -> list[Row]:
-    """The latest alerts with their job's name; those that fire first.
+    """The latest alerts with their job's name, firing ones first.
 
-    Each row has ``n_delivered``, ``n_waiting`` and ``n_failed``: what became of its messages.
+    Each row has ``n_delivered``, ``n_waiting`` and ``n_failed``, the counts of its messages.
     """
     states = (("n_delivered", "delivered"), ("n_waiting", "waiting"), ("n_failed", "given-up"))
     deliveries_of = (
@@ -243,7 +242,7 @@ def list_alerts(connection: Connection, project: str, status: str = "") -> list[
 
 
 def find_alert(connection: Connection, project: str, number: int) -> Row | None:
-    """An alert with its ``job``; None where it is another project's."""
+    """An alert with its ``job``; None if it is another project's."""
     query = select(alerts, jobs.c.name.label("job")).join(jobs, jobs.c.id == alerts.c.job_id)
     query = query.where(alerts.c.id == number)
     if project != ALL:
@@ -253,7 +252,7 @@ def find_alert(connection: Connection, project: str, number: int) -> Row | None:
 
 
 def active_silences(connection: Connection, project: str, now: float) -> list[Row]:
-    """Silences that still hold."""
+    """Active silences."""
     query = select(silences).where(silences.c.until > now)
     if project != ALL:
         query = query.where(silences.c.project.in_((project, ALL)))
@@ -261,7 +260,7 @@ def active_silences(connection: Connection, project: str, now: float) -> list[Ro
 
 
 def fleet_jobs(connection: Connection, project: str) -> list[Row]:
-    """All jobs with a slowdown; ``facts`` are those of the latest session that was analysed."""
+    """All jobs with a slowdown; ``facts`` are those of the latest analysed session."""
     latest = (
         select(sessions.c.job_id, func.max(sessions.c.id).label("session_id"))
         .where(sessions.c.status == "done")
@@ -280,13 +279,13 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Week:
-    """Loss of one week.
+    """Loss of a week.
 
     Attributes:
         start: its Monday, seconds since 1970.
         lost: cause -> GPU-hours.
-        n_sessions: sessions analysed.
-        mean_waste: of them; None where there is none.
+        n_sessions: number of analysed sessions.
+        mean_waste: their mean waste; None without sessions.
     """
 
     start: float
@@ -296,7 +295,7 @@ class Week:
 
 
 def weeks(connection: Connection, project: str, now: float, n_weeks: int) -> list[Week]:
-    """The last weeks, the oldest first; the last one is not over."""
+    """The last weeks, the oldest first, including the current one."""
     monday = now - (now - _FIRST_MONDAY_S) % WEEK_S
     return [_week(connection, project, monday - k * WEEK_S) for k in reversed(range(n_weeks))]
 

@@ -1,4 +1,4 @@
-"""Which sessions hold which blobs."""
+"""Sessions and their blobs, for retention."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Held:
 
 
 def projects(engine: Engine) -> list[str]:
-    """Projects that have a job."""
+    """Projects with a job."""
     with engine.connect() as connection:
         return list(connection.execute(select(jobs.c.project).distinct()).scalars())
 
 
 def job_ids(engine: Engine, project: str) -> set[int]:
-    """Numbers of the jobs of a project ("*" = of all)."""
+    """Numbers of a project's jobs ("*" = of all)."""
     query = select(jobs.c.id)
     if project != "*":
         query = query.where(jobs.c.project == project)
@@ -38,7 +38,7 @@ def job_ids(engine: Engine, project: str) -> set[int]:
 
 
 def sessions_before(engine: Engine, before: float, limit: int, project: str) -> list[Held]:
-    """Sessions of a project that are over and were made before that time."""
+    """Finished sessions of a project that are older than that time."""
     query = select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
     query = query.where((sessions.c.created_at < before) & _OVER & _of(project)).limit(limit)
     with engine.connect() as connection:
@@ -46,7 +46,7 @@ def sessions_before(engine: Engine, before: float, limit: int, project: str) -> 
 
 
 def oldest(engine: Engine, after: tuple[float, int], limit: int, project: str = "*") -> list[Held]:
-    """The oldest sessions of a project that are over, behind (time, number) ``after``."""
+    """The oldest finished sessions of a project after (time, number) ``after``."""
     place = tuple_(sessions.c.created_at, sessions.c.id)
     query = (
         select(sessions.c.id, sessions.c.sha256, sessions.c.created_at)
@@ -59,13 +59,13 @@ def oldest(engine: Engine, after: tuple[float, int], limit: int, project: str = 
 
 
 def remove(engine: Engine, ids: Sequence[int]) -> None:
-    """Remove sessions; their jobs' rows follow."""
+    """Remove sessions, and update their jobs' rows."""
     with engine.begin() as connection:
         remove_in(connection, ids)
 
 
 def remove_in(connection: Connection, ids: Sequence[int]) -> None:
-    """Remove sessions in a transaction; their jobs' rows follow."""
+    """Remove sessions in a transaction, and update their jobs' rows."""
     condition = sessions.c.id.in_(ids)
     query = select(sessions.c.job_id).where(condition).distinct()
     job_ids = list(connection.execute(query).scalars())
@@ -75,7 +75,7 @@ def remove_in(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def shares_trace(engine: Engine, row: Held) -> bool:
-    """Whether a newer session, or an upload, has the same trace; older ones are removed first."""
+    """Whether a newer session or an upload has the same trace; older sessions are removed first."""
     newer = (sessions.c.created_at, sessions.c.id)
     others = select(sessions.c.id).where(
         (sessions.c.sha256 == row.sha256)
@@ -109,7 +109,7 @@ def references(engine: Engine, project: str = "*") -> tuple[set[str], set[str]]:
 
 
 def n_since(engine: Engine, project: str, since: float) -> int:
-    """Sessions of a project that were made since then."""
+    """Number of a project's sessions made since then."""
     query = select(func.count()).select_from(sessions)
     with engine.connect() as connection:
         condition = _of(project) & (sessions.c.created_at >= since)
@@ -117,7 +117,7 @@ def n_since(engine: Engine, project: str, since: float) -> int:
 
 
 def _of(project: str) -> ColumnElement[bool]:
-    """Sessions of a project ("*" = of any)."""
+    """The condition that a session is of a project ("*" = of any)."""
     if project == "*":
         return true()
     return sessions.c.job_id.in_(select(jobs.c.id).where(jobs.c.project == project))

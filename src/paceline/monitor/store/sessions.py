@@ -1,4 +1,4 @@
-"""Sessions: queued when their trace is here, then analysed, newest first."""
+"""Sessions: queued once their trace has arrived, then analysed, newest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.monitor.store.jobs import summarise
 from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
-#: Of a session that is to be analysed as if it were new.
+#: Values of a session that is to be analysed as if it were new.
 _WAITS = {"status": "queued", "attempts": 0, "reason": None, "next_at": None}
 
 
@@ -26,11 +26,11 @@ def find(engine: Engine, job_id: int, sha256: str) -> tuple[int, str] | None:
 
 
 def enqueue(engine: Engine, job_id: int, trace: Mapping[str, Any], now: float) -> int:
-    """Make a session of a trace that is in the blobs, and end its uploads.
+    """Create a session for a stored trace, and end the trace's uploads.
 
     Args:
         engine: the database.
-        job_id: whose.
+        job_id: number of the job.
         trace: ``sha256``, ``size_bytes``, ``file_name`` and ``meta``.
         now: time.
     """
@@ -49,14 +49,14 @@ def enqueue_in(
             **{name: trace[name] for name in columns}, job_id=job_id, created_at=now
         )
     )
-    # One that failed has its trace again.
+    # A failed session has its trace again.
     again = update(sessions).where(_of(job_id, sha256) & (sessions.c.status == "failed"))
     connection.execute(again.values(**_WAITS))
     number = connection.execute(select(sessions.c.id).where(_of(job_id, sha256))).scalar_one()
     connection.execute(
         delete(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
     )
-    # A trace is no step: a job of which steps came before stays as quiet as it was.
+    # A trace is no step, so that a silent job with earlier steps stays silent.
     stepless = (jobs.c.id == job_id) & jobs.c.last_step.is_(None)
     connection.execute(update(jobs).where(stepless).values(seen_at=now))
     summarise(connection, job_id)
@@ -64,21 +64,21 @@ def enqueue_in(
 
 
 def waiting(engine: Engine) -> int:
-    """How many are queued."""
+    """Number of queued sessions."""
     query = select(func.count()).select_from(sessions).where(sessions.c.status == "queued")
     with engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
 
 
 def requeue(engine: Engine, session_id: int) -> bool:
-    """Let a session that is over wait again; False where it waits or runs."""
+    """Queue a finished session again; False if it is queued or running."""
     over = (sessions.c.id == session_id) & sessions.c.status.in_(("done", "failed"))
     with engine.begin() as connection:
         return bool(connection.execute(update(sessions).where(over).values(**_WAITS)).rowcount)
 
 
 def requeue_of_dead(engine: Engine, living: Collection[str]) -> int:
-    """Those whose worker is gone wait again; how many."""
+    """Queue the sessions of lost workers again; returns their number."""
     dead = sessions.c.worker.is_not(None) & sessions.c.worker.not_in(list(living))
     statement = update(sessions).where((sessions.c.status == "running") & dead)
     with engine.begin() as connection:
@@ -86,7 +86,7 @@ def requeue_of_dead(engine: Engine, living: Collection[str]) -> int:
 
 
 def requeue_running(engine: Engine, but: Collection[int] = (), worker: str | None = None) -> int:
-    """Those whose analysis was cut off wait again, all running ones of a worker ``but`` these."""
+    """Queue interrupted sessions again: all running ones of a worker ``but`` these."""
     running = (sessions.c.status == "running") & sessions.c.id.not_in(list(but))
     if worker is not None:
         running &= sessions.c.worker == worker
@@ -96,10 +96,10 @@ def requeue_running(engine: Engine, but: Collection[int] = (), worker: str | Non
 
 
 def start_next(engine: Engine, now: float, worker: str | None = None) -> Row | None:
-    """Take the newest that waits, those tried before behind the others; None if none waits.
+    """Take the newest queued session, those tried before last; None without any.
 
-    Several workers may ask at a time: each gets another one. The number of attempts in the row is
-    the worker's right to store the outcome.
+    Concurrent workers get different sessions. The number of attempts in the row identifies the
+    worker that may store the outcome.
     """
     waits = (sessions.c.status == "queued") & due(sessions.c.next_at, now)
     newest = (
@@ -126,14 +126,14 @@ def start_next(engine: Engine, now: float, worker: str | None = None) -> Row | N
 
 
 def try_later(engine: Engine, row: Row, next_at: float) -> None:
-    """Let a session wait until a time: it could not be analysed now."""
+    """Let a session that could not be analysed wait until a time."""
     with engine.begin() as connection:
         statement = update(sessions).where(_mine(row))
         connection.execute(statement.values(status="queued", next_at=next_at))
 
 
 def _mine(row: Mapping[str, Any]) -> Any:
-    """The session, as long as no other worker has it: those of one process are all its own."""
+    """The condition that no other worker has the session."""
     if row["worker"] is None:
         return sessions.c.id == row["id"]
     return (
@@ -151,17 +151,17 @@ def finish(
     facts: Mapping[str, Any] | None = None,
     taken: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Write what came out (``status`` done or failed), and its facts about the job and fleet.
+    """Write the outcome (``status`` done or failed), and its facts about the job and fleet.
 
     Args:
         engine: the database.
-        session_id: which.
-        values: columns.
+        session_id: number of the session.
+        values: columns to write.
         facts: for the fleet.
-        taken: the row as :func:`start_next` gave it to the worker; None asks for no right.
+        taken: the worker's row from :func:`start_next`; None skips the check of ownership.
 
     Returns:
-        whether it was still the worker's.
+        whether the session was still the worker's.
     """
     with engine.begin() as connection:
         statement = (
@@ -182,7 +182,7 @@ def finish(
 
 
 def put_back(engine: Engine, row: Mapping[str, Any]) -> None:
-    """Let it wait again: the service is stopping."""
+    """Queue the session again, as the service is stopping."""
     with engine.begin() as connection:
         connection.execute(
             update(sessions)
@@ -192,7 +192,7 @@ def put_back(engine: Engine, row: Mapping[str, Any]) -> None:
 
 
 def before(engine: Engine, job_id: int, created_at: float) -> float | None:
-    """When the session before that time was made."""
+    """Creation time of the session before that time."""
     query = select(func.max(sessions.c.created_at)).where(
         (sessions.c.job_id == job_id) & (sessions.c.created_at < created_at)
     )
@@ -201,7 +201,7 @@ def before(engine: Engine, job_id: int, created_at: float) -> float | None:
 
 
 def by_id(engine: Engine, session_id: int, project: str) -> Row | None:
-    """A session's row with its job's name and project; None where it is another project's."""
+    """A session's row with its job's name and project; None if it is another project's."""
     query = (
         select(sessions, jobs.c.name.label("job"), jobs.c.project)
         .join(jobs)
@@ -215,7 +215,7 @@ def by_id(engine: Engine, session_id: int, project: str) -> Row | None:
 
 
 def list_sessions(engine: Engine, job_id: int, before_id: int | None, limit: int) -> list[Row]:
-    """A job's sessions, the newest first, those before ``before_id``."""
+    """A job's sessions before ``before_id``, the newest first."""
     query = select(sessions).where(sessions.c.job_id == job_id).limit(limit)
     if before_id is not None:
         query = query.where(sessions.c.id < before_id)
@@ -225,7 +225,7 @@ def list_sessions(engine: Engine, job_id: int, before_id: int | None, limit: int
 
 
 def latest_done(engine: Engine, job_id: int) -> Row | None:
-    """The newest session of a job that is analysed, the one that the job's row tells of."""
+    """The newest analysed session of a job, which the job's row describes."""
     query = (
         select(sessions)
         .where((sessions.c.job_id == job_id) & (sessions.c.status == "done"))
@@ -238,7 +238,7 @@ def latest_done(engine: Engine, job_id: int) -> Row | None:
 
 
 def recently_done(engine: Engine, since: float) -> list[tuple[int, int]]:
-    """(job, newest session) of the jobs with a session analysed since then."""
+    """(job, newest session) of jobs with a session analysed since then."""
     query = (
         select(sessions.c.job_id, func.max(sessions.c.id))
         .where((sessions.c.status == "done") & (sessions.c.finished_at >= since))

@@ -1,7 +1,7 @@
-"""Requests of spans that instances share, in PostgreSQL, until they are a session.
+"""Requests with spans that instances share in PostgreSQL until they become a session.
 
-A request that has become part of a session stays for a while without its content. So it is known
-when it is sent again.
+A request that became part of a session stays for a while without content, so that a repetition is
+recognised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, text
 from paceline.monitor.store.step_log import SHARDS
 
 _NOW = "extract(epoch from clock_timestamp())"
-#: Rows that are read at a time.
+#: Rows read at a time.
 _ROWS = 100
 
 
@@ -24,10 +24,10 @@ class Waiting:
     """The requests of a job that belong to no session yet.
 
     Attributes:
-        job_id: whose.
-        newest: number of the newest one.
-        size: bytes of all.
-        first_at, last_at: when the first and the last one came, seconds since 1970.
+        job_id: number of the job.
+        newest: number of the newest request.
+        size: bytes of all requests.
+        first_at, last_at: arrival of the first and the last one, seconds since 1970.
     """
 
     job_id: int
@@ -38,7 +38,7 @@ class Waiting:
 
 
 def append(engine: Engine, job_id: int, key: bytes, line: bytes) -> bool:
-    """Store a request; False where it is there already.
+    """Store a request; False if it is already stored.
 
     Raises:
         IntegrityError: the job was removed.
@@ -48,7 +48,7 @@ def append(engine: Engine, job_id: int, key: bytes, line: bytes) -> bool:
 
 
 def add_rest(connection: Connection, job_id: int, lines: Sequence[tuple[bytes, bytes]]) -> None:
-    """Store (key, line) of what a session left over."""
+    """Store (key, line) of spans that a session left over."""
     _add(connection, job_id, lines)
 
 
@@ -65,7 +65,7 @@ def _add(connection: Connection, job_id: int, lines: Sequence[tuple[bytes, bytes
 
 
 def waiting(engine: Engine, shards: Sequence[int]) -> list[Waiting]:
-    """Jobs of some shards that have requests which wait."""
+    """Jobs of some shards with waiting requests."""
     query = text(
         "SELECT job_id, max(seq) AS newest, sum(size) AS size, min(at) AS first_at, "
         "max(at) AS last_at FROM span_log WHERE line IS NOT NULL AND job_id % :n = ANY(:shards) "
@@ -82,7 +82,7 @@ def waiting(engine: Engine, shards: Sequence[int]) -> list[Waiting]:
 
 
 def lines_of(engine: Engine, job_id: int, most_bytes: int) -> list[tuple[int, bytes]]:
-    """(number, line) of a job's requests that wait, the oldest first, up to some bytes."""
+    """(number, line) of a job's waiting requests, the oldest first, up to some bytes."""
     query = text(
         "SELECT seq, line FROM span_log WHERE job_id = :job AND line IS NOT NULL AND seq > :after "
         "ORDER BY seq LIMIT :limit"
@@ -102,7 +102,7 @@ def lines_of(engine: Engine, job_id: int, most_bytes: int) -> list[tuple[int, by
 
 
 def spend(connection: Connection, job_id: int, numbers: Sequence[int]) -> None:
-    """Let go of the content of requests that have become part of a session."""
+    """Drop the content of requests that became part of a session."""
     statement = text(
         f"UPDATE span_log SET line = NULL, at = {_NOW} WHERE job_id = :job AND seq = ANY(:numbers)"
     )
@@ -110,7 +110,7 @@ def spend(connection: Connection, job_id: int, numbers: Sequence[int]) -> None:
 
 
 def remove_older(engine: Engine, before: float) -> int:
-    """Remove requests of no whole step that came before then; returns bytes."""
+    """Remove older requests without a whole step; returns bytes."""
     statement = text(
         "WITH gone AS (DELETE FROM span_log WHERE line IS NOT NULL AND at < :before "
         "RETURNING octet_length(line) AS size) SELECT COALESCE(sum(size), 0) FROM gone"
@@ -120,7 +120,7 @@ def remove_older(engine: Engine, before: float) -> int:
 
 
 def forget_spent(engine: Engine, before: float) -> None:
-    """Forget requests whose spans went into sessions before then."""
+    """Remove requests whose spans went into sessions before then."""
     statement = text("DELETE FROM span_log WHERE line IS NULL AND at < :before")
     with engine.begin() as connection:
         connection.execute(statement, {"before": before})

@@ -1,8 +1,8 @@
 """Step times that instances share, in PostgreSQL: the log, the series, the detectors' states.
 
-A row of the log is written by whichever instance a client pushed to. It is read by the owner of its
-shard in the order of (position, seq). The position is the number of the transaction. Of those below
-the oldest that is under way all rows are there for good. So a reader that stops there misses none.
+The instance that receives a push writes a row of the log. The owner of the row's shard reads rows
+in the order of (position, seq). The position is the number of the transaction. All rows below the
+oldest running transaction are final, so a reader that stops there misses none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Engine, text
 _NOW = "extract(epoch from clock_timestamp())"
 _XID = "pg_current_xact_id()::text::bigint"
 _HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-#: Parts of a series with fewer rows are joined when its job is saved.
+#: Smaller parts of a series are joined when its job is saved.
 _PART_ROWS = 4096
 
-#: Shares of the jobs (number of the job modulo this), each owned by one instance.
+#: Shards of the jobs (number of the job modulo this), each owned by one instance.
 SHARDS = 32
 
 #: (position, seq) of a row of the log.
@@ -27,7 +27,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class NewBlock:
-    """A batch on its way into the log."""
+    """A batch to be written to the log."""
 
     job_id: int
     shard: int
@@ -47,11 +47,11 @@ class Logged:
 
 @dataclass(frozen=True)
 class JobState:
-    """A job's detector as it was saved.
+    """A job's saved detector.
 
     Attributes:
-        place: up to where of the log it has seen all.
-        detector, ranks: the files as they were; None: there was none.
+        place: place in the log up to which it has seen all rows.
+        detector, ranks: contents of the files; None: no file.
     """
 
     place: Place
@@ -60,10 +60,10 @@ class JobState:
 
 
 def append(engine: Engine, blocks: Sequence[NewBlock]) -> set[tuple[int, bytes]]:
-    """Write them in one transaction; (job, key) of those that were not there.
+    """Write batches in one transaction; returns (job, key) of the new ones.
 
     Raises:
-        IntegrityError: one is of a job that was removed.
+        IntegrityError: a batch belongs to a removed job.
     """
     statement = text(
         "INSERT INTO step_log (job_id, shard, key, block, position, at) "
@@ -84,7 +84,7 @@ def append(engine: Engine, blocks: Sequence[NewBlock]) -> set[tuple[int, bytes]]
 
 
 def horizon(engine: Engine) -> int:
-    """The position below which no row will come any more."""
+    """The position below which no further row can appear."""
     with engine.connect() as connection:
         return int(connection.execute(text(f"SELECT {_HORIZON}")).scalar_one())
 
@@ -92,7 +92,7 @@ def horizon(engine: Engine) -> int:
 def between(
     engine: Engine, shards: Sequence[int], after: Place, before: int, limit: int
 ) -> list[Logged]:
-    """Rows of some shards behind a place, with positions below ``before``, in order."""
+    """Rows of some shards after a place, with positions below ``before``, in order."""
     query = text(
         "SELECT position, seq, at, job_id, block FROM step_log "
         "WHERE shard = ANY(:shards) AND position >= :p AND (position, seq) > (:p, :s) "
@@ -105,7 +105,7 @@ def between(
 
 
 def of_job(engine: Engine, job_id: int, after: Place, since: float = 0.0) -> Iterable[Logged]:
-    """Rows of a job behind a place that came at ``since`` or later, in order; in pieces."""
+    """Rows of a job after a place that arrived at ``since`` or later, in order, in pieces."""
     query = text(
         "SELECT position, seq, at, job_id, block FROM step_log "
         "WHERE job_id = :job AND (position, seq) > (:p, :s) AND at >= :since "
@@ -127,7 +127,7 @@ def _logged(row: tuple[int, int, float, int, bytes]) -> Logged:
 
 
 def unread_jobs(engine: Engine, shards: Sequence[int], before: int) -> list[int]:
-    """Jobs of some shards that run, or of which the log has what no saved detector has seen."""
+    """Jobs of some shards that run, or have rows that no saved detector has seen."""
     query = text(
         "SELECT id FROM jobs WHERE status = 'running' AND id % :n = ANY(:shards) UNION "
         "SELECT DISTINCT l.job_id FROM step_log l LEFT JOIN job_states s ON s.job_id = l.job_id "
@@ -140,12 +140,12 @@ def unread_jobs(engine: Engine, shards: Sequence[int], before: int) -> list[int]
 
 
 def state_of(engine: Engine, job_id: int) -> JobState | None:
-    """A job's detector as it was saved; None where none was."""
+    """A job's saved detector, or None."""
     return kept_of(engine, job_id)[0]
 
 
 def kept_of(engine: Engine, job_id: int) -> tuple[JobState | None, bytes]:
-    """A job's detector as it was saved, and its series."""
+    """A job's saved detector, and its series."""
     query = text(
         "SELECT s.position, s.seq, s.detector, s.ranks, (SELECT string_agg(rows, '' ORDER BY id) "
         "FROM step_rows WHERE job_id = :job) AS rows FROM (SELECT CAST(:job AS bigint) AS id) j "
@@ -161,7 +161,7 @@ def kept_of(engine: Engine, job_id: int) -> tuple[JobState | None, bytes]:
 
 
 def ranks_of(engine: Engine, job_id: int) -> bytes | None:
-    """The rank map of a job as saved last."""
+    """The last saved rank map of a job."""
     query = text("SELECT ranks FROM job_states WHERE job_id = :job")
     with engine.connect() as connection:
         value = connection.execute(query, {"job": job_id}).scalar_one_or_none()
@@ -169,7 +169,7 @@ def ranks_of(engine: Engine, job_id: int) -> bytes | None:
 
 
 def save_state(connection: Connection, job_id: int, state: JobState) -> None:
-    """Replace what was saved of a job."""
+    """Replace a job's saved detector."""
     statement = text(
         "INSERT INTO job_states (job_id, position, seq, saved_at, detector, ranks) "
         f"SELECT id, :p, :s, {_NOW}, :detector, :ranks FROM jobs WHERE id = :job "
@@ -188,7 +188,7 @@ def rows_of(engine: Engine, job_id: int) -> bytes:
 
 
 def add_rows(connection: Connection, parts: Mapping[int, tuple[int, float, bytes]]) -> None:
-    """Add (rows, time of the last one, bytes) to the series of jobs; not of removed ones."""
+    """Add (rows, time of the last one, bytes) to the series of jobs, except removed ones."""
     statement = text(
         "INSERT INTO step_rows (job_id, n, last_at, rows) SELECT j, n, a, r FROM unnest("
         "CAST(:jobs AS bigint[]), CAST(:n AS int[]), CAST(:at AS float8[]), "
@@ -213,7 +213,7 @@ def last_parts(connection: Connection, job_ids: Sequence[int]) -> dict[int, byte
 
 
 def join_rows(connection: Connection, job_id: int) -> None:
-    """Make one of the small parts at the end of a series."""
+    """Join the small parts at the end of a series."""
     query = text(
         "SELECT id, n, last_at, rows FROM step_rows WHERE job_id = :job AND id > COALESCE((SELECT "
         "max(id) FROM step_rows WHERE job_id = :job AND n >= :many), 0) ORDER BY id"
@@ -229,7 +229,7 @@ def join_rows(connection: Connection, job_id: int) -> None:
 
 
 def trim(engine: Engine, log_before: float, rows_before: float | None) -> int:
-    """Remove of the log what is that old and was seen, and old parts of series; rows of the log."""
+    """Remove old seen rows of the log and old parts of series; returns the rows removed."""
     statement = text(
         "DELETE FROM step_log l USING job_states s WHERE s.job_id = l.job_id AND l.at < :before "
         "AND (l.position, l.seq) <= (s.position, s.seq)"
@@ -243,10 +243,10 @@ def trim(engine: Engine, log_before: float, rows_before: float | None) -> int:
 
 
 def begin_anew_behind(engine: Engine) -> bool:
-    """After a move to another PostgreSQL, whose transactions count anew, all of the log is first.
+    """Reset positions after a move to another PostgreSQL, which numbers transactions anew.
 
     Returns:
-        whether that was so.
+        whether there was such a move.
     """
     ahead = text(f"SELECT COALESCE(max(position), 0) > {_XID} FROM step_log")
     with engine.begin() as connection:
@@ -258,7 +258,7 @@ def begin_anew_behind(engine: Engine) -> bool:
 
 
 def shared_key(engine: Engine, name: str, value: bytes) -> bytes:
-    """A secret of all instances, ``value`` if there is none yet."""
+    """A secret that all instances share; ``value`` becomes it if there is none."""
     insert = text("INSERT INTO shared_keys (name, value) VALUES (:n, :v) ON CONFLICT DO NOTHING")
     query = text("SELECT value FROM shared_keys WHERE name = :n")
     with engine.begin() as connection:

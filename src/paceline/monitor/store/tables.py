@@ -1,4 +1,4 @@
-"""The monitor's tables. Times are seconds since 1970 (float, UTC); larger things lie in blobs."""
+"""The monitor's tables. Times are seconds since 1970 (float, UTC); large data are in blobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-#: SQLite numbers rows by itself only in INTEGER columns, which hold 64 bits there.
+#: SQLite numbers rows itself only in INTEGER columns, which hold 64 bits there.
 ID = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData(
@@ -37,12 +37,12 @@ stores = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("beat", BigInteger, nullable=False),
-    Column("last_job", BigInteger),  # largest number of a job that was removed
-    Column("several", Boolean),  # whether instances share it: step times are in the tables below
+    Column("last_job", BigInteger),  # largest number of a removed job
+    Column("several", Boolean),  # whether instances share it, with step times in the tables below
     Column("created_at", Float, nullable=False),
 )
 
-#: A service account: tokens of one name, project and scope, which end together.
+#: Service accounts: tokens of one name, project and scope that end together.
 accounts = Table(
     "accounts",
     metadata,
@@ -56,7 +56,7 @@ accounts = Table(
     UniqueConstraint("project", "name"),
 )
 
-#: Rights of each role: only the SHA-256 of a token is kept. scope: push, read, operate or admin.
+#: Tokens, of which only the SHA-256 is stored. scope: push, read, operate or admin.
 tokens = Table(
     "tokens",
     metadata,
@@ -69,11 +69,11 @@ tokens = Table(
     Column("expires_at", Float),
     Column("revoked_at", Float),
     Column("used_at", Float),
-    Column("account_id", ID, ForeignKey("accounts.id")),  # None: of a person
+    Column("account_id", ID, ForeignKey("accounts.id")),  # None: a person's token
     Column("made_by", Text),  # None: an older version's
 )
 
-#: Users whom the OpenID provider named: only the SHA-256 of a login's cookie is kept.
+#: Logins of the OpenID provider's users; only the SHA-256 of the cookie is stored.
 logins = Table(
     "logins",
     metadata,
@@ -89,14 +89,14 @@ logins = Table(
     Index(None, "expires_at"),
 )
 
-#: Acts of people and programs: logins, tokens, silences, removals.
+#: Log of actions by people and programs: logins, tokens, silences, removals.
 audit = Table(
     "audit",
     metadata,
     Column("id", ID, primary_key=True),
     Column("at", Float, nullable=False),
     Column("name", Text, nullable=False),
-    Column("kind", Text, nullable=False),  # of the one who acted: user, token, account, ...
+    Column("kind", Text, nullable=False),  # kind of actor: user, token, account, ...
     Column("client", Text, nullable=False, default=""),  # address
     Column("project", Text, nullable=False),
     Column("action", Text, nullable=False),
@@ -105,7 +105,7 @@ audit = Table(
     Index(None, "at"),
 )
 
-#: Training jobs; the columns from ``status`` on are the present state, for the list of jobs.
+#: Training jobs; the columns from ``status`` on are the current state, for the list of jobs.
 jobs = Table(
     "jobs",
     metadata,
@@ -119,7 +119,7 @@ jobs = Table(
     Column("status", Text, nullable=False, default="new"),  # new, running, silent, ended
     Column("seen_at", Float, nullable=False),
     Column("last_step", BigInteger),
-    Column("step_s", Float),  # of the latest steps, median
+    Column("step_s", Float),  # median of the latest steps
     Column("healthy_s", Float),
     Column("slow_since_step", BigInteger),
     Column("slowdown", Float),  # S of the latest session
@@ -134,7 +134,7 @@ jobs = Table(
     Index(None, "project", "seen_at"),
 )
 
-#: Profiling sessions: an uploaded trace and what came out of it.
+#: Profiling sessions: an uploaded trace and its analysis.
 sessions = Table(
     "sessions",
     metadata,
@@ -143,7 +143,7 @@ sessions = Table(
     Column("sha256", Text, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("file_name", Text, nullable=False),
-    Column("meta", JSON, nullable=False, default=dict),  # degrees and the like, as pushed
+    Column("meta", JSON, nullable=False, default=dict),  # degrees and other data, as pushed
     Column("created_at", Float, nullable=False),
     Column("status", Text, nullable=False, default="queued"),  # queued, running, done, failed
     Column("attempts", Integer, nullable=False, default=0),
@@ -159,8 +159,8 @@ sessions = Table(
     Column("headline", Text),
     Column("best_gain", Float),
     Column("gpu_hours_lost", Float),
-    Column("worker", Text),  # the instance that analyses it
-    Column("next_at", Float),  # not to be tried again before
+    Column("worker", Text),  # the analysing instance
+    Column("next_at", Float),  # earliest next attempt
     UniqueConstraint("job_id", "sha256"),
     Index(None, "status", "created_at"),
     Index(None, "job_id", "created_at"),
@@ -175,7 +175,7 @@ session_facts = Table(
     Column("facts", JSON, nullable=False),
 )
 
-#: Uploads under way; their bytes lie in a file of the data folder.
+#: Unfinished uploads; their bytes are in a file of the data folder.
 uploads = Table(
     "uploads",
     metadata,
@@ -197,7 +197,7 @@ events = Table(
     Column("job_id", ID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("at", Float, nullable=False),
     Column("kind", Text, nullable=False),
-    Column("start", Integer),  # how many times the job had begun again; None: an older version's
+    Column("start", Integer),  # number of restarts before it; None: stored by an older version
     Column("step", BigInteger, nullable=False),
     Column("since_step", BigInteger, nullable=False),
     Column("factor", Float),
@@ -208,7 +208,7 @@ events = Table(
     Index(None, "job_id", "at"),
 )
 
-#: Alerts: one row from firing to resolved. fingerprint: rule and job, so that none is there twice.
+#: Alerts: one row from firing to resolved. fingerprint: rule and job, which prevents duplicates.
 alerts = Table(
     "alerts",
     metadata,
@@ -223,13 +223,13 @@ alerts = Table(
     Column("headline", Text, nullable=False),
     Column("cause", Text),
     Column("place", Text),
-    Column("hosts", Text),  # of the place, as shown; None: it has none
+    Column("hosts", Text),  # hosts of the place, as shown, or None
     Column("gain", Text),
     Column("status", Text, nullable=False),  # firing, resolved
     Column("started_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("acknowledged_by", Text),  # who looks at it; None: nobody does
+    Column("acknowledged_by", Text),  # person working on it, or None
     Column("acknowledged_at", Float),
     Column("acknowledged_until", Float),
     Column("acknowledged_why", Text),
@@ -253,18 +253,18 @@ silences = Table(
     Column("job", Text),  # name; None: any
     Column("until", Float, nullable=False),
     Column("comment", Text, nullable=False, default=""),
-    Column("who", Text),  # the token's name; None: an older version's
+    Column("who", Text),  # the token's name; None: stored by an older version
     Column("created_at", Float, nullable=False),
 )
 
-#: Messages to be delivered at least once; they outlive a restart.
+#: Messages to be delivered at least once, also after a restart.
 deliveries = Table(
     "deliveries",
     metadata,
     Column("id", ID, primary_key=True),
     Column("alert_id", ID, ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
     Column("channel", Text, nullable=False),
-    Column("status", Text, nullable=False),  # firing, updated, resolved: what is told
+    Column("status", Text, nullable=False),  # content: firing, updated or resolved
     Column("state", Text, nullable=False, default="waiting"),  # waiting, delivered, given-up
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),
@@ -273,7 +273,7 @@ deliveries = Table(
     Index(None, "state", "next_at"),
 )
 
-#: Which revision of the tables can be used by versions that do not know it.
+#: Revisions of the tables that older versions can use.
 revisions = Table(
     "revisions",
     metadata,
@@ -281,7 +281,7 @@ revisions = Table(
     Column("additive", Boolean, nullable=False),
 )
 
-#: Processes that share the store; one whose time is over has no lease any more.
+#: Processes that share the store; an expired one has no leases.
 instances = Table(
     "instances",
     metadata,
@@ -292,16 +292,16 @@ instances = Table(
     Column("expires_at", Float, nullable=False),  # by the clock of the database
 )
 
-#: Work that one instance does for all. fence: grows with each owner.
+#: Work that one instance does for all. fence: increases with each owner.
 leases = Table(
     "leases",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("owner", Text),  # instances.id; no foreign key, so that a beat locks nothing
+    Column("owner", Text),  # instances.id; no foreign key, so that a heartbeat locks nothing
     Column("fence", BigInteger, nullable=False),
 )
 
-#: Step times as they were pushed to any instance, read in the order of (position, seq).
+#: Pushed step times of all instances, read in the order of (position, seq).
 step_log = Table(
     "step_log",
     metadata,
@@ -316,7 +316,7 @@ step_log = Table(
     Index(None, "shard", "position"),
 )
 
-#: Requests of spans that belong to no session yet. line: compressed; None: it is in a session.
+#: Requests with spans. line: compressed content; None: it is in a session.
 span_log = Table(
     "span_log",
     metadata,
@@ -341,7 +341,7 @@ step_rows = Table(
     Index(None, "job_id", "id"),
 )
 
-#: Detectors and rank maps as saved last, and up to where of the log they have seen all.
+#: Last saved detectors and rank maps, and the place in the log up to which they have seen all.
 job_states = Table(
     "job_states",
     metadata,
@@ -353,7 +353,7 @@ job_states = Table(
     Column("ranks", LargeBinary),
 )
 
-#: Parts of uploads under way, in the bucket.
+#: Parts of unfinished uploads in the bucket.
 upload_parts = Table(
     "upload_parts",
     metadata,
@@ -363,7 +363,7 @@ upload_parts = Table(
     Column("key", Text, nullable=False),
 )
 
-#: Secrets that all instances share.
+#: Secrets shared by all instances.
 shared_keys = Table(
     "shared_keys",
     metadata,

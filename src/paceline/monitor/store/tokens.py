@@ -1,4 +1,4 @@
-"""Tokens: who may push, read, operate or administer. Only their SHA-256 is kept."""
+"""Tokens: rights to push, read, operate or administer. Only their SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCOPES = {
     "operate": frozenset(("push", "read", "operate")),
     "admin": frozenset(("push", "read", "operate", "admin")),
 }
-#: Prefix of secrets, so that scanners of repositories and our own logs find them.
+#: Prefix of secrets, by which repository scanners and our own logs find them.
 PREFIX = "pcl_"
-#: The time of last use is written this often at most: reading should not write each time.
+#: Least interval between writes of the last use, so that reads seldom write.
 _USED_EVERY_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9._ @-]{1,100}")
 PROJECT = re.compile(r"\*|[A-Za-z0-9._-]{1,100}")
@@ -37,13 +37,13 @@ class Token:
     """A token without its secret.
 
     Attributes:
-        id: number, by which it is revoked.
-        name: whose it is.
-        project: the only one it is for; "*" = all.
-        scope: of :data:`SCOPES`.
+        id: number for revoking the token.
+        name: name of the owner.
+        project: project of its rights; "*" = all.
+        scope: one of :data:`SCOPES`.
         created_at, expires_at, revoked_at, used_at: seconds since 1970.
-        account_id: number of the service account whose it is; None: a person's.
-        made_by: who made it; None: nobody knows.
+        account_id: number of the owning service account; None: a person's token.
+        made_by: name of its creator; None: unknown.
     """
 
     id: int
@@ -58,7 +58,7 @@ class Token:
     made_by: str | None = None
 
     def problem(self, now: float) -> str | None:
-        """Why it is good for nothing; None if it is good."""
+        """The reason why the token is invalid; None if it is valid."""
         if self.revoked_at is not None:
             return "was revoked"
         if self.expires_at is not None and self.expires_at <= now:
@@ -76,7 +76,7 @@ def create_token(
     expires_at: float | None = None,
     by: Actor = SERVICE,
 ) -> tuple[Token, str]:
-    """A new token and its secret, which is not kept.
+    """Create a token; returns it and its secret, which is not stored.
 
     Raises:
         MonitorError: the name, scope or project is none, or it expires in the past.
@@ -94,13 +94,13 @@ def create_token(
 
 
 def check_grant(name: str, scope: str, project: str) -> None:
-    """Whether a token or service account may be called so, for that scope and project.
+    """Check the name, scope and project of a token or service account.
 
     Raises:
-        MonitorError: the name, scope or project is none.
+        MonitorError: the name, scope or project is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise MonitorError(f"{name!r} is no name of a token; use letters, digits and . _ - @")
+        raise MonitorError(f"{name!r} is an invalid name; use letters, digits and . _ - @")
     if scope not in SCOPES:
         raise MonitorError(f"{scope!r} is no scope; use {', '.join(SCOPES)}")
     if not PROJECT.fullmatch(project):
@@ -120,14 +120,16 @@ def insert_token(
     by: Actor,
     account_id: int | None = None,
 ) -> tuple[Token, str]:
-    """A new token and its secret, in a transaction.
+    """Create a token in a transaction; returns it and its secret.
 
     Raises:
         MonitorError: the name, scope or project is none, or it expires in the past.
     """
     check_grant(name, scope, project)
     if expires_at is not None and not now < expires_at < math.inf:
-        raise MonitorError("the token would have expired already, or never; give a later time")
+        raise MonitorError(
+            "the token would have expired already, or never expire; give another time"
+        )
     secret = PREFIX + secrets.token_urlsafe(32)
     values: dict[str, Any] = {
         "name": name,
@@ -147,13 +149,13 @@ def insert_token(
 
 
 def find_token(engine: Engine, secret: str, now: float) -> Token | None:
-    """The token of a secret, good or not; None if there is none. Notes that it was used."""
+    """The token of a secret, valid or not, or None. Records its use."""
     token = _token_where(engine, tokens.c.sha256 == digest(secret))
     if token is not None and token.problem(now) is None:
         before = now - _USED_EVERY_S
         if token.used_at is None or token.used_at < before:
             stale = or_(tokens.c.used_at.is_(None), tokens.c.used_at < before)
-            # Readers need not wait until the disk has room for this.
+            # Reading works even if the disk is full.
             with contextlib.suppress(SQLAlchemyError), engine.begin() as connection:
                 connection.execute(
                     update(tokens).where(tokens.c.id == token.id, stale).values(used_at=now)
@@ -162,12 +164,12 @@ def find_token(engine: Engine, secret: str, now: float) -> Token | None:
 
 
 def token_by_id(engine: Engine, number: int) -> Token | None:
-    """The token of a number; None if there is none."""
+    """The token with that number, or None."""
     return _token_where(engine, tokens.c.id == number)
 
 
 def list_tokens(engine: Engine, project: str = "*") -> list[Token]:
-    """The tokens of a project ("*" = of all), oldest first."""
+    """A project's tokens ("*" = of all), oldest first."""
     query = select(tokens).order_by(tokens.c.id)
     if project != "*":
         query = query.where(tokens.c.project == project)
@@ -178,10 +180,10 @@ def list_tokens(engine: Engine, project: str = "*") -> list[Token]:
 def revoke_token(
     engine: Engine, number: int, now: float, *, project: str = "*", by: Actor = SERVICE
 ) -> Token:
-    """Make a token of a project ("*" = of any) good for nothing from now on.
+    """Revoke a token of a project ("*" = of any).
 
     Raises:
-        MonitorError: there is none of that number.
+        MonitorError: no token has that number.
     """
     mine = tokens.c.id == number
     if project != "*":
@@ -209,6 +211,6 @@ def _token(row: Any) -> Token:
 
 
 def digest(secret: str) -> str:
-    """The SHA-256 of a secret, which is all that is kept."""
-    # The secret has 256 random bits: nothing to be gained by a slow hash.
+    """The stored SHA-256 of a secret."""
+    # The secret has 256 random bits, so that a slow hash gains nothing.
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

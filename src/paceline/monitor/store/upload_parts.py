@@ -1,4 +1,4 @@
-"""Parts of uploads under way, of which each instance sees those of all."""
+"""Parts of unfinished uploads, shared by all instances."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.monitor.store.tables import upload_parts
 
 @dataclass(frozen=True)
 class Part:
-    """Some bytes of an upload.
+    """A part of an upload.
 
     Attributes:
-        offset: of the first one.
-        size: how many.
-        key: where they lie in the bucket.
+        offset: position of the first byte.
+        size: number of bytes.
+        key: key in the bucket.
     """
 
     offset: int
@@ -26,7 +26,7 @@ class Part:
 
 
 def parts_of(engine: Engine, upload_id: str) -> list[Part]:
-    """The parts of an upload, in order; each begins where the one before it ends."""
+    """The contiguous parts of an upload, in order."""
     table = upload_parts
     query = select(table.c.offset, table.c.size, table.c.key).where(table.c.upload_id == upload_id)
     with engine.connect() as connection:
@@ -34,7 +34,7 @@ def parts_of(engine: Engine, upload_id: str) -> list[Part]:
 
 
 def add(engine: Engine, upload_id: str, part: Part) -> bool:
-    """Note a part; False where another one begins there, or the upload is no more."""
+    """Record a part; False if another part begins there, or the upload was removed."""
     row = {"upload_id": upload_id, "offset": part.offset, "size": part.size, "key": part.key}
     try:
         with engine.begin() as connection:
@@ -45,6 +45,6 @@ def add(engine: Engine, upload_id: str, part: Part) -> bool:
 
 
 def remove(engine: Engine, upload_id: str) -> None:
-    """Forget the parts of an upload: it begins again."""
+    """Remove the parts of an upload that restarts."""
     with engine.begin() as connection:
         connection.execute(delete(upload_parts).where(upload_parts.c.upload_id == upload_id))

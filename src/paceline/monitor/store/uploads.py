@@ -1,4 +1,4 @@
-"""Uploads under way; their bytes lie in files."""
+"""Unfinished uploads, whose bytes are in files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def under_way(engine: Engine, job_id: int, sha256: str) -> Row | None:
-    """The job's upload of that trace."""
+    """The job's upload of that trace, if any."""
     query = select(uploads).where((uploads.c.job_id == job_id) & (uploads.c.sha256 == sha256))
     with engine.connect() as connection:
         row = connection.execute(query.order_by(uploads.c.created_at)).mappings().first()
@@ -21,7 +21,7 @@ def under_way(engine: Engine, job_id: int, sha256: str) -> Row | None:
 
 
 def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any], now: float) -> Row:
-    """Begin one."""
+    """Begin an upload."""
     row = {
         **{name: trace[name] for name in ("sha256", "size_bytes", "file_name", "meta")},
         "id": upload_id,
@@ -35,7 +35,7 @@ def begin(engine: Engine, upload_id: str, job_id: int, trace: Mapping[str, Any],
 
 
 def find(engine: Engine, upload_id: str, project: str) -> Row | None:
-    """An upload with its job's name and project; None where it is another project's."""
+    """An upload with its job's name and project; None if it is another project's."""
     query = (
         select(uploads, jobs.c.name.label("job"), jobs.c.project)
         .join(jobs)
@@ -49,13 +49,13 @@ def find(engine: Engine, upload_id: str, project: str) -> Row | None:
 
 
 def touch(engine: Engine, upload_id: str, now: float) -> None:
-    """Bytes have come."""
+    """Record the arrival of bytes."""
     with engine.begin() as connection:
         connection.execute(update(uploads).where(uploads.c.id == upload_id).values(touched_at=now))
 
 
 def declared_sizes(engine: Engine) -> list[tuple[str, str, int, float]]:
-    """(number, project, bytes that it will have, when some came last) of each."""
+    """(number, project, declared bytes, last arrival) of each upload."""
     columns = (uploads.c.id, jobs.c.project, uploads.c.size_bytes, uploads.c.touched_at)
     with engine.connect() as connection:
         rows = connection.execute(select(*columns).join(jobs))
@@ -63,19 +63,19 @@ def declared_sizes(engine: Engine) -> list[tuple[str, str, int, float]]:
 
 
 def remove(engine: Engine, upload_id: str) -> None:
-    """Forget one."""
+    """Remove an upload."""
     with engine.begin() as connection:
         connection.execute(delete(uploads).where(uploads.c.id == upload_id))
 
 
 def abandoned(engine: Engine, before: float) -> list[str]:
-    """Those to which nothing came since then."""
+    """Uploads without bytes since then."""
     with engine.connect() as connection:
         query = select(uploads.c.id).where(uploads.c.touched_at < before)
         return list(connection.execute(query).scalars())
 
 
 def ids(engine: Engine) -> set[str]:
-    """All."""
+    """All uploads."""
     with engine.connect() as connection:
         return set(connection.execute(select(uploads.c.id)).scalars())

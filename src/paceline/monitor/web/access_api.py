@@ -1,4 +1,4 @@
-"""Tokens, service accounts, logins and the log of acts over HTTP."""
+"""Tokens, service accounts, logins and the log of actions over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.monitor.web.api import Handler, reads, with_refusals
 from paceline.monitor.web.bodies import MAX_ID, Body, bad, read_body, whole_number, whole_parameter
 from paceline.monitor.web.security import Principal, actor_of, require
 
-#: Longest life of a token that is made over HTTP.
+#: Longest life of a token made over HTTP.
 MAX_DAYS = 3660
 _PAGE, _MAX_ROWS = 100, 1000
 
@@ -30,7 +30,7 @@ _Days = Annotated[float, Meta(gt=0, le=MAX_DAYS)]
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """The body of ``POST /api/v1/tokens``; ``project`` None = that of the request."""
+    """The body of ``POST /api/v1/tokens``; ``project`` None = the request's."""
 
     name: _Name
     scope: str
@@ -39,7 +39,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class NewAccount(msgspec.Struct, frozen=True):
-    """The body of ``POST /api/v1/accounts``; ``project`` None = that of the request."""
+    """The body of ``POST /api/v1/accounts``; ``project`` None = the request's."""
 
     name: _Name
     scope: str
@@ -53,10 +53,10 @@ class NewAccountToken(msgspec.Struct, frozen=True):
 
 
 def granted_project(request: Request, principal: Principal, project: str | None) -> str:
-    """The project for which who asks may make tokens; None = the one that the request reads.
+    """The project of new tokens, if the caller may use it; None = the request's.
 
     Raises:
-        HTTPException: 404, it is not theirs.
+        HTTPException: 404, the caller may not use the project.
     """
     project = reads(request, principal) if project is None else project
     if not principal.sees(project):
@@ -186,7 +186,7 @@ def routes(service: Any) -> list[Route]:
 
 
 def _require_all(request: Request) -> None:
-    """A login may be of several projects: only who administers all of them sees it."""
+    """A login may cover several projects, so only an administrator of all projects sees it."""
     if reads(request, require(request, "admin")) != "*":
         raise HTTPException(403, "logins are for an administrator of all projects")
 
@@ -204,7 +204,7 @@ def _decoder(kind: Any) -> Any:
 
 
 async def _or_404(work: Any, message: str) -> Any:
-    """The result; what does not exist for who asks is answered with ``message``."""
+    """The result; ``message`` if the caller may not see the object."""
     try:
         return await run_in_threadpool(work)
     except MonitorError:

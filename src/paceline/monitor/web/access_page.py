@@ -1,4 +1,4 @@
-"""The page of tokens, service accounts, logins and the log of acts, for administrators."""
+"""The page of tokens, service accounts, logins and the log of actions, for administrators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.monitor.web.security import Principal, actor_of, require
 from paceline.monitor.web.templating import render
 
 PATH = "/access"
-#: Acts on the page; the API has all of them.
+#: Actions on the page; the API has all.
 _N_ACTS = 100
 
 
@@ -33,7 +33,7 @@ def routes(service: Any) -> list[Route]:
         return await run_in_threadpool(page, request, principal)
 
     def page(request: Request, principal: Principal, *, code: int = 200, **told: str) -> Response:
-        """The page; ``told``: ``secret`` of the token just made, or ``problem``."""
+        """The page; ``told``: ``secret`` of the new token, or ``problem``."""
         engine, now = service.engine, service.clock()
         project = reads(request, principal)
         with engine.connect() as connection:
@@ -140,10 +140,10 @@ def routes(service: Any) -> list[Route]:
 
 
 def _end(form: dict[str, str], now: float, *, may_be_empty: bool) -> float | None:
-    """The end of a token, by the form's ``days``.
+    """The expiry of a token, by the form's ``days``.
 
     Raises:
-        MonitorError: they are no number of days.
+        MonitorError: ``days`` is no valid number.
     """
     text = form.get("days", "").strip()
     if not text and may_be_empty:

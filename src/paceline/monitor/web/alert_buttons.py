@@ -27,7 +27,7 @@ _MAX_WHY = 1000
 
 
 def routes(service: Any) -> list[Route]:
-    """All of them; each leads back to the page of alerts, or to the form's ``to``."""
+    """Routes of all buttons; each redirects to the page of alerts, or to the form's ``to``."""
     buttons = AlertButtons(service)
     acts = {
         "/alerts/{id}/silence": buttons.silence,
@@ -51,13 +51,13 @@ def _button(act: Callable[[Request, int, Mapping[str, str]], None]) -> Any:
 
 
 class AlertButtons:
-    """The act of each button."""
+    """The handlers of the buttons."""
 
     def __init__(self, service: Any) -> None:
         self._service = service
 
     def silence(self, request: Request, number: int, form: Mapping[str, str]) -> None:
-        """Tell nobody of an alert, or of its whole card, for some hours."""
+        """Silence an alert, or its whole card, for some hours."""
         hours, why = _hours(form), _why(form)
         engine, now, project = self._service.engine, self._service.clock(), _project(request)
         with engine.connect() as connection:
@@ -81,13 +81,13 @@ class AlertButtons:
             )
 
     def end_silence(self, request: Request, number: int, form: Mapping[str, str]) -> None:
-        """Its alerts are told again."""
+        """End a silence."""
         now, by = self._service.clock(), actor_of(request)
         if not store.end_silence(self._service.engine, number, _project(request), now, by):
             raise HTTPException(404, "there is no such silence")
 
     def acknowledge(self, request: Request, number: int, form: Mapping[str, str]) -> None:
-        """The caller looks at an alert, or at its whole card, for some hours."""
+        """Acknowledge an alert, or its whole card, for some hours."""
         now = self._service.clock()
         numbers = acknowledge_alert(
             self._service.engine,
@@ -103,7 +103,7 @@ class AlertButtons:
             raise _no_alert()
 
     def end_acknowledgement(self, request: Request, number: int, form: Mapping[str, str]) -> None:
-        """Nobody looks at it any more."""
+        """End an acknowledgement."""
         engine, now = self._service.engine, self._service.clock()
         project, by = _project(request), actor_of(request)
         if not acknowledgements.end_acknowledgement(engine, number, project, now, by):
@@ -111,7 +111,7 @@ class AlertButtons:
 
 
 def _no_alert() -> HTTPException:
-    return HTTPException(404, "there is no such alert that fires")
+    return HTTPException(404, "there is no such firing alert")
 
 
 def _project(request: Request) -> str:

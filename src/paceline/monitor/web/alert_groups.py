@@ -1,4 +1,4 @@
-"""Alerts of one cause on one host, together: a slow host makes many jobs fire."""
+"""Groups of alerts with one cause on one host, as a slow host affects many jobs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-#: From this many alerts on a group is one card.
+#: Groups of at least this many alerts are one card.
 LEAST = 3
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Alerts that fire by the same rule, for the same cause on the same host; others alone.
+    """Group firing alerts by rule, cause and host; other alerts stay single.
 
-    Those that have no place are together by their cause. A place without a host is alone: rank 5
-    of one job is not that of another.
+    Alerts without a place are grouped by cause. A place without a host stays single, as rank 5
+    differs between jobs.
 
-    Groups stand where their first alert does.
+    Groups are ordered by their first alert.
     """
     groups: dict[object, list[Row]] = {}
     for row in rows:
@@ -30,7 +30,7 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def group_of(alert: Row, rows: Sequence[Row]) -> list[Row]:
-    """Those of some alerts that stand on one card with this one."""
+    """The alerts on the same card as this one."""
     return [row for row in rows if _key(row) == _key(alert)]
 
 

@@ -81,7 +81,7 @@ def routes(service: Any) -> list[Route]:
         now = service.clock()
         rules = [configured.name for configured in service.alerts.settings.rules]
         if rule is not None and not fnmatch.filter(rules, rule):
-            raise bad(f"rule: there is no rule {rule}; known are {', '.join(rules)}")
+            raise bad(f"rule: unknown rule {rule}; known are {', '.join(rules)}")
         project = reads(request, principal)
         number = await run_in_threadpool(
             lambda: store.add_silence(
@@ -114,7 +114,7 @@ def routes(service: Any) -> list[Route]:
             by=actor_of(request),
         )
         if not numbers:
-            raise HTTPException(404, "there is no such alert that fires")
+            raise HTTPException(404, "there is no such firing alert")
         return JSONResponse({"alerts": numbers, "until": until})
 
     def ending(end: Callable[..., bool], missing: str) -> Handler:
@@ -130,7 +130,7 @@ def routes(service: Any) -> list[Route]:
 
     end_silence = ending(store.end_silence, "there is no such silence")
     end_acknowledgement = ending(
-        acknowledgements.end_acknowledgement, "there is no such alert that is acknowledged"
+        acknowledgements.end_acknowledgement, "there is no such acknowledged alert"
     )
     v1 = "/api/v1"
     of_alert = f"{v1}/alerts/{{id}}/acknowledgement"
@@ -147,7 +147,7 @@ def routes(service: Any) -> list[Route]:
 def acknowledge_alert(
     engine: Engine, number: int, project: str, *, together: bool, **values: Any
 ) -> list[int]:
-    """Acknowledge an alert, or all that stand on one card with it; returns which."""
+    """Acknowledge an alert, or all alerts on its card; returns their numbers."""
     with engine.connect() as connection:
         alert = queries.find_alert(connection, project, number)
         if alert is None:

@@ -1,4 +1,4 @@
-"""Answers that say what went wrong: JSON for programs, a page or the login for browsers."""
+"""Error responses: JSON for programs, a page or the login for browsers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOP = """<!doctype html>
 
 
 def error_response(scope: Scope, error: HTTPException) -> Response:
-    """Answer to an error."""
+    """The response to an error."""
     headers = dict(error.headers or {})
     request_headers = Headers(scope=scope)
     if scope["path"].startswith(API_PREFIXES) or "text/html" not in request_headers.get(
@@ -48,10 +48,10 @@ def error_response(scope: Scope, error: HTTPException) -> Response:
 
 
 def _to_login(scope: Scope, request_headers: Headers) -> Response:
-    """To the login; who follows a link of another site (an alert) is asked once more first.
+    """Redirect to the login; after a link from another site, retry the request first.
 
-    Browsers send a SameSite=Strict cookie only where the page that leads here is ours. So such a
-    page is put in between; if its request brings no cookie either, the user is not logged in.
+    Browsers send a SameSite=Strict cookie only if the referring page is ours. An intermediate page
+    of ours therefore repeats the request; if that has no cookie either, the user is not logged in.
     """
     query = scope["query_string"].decode("latin-1")
     path = scope["raw_path"].decode("latin-1").partition("?")[0]
@@ -62,8 +62,8 @@ def _to_login(scope: Scope, request_headers: Headers) -> Response:
 
 
 def local_path(to: str) -> str:
-    """A path of this service with its query, encoded; ``/`` for what leads to another site."""
-    # Browsers take \\ for /, and leave out tabs and line breaks: those are encoded.
+    """An encoded path of this service with its query; ``/`` if it leads to another site."""
+    # Browsers treat \\ as / and drop tabs and line breaks: encode these.
     if not to.startswith("/") or to[1:2] in ("/", "\\"):
         return "/"
     return quote(to, "/?=&%+-._~")

@@ -50,7 +50,7 @@ from paceline.monitor.web.security import Principal, actor_of, require
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-#: Jobs whose numbers are remembered, so that a batch of step times asks the store for nothing.
+#: Cached job numbers, so that batches of step times need no query.
 _MAX_CACHED_JOBS = 20_000
 _PAGE, _MAX_ROWS = 100, 1000
 _ID = 2**53
@@ -64,14 +64,14 @@ _TYPES = {
 
 
 class _Blob(StreamingResponse):
-    """A file's bytes; it is closed even if who asked goes away in the middle."""
+    """A file's bytes; the file is closed even if the client disconnects."""
 
     def __init__(self, file: BinaryIO, **options: Any) -> None:
         super().__init__(iter(functools.partial(file.read, 1 << 18), b""), **options)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the file."""
         with self._file:
             await super().__call__(scope, receive, send)
 
@@ -85,7 +85,7 @@ class Api:
         self._job_cache: dict[tuple[str, str], JobKey] = {}
 
     def forget_job(self, project: str, name: str) -> None:
-        """A job of that name has another number from now on."""
+        """Forget the cached number of a removed job."""
         self._job_cache.pop((project, name), None)
 
     async def register(self, request: Request) -> Response:
@@ -171,7 +171,7 @@ class Api:
         if offset is None:
             raise bad("offset is missing")
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise bad("chunks are taken as they are, without Content-Encoding", 415)
+            raise bad("send chunks without Content-Encoding", 415)
         service = self.service
         here = await service.uploads.put(row, offset, request.stream(), service.clock())
         return JSONResponse({"offset": here})
@@ -200,7 +200,7 @@ class Api:
         return {"accepted": len(batch.steps), "repeated": not new}
 
     async def many_steps(self, request: Request) -> Response:
-        """POST /api/v1/steps: batches of several jobs, each with an answer of its own."""
+        """POST /api/v1/steps: batches of several jobs, each with its own result."""
         principal = require(request, "push")
         service, project = self.service, writes_to(request, principal)
         service.detectors.check_room(project)
@@ -233,7 +233,7 @@ class Api:
             else:
                 error = as_answer(outcome)
                 answers.append({"error": error.detail, "status": error.status_code})
-                self.forget_job(project, name)  # it may have been removed
+                self.forget_job(project, name)  # the job may have been removed
         return {"batches": answers}
 
     async def list_jobs(self, request: Request) -> Response:
@@ -256,7 +256,7 @@ class Api:
         return JSONResponse(finite(rows[0]))
 
     def _with_step_loss(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of jobs with ``by_step_times``, the loss of a fail-slow that goes on, or None."""
+        """Rows of jobs with ``by_step_times``, the loss of a current fail-slow, or None."""
         slow = [row["id"] for row in rows if row["slow_since_step"] is not None]
         of_job: dict[int, list[dict[str, Any]]] = {}
         if slow:
@@ -322,7 +322,7 @@ class Api:
             file = await run_in_threadpool(self.service.blobs.open, result_key(row["id"], name))
         except FileNotFoundError:
             raise HTTPException(
-                404, "there is none: it was too large to be drawn, or removed to make room"
+                404, "the file does not exist: it was too large, or removed to make room"
             ) from None
 
         file_name = f"{row['job']}-{row['id']}-{name}"
@@ -363,7 +363,7 @@ class Api:
         return row
 
     async def _own_job(self, request: Request, principal: Principal) -> JobKey:
-        """The job of the path, made where it is new."""
+        """The job of the path, created if new."""
         name = checked_name(request.path_params["name"])
         project = writes_to(request, principal)
         job = self._job_cache.get((project, name))
@@ -375,7 +375,7 @@ class Api:
         return self._jobs_named(project, {name})[name]
 
     def _jobs_named(self, project: str, names: set[str]) -> dict[str, JobKey]:
-        """The jobs of these names, made where they are new."""
+        """The jobs of these names, created if new."""
         known = {name: self._job_cache.get((project, name)) for name in names}
         keys = {name: key for name, key in known.items() if key is not None}
         unknown = names - keys.keys()
@@ -402,7 +402,7 @@ class Api:
 
 
 def _check_sessions(service: Service, project: str) -> None:
-    """Refuse a trace where a project has pushed its share of the day.
+    """Refuse a trace of a project that has reached its daily limit.
 
     Raises:
         Refusal: 429.
@@ -414,7 +414,7 @@ def _check_sessions(service: Service, project: str) -> None:
 
 
 def writes_to(request: Request, principal: Principal) -> str:
-    """The project that a request writes to; a token of all projects may name one."""
+    """The project that a request writes to; a token for all projects may name one."""
     return _project(request, principal, principal.writes_to)
 
 
@@ -433,7 +433,7 @@ def _project(request: Request, principal: Principal, usual: str) -> str:
 
 
 def with_refusals(handler: Handler) -> Handler:
-    """The handler, with refusals, and a store or disk that does not take it, as answers."""
+    """The handler, with refusals and errors of the store or disk as responses."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -457,7 +457,7 @@ def with_refusals(handler: Handler) -> Handler:
 
 
 def as_answer(error: Exception) -> HTTPException:
-    """The answer to what a store or disk did not take; raises what is none of these."""
+    """The response to an error of the store or disk; other errors are raised again."""
     if isinstance(error, Refusal):
         return HTTPException(error.status, str(error))
     if isinstance(error, OutputError):
@@ -467,7 +467,9 @@ def as_answer(error: Exception) -> HTTPException:
     if isinstance(error, DBAPIError) and isinstance(error.orig, ValueError | OverflowError):
         return bad("a value cannot be stored")
     if isinstance(error, SQLAlchemyError | TimeoutError):
-        return HTTPException(503, "the store does not answer; come again", {"Retry-After": "5"})
+        return HTTPException(
+            503, "the store does not answer; try again later", {"Retry-After": "5"}
+        )
     raise error
 
 
@@ -478,7 +480,7 @@ def _page(request: Request) -> tuple[int | None, int]:
 
 
 def _rows(key: str, rows: list[dict[str, Any]], limit: int) -> Response:
-    """A page of rows; ``next`` is the ``after`` of the page behind it."""
+    """A page of rows; ``next`` is the ``after`` of the following page."""
     following = rows[-1]["id"] if len(rows) == limit else None
     return JSONResponse({key: finite(rows), "next": following})
 

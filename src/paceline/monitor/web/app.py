@@ -1,4 +1,4 @@
-"""The application: API, pages, health and login behind one set of guards."""
+"""The application: API, pages, health and login behind common middleware."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def create_app(service: Any) -> Starlette:
         exception_handlers={HTTPException: _answer, BlobsAway: _away},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # it would believe the Host of whoever asks
+    app.router.redirect_slashes = False  # it would trust the client's Host header
     app.state.service, app.state.counts = service, counts
     app.state.forget_job = handlers.forget_job
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
@@ -84,7 +84,7 @@ def create_app(service: Any) -> Starlette:
 
 async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 405:  # a route knows its own methods only, and a path has several
+    if error.status_code == 405:  # a path may have several routes, each with other methods
         error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return error_response(request.scope, error)
 

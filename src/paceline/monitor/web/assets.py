@@ -1,4 +1,4 @@
-"""The files that pages link to: the monitor's own and the report's, each under a versioned name."""
+"""Static files of the pages, the monitor's own and the report's, under versioned names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-#: File -> the folder it lies in. The report's figures are drawn by the report's own code.
+#: File -> its folder. The report's code also draws the figures here.
 _FILES = MappingProxyType(
     {
         **dict.fromkeys(
@@ -43,7 +43,7 @@ def static(name: str) -> str:
 
 async def _serve(request: Request) -> Response:
     name = request.path_params["name"]
-    if name not in _FILES:  # nothing of the request is ever part of a path
+    if name not in _FILES:  # requests never become part of a path
         raise HTTPException(404)
     kind = _TYPES[name.rpartition(".")[2]]
     current = static(name).split("/")[2] == request.path_params.get("version")
@@ -52,6 +52,6 @@ async def _serve(request: Request) -> Response:
 
 
 def routes() -> list[Route]:
-    """``/static/...``; nothing in it is secret, so it needs no token (the login page uses it)."""
+    """``/static/...``; public files without a token, which the login page needs."""
     paths = ("/static/{version}/{name}", "/static/{name}")
     return [Route(path, _serve, methods=["GET"], name="static") for path in paths]

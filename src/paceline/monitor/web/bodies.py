@@ -1,4 +1,4 @@
-"""Bodies of clients: JSON or msgpack, decoded into their types, or refused."""
+"""Request bodies: JSON or msgpack, decoded into their types, or refused."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from starlette.requests import Request
 
 T = TypeVar("T")
 
-#: Largest number of a row: what JSON can hold exactly.
+#: Largest number of a row, limited by exact integers in JSON.
 MAX_ID = 2**53
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
-#: Values of one body; columns that are packed as bytes are one each.
+#: Most values of a body; a column packed as bytes counts as one.
 MOST_VALUES = 2_000_000
-#: Bodies that are unpacked and decoded at a time.
+#: Bodies unpacked and decoded at a time.
 AT_A_TIME = 2
-#: A plain body up to this size is decoded at once, in the event loop's thread.
+#: A plain body up to this size is decoded in the event loop's thread.
 _SMALL_BYTES = 16 << 10
-#: Bytes of a form of the pages.
+#: Largest form of the pages, bytes.
 _MAX_FORM_BYTES = 8192
 
 
 def bad(message: str, status: int = 400) -> HTTPException:
-    """An answer to a body that will not do."""
+    """The error of an invalid body."""
     return HTTPException(status, message)
 
 
@@ -42,7 +42,7 @@ def checked_name(name: str) -> str:
     """A job's name.
 
     Raises:
-        HTTPException: 400, it has other characters.
+        HTTPException: 400, the name has other characters.
     """
     if not NAME.fullmatch(name) or name in (".", ".."):
         raise bad("a job's name has 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -51,21 +51,21 @@ def checked_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An unpacked body, and how it is encoded.
+    """An unpacked body, and its encoding.
 
     Attributes:
         content: its bytes.
-        is_msgpack: msgpack, else JSON.
+        is_msgpack: whether it is msgpack instead of JSON.
     """
 
     content: bytes
     is_msgpack: bool
 
     def decode(self, kind: Any, field: str = "", content: Raw | None = None) -> Any:
-        """The body as a ``kind``, or that part of it which came as ``field``.
+        """The body, or its ``field``, as a ``kind``.
 
         Raises:
-            HTTPException: 400, it is something else; the message names place and type.
+            HTTPException: 400, it has another type; the message names place and type.
         """
         try:
             return _decoder(kind, self.is_msgpack).decode(
@@ -81,7 +81,7 @@ class Body:
         """Many values, ``per_item`` of them in each item of the outer list.
 
         Raises:
-            HTTPException: 400; 413, as msgpack they are too many (JSON was counted before).
+            HTTPException: 400; 413, the msgpack has too many values (JSON was checked before).
         """
         if self.is_msgpack and _msgpack_length(bytes(content)) * per_item > MOST_VALUES:
             raise _too_many()
@@ -94,7 +94,7 @@ def _decoder(kind: Any, is_msgpack: bool) -> Any:
 
 
 def _msgpack_length(content: bytes) -> int:
-    """Items of an array, by its head (msgpack specification, array format family); else 0."""
+    """Items of an array by its msgpack header (array format family); else 0."""
     if content[0] == 0xDD:
         return int.from_bytes(content[1:5], "big")
     return int.from_bytes(content[1:3], "big") if content[0] == 0xDC else 0
@@ -108,13 +108,13 @@ async def read_body(request: Request, most_bytes: int, parse: Callable[[Body], T
     """
     body = await request.body()
     packing = request.headers.get("content-encoding", "identity")
-    if len(body) <= _SMALL_BYTES and packing == "identity":  # a thread would take longer
+    if len(body) <= _SMALL_BYTES and packing == "identity":  # faster than in a thread
         return _parsed(body, request, most_bytes, parse)
     return await in_turn(request, _parsed, body, request, most_bytes, parse)
 
 
 async def in_turn(request: Request, work: Callable[..., T], *args: Any) -> T:
-    """Unpack or decode in a thread, a few at a time: a body may become many times its size."""
+    """Unpack or decode in a thread, a few at a time, as a body may grow to many times its size."""
     return await to_thread.run_sync(partial(work, *args), limiter=request.app.state.unpacking)
 
 
@@ -130,7 +130,7 @@ def _parsed(body: bytes, request: Request, most_bytes: int, parse: Callable[[Bod
 
 
 def unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
-    """A body as it was before it was packed (gzip); never more than the limit is unpacked.
+    """A body after gzip decompression, which never exceeds the limit.
 
     Raises:
         HTTPException: 400, 413 or 415.
@@ -146,14 +146,14 @@ def unpacked(body: bytes, request: Request, most_bytes: int) -> bytes:
     except zlib.error as error:
         raise bad(f"the body is no gzip: {error}") from None
     if len(content) > most_bytes:
-        raise bad(f"unpacked the body has more than {most_bytes:,} bytes", 413)
+        raise bad(f"the unpacked body has more than {most_bytes:,} bytes", 413)
     if not packed.eof or packed.unused_data:
         raise bad("the gzip body is cut off, or something follows it")
     return content
 
 
 def check_values(body: bytes) -> None:
-    """Refuse JSON of many small values, each of which takes ten times its bytes as an object.
+    """Refuse JSON with too many small values, whose objects need ten times their bytes.
 
     Raises:
         HTTPException: 413.
@@ -169,7 +169,7 @@ def _too_many() -> HTTPException:
 
 
 def whole_number(text: str | None) -> int:
-    """A number in a path, a query or a form; 0, which no row has, for any other text."""
+    """A number in a path, a query or a form; for other text 0, which no row has."""
     number = int(text) if text and text.isascii() and text.isdecimal() and len(text) < 17 else 0
     return number if number <= MAX_ID else 0
 
@@ -178,7 +178,7 @@ def whole_parameter(request: Request, name: str, usual: int | None, most: int) -
     """A whole number from the query, 0 to ``most``.
 
     Raises:
-        HTTPException: 400, it is none.
+        HTTPException: 400, it is no such number.
     """
     text = request.query_params.get(name)
     if text is None:
@@ -189,7 +189,7 @@ def whole_parameter(request: Request, name: str, usual: int | None, most: int) -
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it: no nan, no infinity."""
+    """The value as valid JSON, without nan and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -209,4 +209,4 @@ async def form_of(request: Request) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode("ascii"), max_num_fields=8))
     except ValueError:
-        raise HTTPException(400, "this is no form of ours") from None
+        raise HTTPException(400, "this form is invalid") from None

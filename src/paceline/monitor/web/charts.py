@@ -1,4 +1,4 @@
-"""Small pictures made here (SVG), and what the report's chart code draws (its options as JSON)."""
+"""Small SVG pictures, and options in JSON for the report's chart code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paceline.report.page.distributions import Spec
 from paceline.units import moment, seconds
 
 _SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_MARGIN = 96, 26, 3
-#: A sparkline's upper end is never below this S, or noise would look like trouble.
+#: Least upper end of a sparkline, S: noise must not look like a slowdown.
 _SPARK_TOP = 1.1
-#: Points of a curve that a page holds at most.
+#: Most points of a curve on a page.
 MAX_POINTS = 600
-#: Rows of the table under the step times.
+#: Rows of the table below the step times.
 MAX_PARTS = 20
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """S of the last sessions as a small line, one session as its point."""
+    """S of the last sessions as a small line, or as a point for one session."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return Markup("")
@@ -52,30 +52,30 @@ def sparkline(values: Sequence[float | None]) -> Markup:
 
 
 def share_bar(share: float | None, name: str = "share") -> Markup:
-    """A bar from 0 to ``share`` (0..1) of its track; the number stands beside it."""
+    """A bar from 0 to ``share`` (0..1) of its track, with the number beside it."""
     if share is None or not math.isfinite(share):
         return Markup("")
     width = 100 * min(max(share, 0.0), 1.0)
-    return Markup(  # a number and our own word
+    return Markup(  # a number and our own text
         f'<span class="track" aria-hidden="true"><svg class="part"><rect class="{name}" '
         f'width="{width:.2f}%" height="100%"/></svg></span>'
     )
 
 
 def stacked_bar(sizes: Iterable[tuple[str, float]], top: float) -> Markup:
-    """Parts (class, size) behind one another on a track that ends at ``top``."""
+    """Consecutive parts (class, size) on a track that ends at ``top``."""
     rects, start = [], 0.0
     for name, size in sizes:
         width = 100 * size / top if top > 0 else 0.0
         rects.append(f'<rect class="{name}" x="{start:.2f}%" width="{width:.2f}%" height="100%"/>')
         start += width
-    return Markup(  # numbers and our own words
+    return Markup(  # numbers and our own texts
         f'<span class="track" aria-hidden="true"><svg class="part">{"".join(rects)}</svg></span>'
     )
 
 
 def slowdown_chart(sessions: Sequence[Mapping[str, Any]]) -> Spec | None:
-    """S over the sessions (the oldest first); None where fewer than two were analysed."""
+    """S over the sessions, the oldest first; None if fewer than two were analysed."""
     done = [s for s in sessions if s["slowdown"] is not None]
     if len(done) < 2:
         return None
@@ -103,11 +103,11 @@ def slowdown_chart(sessions: Sequence[Mapping[str, Any]]) -> Spec | None:
 
 
 def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | None:
-    """Step times of the slowest rank with the detector's events marked; None where there are none.
+    """Step times of the slowest rank with marked detector events; None without step times.
 
     Args:
-        series: of the job, thinned to at most :data:`MAX_POINTS`.
-        events: rows of the table, in any order; those outside of the series are left out.
+        series: step times of the job, thinned to at most :data:`MAX_POINTS`.
+        events: rows of the table in any order; events outside the series are left out.
     """
     steps, times_s = series.step.tolist(), series.max_s.tolist()
     if not steps:
@@ -127,7 +127,7 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
         {
             "x": s,
             "y": _digits(t),
-            "lines": [f"step {s:,}: {seconds(t)} (rank {rank}){'; run again later' * lost}"],
+            "lines": [f"step {s:,}: {seconds(t)} (rank {rank}){'; repeated later' * lost}"],
         }
         for s, t, rank, lost in zip(
             steps, times_s, series.slowest.tolist(), series.lost.tolist(), strict=True
@@ -163,7 +163,7 @@ def steps_chart(series: Series, events: Sequence[Mapping[str, Any]]) -> Spec | N
 
 
 def _curve(series: Series, label: str, name: str, rows: npt.NDArray[np.bool_]) -> Spec:
-    """The times of some rows, broken where others lie between them."""
+    """The times of some rows, with gaps for other rows between them."""
     places = np.flatnonzero(rows)
     points = [[int(series.step[i]), _digits(float(series.max_s[i]))] for i in places]
     breaks = (np.flatnonzero(np.diff(places) > 1) + 1).tolist()
@@ -187,7 +187,7 @@ def _marks(label: str, name: str, places: Sequence[int], low: float, high: float
 
 
 def _parts_table(series: Series) -> Spec:
-    """Step times of the slowest rank in words: a row for each of some parts of the steps."""
+    """A table of the slowest rank's step times, one row per range of steps."""
     n = len(series.step)
     edges = [round(k * n / min(n, MAX_PARTS)) for k in range(min(n, MAX_PARTS) + 1)]
     rows = []
@@ -215,7 +215,7 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-#: Kinds of detector events and what they are called.
+#: Kinds of detector events and their names on the pages.
 EVENT_KINDS: Mapping[str, str] = {
     "onset": "fail-slow begins",
     "worsening": "slower still",
@@ -240,7 +240,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _days(times: Sequence[float]) -> list[str]:
-    """Days; where one has several, with the time of day."""
+    """Labels with days, and the time of day if a day has several."""
     days = [time.strftime("%d %b", time.gmtime(at)) for at in times]
     if len(set(days)) == len(days):
         return days

@@ -1,4 +1,4 @@
-"""Two sessions of a job beside each other."""
+"""A comparison of two sessions of a job."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Line:
-    """A value in both sessions.
+    """A quantity in both sessions.
 
     Attributes:
         name: its name.
         before, after, change: as text.
-        mood: "worse" or "better" where the change is worth a colour, else "".
+        mood: "worse" or "better" for a coloured change, else "".
     """
 
     name: str
@@ -38,12 +38,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sessions beside each other.
+    """The comparison of two sessions.
 
     Attributes:
         numbers: S, waste, step times.
         falls: the drops of both waterfalls by name, seconds per step.
-        kinds, stages: S of each part that is in either; kinds by their change.
+        kinds, stages: S of each part in either session; kinds sorted by change.
         workers: numbers of the two worker heatmaps, on one scale.
     """
 
@@ -65,7 +65,7 @@ def compare(a: JobReport, b: JobReport) -> Comparison:
     )
 
 
-#: Changes of a ratio or share below this are noise to the eye.
+#: Smaller changes of a ratio or share get no colour.
 _NOTICED = 0.01
 
 
@@ -102,7 +102,7 @@ def _stage_lines(a: JobReport, b: JobReport) -> list[Line]:
     ]
 
 
-#: Drops that are no finding, as the report calls them.
+#: Names of drops that are no finding, as in the report.
 _DROPS = {name: label for name, (label, _) in OTHERS.items()}
 
 
@@ -123,7 +123,7 @@ def _fall_lines(a: JobReport, b: JobReport) -> list[Line]:
 
 
 def _drops(report: JobReport) -> dict[str, float]:
-    """Drop of the waterfall -> seconds; none where the document has no waterfall."""
+    """Drop of the waterfall -> seconds; empty if the document has no waterfall."""
     drops = () if report.waterfall is None else report.waterfall.drops
     return {drop.name: drop.seconds if math.isfinite(drop.seconds) else 0.0 for drop in drops}
 
@@ -136,7 +136,7 @@ def _line(
     *,
     scale: float = 1.0,
 ) -> Line:
-    """A line; larger values are worse. ``scale``: what a change is measured by."""
+    """A line of a quantity whose larger values are worse; ``scale``: unit of the change."""
     before, after = (v if v is not None and math.isfinite(v) else None for v in (before, after))
     if before is None or after is None:
         texts = ["–" if v is None else form(v) for v in (before, after)]

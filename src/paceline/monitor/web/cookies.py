@@ -1,4 +1,4 @@
-"""The service's cookies: for scripts and plain HTTP out of reach."""
+"""The service's cookies, unavailable to scripts and plain HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def put_cookie(
     path: str = "/",
     same_site: Literal["lax", "strict"] = "lax",
 ) -> None:
-    """Have the browser keep a value for some seconds."""
+    """Set a cookie for some seconds."""
     answer.set_cookie(
         name,
         value,
@@ -32,12 +32,12 @@ def put_cookie(
 
 
 def drop_cookie(answer: Response, request: Request, name: str, *, path: str = "/") -> None:
-    """Have the browser forget a value."""
+    """Delete a cookie."""
     secure = _is_https(request)
     answer.delete_cookie(name, path=path, secure=secure, httponly=True, samesite="strict")
 
 
 def _is_https(request: Request) -> bool:
-    # Behind a proxy that ends TLS only the address that users know says so.
+    # If a proxy terminates TLS, only the public URL shows this.
     url = request.app.state.service.config.url
     return "https" in (request.scope["scheme"], urlsplit(url).scheme)

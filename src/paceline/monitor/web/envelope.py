@@ -1,4 +1,4 @@
-"""Layers around every request: its id, its line in the log, security headers, and counts."""
+"""Middleware around every request: its id, log line, security headers and counts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.errors import PacelineError
 from paceline.monitor.log import log, logger, request_id
 from paceline.monitor.web.answers import error_response
 
-#: Only our own files; no inline script or style.
+#: Allow only our own files, without inline scripts or styles.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-#: A report is one file with its scripts in it. It runs as nobody: without the origin's rights.
+#: A report is one file with inline scripts; its sandbox has no rights of the origin.
 REPORT_CSP = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; font-src data:; base-uri 'none'; "
@@ -43,19 +43,19 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}")
-#: Upper ends of the buckets of the answers' times, seconds.
+#: Upper bounds of the buckets of response times, seconds.
 BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 3.0, 10.0)
 
 
 @dataclass
 class HttpCounts:
-    """Requests since the start; only the event loop's thread writes.
+    """Counts of requests since the start; only the event loop's thread writes them.
 
     Attributes:
-        requests: (method, handler, status) -> how many.
-        buckets: handler -> [bucket] how many answers took that long; the last is without end.
-        seconds: handler -> seconds of all its answers.
-        running: requests being worked on.
+        requests: (method, handler, status) -> count.
+        buckets: handler -> [bucket] count of responses; the last bucket is unbounded.
+        seconds: handler -> total response time.
+        running: requests in progress.
     """
 
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class HttpCounts:
     running: int = 0
 
     def add(self, method: str, handler: str, status: int, seconds: float) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.requests[method, handler, status] += 1
         self.seconds[handler] = self.seconds.get(handler, 0.0) + seconds
         counts = self.buckets.setdefault(handler, [0] * (len(BUCKETS_S) + 1))
@@ -72,13 +72,13 @@ class HttpCounts:
 
 
 class Envelope:
-    """The outermost middleware: whatever happens inside, a request gets an answer and a line."""
+    """The outermost middleware: every request gets a response and a log line."""
 
     def __init__(self, app: ASGIApp, counts: HttpCounts) -> None:
         self.app, self._counts = app, counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Process a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -114,7 +114,7 @@ _METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH")
 
 
 class _Answer:
-    """Sends, adds the headers, and remembers what was sent."""
+    """Sends a response with added headers, and records its status and size."""
 
     def __init__(self, scope: Scope, send: Send, number: str) -> None:
         self._scope, self._send, self._number = scope, send, number
@@ -140,7 +140,7 @@ class _Answer:
 
 
 def _as_http(error: Exception) -> HTTPException:
-    """The answer to what a handler did not catch."""
+    """The response to an uncaught exception."""
     if isinstance(error, PacelineError):
         return HTTPException(400, str(error))
     if isinstance(error, DBAPIError):
@@ -150,11 +150,11 @@ def _as_http(error: Exception) -> HTTPException:
         log(logging.ERROR, "disk full", error=str(error))
         return HTTPException(503, "the disk is full", headers={"Retry-After": "60"})
     logger.error("unexpected error", exc_info=error)
-    return HTTPException(500, "unexpected error; the log says more of this request")
+    return HTTPException(500, "unexpected error; see the log for this request")
 
 
 def _line(scope: Scope, answer: _Answer, seconds: float) -> None:
-    """Never the query or a header: secrets may be in them."""
+    """Never log the query or headers, which may hold secrets."""
     principal: Any = scope.get("state", {}).get("principal")
     client = scope.get("client")
     level = logging.WARNING if answer.status >= 400 else logging.INFO

@@ -1,4 +1,4 @@
-"""Cost of the slow-downs that a detector saw: for the API and the pages."""
+"""Cost of detected slowdowns, for the API and the pages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.units import moment
 
 Row = Mapping[str, Any]
 
-#: Hours over which the stake is told.
+#: Hours of the stake.
 _DAY_H = 24.0
 
 
 def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
-    """An event with the GPU-hours that are lost so far, and those that a day loses at its level.
+    """An event with the GPU-hours lost so far, and the loss per day at its level.
 
     Args:
         event: its row.
-        gpus: of the job, where the row does not say them.
+        gpus: number of the job's GPUs, if the row has none.
     """
     gpus = event.get("gpus", gpus)
     lost_s, factor = event["lost_s"], event["factor"]
@@ -35,7 +35,7 @@ def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
 
 
 def cost_text(event: Row) -> str:
-    """Past and coming loss of an event with its cost, in words; "" where neither is known."""
+    """Past and future loss of an event in words; "" if both are unknown."""
     phrases = []
     if event["lost_gpu_hours"]:
         lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"
@@ -46,9 +46,9 @@ def cost_text(event: Row) -> str:
 
 
 def lost_by_now(job: Row, events: Sequence[Row]) -> str:
-    """GPU-hours that the fail-slow which goes on has cost when the job was last seen, in words.
+    """GPU-hours lost to the current fail-slow until the job was last seen, in words.
 
-    "" where none goes on, or where the GPUs or the loss are not known.
+    "" without a fail-slow, or if the GPUs or the loss are unknown.
     """
     hours = _gpu_hours_lost(job, events)
     return "" if hours is None else f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
@@ -64,12 +64,12 @@ def _gpu_hours_lost(job: Row, events: Sequence[Row]) -> float | None:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Cost of the fail-slow of a job that goes on, by its step times.
+    """Cost of a job's current fail-slow, by its step times.
 
     Attributes:
         slowdown: latest steps over healthy ones.
         waste: 1 - 1 / slowdown.
-        gpu_hours_lost: until the job was last seen; None where its GPUs or the loss are not known.
+        gpu_hours_lost: loss until the job was last seen; None if its GPUs or the loss are unknown.
     """
 
     slowdown: float
@@ -78,11 +78,11 @@ class StepLoss:
 
 
 def step_loss(job: Row, events: Sequence[Row]) -> StepLoss | None:
-    """The loss of a job's fail-slow; None where none goes on.
+    """The loss of a job's current fail-slow; None without one.
 
     Args:
-        job: its row.
-        events: its onsets and reliefs, the latest first.
+        job: row of the job.
+        events: the job's onsets and reliefs, the latest first.
     """
     if job["slow_since_step"] is None or not job["healthy_s"] or not job["step_s"]:
         return None

@@ -1,4 +1,4 @@
-"""The whole fleet in figures: those of the what-if paper, for one's own cluster."""
+"""Figures of the whole fleet, as in the what-if paper."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.results.words.names import CAUSES
 Row = Mapping[str, Any]
 
 N_WEEKS = 12
-#: Labels under which a job may give its maximum sequence length.
+#: Labels for a job's maximum sequence length.
 SEQUENCE_LABELS = ("seq_len", "sequence_length", "max_seq_len")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its text and its chart (None: ``empty`` says why there is none)."""
+    """A figure: its text and its chart, or the reason (``empty``) for no chart."""
 
     name: str
     title: str
@@ -38,8 +38,8 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     """The paper's figures.
 
     Args:
-        rows: of :func:`paceline.monitor.store.queries.fleet_jobs`; their ``facts`` are those of
-            :func:`paceline.results.facts.fleet_facts`, or None.
+        rows: rows of :func:`paceline.monitor.store.queries.fleet_jobs`; their ``facts`` come from
+            :func:`paceline.results.facts.fleet_facts`, or are None.
     """
     with_facts = [row for row in rows if row["facts"] is not None]
     slow = [row for row in with_facts if row["slowdown"] >= STRAGGLING]
@@ -137,7 +137,7 @@ def _by_sequence(rows: Sequence[Row]) -> Figure:
     chart = scatter_chart(
         points, label="Slowdown against sequence length", x_label="sequence length", y_label="S"
     )
-    empty = f"No job says it: push jobs with the label {SEQUENCE_LABELS[0]}, such as 32768."
+    empty = f"No job has a sequence length: push the label {SEQUENCE_LABELS[0]}, such as 32768."
     return _figure("sequences", chart, empty)
 
 
@@ -151,10 +151,10 @@ class Totals:
     """Key numbers.
 
     Attributes:
-        n_jobs, n_straggling: jobs analysed, and those with S of 1.1 or more.
-        gpus: of all these jobs together.
-        waste: of the GPU time of all, weighted by their GPUs; None where nothing is known.
-        lost: GPU-hours lost so far, in all sessions.
+        n_jobs, n_straggling: number of analysed jobs, and of those with S of 1.1 or more.
+        gpus: total GPUs of these jobs.
+        waste: share of all GPU time, weighted by GPUs; None if unknown.
+        lost: GPU-hours lost until now in all sessions.
     """
 
     n_jobs: int
@@ -178,7 +178,7 @@ def totals(rows: Sequence[Row]) -> Totals:
 
 
 def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Causes with their jobs and GPU-hours, the dearest first; jobs under 1.1 are left out."""
+    """Causes with their jobs and GPU-hours, the costliest first, without jobs under S 1.1."""
     hours_lost: dict[str, float] = {}
     n_jobs: dict[str, int] = {}
     for row in rows:
@@ -202,7 +202,7 @@ def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:
-    """A row per week, from the first that has a session, with a bar of what its causes cost."""
+    """A row per week from the first session on, with a bar of its causes' costs."""
     weeks = list(dropwhile(lambda week: not week.n_sessions, weeks))
     top = max((sum(week.lost.values()) for week in weeks), default=0.0)
     names = sorted({name for week in weeks for name, lost in week.lost.items() if lost > 0})
@@ -222,5 +222,5 @@ def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:
 
 
 def _class(name: str) -> str:
-    """The class of a cause's colour; a cause that is not ours has that of the unexplained."""
+    """The CSS class of a cause's colour; unknown causes get that of the unexplained loss."""
     return f"cause-{name if name in CAUSES else 'unexplained'}"

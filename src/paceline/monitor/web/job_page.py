@@ -1,4 +1,4 @@
-"""Content of a job's page beside the rows of the store."""
+"""Content of a job's page that is not in the store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SessionView:
     """Results of a session.
 
     Attributes:
-        sections: its tables and figures; None where the result is gone.
-        has_report, has_perfetto: these files are there.
-        away: why nobody knows at present; "" where it is known.
+        sections: tables and figures; None if the result was removed.
+        has_report, has_perfetto: whether these files exist.
+        away: reason why the files cannot be read now; "" if they can.
     """
 
     sections: Sections | None
@@ -40,12 +40,12 @@ def session_view(session_id: int, blobs: Blobs) -> SessionView:
     return SessionView(None if report is None else sections(report), has_report, has_perfetto)
 
 
-#: Degrees that are told always, and those told above 1.
+#: Degrees that are always shown, and those shown above 1.
 _DEGREES, _MORE_DEGREES = ("dp", "pp"), ("tp", "cp", "dsp", "ep", "vpp")
 
 
 def shape(job: Row) -> str:
-    """``dp 4 × pp 2 on 64 GPUs``; "" where nothing is known."""
+    """``dp 4 × pp 2 on 64 GPUs``; "" if unknown."""
     size_of = {name.removesuffix("_size"): size for name, size in job["degrees"].items()}
     degrees = [f"{name} {size_of[name]}" for name in _DEGREES if isinstance(size_of.get(name), int)]
     other_degrees = ((name, size_of.get(name)) for name in _MORE_DEGREES)
@@ -58,7 +58,7 @@ def shape(job: Row) -> str:
 
 
 def choose(sessions: Sequence[Row], number: str | None) -> Row | None:
-    """The session of that number; without one the latest that is analysed, else the latest."""
+    """The session of that number, else the latest analysed one, else the latest."""
     if number is not None:
         return next((s for s in sessions if str(s["id"]) == number), None)
     done = next((s for s in sessions if s["status"] == "done"), None)
@@ -66,5 +66,5 @@ def choose(sessions: Sequence[Row], number: str | None) -> Row | None:
 
 
 def step_times(steps: Any, job: Row, events: Sequence[Row]) -> Spec | None:
-    """The chart of the job's step times; None where it told none."""
+    """The chart of the job's step times; None without any."""
     return steps_chart(steps.series(job["id"], points=MAX_POINTS), events)

@@ -1,4 +1,4 @@
-"""Limits: how large and how slow a body may be, and how often a token may ask."""
+"""Limits on the size and speed of bodies, and on the rate of requests per token."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from paceline.monitor.log import log
 from paceline.monitor.projects import Projects
 from paceline.monitor.web.answers import error_response
 
-#: Seconds that a body may pause, seconds that it has in all, and bytes that earn it one more.
+#: Longest pause of a body, its total seconds, and the bytes that add one second.
 BODY_PAUSE_S, BODY_GRACE_S, BODY_BYTES_PER_S = 20.0, 30.0, 16 << 10
-#: Bytes of all bodies that are here at a time; a chunk of an upload goes to disk meanwhile.
+#: Most bytes of all bodies in memory; chunks of uploads go to disk.
 MAX_HELD_BYTES = 256 * MIB
-#: Keys whose rates are remembered; beyond, the one that was idle longest is forgotten.
+#: Keys with a stored rate; beyond, the longest idle key is dropped.
 _MAX_KEYS = 10_000
-#: Streams of news that one token (or address, without one) may have open.
+#: Most open event streams of a token, or of an address without one.
 MAX_STREAMS = 50
-#: Lines of the log per minute about one address that opens too many connections.
+#: Log lines per minute about an address with too many connections.
 _LOGS_PER_MINUTE = 1
-#: Wrong tokens of one address per minute before they are answered 429.
+#: Wrong tokens per minute and address before the status 429.
 WRONG_TOKENS_PER_MINUTE = 30
 
 
 class Rates:
-    """Token buckets: ``per_minute`` of something for each key, a minute's worth at once."""
+    """Token buckets: each key may take ``per_minute``, and a minute's amount at once."""
 
     def __init__(self, per_minute: float) -> None:
         self._per_minute = per_minute
-        self._credit: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # key -> left, as of
+        self._credit: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # key -> left, time
 
     def take(self, key: Any, amount: float = 1.0) -> float:
-        """Take ``amount``; returns 0, or after how many seconds to ask again (nothing is taken).
+        """Take ``amount`` and return 0, or take nothing and return the seconds to wait.
 
-        More than a minute's worth at once is granted to a key that has taken nothing yet.
+        A key that has taken nothing may take more than a minute's amount.
         """
         now = time.monotonic()
         credit, since = self._credit.pop(key, (self._per_minute, now))
@@ -58,11 +58,11 @@ class Rates:
 
 
 class Connections:
-    """Counts what each address has open; only the event loop's thread uses it.
+    """Counts open connections per address; only the event loop's thread uses it.
 
     Args:
-        most: that one may have.
-        proxies: addresses behind which there are many; they, and this machine's own, are free.
+        most: limit per address.
+        proxies: addresses with many clients; they and this machine's own are exempt.
     """
 
     def __init__(self, most: int, proxies: Container[str]) -> None:
@@ -71,7 +71,7 @@ class Connections:
         self._log_rate = Rates(_LOGS_PER_MINUTE)
 
     def enter(self, address: str) -> bool:
-        """Count one more; False if that is too many, and it is not counted."""
+        """Count a connection; returns False without counting above the limit."""
         if self._open[address] >= self._most and not self._is_free(address):
             if not self._log_rate.take(address):
                 log(logging.WARNING, "too many connections", client=address, open=self._most)
@@ -80,7 +80,7 @@ class Connections:
         return True
 
     def leave(self, address: str) -> None:
-        """One that was counted is over."""
+        """End a counted connection."""
         self._open[address] -= 1
         if not self._open[address]:
             del self._open[address]
@@ -92,12 +92,12 @@ class Connections:
 def _is_local(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a socket that has no such address
+    except ValueError:  # a socket without an address
         return True
 
 
 class ProjectRates:
-    """Step samples of the projects that have a limit of their own."""
+    """Step samples of projects with their own limit."""
 
     def __init__(self, projects: Projects) -> None:
         self._rates = {
@@ -107,7 +107,7 @@ class ProjectRates:
         }
 
     def take(self, project: str, amount: float) -> float:
-        """Take ``amount``; returns 0, or after how many seconds to ask again."""
+        """Take ``amount``; returns 0, or the seconds to wait."""
         rates = self._rates.get(project)
         return 0.0 if rates is None else rates.take(project, amount)
 
@@ -116,7 +116,7 @@ def take_samples(request: HTTPConnection, n_samples: int) -> None:
     """Count step samples against the project and the token of a request.
 
     Raises:
-        HTTPException: 429, if they are too many for this minute.
+        HTTPException: 429, too many samples in this minute.
     """
     project = request.query_params.get("project", request.state.principal.writes_to)
     seconds = request.app.state.project_rates.take(project, n_samples)
@@ -132,7 +132,7 @@ def _refuse(seconds: float, noun: str) -> None:
 
 
 class Limits:
-    """Middleware that refuses bodies that are too large or too slow, and askers too eager."""
+    """Middleware that refuses bodies that are too large or slow, and too frequent requests."""
 
     def __init__(self, app: ASGIApp, service: Any) -> None:
         self.app = app
@@ -143,7 +143,7 @@ class Limits:
         self._memory = _BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Process a request, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -164,7 +164,7 @@ class Limits:
                 body.release()
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A stream holds its connection for long: nobody may take them all."""
+        """Limit streams, which hold their connections for a long time."""
         key = _asker(scope)
         if self._streams[key] >= MAX_STREAMS:
             error = HTTPException(429, "too many open streams", headers={"Retry-After": "60"})
@@ -185,7 +185,7 @@ class Limits:
 
 
 def _asker(scope: Scope) -> Any:
-    """The number of the token or login, or the address of who has none."""
+    """The number of the token or login, else the client's address."""
     principal = scope["state"].get("principal")
     if principal is not None and principal.key:
         return principal.key
@@ -193,7 +193,7 @@ def _asker(scope: Scope) -> Any:
 
 
 def is_upload(scope: Scope) -> bool:
-    """Whether a request brings a part of a trace."""
+    """Whether a request has a part of a trace."""
     return bool(scope["method"] == "PUT" and scope["path"].startswith("/api/v1/uploads/"))
 
 
@@ -209,32 +209,32 @@ def _is_stream(scope: Scope) -> bool:
 def _check_length(scope: Scope, most: int) -> None:
     length = Headers(scope=scope).get("content-length", "0")
     if not (length.isascii() and length.isdigit()):
-        raise HTTPException(400, "Content-Length is no number")
+        raise HTTPException(400, "Content-Length must be a number")
     if len(length) > 15 or int(length) > most:
         raise _too_large(most)
 
 
 def _too_large(most: int) -> HTTPException:
-    # The rest of the body is not read: the connection is of no more use.
+    # The rest of the body is unread, so close the connection.
     headers = {"Connection": "close"}
-    return HTTPException(413, f"a body here may have {most:,} bytes", headers=headers)
+    return HTTPException(413, f"a body may have at most {most:,} bytes", headers=headers)
 
 
 class _BodyMemory:
-    """Bytes of bodies that are here and not worked off; only the event loop's thread writes."""
+    """Bytes of received, unprocessed bodies; only the event loop's thread writes it."""
 
     n_bytes = 0
 
 
 class _Body:
-    """Receives a body that is not too large, does not trickle, and fits beside the others."""
+    """Receives a body within the limits of size, speed and total memory."""
 
     def __init__(self, receive: Receive, most: int, memory: _BodyMemory, keeps: int) -> None:
         self._receive, self._most, self._memory, self._keeps = receive, most, memory, keeps
         self._n_bytes, self._waited_s, self._is_complete = 0, 0.0, False
 
     async def __call__(self) -> Message:
-        if self._is_complete:  # what comes now is the end of the connection, whenever that is
+        if self._is_complete:  # further messages only end the connection
             return await self._receive()
         allowed_s = BODY_GRACE_S + self._n_bytes / BODY_BYTES_PER_S - self._waited_s
         began = time.monotonic()
@@ -256,8 +256,8 @@ class _Body:
             raise _too_large(self._most)
         if self._memory.n_bytes > MAX_HELD_BYTES:
             headers = {"Connection": "close", "Retry-After": "5"}
-            raise HTTPException(429, "too much is being sent at a time", headers=headers)
+            raise HTTPException(429, "too much data is being sent at once", headers=headers)
 
     def release(self) -> None:
-        """The request is over."""
+        """End the request."""
         self._memory.n_bytes -= min(self._n_bytes, self._keeps)

@@ -1,4 +1,4 @@
-"""The login of the pages: a token in a form, a signed cookie in return. And the logout."""
+"""Login and logout of the pages: a form takes a token, and a signed cookie is set."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
     """/login and /logout.
 
     Args:
-        service: has config, engine and clock.
-        sessions: makes the cookies.
-        failures: takes a client's address; seconds to wait, or 0.
+        service: the service, with config, engine and clock.
+        sessions: creator of the cookies.
+        failures: function of a client's address: seconds to wait, or 0.
     """
 
     def login(request: Request) -> Response:
@@ -53,7 +53,7 @@ def routes(service: Any, sessions: Sessions, failures: Any) -> list[Route]:
 
     def note_login(token: Token, client: str, now: float) -> None:
         by = Actor(token.name, "token", client)
-        # A full disk keeps nobody from reading.
+        # Reading works even if the disk is full.
         with contextlib.suppress(SQLAlchemyError):
             subject = f"token {token.id}"
             note(service.engine, by, "login", subject, project=token.project, at=now)

@@ -1,7 +1,7 @@
-"""/metrics for Prometheus: base units, ``_total`` for what only grows.
+"""/metrics for Prometheus: base units, and ``_total`` for counters.
 
-A job is a series each, whatever its number of ranks, steps and microbatches; what describes it
-stands in ``paceline_job_info``, to be joined. Jobs not seen for a week are left out.
+Each metric has one series per job, independent of its ranks, steps and microbatches. The joinable
+``paceline_job_info`` has the job's labels. Jobs not seen for a week are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_JOB = (
     ("step_seconds", "step_s", "Median time of the latest steps.", 1.0),
     ("healthy_step_seconds", "healthy_s", "Step time without fail-slows.", 1.0),
     ("last_step", "last_step", "Number of the latest step.", 1.0),
-    ("last_seen_timestamp_seconds", "seen_at", "When the job last sent something.", 1.0),
+    ("last_seen_timestamp_seconds", "seen_at", "Time of the job's latest data.", 1.0),
 )
 _TOTALS = (
     ("sessions_total", "n_sessions", "Profiling sessions.", 1.0),
@@ -46,9 +46,9 @@ _TOTALS = (
 def metrics_text(
     service: Any, counts: HttpCounts, principal: Principal, version: str, accept: str
 ) -> tuple[bytes, str]:
-    """All metrics that a principal may see, and their content type, as ``accept`` prefers it.
+    """All metrics that a principal may see, and their content type according to ``accept``.
 
-    Those of the service itself are for a principal of all projects.
+    Metrics of the service itself need a principal of all projects.
     """
     registry = CollectorRegistry()
     registry.register(_Metrics(service, counts, principal, version))
@@ -60,7 +60,7 @@ def metrics_text(
 
 @dataclass(frozen=True, eq=False)
 class _Metrics(Collector):
-    """State of the store and the service at this moment; the class keeps no number."""
+    """Collects the current state of the store and the service at each request."""
 
     service: Any
     counts: HttpCounts
@@ -68,7 +68,7 @@ class _Metrics(Collector):
     version: str
 
     def collect(self) -> Iterator[Metric]:
-        """The families that have a sample."""
+        """The families with a sample."""
         return (family for family in self._families() if family.samples)
 
     def _families(self) -> Iterator[Metric]:
@@ -96,21 +96,21 @@ def _jobs(
     keys = [{"project": row["project"], "job": row["name"]} for row in rows]
     pairs = list(zip(keys, rows, strict=True))
     info = [({**key, **_description(row, labels)}, 1.0) for key, row in pairs]
-    yield _family("paceline_job_info", "gauge", "What the job is.", info)
+    yield _family("paceline_job_info", "gauge", "Name, labels and shape of the job.", info)
     slow = [(key, float(row["slow_since_step"] is not None)) for key, row in pairs]
-    yield _family("paceline_job_fail_slow", "gauge", "1 while a fail-slow goes on.", slow)
-    text = "Median time of the latest steps over that of healthy ones: S where no trace is."
+    yield _family("paceline_job_fail_slow", "gauge", "1 during a fail-slow.", slow)
+    text = "Median time of the latest steps over that of healthy ones: S without a trace."
     over = [(key, _ratio(row["step_s"], row["healthy_s"])) for key, row in pairs]
     yield _family("paceline_job_step_slowdown_ratio", "gauge", text, over)
     losses = [(key, step_loss(row, events.get(row["id"], ()))) for key, row in pairs]
     slow_losses = [(key, loss) for key, loss in losses if loss is not None]
-    text = "Share of the GPU time that the fail-slow which goes on loses, by step times."
+    text = "Share of the GPU time lost to the current fail-slow, by step times."
     shares = [(key, loss.waste) for key, loss in slow_losses]
     yield _family("paceline_job_step_waste_ratio", "gauge", text, shares)
-    text = "GPU time lost so far to the fail-slow that goes on, by step times."
+    text = "GPU time lost so far to the current fail-slow, by step times."
     lost = [(key, _times(loss.gpu_hours_lost, 3600.0)) for key, loss in slow_losses]
     yield _family("paceline_job_fail_slow_gpu_seconds_lost", "gauge", text, lost)
-    text = "GPU-hours that the next day loses if a running job goes on like this."
+    text = "GPU-hours that a running job would lose in the next day at its current speed."
     stakes = [(key, row["stake_gpu_hours"]) for key, row in pairs]
     yield _family("paceline_job_stake_gpu_hours", "gauge", text, stakes)
     for kind, table in (("gauge", _OF_JOB), ("counter", _TOTALS)):
@@ -138,11 +138,11 @@ def _service(service: Any, sent: list[dict[str, Any]]) -> Iterator[Metric]:
     yield _family("paceline_sessions", "gauge", "Sessions in the store.", sessions)
     uploads = figures.open_uploads(service.engine)
     yield _family("paceline_uploads", "gauge", "Uploads under way.", [({}, uploads)])
-    text = "Step samples that wait for the detectors."
+    text = "Step samples waiting for the detectors."
     waiting = service.detectors.n_waiting
     yield _family("paceline_step_samples_waiting", "gauge", text, [({}, waiting)])
     n_blobs, n_bytes = service.blobs.waiting
-    text = "Traces and results that wait for the bucket."
+    text = "Traces and results waiting for the bucket."
     yield _family("paceline_blobs_waiting", "gauge", text, [({}, n_blobs)])
     yield _family("paceline_blobs_waiting_bytes", "gauge", text, [({}, n_bytes)])
     text = "1 while traces and results can be read."
@@ -172,7 +172,7 @@ def _http(counts: HttpCounts) -> Iterator[Metric]:
 
 
 def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Metric:
-    """A family of the samples that have a value; an empty label is none."""
+    """A family of the samples with a value; empty labels are left out."""
     family = Metric(name.removesuffix("_total"), text, kind)
     for labels, value in samples:
         if value is not None:

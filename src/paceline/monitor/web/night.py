@@ -1,4 +1,4 @@
-"""Help for the person on call on a job's page: silence, runbook, the command that drains a host."""
+"""Help for the person on call on a job's page: silence, runbook, commands to drain a host."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paceline.monitor.alerts.engine import going_on
 from paceline.monitor.rank_groups import hosts_of
 
 Row = Mapping[str, Any]
-#: With more hosts than this the fault is not that of a host.
+#: With more hosts, no single host is at fault.
 _MAX_HOSTS = 4
 
 
 @dataclass(frozen=True)
 class AlertView:
-    """An alert that fires, as the job's page shows it.
+    """A firing alert on the job's page.
 
     Attributes:
-        row: of the store.
-        runbook: URL; "" where there is none.
-        silence: the one that holds for it, and for longest; None where it is told.
+        row: row of the store.
+        runbook: URL, or "".
+        silence: its longest active silence; None if not silenced.
     """
 
     row: Row
@@ -34,11 +34,11 @@ class AlertView:
 def alert_views(
     alerts: Sequence[Row], silences: Sequence[Row], job: Row, runbook: Any
 ) -> list[AlertView]:
-    """A job's alerts that fire.
+    """A job's firing alerts.
 
     Args:
         alerts: rows of the store.
-        silences: those that hold, of any job.
+        silences: active silences of all jobs.
         job: its row.
         runbook: cause -> URL or "".
     """
@@ -57,12 +57,12 @@ def alert_views(
 
 
 def cordon_commands(job: Row, events: Sequence[Row], meta: object) -> list[str]:
-    """Commands that take the hosts of a fail-slow that goes on out of service; empty for none.
+    """Commands that take the hosts of a current fail-slow out of service; empty without one.
 
     Args:
-        job: its row; its labels say which scheduler it has.
-        events: its latest ones.
-        meta: what was pushed beside its latest trace: where its ranks run.
+        job: row of the job, whose labels name the scheduler.
+        events: latest events of the job.
+        meta: data pushed with its latest trace, including the hosts of its ranks.
     """
     onset = going_on(job, events, settled=True)
     forms = [name for name in ("slurm", "kubernetes") if _has(job["labels"], name)]

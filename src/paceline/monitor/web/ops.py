@@ -1,4 +1,4 @@
-"""For those who run the service: is it alive, is it ready, how does it do, what can be asked."""
+"""Endpoints for operators: health, readiness, metrics and the API's description."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.monitor.store.health import problem_of
 from paceline.monitor.web.metrics import metrics_text
 from paceline.monitor.web.security import require
 
-#: How long an answer of the store is good.
+#: How long a check of the store stays valid.
 ASK_S = 1.0
 
 
@@ -64,16 +64,16 @@ def routes(service: Any) -> list[Route]:
 
 
 class _Store:
-    """Asks the store whether it answers, once in a while, however many would like to know."""
+    """Checks the store at most once per interval, for any number of requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
         self._asked_at, self._is_up = -math.inf, False
 
     def answers(self) -> bool:
-        """Whether it does; why not is for the log, not for whoever asks."""
+        """Whether the store answers; errors go to the log, not to the client."""
         if not self._lock.acquire(blocking=False):
-            return self._is_up  # somebody waits for it: one thread is enough
+            return self._is_up  # a check is running; one thread suffices
         try:
             if time.monotonic() - self._asked_at >= ASK_S:
                 problem = problem_of(self._engine)

@@ -1,4 +1,4 @@
-"""POST /v1/traces: the spans of Megatron-LM, as its OpenTelemetry exporter sends them."""
+"""POST /v1/traces: spans from Megatron-LM's OpenTelemetry exporter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.sources.json_stream import MAX_LINE_BYTES
 from paceline.sources.otlp import protobuf_encoding
 from paceline.sources.otlp.json_encoding import attributes_of, check_request, resources_of
 
-#: The job of a request; without it, of each resource: its attribute ``service.name``.
+#: Header with the job of a request; without it, each resource's ``service.name`` counts.
 JOB_HEADER = "x-paceline-job"
 
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
 
 
 def routes(service: Service) -> list[Route]:
-    """The one route, where exporters expect it."""
+    """The route at the path of the OTLP specification."""
 
     async def traces(request: Request) -> Response:
         """POST /v1/traces."""
@@ -60,7 +60,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def _requests_of_jobs(content: bytes, kind: str, job: str) -> list[tuple[str, dict[str, Any]]]:
-    """(job, request) for every job that a request has spans of."""
+    """(job, request) for every job with spans in the request."""
     try:
         if kind == _PROTOBUF:
             request = protobuf_encoding.decode(content, "the body")
@@ -69,7 +69,7 @@ def _requests_of_jobs(content: bytes, kind: str, job: str) -> list[tuple[str, di
             request = json.loads(content.decode("utf-8"))
         if not check_request(request, "the body"):
             return []
-        n_bytes = len(json.dumps(request, allow_nan=False))  # NaN is no JSON
+        n_bytes = len(json.dumps(request, allow_nan=False))  # JSON has no NaN
         if n_bytes >= MAX_LINE_BYTES:
             raise bad(f"as JSON the request has {n_bytes:,} bytes; send smaller batches", 413)
         if job:

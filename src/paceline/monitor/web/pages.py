@@ -1,4 +1,4 @@
-"""The pages: requested rows, read from the store and the blobs, put into a template."""
+"""The pages: templates filled from the store and the blobs."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import actor_of, require
 from paceline.monitor.web.templating import nav_query, render
 
-#: Results that are kept as the job page shows them; each takes up to two megabytes.
+#: Cached results of the job page; each takes up to two megabytes.
 _MAX_VIEWS = 64
-#: How old the ledger of a job, and its rank view may be.
+#: Longest age of a job's cached ledger and rank view.
 _MINUTE_S = 60.0
 
 
 def routes(service: Any) -> list[Route]:
-    """All pages, their files and their news.
+    """Routes of all pages, their files and their events.
 
     Args:
-        service: has config, engine, blobs, steps, detectors, bus and clock.
+        service: the service, with config, engine, blobs, steps, detectors, bus and clock.
     """
     pages = Pages(service)
     paths = {
@@ -90,7 +90,7 @@ def _in_thread(page: Callable[[Request], Response], scope: str = "read") -> Any:
 
 
 class Pages:
-    """The pages of a service, and their state between two requests."""
+    """The pages of a service, and their caches."""
 
     def __init__(self, service: Any) -> None:
         self.service = service
@@ -143,7 +143,7 @@ class Pages:
         )
 
     def job(self, request: Request) -> Response:
-        """A job: its sessions, step times, and the analysis of one session."""
+        """The page of a job: its sessions, step times, and the analysis of one session."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
             sessions = queries.job_sessions(connection, job["id"])
@@ -189,27 +189,27 @@ class Pages:
         )
 
     def accept(self, request: Request) -> Response:
-        """The button of a job's page: its current step times are healthy."""
+        """The job page's button that accepts the current step times as healthy."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
         _refused(self.service.accept_level, _key(job), actor_of(request))
         return _to_job(job)
 
     def analyse_again(self, request: Request) -> Response:
-        """The button of a session: analyse it again."""
+        """The button that analyses a session again."""
         job, session = self._job_and_session(request)
         key, number, sha256 = _key(job), session["id"], session["sha256"]
         _refused(upkeep.analyse_again, self.service, key, number, sha256, actor_of(request))
         return _to_job(job, session=session["id"])
 
     def remove_session(self, request: Request) -> Response:
-        """The button of a session: remove it."""
+        """The button that removes a session."""
         job, session = self._job_and_session(request)
         upkeep.remove_session(self.service, _key(job), session["id"], actor_of(request))
         return _to_job(job)
 
     def remove_job(self, request: Request) -> Response:
-        """The button of a job's page: remove it."""
+        """The button that removes a job."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
         upkeep.remove_job(self.service, _key(job), actor_of(request))
@@ -227,7 +227,7 @@ class Pages:
             return None
         try:
             return self._views.get(
-                (session["id"], session["finished_at"]),  # which changes when it is analysed anew
+                (session["id"], session["finished_at"]),  # which changes with a new analysis
                 lambda: job_page.session_view(session["id"], self.service.blobs),
             )
         except BlobsAway as away:
@@ -252,7 +252,7 @@ class Pages:
         return self._ranks.get((job["id"], rank, job["last_step"] is None, minute), view)
 
     def compare(self, request: Request) -> Response:
-        """Two sessions of a job."""
+        """The comparison of two sessions of a job."""
         with self.service.engine.connect() as connection:
             job = self._job(request, connection)
             firing = queries.count_firing(connection, _project(request))
@@ -281,14 +281,14 @@ class Pages:
     def _session_at(
         self, connection: Any, job: Any, done: list[Any], number: str | None, place: int
     ) -> Any:
-        """The session that is asked for, else the latest (place 0) or the one before it."""
+        """The requested session, else the latest (place 0) or the one before it."""
         if number is not None:
             session = queries.job_session(connection, job["id"], whole_number(number))
             return _or_404(session)
         return done[place] if len(done) > place else None
 
     def fleet(self, request: Request) -> Response:
-        """All jobs together."""
+        """The page of the whole fleet."""
         project = _project(request)
         with self.service.engine.connect() as connection:
             rows = queries.fleet_jobs(connection, project)
@@ -308,7 +308,7 @@ class Pages:
         )
 
     def alerts(self, request: Request) -> Response:
-        """Firing and ended alerts."""
+        """The page of firing and resolved alerts."""
         status = request.query_params.get("status", "")
         status = status if status in ("firing", "resolved") else ""
         project = _project(request)
@@ -338,7 +338,7 @@ class Pages:
 
     def _render(self, request: Request, template: str, **context: Any) -> Response:
         def job_link(name: str, project: str, suffix: str = "", **query: Any) -> str:
-            """A job's page; ``project`` is named where the principal sees several."""
+            """URL of a job's page, with the project if the principal sees several."""
             several = request.state.principal.has_several
             query_of_job = {**query, "project": project if several else ""}
             return _address(f"/jobs/{quote(name, safe='')}{suffix}", query_of_job)
@@ -348,9 +348,9 @@ class Pages:
         return render(request, template, job_link=job_link, **usual, **context)
 
 
-#: Kinds of news that change a page about jobs.
+#: Kinds of messages that change a page about jobs.
 _ALL = "job session event alert steps"
-#: Defaults that the address of the list leaves out.
+#: Defaults that the list's URL leaves out.
 _USUAL = (("sort", "stake"), ("page", 1))
 
 
@@ -360,12 +360,12 @@ def _address(path: str, query: Mapping[str, Any]) -> str:
 
 
 def _project(request: Request) -> str:
-    """The project to read: the principal's; who sees all may ask for one."""
+    """The project to read: the principal's, or the requested one if it sees all."""
     return reads(request, request.state.principal)
 
 
 def _asked_project(request: Request) -> str:
-    """The project that who sees all asked for; "" = none."""
+    """The project requested by a principal that sees all; "" = none."""
     several = request.state.principal.has_several
     return request.query_params.get("project", "") if several else ""
 
@@ -375,13 +375,13 @@ def _key(job: Mapping[str, Any]) -> JobKey:
 
 
 def _to_job(job: Mapping[str, Any], **query: Any) -> Response:
-    """Back to a job's page."""
+    """Redirect to a job's page."""
     asked = urlencode({"project": job["project"], **query})
     return RedirectResponse(f"/jobs/{quote(job['name'], safe='')}?{asked}", 303)
 
 
 def _refused(act: Callable[..., None], *args: Any) -> None:
-    """Do it; a refusal is an answer."""
+    """Run an action, with a refusal as response."""
     try:
         act(*args)
     except BlobsAway:

@@ -1,4 +1,4 @@
-"""Types of the bodies that jobs push: a job, a trace, a batch of step times."""
+"""Types of pushed bodies: a job, a trace, a batch of step times."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paceline.monitor.step_files import Batch
 from paceline.monitor.web.bodies import Body, bad, checked_name
 from paceline.sources.step_times import WORKLOAD_COLUMNS
 
-#: Samples of one batch.
+#: Most samples of a batch.
 MOST_SAMPLES = 2_000_000
-#: Batches of one request.
+#: Most batches of a request.
 MOST_BATCHES = 1000
-#: Keys of a mapping, characters of a text in it; keys and bytes of a trace's meta.
+#: Limits: keys and text lengths of a mapping; keys and bytes of a trace's meta.
 _MOST_KEYS, _MOST_CHARS, _META_KEYS, _META_BYTES = 50, 10_000, 1000, 1 << 20
 
-#: Most steps, ranks and GPUs of a job: a rank costs the detector 3 kB while the job runs.
+#: Limits of a job's steps, ranks and GPUs: a rank costs the detector 3 kB.
 _MOST_STEP, _MOST_RANKS, _MOST_GPUS = 2**53, 100_000, 10_000_000
 _MOST_S = 1e9
 _MOST_SOURCE_BYTES = 200
-#: Steps of a batch that say what they have to do.
+#: Most steps of a batch with a planned workload.
 _MOST_PAIRS = 100_000
 
 _Text = Annotated[str, Meta(max_length=_MOST_CHARS)]
-#: msgpack has numbers that JSON lacks: nan and the infinities.
+#: Unlike JSON, msgpack has nan and the infinities.
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r'^[^\x00"\\]*\Z')]
 _Labels = Annotated[dict[_Text, _Text | int | _Finite | bool], Meta(max_length=_MOST_KEYS)]
@@ -45,7 +45,7 @@ _Meta = Annotated[dict[str, Any], Meta(max_length=_META_KEYS)]
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """Body of ``POST /api/v1/jobs``; ``openapi.yaml`` describes the fields of all bodies."""
+    """Body of ``POST /api/v1/jobs``. ``openapi.yaml`` describes the fields of all bodies."""
 
     name: str
     gpus: Annotated[int, Meta(ge=1, le=_MOST_GPUS)] | None = None
@@ -54,13 +54,13 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The body of ``POST /api/v1/ended``: labels that the jobs have, such as their scheduler's."""
+    """Body of ``POST /api/v1/ended``: labels of the jobs, such as their scheduler's."""
 
     labels: Annotated[dict[_Label, _Label], Meta(min_length=1, max_length=5)]
 
 
 class _NewUpload(msgspec.Struct, frozen=True):
-    """Body of ``POST .../uploads``; ``meta`` as it came."""
+    """Body of ``POST .../uploads``; ``meta`` is unchecked."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     size: Annotated[int, Meta(ge=1, lt=1 << 50)]
@@ -69,7 +69,7 @@ class _NewUpload(msgspec.Struct, frozen=True):
 
 
 class _NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST .../steps``; rows and columns as they came."""
+    """Body of ``POST .../steps``; rows and columns are unchecked."""
 
     batch: int | Annotated[str, Meta(max_length=100)]
     source: Annotated[str, Meta(max_length=_MOST_SOURCE_BYTES)] = ""
@@ -82,7 +82,7 @@ class _NewBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _JobBatch(_NewBatch, frozen=True, kw_only=True):
-    """A batch among those of several jobs."""
+    """A batch of one of several jobs."""
 
     job: str
 
@@ -94,7 +94,7 @@ class _NewBatches(msgspec.Struct, frozen=True):
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
-    """Body of ``POST .../events``: of a pause that ``paceline watch`` asked for."""
+    """An event of a pause that ``paceline watch`` requested, in ``POST .../events``."""
 
     kind: Literal["paused", "not-paused", "validated", "not-validated"]
     step: _Step
@@ -110,7 +110,7 @@ def event_of(body: Body) -> ToldEvent:
 
 
 def job_of(body: Body) -> NewJob:
-    """Body of ``POST /api/v1/jobs``, its name checked."""
+    """Body of ``POST /api/v1/jobs``, with a checked name."""
     job: NewJob = body.decode(NewJob)
     checked_name(job.name)
     return job
@@ -138,7 +138,7 @@ def _meta(body: Body, content: Raw) -> dict[str, Any]:
     try:
         json.dumps(meta, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise bad("meta holds what JSON does not") from None
+        raise bad("meta has values that JSON lacks") from None
     return meta or {}
 
 
@@ -153,7 +153,7 @@ def batch_of(body: Body, clock: Callable[[], float]) -> Batch:
 
 
 def batches_of(body: Body, clock: Callable[[], float]) -> list[tuple[str, Batch] | HTTPException]:
-    """(job, batch) of each in the body of ``POST /api/v1/steps``, or the error of that one."""
+    """(job, batch) of each batch of ``POST /api/v1/steps``, or its error."""
     new: _NewBatches = body.decode(_NewBatches)
     batches: list[tuple[str, Batch] | HTTPException] = []
     for one in new.batches:
@@ -187,7 +187,7 @@ def _batch(body: Body, new: _NewBatch, clock: Callable[[], float]) -> Batch:
 
 
 def _workload(body: Body, content: Raw) -> dict[int, dict[str, float]]:
-    """Step -> column -> what the step has to do, out of column -> [[step, value], ...]."""
+    """Step -> column -> planned workload, from column -> [[step, value], ...]."""
     if not bytes(content):
         return {}
     columns: dict[str, Any] | None = body.decode(_Workload | None, "workload", content)
@@ -221,7 +221,7 @@ def _columns(body: Body, new: _NewBatch) -> tuple[Any, Any, Any]:
 
 
 def _checked(values: Any, name: str, packed: str, most: float) -> npt.NDArray[Any]:
-    """A column as an array, all of it from 0 to ``most``."""
+    """A column as an array of values from 0 to ``most``."""
     try:
         if isinstance(values, bytes):
             column = np.frombuffer(values, packed)
@@ -231,6 +231,6 @@ def _checked(values: Any, name: str, packed: str, most: float) -> npt.NDArray[An
         raise bad(f"{name} must be numbers from 0 to {most:,.0f}") from None
     if not 1 <= len(column) <= MOST_SAMPLES:
         raise bad(f"a batch has 1 to {MOST_SAMPLES:,} samples, not {len(column):,}")
-    if not (column.min() >= 0 and column.max() <= most):  # nan is neither
+    if not (column.min() >= 0 and column.max() <= most):  # also refuses nan
         raise bad(f"{name} must be from 0 to {most:,.0f}")
     return column

@@ -1,4 +1,4 @@
-"""The API's answer about a job's ranks over time."""
+"""The API's response about a job's ranks over time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.monitor.rank_groups import Ranges, by_number, some_ranks
 from paceline.monitor.rank_map import Ratios
 from paceline.monitor.web.bodies import bad
 
-#: Rows of an answer: usually, and at most. A row has a value for each of at most 512 bins.
+#: Rows of a response: default and maximum. A row has values of at most 512 bins.
 USUAL_ROWS, MAX_ROWS = 256, 1024
 _RANKS = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?){0,99}", re.ASCII)
 
 
 def ranges_of(text: str | None) -> Ranges:
-    """The ranks that ``3,8-15`` asks for; all without it.
+    """The ranks of a query like ``3,8-15``; all without it.
 
     Raises:
-        HTTPException: 400, it is something else.
+        HTTPException: 400, the query is invalid.
     """
     if text is None:
         return ((0, 2**31),)
@@ -31,7 +31,7 @@ def ranges_of(text: str | None) -> Ranges:
 
 
 def ranks_answer(ratios: Ratios, ranges: Ranges, most: int) -> dict[str, Any]:
-    """Bins, rows of ranks, and the value of each row in each bin, as JSON knows them."""
+    """Bins, rows of ranks, and the value of each row in each bin, as JSON values."""
     rows = by_number(some_ranks(ratios, ranges), most)
     bins = rows.bins
     names = ("first", "last", "steps", "start", "last_start", "at")

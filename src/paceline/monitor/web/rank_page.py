@@ -1,4 +1,4 @@
-"""A job's ranks over time, as its page shows them: a heatmap, the slowest, one rank's curve."""
+"""A job's ranks over time on its page: a heatmap, the slowest ranks, a rank's curve."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.report.page.pack import slowdowns
 
 #: Rows and columns of the heatmap.
 _ROWS, _COLUMNS = 32, 96
-#: Colours end between these ratios, or one outlier would hide the rest.
+#: Bounds of the colour scale's end, so that an outlier does not hide the rest.
 _LEAST_TOP, _MOST_TOP = 1.1, 2.0
-#: Ranks that are named, if they are slower than this in a column.
+#: Most ranks named, and their least ratio in a column.
 _NAMED, _SLOW = 5, 1.05
 
 Hosts = Mapping[int, tuple[str, str]]
@@ -26,7 +26,7 @@ Hosts = Mapping[int, tuple[str, str]]
 
 @dataclass(frozen=True)
 class SlowRank:
-    """Where a rank was slowest: its ratio, mean of the steps from ``first`` to ``last``."""
+    """The slowest part of a rank: mean ratio in the steps ``first`` to ``last``."""
 
     rank: int
     ratio: float
@@ -40,12 +40,12 @@ class RankView:
     """Content of the page.
 
     Attributes:
-        n_ranks: of the job.
-        heatmap: numbers of the figure.
-        by_host, is_grouped: what its rows are.
-        slowest: ranks, the slowest first; none where all are alike.
-        rank: the one that was asked for; None: none was.
-        chart: of that rank; None where it told no step time.
+        n_ranks: number of the job's ranks.
+        heatmap: data of the figure.
+        by_host, is_grouped: kind of its rows.
+        slowest: slowest ranks, the slowest first; empty if all are alike.
+        rank: requested rank, or None.
+        chart: chart of that rank; None without step times.
     """
 
     n_ranks: int
@@ -58,7 +58,7 @@ class RankView:
 
 
 def rank_view(ratios: Ratios, hosts: Hosts, rank: int | None) -> RankView | None:
-    """The view of a job's rank map; None for fewer than two ranks, which have no others."""
+    """The view of a job's rank map; None for fewer than two ranks."""
     if len(ratios.ranks) < 2 or not len(ratios.bins):
         return None
     columns = fewer_bins(ratios, _COLUMNS)
@@ -106,7 +106,7 @@ def _row_name(rows: Rows, row: int, host: str) -> str:
 
 
 def _has_restart(bins: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """[bin] whether the job began again in it, or in front of it."""
+    """[bin] whether the job restarted in it, or just before it."""
     before = np.concatenate((bins["start"][:1], bins["last_start"][:-1]))
     return np.asarray(bins["last_start"] != before, dtype=np.bool_)
 
@@ -126,7 +126,7 @@ def _slowest(columns: Ratios, hosts: Hosts) -> tuple[SlowRank, ...]:
 
 
 def _chart(ratios: Ratios, hosts: Hosts, rank: int) -> Spec | None:
-    """A rank against the median of its host's ranks, else of all."""
+    """A rank's curve, compared with the median of its host's ranks, else of all."""
     column = int(np.searchsorted(ratios.ranks, rank))
     if column == len(ratios.ranks) or ratios.ranks[column] != rank:
         return None

@@ -1,4 +1,4 @@
-"""Pages keep their extracts of results for a while."""
+"""A cache for the pages' extracts of results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class ResultCache(Generic[T]):
-    """The latest results of a function that is dear; safe for threads.
+    """A thread-safe cache of the latest results of an expensive function.
 
     Args:
-        most: how many are kept; the one not asked for longest goes first.
+        most: capacity; the least recently used entry is dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,7 +22,7 @@ class ResultCache(Generic[T]):
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The kept value of ``key``, made now if need be (perhaps twice, by two threads)."""
+        """The value of ``key``, computed if missing (two threads may both compute it)."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -1,4 +1,4 @@
-"""The job page's parts of a session, drawn by the report's own code."""
+"""The job page's parts about a session, drawn by the report's code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paceline.results.headline import details, is_healthy
 
 @dataclass(frozen=True)
 class Sections:
-    """A session's parts of the job page, as HTML and as the figures' numbers.
+    """A session's parts of the job page, as HTML and as data of figures.
 
     Attributes:
         details, numbers, waterfall, kinds, stages, findings, remedies: HTML.
-        workers, workers_by_step: numbers of the heatmaps.
-        few: there is room for the heatmaps beside each other.
-        exact: the per-step heatmap is exact, not estimated.
-        healthy: there is nothing to report but small findings.
-        warnings: what to know before trusting the numbers.
+        workers, workers_by_step: data of the heatmaps.
+        few: whether the heatmaps fit side by side.
+        exact: whether the per-step heatmap is exact instead of estimated.
+        healthy: whether there are only small findings.
+        warnings: warnings about the numbers.
     """
 
     details: str
@@ -41,7 +41,7 @@ class Sections:
 
 
 def sections(report: JobReport) -> Sections:
-    """The job page's section on a session."""
+    """The job page's sections about a session."""
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
     kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
     data = figure_data(report)

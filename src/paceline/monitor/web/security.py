@@ -1,8 +1,8 @@
 """The caller and the caller's rights: bearer tokens, and cookies for the pages.
 
-A cookie names a token, or is the secret of a login of the OpenID provider. A request's principal
-is in ``request.state.principal``; a handler calls :func:`require` first.
-Without a token nothing can be written: the middleware refuses that before any handler runs.
+A cookie names a token, or is the secret of an OpenID login. A request's principal is in
+``request.state.principal``; a handler calls :func:`require` first. The middleware refuses writes
+without a token before any handler runs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from paceline.monitor.store.tokens import SCOPES, Token, find_token, token_by_id
 from paceline.monitor.web.answers import error_response
 
 COOKIE = "paceline_session"
-#: Prefix of the cookie of an OpenID login; that of a token begins with a number.
+#: Prefix of an OpenID login's cookie; a token's cookie begins with a number.
 _OF_LOGIN = "u"
-#: How long a login is good; its token may end it earlier.
+#: Lifetime of a login; its token may end it earlier.
 SESSION_S = 7 * 86_400.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: Paths that change no data and need no token: the login itself.
+#: Paths of the login, which change no data and need no token.
 OPEN_PATHS = ("/login", "/logout")
-#: Paths that ask nobody who they are.
+#: Paths without authentication.
 PROBES = ("/healthz", "/readyz")
-#: Project for the pushes of a principal without a project of its own.
+#: Project for pushes of a principal without its own project.
 DEFAULT_PROJECT = "default"
 
 
@@ -47,12 +47,12 @@ class Principal:
     """The caller.
 
     Attributes:
-        name: of the user, service account or token; "public" without one.
-        project: the only one that this request may see and write; "*" = all.
-        scope: of ``store.tokens.SCOPES``.
+        name: user, service account or token; "public" without one.
+        project: the project that this request may see and write; "*" = all.
+        scope: one of ``store.tokens.SCOPES``.
         kind: user, account, token or public.
-        key: of the token or login, the same for all its requests; "" without one.
-        projects: of a user of several: those that a request may ask for, beside "*".
+        key: constant key of the token or login; "" without one.
+        projects: projects that a user of several may request, and "*".
     """
 
     name: str
@@ -68,16 +68,16 @@ class Principal:
 
     @property
     def has_several(self) -> bool:
-        """Whether its requests may be of several projects, so that links have to name theirs."""
+        """Whether its requests may have several projects, so that links must name one."""
         return self.project == "*" or len(self.projects) > 1
 
     def sees(self, project: str) -> bool:
-        """Whether a project is within its reach."""
+        """Whether it may access a project."""
         return self.project in ("*", project)
 
     @property
     def writes_to(self) -> str:
-        """The project of its pushes."""
+        """The project for its pushes."""
         return DEFAULT_PROJECT if self.project == "*" else self.project
 
 
@@ -85,21 +85,21 @@ PUBLIC = Principal("public", "*", "read")
 
 
 def actor_of(request: HTTPConnection) -> Actor:
-    """The caller, as the log of acts has it."""
+    """The caller, for the log of actions."""
     principal: Principal = request.state.principal
     return Actor(principal.name, principal.kind, client_of(request))
 
 
 def client_of(request: HTTPConnection) -> str:
-    """The address of who asks."""
+    """The client's address."""
     return request.client.host if request.client else ""
 
 
 def require(request: HTTPConnection, scope: str) -> Principal:
-    """The principal of a request, which has ``scope``.
+    """The principal of a request; requires ``scope``.
 
     Raises:
-        HTTPException: 401 without a token, 403 with one that may not.
+        HTTPException: 401 without a token, 403 without the scope.
     """
     principal: Principal | None = getattr(request.state, "principal", None)
     if principal is None or (principal is PUBLIC and not principal.may(scope)):
@@ -115,12 +115,12 @@ def require(request: HTTPConnection, scope: str) -> Principal:
 
 
 class Sessions:
-    """Logins of the pages: a signed cookie that names a token, which is looked up each time.
+    """Logins of the pages: a signed cookie names a token, which is looked up each time.
 
-    A user of the OpenID provider has a cookie with the secret of a login; that is looked up, too.
+    An OpenID user has a cookie with the secret of a login, which is also looked up.
 
     Attributes:
-        sign_on: the provider's users; None = tokens only.
+        sign_on: settings of the OpenID provider; None = tokens only.
     """
 
     def __init__(self, service: Any, sign_on: SignOn | None) -> None:
@@ -128,13 +128,13 @@ class Sessions:
         self._key = _key(Path(service.config.data) / "cookie.key")
 
     def cookie(self, token: Token, now: float) -> tuple[str, int]:
-        """The cookie of a token, and for how many seconds it is good."""
+        """The cookie of a token, and its lifetime in seconds."""
         until = min(now + SESSION_S, token.expires_at or float("inf"))
         text = f"{token.id}.{int(until)}"
         return f"{text}.{self._sign(text)}", max(0, int(until - now))
 
     def token(self, cookie: str, now: float) -> Token | None:
-        """The token of a cookie; None if the cookie or the token is no longer good."""
+        """The token of a cookie; None if the cookie or the token is invalid."""
         text, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
             return None
@@ -143,21 +143,21 @@ class Sessions:
         return token if token is not None and token.problem(now) is None else None
 
     def login(self, cookie: str, now: float) -> Login | None:
-        """The login of a cookie; None if it is no longer good."""
+        """The login of a cookie; None if it is invalid."""
         kind, _, secret = cookie.partition(".")
         if kind != _OF_LOGIN or self.sign_on is None:
             return None
         login = find_login(self._service.engine, secret, now)
-        # After the file has changed, another provider's word counts for nothing.
+        # If the settings file changed, logins of another provider are invalid.
         return login if login is not None and login.issuer == self.sign_on.issuer else None
 
     def principal(self, cookie: str, now: float, asked: str | None) -> Principal | None:
-        """The caller that has a cookie; None if it is no longer good.
+        """The caller of a cookie; None if it is invalid.
 
         Args:
-            cookie: of a token or login.
+            cookie: cookie of a token or login.
             now: seconds since 1970.
-            asked: the project that the request names, where a user has several.
+            asked: requested project of a user with several.
         """
         if not cookie.startswith(f"{_OF_LOGIN}."):
             token = self.token(cookie, now)
@@ -175,11 +175,11 @@ class Sessions:
         )
 
     def seal(self, text: str) -> str:
-        """A text that comes back in a cookie, signed for that purpose."""
+        """Sign a text for a cookie."""
         return f"{text}.{self._sign(f'sign-on {text}')}"
 
     def unseal(self, sealed: str) -> str | None:
-        """The text of :meth:`seal`; None for any other."""
+        """The text signed by :meth:`seal`; None if the signature is invalid."""
         text, _, signature = sealed.rpartition(".")
         good = hmac.compare_digest(signature.encode(), self._sign(f"sign-on {text}").encode())
         return text if good else None
@@ -189,26 +189,26 @@ class Sessions:
 
 
 class Authentication:
-    """Middleware that finds out who asks.
+    """Middleware that authenticates requests.
 
     Args:
-        app: the protected app.
-        service: has config, engine and clock.
-        sessions: the logins.
-        failures: takes the address of a client that sent a wrong token; seconds to wait, or 0.
+        app: protected application.
+        service: the service, with config, engine and clock.
+        sessions: logins of the pages.
+        failures: function of the address of a client with a wrong token: seconds to wait, or 0.
     """
 
     def __init__(self, app: ASGIApp, service: Any, sessions: Sessions, failures: Any) -> None:
         self.app, self._service, self._sessions, self._failures = app, service, sessions, failures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its principal, or refuse it."""
+        """Process a request with its principal, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         request = Request(scope)
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
-        if scope["path"] in PROBES:  # they say nothing of anybody, and have to answer without store
+        if scope["path"] in PROBES:  # they reveal nothing, and must work without the store
             state["principal"] = None
             await self.app(scope, receive, send)
             return
@@ -251,14 +251,14 @@ def _of(token: Token) -> Principal:
 
 
 def _check_write(request: Request, principal: Principal | None) -> None:
-    """Nobody writes without a token that may, whatever the path and whoever handles it."""
+    """Refuse writes without a permitted token, for every path."""
     writes = request.method not in SAFE_METHODS and request.scope["path"] not in OPEN_PATHS
     if writes and (principal is None or not principal.may("push")):
         require(request, "push")
 
 
 def refusal(request: Request, failures: Any, message: str) -> HTTPException:
-    """The answer to a wrong token: 401, or 429 where an address sends too many."""
+    """The response to a wrong token: 401, or 429 after too many from one address."""
     seconds = failures(client_of(request))
     if seconds:
         headers = {"Retry-After": str(int(seconds) + 1)}
@@ -267,16 +267,16 @@ def refusal(request: Request, failures: Any, message: str) -> HTTPException:
 
 
 def check_origin(request: Request, url: str) -> None:
-    """A form of another site must not act for who is logged in, nor log anybody in or out.
+    """Refuse forms of other sites, which must not act for a user, or log one in or out.
 
-    SameSite says so for the first, too; not all browsers send ``Sec-Fetch-Site``.
+    SameSite also prevents the former; not all browsers send ``Sec-Fetch-Site``.
 
     Args:
-        request: with a cookie, or for the login.
-        url: how users reach the service; a proxy may have changed the Host.
+        request: request with a cookie, or for the login.
+        url: public URL of the service, as a proxy may change the Host header.
 
     Raises:
-        HTTPException: 403, it comes from another site.
+        HTTPException: 403, the request comes from another site.
     """
     origin = request.headers.get("origin")
     own = (urlsplit(url).netloc, request.headers.get("host"))
@@ -289,7 +289,7 @@ def check_origin(request: Request, url: str) -> None:
 
 
 def _key(path: Path) -> bytes:
-    """The key that signs cookies, made at the first start; its file is its owner's only."""
+    """The key that signs cookies, created at the first start; only its owner can read the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -302,5 +302,5 @@ def _key(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
     if len(key) != 32:
-        raise MonitorError(f"{path} is damaged; remove it (everybody has to log in again)")
+        raise MonitorError(f"{path} is damaged; remove it (all users must log in again)")
     return key

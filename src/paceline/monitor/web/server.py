@@ -1,4 +1,4 @@
-"""uvicorn, with time limits for clients that never finish what they ask."""
+"""uvicorn with time limits for slow clients."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from paceline.monitor.config import Config
 from paceline.monitor.log import log
 from paceline.monitor.web.limits import Connections
 
-#: Time in which the headers of a request have to arrive.
+#: Time limit of a request's headers.
 HEADERS_S = 10.0
-#: Time in which a client has to read some of an answer.
+#: Time limit for a client to read a part of a response.
 UNREAD_S = 60.0
-#: Connections at a time; beyond, the answer is 503.
+#: Most concurrent connections; beyond, the status is 503.
 MAX_CONNECTIONS = 2000
-#: Time for the present work once the service is told to stop.
+#: Time for current requests when the service stops.
 STOP_S = 10
 
 
 class Impatient(H11Protocol):
-    """Ends connections whose request does not arrive (slow loris), or whose client does not read.
+    """Closes connections whose request does not arrive (slow loris) or whose client does not read.
 
-    uvicorn waits for ever. It also ends those that are too many of one address.
+    uvicorn itself waits forever. Excess connections of an address are closed, too.
 
     Attributes:
-        open: counts the connections of each address; those of one server share it.
+        open: shared counts of open connections per address.
     """
 
     open: Connections
-    _counted: str | None = None  # the address under which it is
+    _counted: str | None = None  # address of the connection
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
-    # uvicorn narrows the transport that asyncio declares, and so do we.
+    # Like uvicorn, narrow the transport type that asyncio declares.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it and start the clock, or end it."""
+        """Count the connection and start the clock, or close it."""
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         if not self.open.enter(address):
@@ -56,14 +56,14 @@ class Impatient(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock once the headers are there; start it for a next request."""
-        if self._counted is None:  # ended already: TLS may have read on
+        """Stop the clock once the headers have arrived; start it for the next request."""
+        if self._counted is None:  # already closed; TLS may have read on
             return
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clocks and the connection."""
+        """Stop the clocks and uncount the connection."""
         self._stop_watch()
         if self._counted is not None:
             self.open.leave(self._counted)
@@ -72,18 +72,18 @@ class Impatient(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read: start another clock."""
+        """Start the write clock, as the client does not read."""
         super().pause_writing()
         self._unread = self.loop.call_later(UNREAD_S, self._end, "slow reader")
 
     def resume_writing(self) -> None:
-        """It read."""
+        """Stop the write clock, as the client has read."""
         if self._unread is not None:
             self._unread.cancel()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing more was asked: end, soon even if the last answer is not read."""
+        """Close an idle connection, soon even if the last response is unread."""
         super().timeout_keep_alive_handler()
         self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
 
@@ -94,7 +94,7 @@ class Impatient(H11Protocol):
             self._deadline = self.loop.call_later(HEADERS_S, self._end, "slow headers")
 
     def _incomplete(self) -> bool:
-        """Whether more of a request has to come that no handler reads."""
+        """Whether a request is incomplete and no handler reads it."""
         answered = self.cycle is not None and self.cycle.response_complete
         state = self.conn.their_state
         return state is h11.IDLE or (state is h11.SEND_BODY and answered)
@@ -110,7 +110,7 @@ class Impatient(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Calls back once it accepts connections, and when it is about to stop."""
+    """A server with callbacks after its start and before its stop."""
 
     def __init__(
         self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None]
@@ -119,22 +119,22 @@ class _Server(uvicorn.Server):
         self._ready, self._stopping = ready, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then call ``ready``."""
         await super().startup(sockets)
         if self.started:
             await asyncio.to_thread(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams of news, for which uvicorn would wait."""
+        """End the event streams, for which uvicorn would wait."""
         self._stopping()
         await super().shutdown(sockets)
 
 
 def listen(config: Config) -> socket.socket:
-    """A listening socket at the settings' address.
+    """A listening socket at the configured address.
 
     Raises:
-        MonitorError: it cannot be had.
+        MonitorError: the address is unavailable.
     """
     host, port = config.address()
     listener: socket.socket | None = None
@@ -156,16 +156,16 @@ def listen(config: Config) -> socket.socket:
 def server_of(
     app: ASGIApp, config: Config, ready: Callable[[], None], stopping: Callable[[], None]
 ) -> uvicorn.Server:
-    """The server of an application, not yet running.
+    """The server of an application, not yet started.
 
     Args:
         app: the application.
-        config: its settings.
-        ready: called, in a thread, once connections are accepted.
-        stopping: called when no more are.
+        config: settings of the service.
+        ready: called in a thread once connections are accepted.
+        stopping: called when no more connections are accepted.
 
     Raises:
-        MonitorError: the certificate or its key is none.
+        MonitorError: the certificate or its key is invalid.
     """
     options: dict[str, Any] = {}
     if config.tls_cert:
@@ -189,7 +189,7 @@ def server_of(
         timeout_graceful_shutdown=STOP_S,
         **options,
     )
-    # Proxies that may name the caller: 127.0.0.1, or FORWARDED_ALLOW_IPS.
+    # Proxies trusted to name the client: 127.0.0.1, or FORWARDED_ALLOW_IPS.
     proxies: Any = ProxyHeadersMiddleware(app, settings.forwarded_allow_ips).trusted_hosts  # type: ignore[arg-type]  # its own ASGI types
     Limited.open = Connections(config.connections_per_address, proxies)
     return _Server(settings, ready, stopping)

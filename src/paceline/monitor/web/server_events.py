@@ -1,4 +1,4 @@
-"""Server-sent events: what changed, so that open pages fetch themselves again."""
+"""Server-sent events about changes, after which open pages refetch themselves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.routing import Route
 
 from paceline.monitor.web.security import require
 
-#: Age at which a stream ends, and the browser comes back: a token may have expired meanwhile.
+#: Age at which a stream ends and the browser reconnects, as a token may have expired.
 LIFE_S = 600.0
 
-#: Time without news after which a comment goes out, for proxies to keep the connection.
+#: Idle time before a comment is sent, so that proxies keep the connection.
 BEAT_S = 15.0
-#: Time after which the browser comes back when the connection breaks.
+#: Time until the browser reconnects after a broken connection.
 _RETRY_MS = 2000
 
 

@@ -1,4 +1,4 @@
-"""The login through an OpenID provider: there, back with a code, and a cookie in return."""
+"""The login through an OpenID provider: redirect, callback with a code, cookie."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from paceline.monitor.web.templating import render
 T = TypeVar("T")
 
 BEGIN, BACK = "/login/oidc", "/login/oidc/callback"
-#: The cookie between the two, and its life; only /login gets it.
+#: The cookie between redirect and callback, and its life; only /login receives it.
 PENDING, PENDING_S = "paceline_sign_on", 600
-#: Logins that may wait for the provider at a time: the pages do not wait with them.
+#: Most logins waiting for the provider at once, so that pages need not wait.
 _AT_A_TIME = 8
 _MAX_CHARACTERS = 200
 
 
 def routes(service: Any, sessions: Sessions, failures: Callable[[str], float]) -> list[Route]:
-    """``/login/oidc`` and its callback; none without a provider.
+    """Routes ``/login/oidc`` and its callback; none without a provider.
 
     Args:
-        service: has config, engine and clock.
-        sessions: know the settings of the sign-on.
-        failures: takes a client's address; seconds to wait, or 0.
+        service: the service, with config, engine and clock.
+        sessions: logins with the sign-on settings.
+        failures: function of a client's address: seconds to wait, or 0.
 
     Raises:
         MonitorError: a package is missing.
@@ -57,7 +57,7 @@ def routes(service: Any, sessions: Sessions, failures: Callable[[str], float]) -
             return await to_thread.run_sync(work, *args, limiter=limiter)
         except ProviderAway as error:
             log(logging.ERROR, "sign-on", reason=str(error))
-            text = f"{settings.name} cannot be reached; a token still logs you in, at /login"
+            text = f"{settings.name} cannot be reached; you can log in with a token at /login"
             raise HTTPException(503, text, {"Retry-After": "10"}) from None
 
     async def begin(request: Request) -> Response:
@@ -88,10 +88,10 @@ def routes(service: Any, sessions: Sessions, failures: Callable[[str], float]) -
         query, now = request.query_params, service.clock()
         pending = _unpacked(sessions.unseal(request.cookies.get(PENDING, "")))
         if pending is None or pending[4] <= now:
-            raise SignOnRefused("this login did not begin in this browser, or too long ago")
+            raise SignOnRefused("this login began in another browser, or too long ago")
         state, nonce, verifier, to, _ = pending
         if not secrets.compare_digest(query.get("state", "").encode(), state.encode()):
-            raise SignOnRefused("the answer is of another login (state)")
+            raise SignOnRefused("the answer belongs to another login (state)")
         await of_provider(provider.check_issuer, query.get("iss"))
         if "error" in query or not query.get("code"):
             raise SignOnRefused(f"it says {_plain(query.get('error', 'nothing'))}")
@@ -99,7 +99,8 @@ def routes(service: Any, sessions: Sessions, failures: Callable[[str], float]) -
         secret = await to_thread.run_sync(enter, claims, client_of(request), now)
         seconds = int(settings.hours * 3600)
         answer = RedirectResponse(to, 303)
-        # Lax: the browser comes from the provider's site, and Strict would hold the cookie back.
+        # Lax, because the browser returns from the provider's site and would withhold a Strict
+        # cookie.
         put_cookie(answer, request, COOKIE, f"u.{secret}", seconds)
         return answer
 
@@ -131,11 +132,11 @@ def _user_of(claims: dict[str, Any], settings: SignOn) -> str:
     """The user's name.
 
     Raises:
-        SignOnRefused: there is none, or it is an address that nobody has verified.
+        SignOnRefused: the name is missing, or is an unverified e-mail address.
     """
     name = claim(claims, settings.user_claim)
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_CHARACTERS or not name.isprintable():
-        raise SignOnRefused(f"it tells no {settings.user_claim}")
+        raise SignOnRefused(f"it sends no {settings.user_claim}")
     if settings.user_claim == "email" and claims.get("email_verified") is not True:
         raise SignOnRefused("it has not verified the e-mail address; user_claim may name another")
     return name
@@ -148,7 +149,7 @@ def _groups_of(claims: dict[str, Any], settings: SignOn) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A word of a query, which anybody may have written."""
+    """A query's text, cleaned because it is untrusted."""
     return "".join(c for c in text if c.isascii() and (c.isalnum() or c in "_-"))[:40]
 
 

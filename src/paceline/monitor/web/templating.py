@@ -1,4 +1,4 @@
-"""Templates, and how numbers and times read on the pages."""
+"""Templates, and the formats of numbers and times on the pages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
 def render(request: Request, template: str, /, *, code: int = 200, **context: Any) -> HTMLResponse:
-    """A page out of a template that extends ``base.html``.
+    """Render a page from a template that extends ``base.html``.
 
     Args:
-        request: asked by; its ``state.principal`` decides what the head of the page offers.
-        template: file in ``templates``.
+        request: the request, whose ``state.principal`` determines the page's navigation.
+        template: name of a file in ``templates``.
         code: HTTP status.
-        context: at least ``title``; ``active`` (Jobs, Fleet or Alerts), ``firing`` (alerts) and
-            ``news`` (kinds of the bus's messages that change the page) where they apply.
+        context: at least ``title``; optionally ``active`` (Jobs, Fleet or Alerts), ``firing``
+            (number of alerts) and ``news`` (kinds of messages that change the page).
     """
     principal = getattr(request.state, "principal", None)
     usual = {
@@ -41,13 +41,13 @@ def render(request: Request, template: str, /, *, code: int = 200, **context: An
         "nav_query": nav_query(principal),
     }
     html = _environment().get_template(template).render({**usual, **context})
-    # Names come from outside and may hold half a surrogate pair, which UTF-8 cannot say.
+    # External names may hold half a surrogate pair, which UTF-8 cannot encode.
     content = html.encode("utf-8", "replace")
     return HTMLResponse(content, code, headers={"Cache-Control": "no-store"})
 
 
 def nav_query(principal: Any) -> str:
-    """The query of links, so that a user of several projects stays in the one of this request."""
+    """The query of links, which keeps a user of several projects in the current one."""
     stays = principal is not None and len(principal.projects) > 1 and principal.project != "*"
     return f"?project={principal.project}" if stays else ""
 
@@ -78,7 +78,7 @@ def _environment() -> Environment:
 
 
 def _or_dash(form: Any) -> Any:
-    """The same for a value that may be missing."""
+    """The filter, with a dash for missing values."""
 
     def formed(value: float | None, *options: Any) -> str:
         return "–" if value is None or not math.isfinite(value) else str(form(value, *options))
@@ -87,7 +87,7 @@ def _or_dash(form: Any) -> Any:
 
 
 def cause(name: str | None) -> str:
-    """A cause in words, as in the report; a dash for none."""
+    """A cause in words, as in the report; a dash for None."""
     return CAUSES.get(name, name.capitalize()) if name else "–"
 
 
@@ -114,12 +114,12 @@ def ago(at: float | None, now: float) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Date and time, UTC."""
+    """Date and time in UTC."""
     return "–" if at is None else units.moment(at)
 
 
 def _version() -> str:
     try:
         return version("paceline")
-    except PackageNotFoundError:  # run from the source tree
+    except PackageNotFoundError:  # without installation
         return "(not installed)"

@@ -31,7 +31,7 @@ MAX_PICKLE_BYTES = 512 << 20
 #: The recorder stamps under a lock, so times go back only if the clock was set.
 MAX_BACK_NS = 1_000_000
 
-#: No call has more tensors or dimensions.
+#: Largest number of tensors or dimensions of a call.
 _MAX_TENSORS, _MAX_DIMENSIONS = 1 << 20, 64
 
 _RANK = re.compile(r"(\d{1,9})(?:\.(?:json|pkl|pickle|pt|bin|gz))*$", re.IGNORECASE)
@@ -167,7 +167,7 @@ def _row(path: Path, n: int, entry: Any) -> tuple[int, int, str, str, int, float
         duration_s = number(entry, "duration_ms", place) * 1e-3
         if duration_s < 0:
             raise TraceError(f"{place}: duration_ms is negative; is the file damaged?")
-    # "nccl:all_reduce": the backend says nothing of the call.
+    # "nccl:all_reduce": drop the backend.
     op = name.partition(":")[2] or name
     record = whole(entry, "record_id", place)
     return record, time_ns, op[:200], ":".join(group)[:200], _elements(sizes, place), duration_s

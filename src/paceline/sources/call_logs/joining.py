@@ -1,10 +1,10 @@
-"""Give the plugin's calls the begins and ends that profiles, or a recording of the hooks, have.
+"""Add begins and ends from profiles, or from a recording of the hooks, to the plugin's calls.
 
-Three clocks meet. The plugin's host times are the wall clock of the rank's host. A profile's times
-are the same wall clock as CUPTI and Kineto convert it. The hooks' times start at that wall clock
-when the job begins. From there on they follow the monotonic clock. The exchange of clocks gives
-them on rank 0's clock. So each rank's calls themselves show the offset between the plugin and the
-other file. The spread of the offset shows whether they are the same calls at all.
+Three clocks are involved. The plugin's host times are the wall clock of the rank's host. A
+profile's times are the same wall clock as CUPTI and Kineto convert it. The hooks' times start at
+that wall clock when the job begins. Afterwards they follow the monotonic clock. The exchange of
+clocks converts them to rank 0's clock. Hence only a rank's calls show the offset between the plugin
+and the other file. The spread of the offset shows whether they are the same calls at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.trace import OpKind, Trace
 SPREAD_S: Final = 2e-3
 #: Wall clocks of one host differ by less; beyond it, calls were matched by content alone.
 SAME_CLOCK_S: Final = 1.0
-#: The second-best match must be worse by this factor; else the right one is not known.
+#: The second-best match must be worse by this factor; otherwise the match is ambiguous.
 _WORSE: Final = 3.0
 #: Share of the recording's communication that must have a call of the plugin at its begin.
 _MOST: Final = 0.8
@@ -150,7 +150,7 @@ def _best(
             "run, recorded at the same time"
         )
     near = [place for place in places if abs(place[1]) <= SAME_CLOCK_S]
-    # If the clocks agree, they tell which of several like steps it is.
+    # If the clocks agree, they select one of several similar steps.
     ordered = sorted(near, key=lambda place: abs(place[1])) if near else sorted(places)[:2]
     spread_s, offset_s, rows = ordered[0]
     if not near and len(ordered) > 1 and ordered[1][0] < _WORSE * spread_s:

@@ -1,4 +1,4 @@
-"""Clocks of ranks compared by the calls that they made together, as NCCL's numbers tell.
+"""Comparison of the ranks' clocks by their common calls, which NCCL's numbers identify.
 
 A collective ends on all devices at about the same time. On the hosts it begins at about the same
 time, unless one runs ahead of its GPU.
@@ -17,11 +17,11 @@ Keys = dict[tuple[str, int], float]
 
 
 def clock_leads(calls: Mapping[int, Sequence[PluginCall]], *, timed: bool) -> dict[int, float]:
-    """Rank -> seconds by which its clock is ahead of the median rank's; 0 where nothing tells.
+    """Rank -> seconds by which its clock is ahead of the median rank's; 0 if unknown.
 
     Args:
-        calls: of each rank.
-        timed: compare the ends of those with times on the device, not the begins of all.
+        calls: calls of each rank.
+        timed: compare the ends of calls with device times instead of the begins of all calls.
     """
     times = {rank: _times(rows, timed) for rank, rows in calls.items()}
     leads: dict[int, float] = {}
@@ -45,7 +45,7 @@ def _times(rows: Sequence[PluginCall], timed: bool) -> dict[str, Keys]:
 
 
 def _reached(first: int, times: Mapping[int, Mapping[str, Keys]]) -> dict[int, float]:
-    """Rank -> lead over the first one, of those with which it has calls, directly or by others."""
+    """Rank -> lead over the first rank, for ranks connected with it by common calls."""
     members: dict[str, list[int]] = defaultdict(list)
     for rank, groups in times.items():
         for group in groups:

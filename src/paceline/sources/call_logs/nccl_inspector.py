@@ -54,7 +54,7 @@ _FAMILIES = ("coll", "p2p")
 
 @dataclass
 class _Calls:
-    """Calls as they are read: columns of equal length."""
+    """Calls read so far: columns of equal length."""
 
     process: list[int] = field(default_factory=list)
     communicator: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Calls:
     start_s: list[float] = field(default_factory=list)
     dump_s: list[float] = field(default_factory=list)
     duration_s: list[float] = field(default_factory=list)
-    #: Calls of a family are numbered apart; a process counts those of a communicator together.
+    #: Calls of each family are numbered separately, over all calls of a communicator in a process.
     sequence: list[int] = field(default_factory=list)
     has_start: list[bool] = field(default_factory=list)
     by_host: list[bool] = field(default_factory=list)
@@ -192,14 +192,14 @@ def _member(index: _Index, name: str, header: Mapping[str, Any], process: int, p
 def _pair(
     index: _Index, name: str, header: Mapping[str, Any], call: Mapping[str, Any], place: str
 ) -> int:
-    """The two ends of a send or recv as a communicator of their own: only they meet in it."""
+    """The two ends of a send or recv as a separate communicator."""
     ends = sorted((whole(header, "rank", place), whole(call, "p2p_peer", place)))
     pair = f"{name}:{ends[0]}-{ends[1]}"
     return index.communicators.setdefault(pair, len(index.communicators))
 
 
 def _start_s(call: Mapping[str, Any], family: str, place: str) -> float | None:
-    """Begin of its first kernel, or else of the host's call; None: neither is in the file."""
+    """Begin of its first kernel, or else of the host's call; None if the file has neither."""
     verbose = mapping(call, "event_trace_ts")
     kernels = verbose.get("kernel_events")
     starts = [

@@ -1,4 +1,4 @@
-"""The NICs of NCCL's channels, from the text that NCCL_DEBUG=INFO makes it write.
+"""The NICs of NCCL's channels, from its log with NCCL_DEBUG=INFO.
 
 One line a channel, peer and direction: ``HOST:PID:TID [DEV] NCCL INFO Channel 03/0 : 1[1] -> 9[1]
 [send] via NET/IB/3/GDRDMA`` (NVIDIA/nccl, ``src/transport/net.cc``, v2.27.3-1 to v2.30.7-1, and the
@@ -28,7 +28,7 @@ class ChannelNic:
 
     Attributes:
         host, pid: the process; the name has no dot.
-        channel: NCCL's.
+        channel: NCCL's channel.
         place, peer: both ends in NCCL's communicator, this process's first.
         is_send: the direction.
         nic: NCCL's name, such as "IB/3".
@@ -44,7 +44,7 @@ class ChannelNic:
 
 
 def read_channels(paths: Sequence[Path]) -> tuple[ChannelNic, ...]:
-    """All channels over a network that logs name.
+    """All network channels in the logs.
 
     Raises:
         TraceError: a file cannot be read, or none names a channel.

@@ -1,4 +1,4 @@
-"""Which of the processes that wrote into a folder are the ranks of one job, the latest there."""
+"""Selection of the processes in a folder that are the ranks of its latest job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.errors import TraceError
 from paceline.sources.call_logs.nccl_profiler import Process, read_processes
 from paceline.units import count, several
 
-#: Two processes of one rank run at the same time if they share more than this of the shorter one's
-#: time. A rank that began again on another host may overlap by as much as the two clocks differ.
+#: Two processes of one rank run at once if they share more than this part of the shorter one's
+#: time. A rank restarted on another host may overlap by the difference of the clocks.
 MAX_SHARED: Final = 0.5
-#: Ranks that a note names.
+#: Most ranks in a note.
 _NAMED: Final = 8
 
 
@@ -35,7 +35,7 @@ def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
 
 
 def _refuse_several_ranks(processes: Sequence[Process]) -> None:
-    """Refuse one process with several GPUs: its files do not tell these ranks apart."""
+    """Refuse a process with several GPUs, whose files do not distinguish its ranks."""
     for process in processes:
         places = {(name, rank) for name, rank, _ in process.communicators.values()}
         if len(places) > len({name for name, _ in places}):
@@ -46,7 +46,7 @@ def _refuse_several_ranks(processes: Sequence[Process]) -> None:
 
 
 def _latest_job(processes: Sequence[Process]) -> tuple[list[Process], list[str]]:
-    """The processes without those of jobs that had ended before the latest one began."""
+    """The processes, without jobs that ended before the latest one began."""
     jobs = _jobs(processes)
     latest = max(jobs, key=lambda job: max(_begun_ns(process) for process in job))
     first_ns = min(_span_ns(process)[0] for process in latest)
@@ -93,7 +93,7 @@ def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str
                 _refuse_two_at_once(rank, earlier, process)
                 again[rank] = None
             of_job[rank] = process
-        # A job that another one replaces loses all its ranks: no rank of it goes with the other's.
+        # A replaced job loses all its ranks, as ranks of two jobs do not belong together.
         for other in _jobs([*of_rank.values()]):
             replaced = {_rank(process) for process in other}
             if replaced & of_job.keys():
@@ -117,7 +117,7 @@ def _rank(process: Process) -> int:
 
 
 def _refuse_two_at_once(rank: int, earlier: Process, later: Process) -> None:
-    """Refuse the ranks of two jobs, and processes that were not told their rank."""
+    """Refuse ranks of two jobs, and processes without a rank."""
     if (earlier.meta.get("host"), earlier.meta["pid"]) == (
         later.meta.get("host"),
         later.meta["pid"],
@@ -141,7 +141,7 @@ def _begun_ns(process: Process) -> int:
 
 
 def _span_ns(process: Process) -> tuple[int, int]:
-    """The times of its first and last record; without one that of its begin."""
+    """The times of its first and last record; without records, that of its begin."""
     times = process.records["time_ns"]
     begun = _begun_ns(process)
     return (int(times.min()), int(times.max())) if len(times) else (begun, begun)

@@ -1,8 +1,8 @@
-"""Steps that the NCCL plugin marked, where it records one step in n: see ``native/sampling.c``.
+"""Steps marked by the NCCL plugin when it records one step in n: see ``native/sampling.c``.
 
-Of a step that is left out only the collective with which it begins is in the files, so that each
-step's begin is known. Before the first mark, and where marks have ended, all is recorded: there
-steps are counted on from the marks, as far as the calls repeat.
+Of a step that is left out, the files have only the first collective, so that each step's begin is
+known. Before the first mark and after the last one all calls are recorded. Steps there are counted
+from the marks, as far as the calls repeat.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _COLL, _CE_COLL = 1, 12
 
 @dataclass(frozen=True, eq=False)
 class StepMarks:
-    """The begins of a process's steps, ascending; of the last period that was found.
+    """The begins of a process's steps in the last period, ascending.
 
     Attributes:
-        handle: [step] of the collective with which it begins.
-        number: [step] the same on all ranks of the communicator that was counted.
-        is_whole: [step] whether all its records were made.
+        handle: [step] handle of its first collective.
+        number: [step] number, equal on all ranks of the counted communicator.
+        is_whole: [step] whether all its records were written.
         host_ns: [step] time when the host queued that collective.
-        calls: collectives of a step in that communicator.
-        every: each n-th step was recorded last; this is n.
+        calls: number of a step's collectives in that communicator.
+        every: n, if finally each n-th step was recorded.
         communicator: the process's number of that communicator.
     """
 
@@ -43,13 +43,13 @@ class StepMarks:
     communicator: int
 
     def step_of(self, host_ns: int) -> int:
-        """The whole step in which a call was queued; -1 where it was none."""
+        """The whole step in which a call was queued; -1 without one."""
         at = int(np.searchsorted(self.host_ns, host_ns, side="right")) - 1
         return int(self.number[at]) if at >= 0 and self.is_whole[at] else -1
 
 
 def step_marks(records: Records) -> StepMarks | None:
-    """The steps of a process; None where it recorded all of them."""
+    """The steps of a process; None if it recorded all steps."""
     marks = records[(records["what"] == _STEP) & (records["c"] > 0)]
     begins = marks[marks["d"] > 0]
     if not len(begins):
@@ -66,7 +66,7 @@ def step_marks(records: Records) -> StepMarks | None:
     own = own[np.argsort(own["time_ns"], kind="stable")]
     steps = _counted_on(own, marks, calls)
     order = sorted(steps, key=lambda number: steps[number][0])
-    # A new count, after calls that did not repeat, may meet old numbers.
+    # A new count after irregular calls may repeat old numbers.
     number = np.array(order, dtype=np.int64)
     later = number > np.maximum.accumulate(np.append(-1, number[:-1]))
     at = np.array([steps[one][0] for one in order], dtype=np.int64)[later]
@@ -102,7 +102,7 @@ def _counted_on(own: Records, marks: Records, calls: int) -> dict[int, tuple[int
     template = code[first : first + calls]
 
     def extend(number: int, first: int, direction: int, low: int, high: int) -> None:
-        """Add whole steps, one behind or before the other, while their calls are the template's."""
+        """Add whole steps, forwards or backwards, while their calls equal the template."""
         while number >= 0 and number not in steps and low <= first <= high - calls:
             if not np.array_equal(code[first : first + calls], template):
                 return

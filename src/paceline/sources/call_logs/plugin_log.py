@@ -15,8 +15,8 @@ from paceline.sources.call_logs.nccl_ranks import read_ranks
 from paceline.trace.calls import CallLog
 from paceline.units import seconds
 
-#: Ranks whose common calls are further apart have other clocks, by whether devices tell: these end
-#: a collective together. A host may queue its calls earlier than another.
+#: Largest offset between equal clocks, without and with device times. Devices end a collective
+#: together, but a host may queue its calls earlier than another.
 MAX_APART_S: Final = {True: 0.05, False: 1.0}
 
 
@@ -43,7 +43,7 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
 def _notes(
     processes: Collection[Process], calls: Mapping[int, Sequence[PluginCall]], timed: bool
 ) -> list[str]:
-    """Records that are missing, or not as they should be."""
+    """Notes on missing or damaged records."""
     notes = []
     n_without = sum(not row.on_device for rows in calls.values() for row in rows)
     if any(process.meta.get("abi") == 0 for process in processes):
@@ -71,7 +71,7 @@ def _notes(
 def _aligned(
     calls: Mapping[int, Sequence[PluginCall]], timed: bool
 ) -> tuple[Mapping[int, Sequence[PluginCall]], list[str]]:
-    """The calls on the clock of the median rank where clocks are far apart, and a note on it."""
+    """The calls on the median rank's clock if the clocks differ much, and a note."""
     leads = clock_leads(calls, timed=timed)
     apart_s = max(leads.values(), default=0.0) - min(leads.values(), default=0.0)
     if apart_s <= MAX_APART_S[timed]:

@@ -25,10 +25,10 @@ class Link:
     """One direction between two ranks.
 
     Attributes:
-        source, target: global ranks; -1 where the peer wrote no files.
+        source, target: global ranks; -1 if the peer wrote no files.
         told_by: the end whose proxy recorded it: "send" or "recv".
         operations: number of operations.
-        bytes_per_s: the median of operations.
+        bytes_per_s: median over operations.
         ratio: ``bytes_per_s`` over the median of all links that the same end recorded.
     """
 

@@ -1,9 +1,9 @@
-"""Network transfers of NCCL's proxy threads, told from their waits for the GPU and the peer.
+"""Network transfers of NCCL's proxy threads, separated from their waits for the GPU and the peer.
 
-A proxy moves an operation in steps, and tells NCCL's profiler when a step's wait changes (NCCL
+A proxy moves an operation in steps, and notifies NCCL's profiler when a step's wait changes (NCCL
 v2.30.7-1, ``src/transport/net.cc``). A send waits for the GPU (state 8), for the peer (20), then
-for the network (9) until the step stops. A recv waits for the data (10): for the sender and for the
-network, which it does not tell apart. So the network's time is that of the senders.
+for the network (9) until the step stops. A recv waits for the data (10), which combines the sender
+and the network. The network's time therefore comes from the senders.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Operations:
     """Proxy operations of all ranks whose steps were recorded.
 
     Attributes:
-        rank: [op] of the process whose proxy tells.
-        peer: [op] the rank at the other end; -1 where it wrote no files.
-        place, peer_place: [op] both in NCCL's communicator.
+        rank: [op] rank of the recording proxy's process.
+        peer: [op] the rank at the other end; -1 if it wrote no files.
+        place, peer_place: [op] ranks of both ends in NCCL's communicator.
         is_send: [op] the direction.
         channel: [op] NCCL's channel.
-        size: [op] bytes; steps: [op] how many.
-        network_s: [op] while at least one step was with the network; of a recv, with the network or
-            not sent yet.
+        size: [op] bytes; steps: [op] number of steps.
+        network_s: [op] time with at least one step in the network; for a recv in the network or not
+            yet sent.
         gpu_s, peer_s: [op] sum of the steps' waits for the GPU and for the peer.
     """
 
@@ -66,7 +66,7 @@ class Operations:
 
 
 def operations(processes: Mapping[int, Process]) -> Operations:
-    """Of all ranks; empty where events 4 were not recorded."""
+    """The operations of all ranks; empty if events 4 were not recorded."""
     places = {
         (name, place): rank
         for rank, process in processes.items()
@@ -121,7 +121,7 @@ def _of_rank(rank: int, process: Process, places: Mapping[tuple[int, int], int])
     order = np.lexsort((first, op))
     for group in np.split(order, np.flatnonzero(np.diff(op[order])) + 1):
         if not known[group].all():
-            continue  # of half an operation neither bytes nor time count
+            continue  # half an operation has neither valid bytes nor time
         row = begun[op[group[0]]]
         entry = process.communicators.get(int(row["communicator"]))
         if entry is None:
@@ -182,15 +182,15 @@ def _of_steps(records: npt.NDArray[np.void], what: int, state: int) -> npt.NDArr
 
 @dataclass(frozen=True)
 class PluginEvents:
-    """Transfers that NCCL's network plugin tells itself, of one rank, device and direction.
+    """Transfers recorded by NCCL's network plugin, of a rank, device and direction.
 
     Attributes:
-        rank: of the process.
+        rank: rank of the process.
         plugin: "IB", "Socket", or the identifier of another.
-        device: of those that make up one NIC of NCCL (two ports, say); -1 where it is not told.
+        device: one of the devices of NCCL's NIC (for example two ports); -1 if unknown.
         direction: "send", "recv", or "unknown".
-        events: how many ended; size: their bytes, 0 where they are not told.
-        bytes_per_s: median of events; NaN without bytes.
+        events: number of ended events; size: their bytes, 0 if unknown.
+        bytes_per_s: median over events; NaN without bytes.
     """
 
     rank: int
@@ -202,13 +202,13 @@ class PluginEvents:
     bytes_per_s: float
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The transfers as JSON values."""
         speed = None if np.isnan(self.bytes_per_s) else self.bytes_per_s
         return {**vars(self), "bytes_per_s": speed}
 
 
 def plugin_events(processes: Mapping[int, Process]) -> tuple[PluginEvents, ...]:
-    """Of all ranks; empty unless NCCL was built with NET_PROFILER=1 and events 7 were recorded."""
+    """The transfers of all ranks; needs an NCCL with NET_PROFILER=1, and events 7."""
     rows: list[PluginEvents] = []
     for rank, process in sorted(processes.items()):
         events = process.records[process.records["type"] == _NET]
@@ -221,7 +221,7 @@ def plugin_events(processes: Mapping[int, Process]) -> tuple[PluginEvents, ...]:
         for i, row in enumerate(begun):
             groups[_group(row, int(is_send[i]))].append(i)
         for (plugin, device, direction), chosen in sorted(groups.items()):
-            # InfiniBand's recvs have no length of their own.
+            # InfiniBand's recvs have no length.
             told = direction != "recv" or plugin != "IB"
             size = begun["b"][chosen].astype(float) if told else np.zeros(len(chosen))
             timed = (size > 0) & (seconds[chosen] > 0)
@@ -244,7 +244,7 @@ def _group(row: np.void, parent_sends: int) -> tuple[str, int, str]:
 
 
 def _parent_sends(process: Process, steps: npt.NDArray[np.void]) -> Ints:
-    """[step handle] 1: of a proxy operation that sends; 0: that receives; 2: not known."""
+    """[step handle] direction of its proxy operation: 1 sends, 0 receives, 2 unknown."""
     records = process.records[process.records["what"] == _START]
     step = records[records["type"] == _PROXY_STEP]
     op = records[records["type"] == _PROXY_OP]

@@ -62,7 +62,7 @@ def _begins_as_parquet(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
     except OSError:
-        return True  # pyarrow says why
+        return True  # pyarrow reports the error
 
 
 def _no_call_log(path: Path) -> str:

@@ -35,7 +35,7 @@ Basis = Literal["exact", "device", "host"]
 
 #: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
 _FIRST_FILE: Final = 1
-#: More than a step has sends of one rank to one other.
+#: More than a rank's sends to another in a step.
 _SENDS_OF_STEP: Final = 1 << 32
 #: A send's or recv's number in ``PluginCall.seq``.
 _NO_SEQ: Final = -1
@@ -51,11 +51,11 @@ class TimedCalls:
         op: [call] index into ``ops``.
         flow: [call] 1 for a send, -1 for a recv, 0 for a collective.
         number: [call] equal on all members of one call, among those of its group and op.
-        size: [call] bytes, as NCCL counts them (of one rank's part where ranks have parts).
+        size: [call] bytes as counted by NCCL (those of a rank's part if ranks have parts).
         host_s: [call] time when the host queued it, seconds since 1970 on the rank's clock.
-        start_s, end_s: [call] times in the sense of ``basis``; NaN where not known.
-        ops, groups: their names; recvs have the op of the sends that they meet.
-        members: [group] number of its ranks.
+        start_s, end_s: [call] times according to ``basis``; NaN if unknown.
+        ops, groups: their names; recvs have the op of their sends.
+        members: [group] number of ranks.
         basis: source of the times.
         notes: notes on inferred and missing facts.
     """
@@ -78,12 +78,12 @@ class TimedCalls:
     def with_times(
         self, start_s: Floats, end_s: Floats, *notes: str, basis: Basis = "exact"
     ) -> TimedCalls:
-        """The same calls with other times."""
+        """The calls with other times."""
         return replace(self, start_s=start_s, end_s=end_s, basis=basis, notes=(*self.notes, *notes))
 
 
 def read_folder(folder: Path) -> tuple[Mapping[int, Process], list[str]]:
-    """The plugin's processes that wrote into a folder, by rank, and notes.
+    """The plugin's processes in a folder, by rank, and notes.
 
     Raises:
         TraceError: there are no files, or :func:`read_ranks` raises it.
@@ -169,7 +169,7 @@ def _op(call: PluginCall) -> str:
 
 
 def _group(call: PluginCall) -> str:
-    """Name of a communicator; of sends the two ends in their direction."""
+    """Name of a communicator; for sends, the two ends in order of direction."""
     if call.seq != _NO_SEQ:
         return call.communicator
     ends = (call.place, call.peer) if _flow(call) > 0 else (call.peer, call.place)

@@ -157,7 +157,7 @@ def _signature(log: _Log, line: str, place: str) -> None:
 
 
 def _size(values: Mapping[str, str], place: str) -> int:
-    """Number of elements that a call takes, or else gives."""
+    """Number of a call's input elements, or else of its output."""
     for name in ("in_count", "in_counts", "in_splits", "out_count", "out_counts"):
         counts = [text for text in values.get(name, "").split(",") if text]
         total = sum(whole({name: text}, name, place) for text in counts)
@@ -173,7 +173,7 @@ def _communicator(log: _Log, line: str, place: str) -> None:
     values = _values(rest)
     if kind == "split":
         ranks = [text for text in values.get("ranks", "").split(",") if text]
-        if ranks:  # empty where this rank is in no child
+        if ranks:  # empty if this rank is in no child
             members = tuple(whole({"ranks": text}, "ranks", place) for text in ranks)
             log.members[values.get("child", "")] = members
         return
@@ -184,14 +184,14 @@ def _communicator(log: _Log, line: str, place: str) -> None:
 
 
 def _key(log: _Log, communicator: str) -> str:
-    """The name of a communicator, with its members where it was split from another."""
+    """The name of a communicator, with its members if it was split from another."""
     members = log.members.get(communicator)
     name = communicator[:120]
     return name if members is None else f"{name}[{','.join(map(str, members))}]"
 
 
 def _event(log: _Log, pending: dict[str, deque[int]], match: re.Match[str], place: str) -> None:
-    """A line of a call; ``pending`` has the calls of its signature that wait for S, and for E."""
+    """Parse a line of a call; ``pending`` has the calls of its signature that wait for S and E."""
     number_of, kind, at = match[1], match[2], float(match[3])
     if number_of not in log.signatures:
         raise TraceError(f"{place}: C{number_of} has no signature before it; is the file cut off?")

@@ -22,7 +22,7 @@ from paceline.sources.fields import number, optional_whole
 from paceline.sources.json_stream import JsonStream, head
 from paceline.sources.kineto.device import Work, work_of
 
-#: How ``ExecutionTraceObserver`` begins its JSON; the linker indents it anew.
+#: How ``ExecutionTraceObserver`` begins its JSON; the linker changes the indentation.
 _START = re.compile(r'\s*\{\s*"schema"\s*:\s*"\d[^"]*"\s*,\s*"pid"\s*:\s*\d+')
 #: Field of ``GlobalMetadata`` with its attributes, and of ``AttributeProto`` with the name.
 _ATTRIBUTE, _NAME = 2, 1

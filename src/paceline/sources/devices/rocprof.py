@@ -48,7 +48,7 @@ def read_devices(path: Path) -> Devices:
 
 
 def _read_json(path: Path, process: RocprofProcess) -> None:
-    """Keys that generateJSON.cpp writes; names and agents stand in front of the records."""
+    """Keys that generateJSON.cpp writes; names and agents precede the records."""
     kernels: dict[int, str] = {}
     ranges: dict[int, str] = {}
     for item in Records(path):
@@ -120,7 +120,7 @@ def _read_csv(path: Path, process: RocprofProcess) -> None:
 
 
 def _rows_beside(path: Path, what: str) -> Iterator[dict[str, str]]:
-    """The rows of the process' other CSV; none where it is absent."""
+    """The rows of the process's other CSV; empty if it is missing."""
     beside = path.with_name(path.name.replace("kernel_trace", what))
     if beside != path and beside.is_file():
         yield from _rows(beside)
@@ -150,7 +150,7 @@ def _handle(values: Mapping[str, Any], name: str) -> str:
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
-    """A whole number from 0, as JSON or text; -1 where there is none."""
+    """A whole number from 0, as JSON or text; -1 if missing."""
     value = values.get(name)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)

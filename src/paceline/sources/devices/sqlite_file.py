@@ -40,7 +40,7 @@ class SqliteFile:
             TraceError: SQLite cannot read the file.
         """
         self.path, self._not, self._advice = path, what_it_is_not, advice
-        #: Table -> its columns. Views are left out: what they select need not be there.
+        #: Table -> its columns, without views, which may select missing tables.
         self.columns: dict[str, set[str]] = {
             table: {str(row[1]) for row in self.rows(f'pragma table_info("{table}")')}
             for (table,) in self.rows("select name from sqlite_master where type = 'table'")
@@ -74,5 +74,5 @@ class SqliteFile:
 
 
 def whole_column(column: str, columns: set[str]) -> str:
-    """SQL of a column as a whole number; -1 where there is none."""
+    """SQL of a column as a whole number; -1 if it is missing."""
     return f'ifnull(cast("{column}" as int), -1)' if column in columns else "-1"

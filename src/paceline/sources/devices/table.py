@@ -49,7 +49,7 @@ class DeviceTable:
     def add(
         self, name: str, work: Work, start_ns: int, end_ns: int, stream: int, correlation: int
     ) -> None:
-        """Add an event; ``stream`` and ``correlation`` are -1 where the file has none.
+        """Add an event; ``stream`` and ``correlation`` are -1 if the file has none.
 
         Raises:
             TraceError: it ends before it starts, or has invalid times.

@@ -88,7 +88,7 @@ def _ends(profile: Profile) -> dict[_Key, float]:
     ends = {}
     for item in profile.collectives:
         if not item.group and len(profile.groups) != 1:
-            continue  # gloo does not say whose it is
+            continue  # gloo does not name the group
         group = groups.get(item.group, item.group)
         if item.seq >= 0:
             ends[group, "", item.seq] = item.end_s

@@ -1,7 +1,7 @@
 """Waits of FSDP2's streams, by the rules of its source, if no stream wait is recorded.
 
 Rules and names of ranges are those of torch 2.13 (``torch/distributed/fsdp/_fully_shard/``,
-``_fsdp_param_group.py`` and ``_fsdp_state.py``). No profile of FSDP2 on CUDA was at hand.
+``_fsdp_param_group.py`` and ``_fsdp_state.py``). No profile of FSDP2 on CUDA was available.
 """
 
 from __future__ import annotations

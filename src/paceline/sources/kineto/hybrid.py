@@ -43,7 +43,7 @@ def with_groups(profile: Profile) -> Profile:
     """The profile with the group of each collective, if it is of a hybrid-sharded job on the host.
 
     Raises:
-        TraceError: the groups cannot be told: the job is none of FSDP2, the mesh has other names,
+        TraceError: the groups are ambiguous: the job is none of FSDP2, the mesh has other names,
             or a collective that moves parameters or gradients was called outside of FSDP's ranges.
     """
     host, groups = profile.host, hybrid_groups(profile)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 #: Runs of kernels by launching thread are a guess, but their counts are checked.
 CERTAINTY_RUNS = 0.8
 
-#: With several chunks per stage, Megatron's interleaved order is assumed, too.
+#: With several chunks per stage, Megatron's interleaved order is also assumed.
 CERTAINTY_CHUNKS = 0.65
 
 #: Waits by the rules of one version of FSDP; the ranges of the profile name its units.

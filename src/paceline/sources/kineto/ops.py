@@ -73,7 +73,7 @@ def rank_ops(
 
     Raises:
         TraceError: the ranges are of a schedule that splits or overlaps passes. Or there are none,
-            and nothing else tells backwards from forwards.
+            and nothing else distinguishes backwards from forwards.
     """
     for named in profile.ranges:
         _check_action(named, profile)

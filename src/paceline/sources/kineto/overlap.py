@@ -93,7 +93,7 @@ def overlaps(ops: Sequence[RankOp]) -> bool:
 
 
 def overlapped_ops(ops_of: Mapping[int, Sequence[RankOp]]) -> dict[int, list[RankOp]]:
-    """Rank -> its ops, backwards cut where they launch buckets, with their places in the program.
+    """Rank -> its ops with their places in the program; backwards are cut at launches of buckets.
 
     A launch before the last kernel of a backward, in the order of the host, cuts it.
     """

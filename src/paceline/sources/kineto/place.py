@@ -44,7 +44,7 @@ def find_places(profiles: Sequence[Profile], job: Job | None) -> Places:
     """The place of each rank: from named process groups, the job, or the pipeline's ranges.
 
     Raises:
-        TraceError: ranks are missing or there twice, or their places cannot be told.
+        TraceError: ranks are missing or repeated, or their places are ambiguous.
     """
     _check_ranks(profiles)
     found = (

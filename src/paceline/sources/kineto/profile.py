@@ -107,7 +107,8 @@ class _Reader:
         self.copies: list[tuple[float, float]] = []
         self.copy_calls: list[tuple[int, int]] = []  # correlation and stream of each copy
         self.kernel_stream = array("i")
-        # Of each stream wait: the correlation of its call, its stream, the other, of the record.
+        # Of each stream wait: correlation of its call, its stream, the other stream, the record's
+        # correlation.
         self.waits: list[tuple[int, int, int, int]] = []
 
     def _annotation(self, event: Event, start_s: float, end_s: float) -> None:
@@ -178,7 +179,7 @@ class _Reader:
         call, stream = optional_whole(args.correlation), optional_whole(args.stream)
         other = optional_whole(args.wait_on_stream)
         record = optional_whole(args.wait_on_cuda_event_record_corr_id)
-        # An event that was recorded before the profile began holds nothing up.
+        # An event recorded before the profile began causes no wait.
         if None not in (call, stream, other, record):
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
 

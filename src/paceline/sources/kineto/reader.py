@@ -1,11 +1,11 @@
 """Kineto: Chrome traces of the PyTorch profiler, one file per rank.
 
-Three things tell the kind of an op. First come the ranges of ``torch.distributed.pipelining``.
-Without them the launching thread decides (forward: the main one, backward: autograd's), with the
-calls to send and receive. Steps are ``ProfilerStep#N``, else updates of the optimizer, else the
-period of the communication. Places in the job come from the names of the process groups in
-``distributedInfo``, or else from the job. See :mod:`paceline.sources.kineto.profile` for the
-format.
+Three sources determine the kind of an op. First come the ranges of
+``torch.distributed.pipelining``. Without them the launching thread decides (forward: the main one,
+backward: autograd's), with the calls to send and receive. Steps are ``ProfilerStep#N``, else
+updates of the optimizer, else the period of the communication. Places in the job come from the
+names of the process groups in ``distributedInfo``, or else from the job. See
+:mod:`paceline.sources.kineto.profile` for the format.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _bounds(
     calls += [(wait.wait_s, 1, n) for n, wait in enumerate(waits)]
     calls += [(event.launch_s, 2, n) for n, event in enumerate(events)]
     reached: dict[int, dict[int, int]] = {}  # stream -> other stream -> its event
-    recorded: dict[int, dict[int, int]] = {}  # wait -> what its record had reached
+    recorded: dict[int, dict[int, int]] = {}  # wait -> work covered by its record
     behind: dict[int, int] = {}
     before: dict[int, int] = {}
     open_on: dict[int, list[tuple[int, int]]] = {}  # stream -> (place, collective) not awaited

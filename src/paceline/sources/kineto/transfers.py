@@ -18,7 +18,7 @@ _PAIRS = (
 def with_direction(
     ops: Sequence[RankOp], rank: int, places: Places, unplaced: Counter[str]
 ) -> list[RankOp]:
-    """The ops of a rank; the stage of a transfer's peer tells forward from backward."""
+    """The ops of a rank; the stage of a transfer's peer distinguishes forward from backward."""
     told = []
     for op in ops:
         kind = op.kind if op.kind is not None else _direction(op, rank, places)

@@ -230,7 +230,7 @@ def check_any(spans: Spans, where: str) -> None:
     """Check that there is a span of a step or of its parts.
 
     Raises:
-        TraceError: there is none; the message says how to get them.
+        TraceError: there is no such span; the message explains how to get them.
     """
     if len(spans.table):
         return

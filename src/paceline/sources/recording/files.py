@@ -137,7 +137,7 @@ def torn_headers(folder: Path) -> list[str]:
                 blockfile.read_header(path)
         except blockfile.TornHeaderError:
             torn.append(path.name)
-        except (blockfile.BlockFileError, OSError):  # read_files tells of these
+        except (blockfile.BlockFileError, OSError):  # read_files reports these
             continue
     return [f"{len(torn)} files end within their header, left out ({torn[0]})"] if torn else []
 

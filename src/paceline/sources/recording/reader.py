@@ -29,7 +29,7 @@ from paceline.trace.step_blocks import (
 Ints = npt.NDArray[np.int64]
 
 
-#: Fields of an operation that tell its place in its worker's program.
+#: Fields of an operation with its place in its worker's program.
 PROGRAM = ("part", "issued", "awaited", "group")
 
 _PAIRS = (

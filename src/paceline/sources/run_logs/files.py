@@ -1,4 +1,4 @@
-"""Logs of a job -> its timeline; the content tells the format."""
+"""Logs of a job -> its timeline; the format is detected from the content."""
 
 from __future__ import annotations
 

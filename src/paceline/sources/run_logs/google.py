@@ -101,7 +101,7 @@ class _Reader:
         elif _STEP in payload:
             number = int(payload[_COUNT])
             if self._steps and number <= self._steps[-1][0]:
-                self._close()  # a restart that did not say so
+                self._close()  # an unannounced restart
             self._steps.append((number, float(payload[_STEP])))
         elif payload.get("event_type") in _CHECKPOINTS:
             kind, begin_key, seconds_key = _CHECKPOINTS[payload["event_type"]]

@@ -25,7 +25,7 @@ def read_mlperf_events(lines: Iterable[str], where: str) -> Timeline:
     """The timeline of one run.
 
     Raises:
-        TraceError: no line tells a step or a block.
+        TraceError: no line has a step or a block.
     """
     entries = [entry for line in lines if (entry := entry_of(line)) and "time_ms" in entry]
     try:

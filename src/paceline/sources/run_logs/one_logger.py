@@ -40,7 +40,7 @@ def read_one_logger(records: Iterable[Mapping[str, Any]], where: str) -> Timelin
     """A timeline of one file, which one start writes.
 
     Raises:
-        TraceError: a record is damaged, or none tells when iterations ended.
+        TraceError: a record is damaged, or none has the ends of iterations.
     """
     try:
         start = _start(list(records))

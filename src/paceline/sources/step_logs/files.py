@@ -35,7 +35,8 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
         path: a table (CSV, parquet, JSON lines), a log or metrics of a trainer, or a folder of
             TensorBoard's event files.
         pattern: pattern of a line, with named groups
-            (:mod:`paceline.sources.step_logs.lines`); None: the content tells the format.
+            (:mod:`paceline.sources.step_logs.lines`); None: the format is detected from the
+            content.
 
     Raises:
         TraceError: unreadable, damaged, or of no known format.

@@ -69,7 +69,7 @@ def columns_of(
     return {name: column[known] for name, column in columns.items()}
 
 
-#: Message where no metric is a step time.
+#: Message if no metric is a step time.
 BETWEEN = (
     "no metric is a step time, so a step takes the mean between two points, with evaluations and "
     "checkpoints between them"

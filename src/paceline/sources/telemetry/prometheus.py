@@ -111,7 +111,7 @@ def _of_page(
     taken_s = path.stat().st_mtime
     for name, labels, value, at_ms in _SERIES.findall(text):
         time_s = float(at_ms) * _MS if at_ms else taken_s
-        # Older exporters do not name the host: the file does.
+        # Older exporters do not name the host, so the file's name is used.
         told = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
         yield from _values(name, told, time_s, float(value), hangs)
 
@@ -123,7 +123,7 @@ def _values(
     value: float,
     hangs: dict[Gpu, tuple[float, float]],
 ) -> Iterator[tuple[Gpu, str, float, float]]:
-    """Rows of one value; the last one of a hanging rank is kept in ``hangs``."""
+    """Rows of a value; ``hangs`` keeps the last one of a hanging rank."""
     if not value < _BLANK:
         return
     if name == xpu_timer.FLOPS and xpu_timer.is_product(labels):

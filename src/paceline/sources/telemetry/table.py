@@ -81,8 +81,8 @@ class Telemetry:
     """Samples of GPUs.
 
     Attributes:
-        of: (GPU, metric) -> its samples.
-        notes: doubts of the reader.
+        of: (GPU, metric) -> samples.
+        notes: doubts about the files.
     """
 
     of: Mapping[tuple[Gpu, str], Samples]

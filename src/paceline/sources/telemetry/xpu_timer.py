@@ -56,7 +56,7 @@ def fastest(
 
 
 def hang_note(hangs: Mapping[Gpu, float]) -> str | None:
-    """The hanging GPUs, in words, from the last value of each GPU; None where nobody does.
+    """The hanging GPUs in words, from each GPU's last value; None without any.
 
     A kernel hangs from ``XPU_TIMER_HANG_TIMEOUT`` on, 300 s unless set.
     """

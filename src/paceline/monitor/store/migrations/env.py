@@ -1,4 +1,4 @@
-"""Alembic's way in: migrations run on the connection that ``database.upgrade`` opened."""
+"""Alembic's entry point: migrations run on the connection of ``database.upgrade``."""
 
 from alembic import context
 

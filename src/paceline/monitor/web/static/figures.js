@@ -92,7 +92,7 @@ const PacelineFigures = {};
     const describe = (r, c, value) => {
       if (!Number.isFinite(value)) return [`${stepsOf(c)}: no step time`, data.names[r]];
       const which = data.slowest ? `, rank ${whole(slowest(r, c))}` : "";
-      return [`${stepsOf(c)}: ${ratio(value)}${which}`, data.names[r], ...(data.restarts.includes(c) ? ["the job began again"] : [])];
+      return [`${stepsOf(c)}: ${ratio(value)}${which}`, data.names[r], ...(data.restarts.includes(c) ? ["restart of the job"] : [])];
     };
     const pick = (r, c) => {
       const there = new URL(location.href);

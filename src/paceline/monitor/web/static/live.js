@@ -2,17 +2,17 @@
 /* Keeps the page up to date: when the server says that something happened, the page is fetched
    again and the parts marked data-live that differ are replaced. Needs figures.js. */
 (() => {
-  const PAUSE_MS = 1500; // between two fetches, however much happens
+  const PAUSE_MS = 1500; // least pause between two fetches
   const SHARE = 5; // a fetch is followed by a pause of this multiple of its time
-  const MINUTE_MS = 60_000; // without news the page is fetched as often: "seen 2 min ago" grows old
-  const AGAIN_MS = 5000; // until a stream that the server refused is asked for again
+  const MINUTE_MS = 60_000; // refetch interval without news: "seen 2 min ago" becomes outdated
+  const AGAIN_MS = 5000; // retry interval of a stream that the server refused
   const source = new Map(); // id -> the part as the server sent it, before figures were drawn
   const parts = (page) => [...page.querySelectorAll("[data-live]")];
   const remember = (part) => source.set(part.id, part.outerHTML);
 
   const reachable = (part) => [...part.querySelectorAll("a[href], button, input, select, summary, [tabindex]")];
 
-  /** What has the focus in a part: where to find it again in the part that takes its place. */
+  /** Finds the focused element of a part again in the part that replaces it. */
   const focusOf = (part) => {
     const has = document.activeElement;
     if (!part.contains(has)) return () => undefined;
@@ -36,7 +36,7 @@
     for (const { id, value } of typed) if (fresh.querySelector(`#${id}`)) fresh.querySelector(`#${id}`).value = value;
     Paceline.hideTip();
     PacelineFigures.draw(fresh);
-    for (const id of open) document.getElementById(id)?.setAttribute("open", ""); // tables of figures, too
+    for (const id of open) document.getElementById(id)?.setAttribute("open", ""); // includes the figures' tables
     focusAgain(fresh);
   };
 
@@ -57,7 +57,7 @@
     const began = performance.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (answer.redirected) return location.reload(); // to the login: the token is no longer good
+      if (answer.redirected) return location.reload(); // to the login: the token is no longer valid
       if (answer.ok) parts(new DOMParser().parseFromString(await answer.text(), "text/html")).forEach(replace);
     } catch {
       /* the server is away; the stream says when it is back */
@@ -83,7 +83,7 @@
     stream.addEventListener("error", () => {
       lost = true;
       say("Connecting …", "lost");
-      if (mine.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      if (mine.readyState !== EventSource.CLOSED) return; // the browser reconnects itself
       refresh();
       setTimeout(() => stream === mine && !document.hidden && listen(), AGAIN_MS);
     });

@@ -1,4 +1,4 @@
-"""Events are of a start of their job; a job without an analysed session has no slowdown."""
+"""Events belong to a start of their job; a job without an analysed session has no slowdown."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,8 +10,8 @@ _OLD, _NEW = ["job_id", "kind", "step"], ["job_id", "kind", "start", "step"]
 
 
 def upgrade() -> None:
-    """Events that are there have no start: nobody knows which it was."""
-    with op.batch_alter_table("events") as events:  # SQLite makes the table anew
+    """Existing events get no start, as it is unknown."""
+    with op.batch_alter_table("events") as events:  # SQLite recreates the table
         events.add_column(sa.Column("start", sa.Integer(), nullable=True))
         events.drop_constraint("uq_events_job_id_kind_step", type_="unique")
         events.create_unique_constraint("uq_events_job_id_kind_start_step", _NEW)
@@ -23,7 +23,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Of events of several starts at one step the first stays."""
+    """Keep the first of several starts' events at one step."""
     op.execute(
         "DELETE FROM events WHERE id NOT IN "
         "(SELECT MIN(id) FROM events GROUP BY job_id, kind, step)"

@@ -1,4 +1,4 @@
-"""A store has a name, which its data folder and its bucket know; a silence says whose it is."""
+"""A store has a name, which its data folder and bucket also keep; a silence has its creator."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """The service names the store at its next start; nobody knows whose old silences are."""
+    """The service names the store at its next start; old silences have no creator."""
     op.add_column("silences", sa.Column("who", sa.Text(), nullable=True))
     op.create_table(
         "stores",
@@ -21,7 +21,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the names."""
+    """Drop the names."""
     with op.batch_alter_table("silences") as silences:
         silences.drop_column("who")
     op.drop_table("stores")

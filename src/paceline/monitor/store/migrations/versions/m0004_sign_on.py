@@ -1,18 +1,18 @@
-"""Logins of the OpenID provider's users, service accounts, and a log of who did what."""
+"""Logins of the OpenID provider's users, service accounts, and a log of actions."""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-#: Versions that do not know it can use the tables.
+#: Older versions can use the tables.
 additive = True
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Nobody knows who made the tokens that are there."""
+    """Existing tokens have no known creator."""
     op.create_table(
         "accounts",
         sa.Column("id", _ID, nullable=False),
@@ -61,7 +61,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Tokens of service accounts stay, as tokens of persons."""
+    """Tokens of service accounts become tokens of persons."""
     op.drop_table("audit")
     op.drop_table("logins")
     with op.batch_alter_table("tokens") as tokens:

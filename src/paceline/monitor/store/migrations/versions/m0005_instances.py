@@ -5,7 +5,7 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-#: Versions that do not know it can use the tables.
+#: Older versions can use the tables.
 additive = True
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -25,7 +25,7 @@ def _of_job(table: str) -> sa.ForeignKeyConstraint:
 
 
 def upgrade() -> None:
-    """Of alerts that fire twice the first goes on."""
+    """Keep the first of alerts that fire twice."""
     op.add_column("stores", sa.Column("several", sa.Boolean(), nullable=True))
     op.add_column("sessions", sa.Column("worker", sa.Text(), nullable=True))
     op.add_column("sessions", sa.Column("next_at", sa.Float(), nullable=True))

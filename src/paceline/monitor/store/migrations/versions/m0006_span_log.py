@@ -1,11 +1,11 @@
-"""Instances share the spans that are no session yet."""
+"""Instances share spans that belong to no session yet."""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-#: Versions that do not know it can use the tables.
+#: Older versions can use the tables.
 additive = True
 
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")

@@ -1,11 +1,11 @@
-"""An alert has its hosts in a column, and says who acknowledged it."""
+"""An alert has columns for its hosts and its acknowledgement."""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0007"
 down_revision = "0006"
-#: Versions that do not know it can use the tables.
+#: Older versions can use the tables.
 additive = True
 
 _COLUMNS = (
@@ -18,7 +18,7 @@ _COLUMNS = (
 
 
 def upgrade() -> None:
-    """Hosts were the last phrase of a place."""
+    """Take the hosts from the last phrase of the place."""
     for name, kind in _COLUMNS:
         op.add_column("alerts", sa.Column(name, kind, nullable=True))
     alerts = sa.table("alerts", sa.column("id", sa.Integer), sa.column("place"), sa.column("hosts"))
