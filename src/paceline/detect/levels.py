@@ -15,14 +15,48 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.cycles import (
-    CYCLE_SAMPLES,
-    MAX_PERIOD,
-    cycle_spread,
-    find_cycle,
-    logarithms,
+from paceline.detect.columns import (
+    AGE,
+    BURST_AT,
+    BURST_LEN,
+    BURSTS,
+    HEALTHY_S,
+    HOLD,
+    INITIAL,
+    LEVEL_S,
+    LOST_S,
+    MEAN,
+    MIDDLE_S,
+    MISSING,
+    OUT_BEFORE,
+    OUT_FACTOR,
+    OUT_HEALTHY,
+    OUT_KIND,
+    OUT_LOST,
+    OUT_RANK,
+    OUT_SINCE,
+    PAUSED,
+    QUANTUM_S,
+    RING,
+    RISEN,
+    RISEN_AT,
+    RISEN_FROM_S,
+    SEEN,
+    SETTLE,
+    SINCE,
+    SINCE_STEP,
+    SLOW,
+    SPENT_S,
+    STRAY,
+    SWING,
+    SWING_AT,
+    SWING_LEN,
+    SWINGS,
+    WINDOWS,
 )
-from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
+from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
+from paceline.detect.limits import PAUSE, SILENT_AFTER
+from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
 from paceline.detect.samples import FEWEST, is_ramp, middle_mean, quantum
 from paceline.jit import compiled
 from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
@@ -38,15 +72,11 @@ INTERPRETED_SAMPLES = 2_000
 #: as long as its input is prefetched.
 EARLY, APART = 15, 0.9
 
-#: Steps of the windows (odd).
-WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
 #: Standard deviations of each window's median on top of the threshold: a level of 8% is not taken
 #: for one of 10%. Short windows are looked at more often, so they must be surer than long ones.
 SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
 #: Spreads that a level differs by in any case: noise above the threshold is no change.
 STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
-#: Samples that are remembered, and of which the median is the level at most.
-RING = ANCHOR_STEPS
 #: Samples after which a level is estimated anew, and the share by which it moves with each sample
 #: later on: 10% in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
@@ -60,8 +90,6 @@ HEALTHY = 0.05
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
 #: After a restart no verdict before this many samples show no trend, nor later than the second.
 SETTLED, SETTLE_MOST = 6, 24
-#: Pairs of samples that odd and even steps are compared in, and the difference that counts.
-PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
 #: A level up to this share higher that goes back within these samples is a swing. After one, no
@@ -78,24 +106,6 @@ YOUNG = 128
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
 #: INITIAL's answer for a level that goes up a ramp; MIDDLE_S is then the level last told.
 ON_RAMP = 2
-
-# Columns of ``floats``: seconds, and shares.
-(
-    HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
-    STRAY,
-) = range(11)  # fmt: skip
-CYCLE = STRAY + len(WINDOWS)
-MEAN = CYCLE + MAX_PERIOD
-N_FLOATS = MEAN + 1
-# Columns of ``wholes``.
-(
-    SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
-    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD,
-) = range(18)  # fmt: skip
-N_WHOLES = PERIOD + 1
-# Columns of ``out``.
-OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
-N_OUT = 7
 
 
 def advance(
@@ -247,79 +257,6 @@ def settle(y: Floats, f: Any, w: Any) -> bool:
         return False
     w[SETTLE] = 0
     return True
-
-
-def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
-    """Logarithm of how much longer odd steps take than even ones, where they alternate.
-
-    Neighbours are compared, so that a change of level does not matter.
-    """
-    up, down = np.empty(PAIR_SAMPLES), np.empty(PAIR_SAMPLES)
-    n_up = n_down = 0
-    for k in range(min(PAIR_SAMPLES, n - 1)):
-        a, b = (seen - 1 - k) % RING, (seen - 2 - k) % RING
-        if number[a] != number[b] + 1 or ring[a] <= 0 or ring[b] <= 0:
-            continue
-        ratio = math.log(float(ring[a]) / float(ring[b]))
-        if number[a] & 1:
-            up[n_up] = ratio
-            n_up += 1
-        else:
-            down[n_down] = -ratio
-            n_down += 1
-    if n_up < PAIR_SAMPLES // 4 or n_down < PAIR_SAMPLES // 4:
-        return
-    rise, fall = np.median(up[:n_up]), np.median(down[:n_down])
-    odd = float((rise + fall) / 2)
-    spread = SIGMA_OF_MAD * max(
-        np.median(np.abs(up[:n_up] - rise)), np.median(np.abs(down[:n_down] - fall))
-    )
-    if abs(odd) < PAIR_SHARE + spread or abs(rise - fall) > abs(odd):
-        odd = 0.0
-    if abs(odd - f[ODD]) > PAIR_SHARE:
-        f[ODD] = odd
-    else:
-        f[ODD] += 0.2 * (odd - f[ODD])
-
-
-def learn_cycle(ring: Any, number: Any, n: int, f: Any, w: Any) -> None:
-    """Learn which steps of a cycle take longer; the levels go on as the new cycle has them."""
-    v = np.empty(CYCLE_SAMPLES)
-    count = logarithms(ring, number, n, w[SEEN], v)
-    shares = f[CYCLE : CYCLE + MAX_PERIOD].copy()
-    period = find_cycle(v, count, number[(w[SEEN] - 1) % RING], w[PERIOD], shares)
-    is_other = period != w[PERIOD]
-    before = cycled_median(ring, number, count, f, w) if is_other else 1.0
-    w[PERIOD] = period
-    f[CYCLE : CYCLE + MAX_PERIOD] = shares
-    if not is_other or np.isnan(f[LEVEL_S]):
-        return
-    ratio = cycled_median(ring, number, count, f, w) / before
-    for column in (HEALTHY_S, LEVEL_S, MIDDLE_S, RISEN_FROM_S):
-        f[column] *= ratio
-    if not w[SLOW]:
-        f[STRAY : STRAY + len(WINDOWS)] = np.nan
-
-
-def cycled_median(ring: Any, number: Any, count: int, f: Any, w: Any) -> float:
-    """The median of the newest samples on one level."""
-    place = np.empty(MAX_PERIOD)
-    period = places(f, w, place)
-    y = np.empty(max(1, count))
-    for k in range(len(y)):
-        row = (w[SEEN] - 1 - k) % RING
-        y[k] = float(ring[row]) * place[number[row] % period]
-    return float(np.median(y))
-
-
-def places(f: Any, w: Any, place: Floats) -> int:
-    """Write what brings a step to the common level, by its number modulo the period returned."""
-    if w[PERIOD] > 0:
-        for j in range(w[PERIOD]):
-            place[j] = math.exp(-f[CYCLE + j])
-        return int(w[PERIOD])
-    place[0], place[1] = math.exp(f[ODD] / 2), math.exp(-f[ODD] / 2)
-    return 2
 
 
 def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
