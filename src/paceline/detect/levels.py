@@ -58,6 +58,14 @@ from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarit
 from paceline.detect.limits import PAUSE, SILENT_AFTER
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
 from paceline.detect.samples import FEWEST, is_ramp, middle_mean, quantum
+from paceline.detect.warm_up import (
+    APART,
+    is_falling,
+    is_gradual,
+    is_settled,
+    level_samples,
+    settled_samples,
+)
 from paceline.jit import compiled
 from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
@@ -67,10 +75,9 @@ Floats = npt.NDArray[np.float64]
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
 
-#: Samples that are a healthy level at least where the rank becomes slow within its warm-up, and the
-#: share of either level's samples on its side of the middle. The first steps of a job may be fast,
-#: as long as its input is prefetched.
-EARLY, APART = 15, 0.9
+#: Samples that are a healthy level at least where the rank becomes slow within its warm-up. The
+#: first steps of a job may be fast, as long as its input is prefetched.
+EARLY = 15
 
 #: Standard deviations of each window's median on top of the threshold: a level of 8% is not taken
 #: for one of 10%. Short windows are looked at more often, so they must be surer than long ones.
@@ -88,8 +95,6 @@ LOW_OF, LOW = 9, 7
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
-#: After a restart no verdict before this many samples show no trend, nor later than the second.
-SETTLED, SETTLE_MOST = 6, 24
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
 #: A level up to this share higher that goes back within these samples is a swing. After one, no
@@ -160,7 +165,8 @@ def advance(
         evidence[rank, at] = is_evidence
         if w[SEEN] < warm_up:
             continue
-        if w[SEEN] == warm_up:  # a restart before there is a level needs no rule of its own
+        is_first = bool(np.isnan(f[LEVEL_S]))
+        if is_first:  # a restart before there is a level needs no rule of its own
             w[SETTLE] = 0
         if w[SEEN] == warm_up or (w[SEEN] % LEVEL_EVERY == 0 and w[SEEN] > warm_up):
             learn_pairs(ring[rank], number[rank], n, w[SEEN], f)
@@ -170,18 +176,26 @@ def advance(
             row = (w[SEEN] - 1 - k) % RING
             y[k] = float(ring[rank, row]) * place[number[rank, row] % period]
             ok[k] = evidence[rank, row]
+        if is_first:
+            count = level_samples(y, n, threshold)
+            if count == 0 and n < RING:
+                continue
+            n = w[AGE] = max(count, min(n, EARLY))
         if w[SETTLE] > 0:
-            if settle(y, f, w):
-                for k in range(min(SETTLED, n)):
+            w[SETTLE] += 1
+            stray = f[STRAY] if f[STRAY] == f[STRAY] else 0.0
+            if is_settled(y, w[SETTLE] - 1, stray, f[HEALTHY_S] * (1 + threshold)):
+                count = settled_samples(y, min(n, w[SETTLE] - 1), threshold / 2)
+                w[SETTLE] = 0
+                for k in range(count):
                     row = (w[SEEN] - 1 - k) % RING
                     evidence[rank, row] = ok[k] = 1
-                w[AGE] = min(w[AGE], SETTLED)  # what came before it settled is no level
+                w[AGE] = min(w[AGE], count)  # what came before it settled is no level
                 if w[INITIAL] == 1:  # the level is that from before the restart, not these samples
                     w[INITIAL] = 0
             else:
                 continue
-        follow_level(y, n, warm_up, is_evidence, f, w)
-        is_first = w[SEEN] == warm_up
+        follow_level(y, n, is_first, is_evidence, f, w)
         if is_first:
             f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
         elif y[0] <= PAUSE * f[LEVEL_S]:
@@ -190,18 +204,22 @@ def advance(
                 f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
             else:
                 f[MEAN] += (y[0] / f[MIDDLE_S] - f[MEAN]) / n
-        window = early_rise(y, n, warm_up, threshold, f, w) if is_first else 0
-        if w[SEEN] > warm_up or window != 0:
+        window = early_rise(y, n, threshold, f, w) if is_first else 0
+        if not is_first or window != 0:
             if not is_first:
                 window = changed(y, ok, n, threshold, f, w)
             kind = -1
             if window != 0:
+                was_slow = w[SLOW]
                 kind, since, factor, before = change(
                     window, y, n, w[SEEN] - warm_up, threshold, scale, number[rank], f, w
                 )
                 if kind == WORSENING and is_ramp(y, n, w[AGE]):  # told once, when it is over
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
+                if kind == FASTER and not was_slow and was_warm_up(y, n, warm_up, w):
+                    kind = -1
+                    f[STRAY : STRAY + len(WINDOWS)] = np.nan
             elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n, 0):
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
                 factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
@@ -217,7 +235,7 @@ def advance(
                 n_out += 1
                 if not w[SLOW]:
                     f[LOST_S] = f[SPENT_S] = 0.0
-        learn_noise(y, n, warm_up, f, w)
+        learn_noise(y, n, is_first, f, w)
     return n_out
 
 
@@ -245,24 +263,10 @@ def judged(x: float, f: Any, w: Any) -> bool:
     return True
 
 
-def settle(y: Floats, f: Any, w: Any) -> bool:
-    """After a restart: whether the job has settled, as the last samples show no trend."""
-    w[SETTLE] += 1
-    samples = w[SETTLE] - 1
-    if samples < SETTLED:
-        return False
-    late, early = np.median(y[:3]), np.median(y[3:SETTLED])
-    stray = f[STRAY] if f[STRAY] == f[STRAY] else 0.0
-    if abs(late / early - 1) > max(0.02, 3 * stray) and samples < SETTLE_MOST:
-        return False
-    w[SETTLE] = 0
-    return True
-
-
-def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
+def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w: Any) -> None:
     """The level: the median of its first samples, later a slow drift."""
     age, seen = w[AGE], w[SEEN]
-    if seen == warm_up:
+    if is_first:
         f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = np.median(y[:n])
         f[QUANTUM_S] = quantum(y[:n])
         w[INITIAL] = 1
@@ -320,7 +324,7 @@ def mean_share(y: Floats, level: float) -> float:
     return float(np.mean(y[y <= PAUSE * level]) / level)
 
 
-def early_rise(y: Floats, n: int, warm_up: int, threshold: float, f: Any, w: Any) -> int:
+def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
     """Samples since the rank became slow within its warm-up; 0 = it did not, or it is not sure.
 
     The samples before are then the healthy level and its noise.
@@ -343,7 +347,7 @@ def early_rise(y: Floats, n: int, warm_up: int, threshold: float, f: Any, w: Any
     f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = early
     f[MEAN] = mean_share(y[count:n], early)
     w[AGE] = n - count
-    learn_noise(y[count:n], n - count, warm_up, f, w)
+    learn_noise(y[count:n], n - count, True, f, w)
     w[AGE] = n
     return count
 
@@ -429,6 +433,12 @@ def change(
     return FASTER, since, new / healthy, before
 
 
+def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
+    """Whether a fall to the level that has just begun ended the job's warm-up."""
+    begin = w[SEEN] - w[AGE]
+    return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
+
+
 def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
     """Note a small rise that went back soon: how high it was, and how long."""
     at = w[SEEN] - count
@@ -480,14 +490,14 @@ def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, le
     return count
 
 
-def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
+def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
     """How far medians of w samples stray from the median of the last samples of the level."""
     seen, age = w[SEEN], w[AGE]
     if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
         f[MIDDLE_S] = np.median(y[: min(n, age)])
     for i in range(len(WINDOWS)):
         window = WINDOWS[i]
-        if n < window + 10 or (seen % window and seen != warm_up):
+        if n < window + 10 or (seen % window and not is_first):
             continue
         if np.isnan(f[STRAY + i]):
             if age < window + 10:  # samples of another level are no noise
@@ -524,7 +534,9 @@ def compiled_advance() -> Callable[..., int]:
 
     for helper in (
         *(logarithms, cycle_spread, find_cycle, places, cycled_median, learn_cycle),
-        *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
+        *(is_falling, is_gradual, is_settled, level_samples, settled_samples),
+        was_warm_up,
+        *(write, judged, learn_pairs, follow_level, quantum, bar, changed, is_sure),
         *(
             mean_share,
             early_rise,
