@@ -420,3 +420,11 @@ def test_a_run_that_is_slow_from_its_first_step_is_told(capsys, tmp_path):
     assert out.startswith("slow from the start: 1.08x as long as the median of 2 earlier runs")
     for other in (series("usual", 1.01), series("resumed", 1.08, first=500)):
         assert "slow from the start" not in said(capsys, other, "--like", *like)[1]
+
+
+def test_a_file_that_ends_in_its_warm_up_is_not_called_healthy(tmp_path, capsys):
+    path = tmp_path / "steps.csv"
+    rows = [f"{step},0,{4 - 3 * step / 119}" for step in range(120)]
+    path.write_text("\n".join(["step,rank,duration_s", *rows]) + "\n")
+    assert run(["detect", str(path)]) == 0
+    assert "0 fail-slows, not judged (its steps become shorter still)" in capsys.readouterr().out

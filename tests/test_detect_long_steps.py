@@ -30,6 +30,35 @@ def test_regular_ones_have_their_period_and_cost(every, in_a_row, factor):
     assert f"every {every} steps" in found.explain()
 
 
+@pytest.mark.parametrize(("n", "every"), [(20_000, 1000), (20_000, 5000), (4000, 1000)])
+def test_rare_ones_that_keep_a_beat_are_found_beside_spikes(n, every):
+    """A checkpoint every 1,000 steps, of 8 steps in the mean, costs less than 1%."""
+    rng = np.random.default_rng(5)
+    x = np.exp(rng.normal(0, 0.02, n))
+    at = np.arange(every - 1, n, every)
+    x[at] += every / 1000 * (3 + rng.exponential(5, len(at)))
+    x[0] += 60  # compiles
+    spikes = rng.random(n) < 0.001
+    spikes[0] = False
+    x[spikes] *= 1.4
+    found = long_steps(x)
+    assert (found.every, found.in_a_row, found.of) == (every, 1, n)
+    assert abs(found.rows - len(at)) <= 1
+    assert found.lost_s == pytest.approx(x[at].sum() - len(at), rel=0.1)
+    assert found.lost_share < 0.01
+    x[at[3:]] = 1.0  # three are none
+    assert long_steps(x) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rare_spikes_at_random_keep_no_beat(seed):
+    rng = np.random.default_rng(seed)
+    x = np.exp(rng.normal(0, 0.02, 20_000))
+    x[rng.random(len(x)) < rng.uniform(0.0003, 0.003)] *= rng.uniform(2, 20)
+    found = long_steps(x)
+    assert found is None or found.every is None
+
+
 def test_irregular_ones_have_no_period():
     is_long = np.random.default_rng(1).random(N) < 0.1
     found = long_steps(log(is_long, 2.0))
@@ -73,6 +102,8 @@ def test_real_runs_that_validate_every_so_often_show_it():
     (every_five,) = [each for name, each in told.items() if "val_every_five_before" in name]
     assert every_five.every == 5
     assert every_five.rows / every_five.of == pytest.approx(0.2, abs=0.005)
+    rare = [each.every for name, each in told.items() if "noallreduce" in name]
+    assert set(rare) == {125}  # val_loss_every of its script
     assert all("result_" not in name for name in told)  # MLPerf: the clock stops in evaluations
 
 

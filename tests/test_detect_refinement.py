@@ -8,9 +8,9 @@ import pytest
 from paceline import Detector
 from paceline.cli.main import run
 from paceline.detect.bocd import Bocd
+from paceline.detect.columns import AGE, CYCLE, N_FLOATS, N_WHOLES, STRAY
 from paceline.detect.estimate import estimate
 from paceline.detect.job import job_events
-from paceline.detect.levels import AGE, CYCLE, N_FLOATS, N_WHOLES, STRAY
 from paceline.detect.refinement import Refinement
 
 

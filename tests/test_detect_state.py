@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from paceline.detect.columns import N_FLOATS, N_WHOLES
 from paceline.detect.detector import Detector
-from paceline.detect.levels import N_FLOATS, N_WHOLES
 from paceline.detect.state import ArrayField, StateReader
 from paceline.errors import StateError
 

@@ -300,6 +300,23 @@ def test_weights_and_biases(tmp_path):
         load_step_log(chart)
 
 
+def test_the_header_of_a_weights_and_biases_export_with_sections(tmp_path):
+    """The form of real headers (wandb/wandb issue 5349); of several runs, each has its columns."""
+    chart = tmp_path / "chart.csv"
+
+    def columns(*runs, metric="Train Loss Dict/loss"):
+        own = [f"{run} - {metric}" for run in runs]
+        return ",".join(f'"{c}","{c}__MIN","{c}__MAX"' for c in own)
+
+    chart.write_text(f'"Step",{columns("PROPS-NeRF-ablate-19", "PROPS-NeRF-ablate-18")}\n')
+    with pytest.raises(TraceError, match="has no step times"):
+        load_step_log(chart)
+    rows = [f'"{i}","{s}","{s}","{s}"' for i, s in enumerate(SECONDS)]
+    head = f'"Step",{columns("job-17", metric="time_metrics/end_to_end(s)")}'
+    chart.write_text("\n".join([head, *rows]))
+    assert load_step_log(chart).duration_s[:, 0].tolist() == SECONDS
+
+
 def test_prometheus(tmp_path):
     result = [
         {

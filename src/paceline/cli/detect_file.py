@@ -130,21 +130,32 @@ def _at_the_end(
     detector: Detector | Bocd, job_wide: list[JobEvent], times: Table, gpus: int | None
 ) -> str:
     """Ranks that are slow at the end of the file, and the lost time."""
+    import numpy as np
+
+    from paceline.detect.detector import Detector
     from paceline.detect.event import counted, duration
     from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
 
     slow, is_usable = detector.slow, usable(times.duration_s)
     is_silent = ~is_usable[-SILENT_AFTER:].any(axis=0)
     is_short = is_usable.sum(axis=0) <= WARM_UP
+    is_warming = np.zeros_like(is_short)
+    if isinstance(detector, Detector):
+        is_warming = np.isnan(detector.healthy_s) & ~is_short
     text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
     if len(slow) == 1:
         text = "slow at the end" if slow.any() else "healthy at the end"
         if is_silent.any():
             text = f"no sample in the last {SILENT_AFTER} steps"
+        elif is_warming.any():
+            text = "not judged (its steps become shorter still)"
     elif is_silent.any():
         text += f", {counted(int(is_silent.sum()), 'rank')} silent"
     if is_short.any():
         text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {WARM_UP} samples)"
+    if is_warming.any() and len(slow) > 1:
+        warming = counted(int(is_warming.sum()), "rank")
+        text += f", {warming} not judged (steps become shorter still)"
     if not slow.any() or not job_wide:
         if gpus is None:
             return text

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect import levels
+from paceline.detect import columns, levels
 from paceline.detect.cycles import MAX_PERIOD
 from paceline.detect.estimate import estimate
 from paceline.detect.event import SLOW_KINDS, Event, Kind
@@ -45,11 +45,11 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 #: windows: the next version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-detector", 4
 _STATE = {
-    "ring": ArrayField("<f4", ("rank", levels.RING), nan=True, least=0.0),
-    "number": ArrayField("<i8", ("rank", levels.RING)),
-    "evidence": ArrayField("|u1", ("rank", levels.RING), least=0, most=1),
-    "floats": ArrayField("<f8", ("rank", levels.N_FLOATS), nan=True),
-    "wholes": ArrayField("<i8", ("rank", levels.N_WHOLES), least=-(2**62), most=2**62),
+    "ring": ArrayField("<f4", ("rank", columns.RING), nan=True, least=0.0),
+    "number": ArrayField("<i8", ("rank", columns.RING)),
+    "evidence": ArrayField("|u1", ("rank", columns.RING), least=0, most=1),
+    "floats": ArrayField("<f8", ("rank", columns.N_FLOATS), nan=True),
+    "wholes": ArrayField("<i8", ("rank", columns.N_WHOLES), least=-(2**62), most=2**62),
 }
 _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expected")
 
@@ -64,14 +64,14 @@ def _from_older(state: object) -> object:
     floats, wholes = state.get("floats"), state.get("wholes")
     if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
         return state
-    if floats.ndim != 2 or wholes.ndim != 2 or floats.shape[1] <= levels.RISEN_FROM_S:
+    if floats.ndim != 2 or wholes.ndim != 2 or floats.shape[1] <= columns.RISEN_FROM_S:
         return state
     if state["version"] == 2:
-        unknown = [levels.RISEN_FROM_S] * (levels.STRAY - levels.RISEN_FROM_S)
+        unknown = [columns.RISEN_FROM_S] * (columns.STRAY - columns.RISEN_FROM_S)
         floats = np.insert(floats, unknown, np.nan, axis=1)
-        none = np.zeros((len(wholes), levels.PERIOD - levels.RISEN_AT), dtype=wholes.dtype)
+        none = np.zeros((len(wholes), columns.PERIOD - columns.RISEN_AT), dtype=wholes.dtype)
         wholes = np.hstack([wholes, none])
-    cycles = np.zeros((len(floats), levels.MEAN - levels.CYCLE), dtype=floats.dtype)
+    cycles = np.zeros((len(floats), columns.MEAN - columns.CYCLE), dtype=floats.dtype)
     means = np.ones((len(floats), 1), dtype=floats.dtype)
     periods = np.zeros((len(wholes), 1), dtype=wholes.dtype)
     return {
@@ -118,15 +118,15 @@ class Detector:
         self.ranks, self.threshold, self.warm_up = n, threshold, warm_up
         self.steps = 0  # updates so far
         self.last_step: int | None = None
-        self._ring = np.full((n, levels.RING), np.nan, dtype=np.float32)
-        self._number = np.zeros((n, levels.RING), dtype=np.int64)
-        self._evidence = np.zeros((n, levels.RING), dtype=np.uint8)
-        self._floats = np.full((n, levels.N_FLOATS), np.nan)
-        zero = [levels.LOST_S, levels.SPENT_S, levels.ODD, levels.QUANTUM_S]
+        self._ring = np.full((n, columns.RING), np.nan, dtype=np.float32)
+        self._number = np.zeros((n, columns.RING), dtype=np.int64)
+        self._evidence = np.zeros((n, columns.RING), dtype=np.uint8)
+        self._floats = np.full((n, columns.N_FLOATS), np.nan)
+        zero = [columns.LOST_S, columns.SPENT_S, columns.ODD, columns.QUANTUM_S]
         self._floats[:, zero] = 0.0
-        self._floats[:, levels.CYCLE : levels.MEAN] = 0.0
-        self._floats[:, levels.MEAN] = 1.0
-        self._wholes = np.zeros((n, levels.N_WHOLES), dtype=np.int64)
+        self._floats[:, columns.CYCLE : columns.MEAN] = 0.0
+        self._floats[:, columns.MEAN] = 1.0
+        self._wholes = np.zeros((n, columns.N_WHOLES), dtype=np.int64)
         self._likeness = Likeness(like)
         self._workloads = Workloads()
         self._scale = 1.0
@@ -171,9 +171,9 @@ class Detector:
             detector.last_step = reader.whole("last_step", least=-(2**62))
         for name, array in arrays.items():
             setattr(detector, f"_{name}", array)
-        if (detector._wholes[:, levels.SEEN] < 0).any():
+        if (detector._wholes[:, columns.SEEN] < 0).any():
             reader.fail("wholes", "has a negative count of samples")
-        periods = detector._wholes[:, levels.PERIOD]
+        periods = detector._wholes[:, columns.PERIOD]
         if ((periods < 0) | (periods > MAX_PERIOD)).any():
             reader.fail("wholes", "has a period out of range")
         expected = reader.value("expected")
@@ -197,29 +197,29 @@ class Detector:
     @property
     def slow(self) -> npt.NDArray[np.bool_]:
         """[rank] whether it is in an episode."""
-        slow: npt.NDArray[np.bool_] = self._wholes[:, levels.SLOW] != 0
+        slow: npt.NDArray[np.bool_] = self._wholes[:, columns.SLOW] != 0
         return slow
 
     @property
     def since_step(self) -> npt.NDArray[np.int64]:
         """[rank] the step in which its last episode began; 0 where there was none."""
-        return self._wholes[:, levels.SINCE_STEP].copy()
+        return self._wholes[:, columns.SINCE_STEP].copy()
 
     @property
     def lost_s(self) -> Array:
         """[rank] seconds lost in the episode that goes on."""
-        return self._floats[:, levels.LOST_S].copy()
+        return self._floats[:, columns.LOST_S].copy()
 
     @property
     def healthy_s(self) -> Array:
         """[rank] the healthy step time, of a step like the last one; nan during the warm-up."""
-        healthy_s: Array = self._floats[:, levels.HEALTHY_S] * self._scale
+        healthy_s: Array = self._floats[:, columns.HEALTHY_S] * self._scale
         return healthy_s
 
     @property
     def level_s(self) -> Array:
         """[rank] the current level of the step time; nan during the warm-up."""
-        level_s: Array = self._floats[:, levels.LEVEL_S] * self._scale
+        level_s: Array = self._floats[:, columns.LEVEL_S] * self._scale
         return level_s
 
     def columns(self) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -261,7 +261,7 @@ class Detector:
             x = x / scale
         self._scale = scale
         jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
-        out = np.empty((2 * self.ranks, levels.N_OUT))
+        out = np.empty((2 * self.ranks, columns.N_OUT))
         many = max(self.steps, self.expected_steps) * self.ranks
         fast = many > levels.INTERPRETED_SAMPLES
         advance = levels.compiled_advance() if fast else levels.advance
@@ -305,17 +305,17 @@ class Detector:
         Nothing is said before six steps show no trend.
         """
         self.last_step = None
-        self._wholes[:, levels.SETTLE] = 1
+        self._wholes[:, columns.SETTLE] = 1
 
     def settle_level(self) -> None:
         """Call healthy what the last few steps took: somebody else saw a relief."""
-        at = (self._wholes[:, levels.SEEN, None] - 1 - np.arange(levels.LOW)) % levels.RING
+        at = (self._wholes[:, columns.SEEN, None] - 1 - np.arange(levels.LOW)) % columns.RING
         with np.errstate(all="ignore"):
             level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
-        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, levels.LEVEL_S])
-        for column in (levels.LEVEL_S, levels.HEALTHY_S, levels.MIDDLE_S):
+        usable = np.isfinite(level_s) & np.isfinite(self._floats[:, columns.LEVEL_S])
+        for column in (columns.LEVEL_S, columns.HEALTHY_S, columns.MIDDLE_S):
             self._floats[usable, column] = level_s[usable]
-        self._wholes[usable, levels.AGE], self._wholes[usable, levels.SLOW] = levels.LOW, 0
+        self._wholes[usable, columns.AGE], self._wholes[usable, columns.SLOW] = levels.LOW, 0
 
     def accept(self, rank: int | None = None) -> None:
         """Call the current level healthy: it was planned, or nothing can be done about it.
@@ -329,6 +329,6 @@ class Detector:
         if rank is not None and not 0 <= rank < self.ranks:
             raise DetectError(f"rank {rank} is not among the {self.ranks} ranks")
         rows = slice(None) if rank is None else slice(rank, rank + 1)
-        self._floats[rows, levels.HEALTHY_S] = self._floats[rows, levels.LEVEL_S]
-        self._floats[rows, levels.LOST_S] = self._floats[rows, levels.SPENT_S] = 0.0
-        self._wholes[rows, levels.SLOW] = 0
+        self._floats[rows, columns.HEALTHY_S] = self._floats[rows, columns.LEVEL_S]
+        self._floats[rows, columns.LOST_S] = self._floats[rows, columns.SPENT_S] = 0.0
+        self._wholes[rows, columns.SLOW] = 0

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect import levels
+from paceline.detect import columns
 from paceline.detect.event import Estimate
 
 Floats = npt.NDArray[np.float64]
@@ -32,8 +32,8 @@ def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Es
         wholes: [column] its counts and flags.
         factor: of its level to its healthy one.
     """
-    samples = int(min(wholes[levels.AGE], levels.RING))
-    stray = floats[levels.STRAY : levels.CYCLE]
+    samples = int(min(wholes[columns.AGE], columns.RING))
+    stray = floats[columns.STRAY : columns.CYCLE]
     error = math.hypot(_stray(stray, samples), _stray(stray, _HEALTHY_SAMPLES), _OTHER)
     wide = math.exp(_SPREADS * error)
     return Estimate(factor, factor / wide, factor * wide, samples)
@@ -43,7 +43,7 @@ def _stray(stray: Floats, samples: int) -> float:
     """Spread of a median of as many samples, as a share: that of the next smaller window's."""
     below = [
         (window, float(value))
-        for window, value in zip(levels.WINDOWS, stray, strict=True)
+        for window, value in zip(columns.WINDOWS, stray, strict=True)
         if not math.isnan(value)
     ]
     if not below:

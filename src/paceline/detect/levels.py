@@ -15,15 +15,57 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.cycles import (
-    CYCLE_SAMPLES,
-    MAX_PERIOD,
-    cycle_spread,
-    find_cycle,
-    logarithms,
+from paceline.detect.columns import (
+    AGE,
+    BURST_AT,
+    BURST_LEN,
+    BURSTS,
+    HEALTHY_S,
+    HOLD,
+    INITIAL,
+    LEVEL_S,
+    LOST_S,
+    MEAN,
+    MIDDLE_S,
+    MISSING,
+    OUT_BEFORE,
+    OUT_FACTOR,
+    OUT_HEALTHY,
+    OUT_KIND,
+    OUT_LOST,
+    OUT_RANK,
+    OUT_SINCE,
+    PAUSED,
+    QUANTUM_S,
+    RING,
+    RISEN,
+    RISEN_AT,
+    RISEN_FROM_S,
+    SEEN,
+    SETTLE,
+    SINCE,
+    SINCE_STEP,
+    SLOW,
+    SPENT_S,
+    STRAY,
+    SWING,
+    SWING_AT,
+    SWING_LEN,
+    SWINGS,
+    WINDOWS,
 )
-from paceline.detect.limits import ANCHOR_STEPS, PAUSE, SILENT_AFTER
+from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
+from paceline.detect.limits import PAUSE, SILENT_AFTER
+from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
 from paceline.detect.samples import FEWEST, is_ramp, middle_mean, quantum
+from paceline.detect.warm_up import (
+    APART,
+    is_falling,
+    is_gradual,
+    is_settled,
+    level_samples,
+    settled_samples,
+)
 from paceline.jit import compiled
 from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
@@ -33,20 +75,15 @@ Floats = npt.NDArray[np.float64]
 #: and, once on each machine, the 7 s in which it is compiled.
 INTERPRETED_SAMPLES = 2_000
 
-#: Samples that are a healthy level at least where the rank becomes slow within its warm-up, and the
-#: share of either level's samples on its side of the middle. The first steps of a job may be fast,
-#: as long as its input is prefetched.
-EARLY, APART = 15, 0.9
+#: Samples that are a healthy level at least where the rank becomes slow within its warm-up. The
+#: first steps of a job may be fast, as long as its input is prefetched.
+EARLY = 15
 
-#: Steps of the windows (odd).
-WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
 #: Standard deviations of each window's median on top of the threshold: a level of 8% is not taken
 #: for one of 10%. Short windows are looked at more often, so they must be surer than long ones.
 SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
 #: Spreads that a level differs by in any case: noise above the threshold is no change.
 STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
-#: Samples that are remembered, and of which the median is the level at most.
-RING = ANCHOR_STEPS
 #: Samples after which a level is estimated anew, and the share by which it moves with each sample
 #: later on: 10% in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
@@ -58,10 +95,6 @@ LOW_OF, LOW = 9, 7
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
-#: After a restart no verdict before this many samples show no trend, nor later than the second.
-SETTLED, SETTLE_MOST = 6, 24
-#: Pairs of samples that odd and even steps are compared in, and the difference that counts.
-PAIR_SAMPLES, PAIR_SHARE = 48, 0.02
 #: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
 BURST, BURST_MEMORY = 8, 2000
 #: A level up to this share higher that goes back within these samples is a swing. After one, no
@@ -78,24 +111,6 @@ YOUNG = 128
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
 #: INITIAL's answer for a level that goes up a ramp; MIDDLE_S is then the level last told.
 ON_RAMP = 2
-
-# Columns of ``floats``: seconds, and shares.
-(
-    HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
-    STRAY,
-) = range(11)  # fmt: skip
-CYCLE = STRAY + len(WINDOWS)
-MEAN = CYCLE + MAX_PERIOD
-N_FLOATS = MEAN + 1
-# Columns of ``wholes``.
-(
-    SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
-    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD,
-) = range(18)  # fmt: skip
-N_WHOLES = PERIOD + 1
-# Columns of ``out``.
-OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
-N_OUT = 7
 
 
 def advance(
@@ -150,7 +165,8 @@ def advance(
         evidence[rank, at] = is_evidence
         if w[SEEN] < warm_up:
             continue
-        if w[SEEN] == warm_up:  # a restart before there is a level needs no rule of its own
+        is_first = bool(np.isnan(f[LEVEL_S]))
+        if is_first:  # a restart before there is a level needs no rule of its own
             w[SETTLE] = 0
         if w[SEEN] == warm_up or (w[SEEN] % LEVEL_EVERY == 0 and w[SEEN] > warm_up):
             learn_pairs(ring[rank], number[rank], n, w[SEEN], f)
@@ -160,18 +176,26 @@ def advance(
             row = (w[SEEN] - 1 - k) % RING
             y[k] = float(ring[rank, row]) * place[number[rank, row] % period]
             ok[k] = evidence[rank, row]
+        if is_first:
+            count = level_samples(y, n, threshold)
+            if count == 0 and n < RING:
+                continue
+            n = w[AGE] = max(count, min(n, EARLY))
         if w[SETTLE] > 0:
-            if settle(y, f, w):
-                for k in range(min(SETTLED, n)):
+            w[SETTLE] += 1
+            stray = f[STRAY] if f[STRAY] == f[STRAY] else 0.0
+            if is_settled(y, w[SETTLE] - 1, stray, f[HEALTHY_S] * (1 + threshold)):
+                count = settled_samples(y, min(n, w[SETTLE] - 1), threshold / 2)
+                w[SETTLE] = 0
+                for k in range(count):
                     row = (w[SEEN] - 1 - k) % RING
                     evidence[rank, row] = ok[k] = 1
-                w[AGE] = min(w[AGE], SETTLED)  # what came before it settled is no level
+                w[AGE] = min(w[AGE], count)  # what came before it settled is no level
                 if w[INITIAL] == 1:  # the level is that from before the restart, not these samples
                     w[INITIAL] = 0
             else:
                 continue
-        follow_level(y, n, warm_up, is_evidence, f, w)
-        is_first = w[SEEN] == warm_up
+        follow_level(y, n, is_first, is_evidence, f, w)
         if is_first:
             f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
         elif y[0] <= PAUSE * f[LEVEL_S]:
@@ -180,18 +204,22 @@ def advance(
                 f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
             else:
                 f[MEAN] += (y[0] / f[MIDDLE_S] - f[MEAN]) / n
-        window = early_rise(y, n, warm_up, threshold, f, w) if is_first else 0
-        if w[SEEN] > warm_up or window != 0:
+        window = early_rise(y, n, threshold, f, w) if is_first else 0
+        if not is_first or window != 0:
             if not is_first:
                 window = changed(y, ok, n, threshold, f, w)
             kind = -1
             if window != 0:
+                was_slow = w[SLOW]
                 kind, since, factor, before = change(
                     window, y, n, w[SEEN] - warm_up, threshold, scale, number[rank], f, w
                 )
                 if kind == WORSENING and is_ramp(y, n, w[AGE]):  # told once, when it is over
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
+                if kind == FASTER and not was_slow and was_warm_up(y, n, warm_up, w):
+                    kind = -1
+                    f[STRAY : STRAY + len(WINDOWS)] = np.nan
             elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n, 0):
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
                 factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
@@ -207,7 +235,7 @@ def advance(
                 n_out += 1
                 if not w[SLOW]:
                     f[LOST_S] = f[SPENT_S] = 0.0
-        learn_noise(y, n, warm_up, f, w)
+        learn_noise(y, n, is_first, f, w)
     return n_out
 
 
@@ -235,97 +263,10 @@ def judged(x: float, f: Any, w: Any) -> bool:
     return True
 
 
-def settle(y: Floats, f: Any, w: Any) -> bool:
-    """After a restart: whether the job has settled, as the last samples show no trend."""
-    w[SETTLE] += 1
-    samples = w[SETTLE] - 1
-    if samples < SETTLED:
-        return False
-    late, early = np.median(y[:3]), np.median(y[3:SETTLED])
-    stray = f[STRAY] if f[STRAY] == f[STRAY] else 0.0
-    if abs(late / early - 1) > max(0.02, 3 * stray) and samples < SETTLE_MOST:
-        return False
-    w[SETTLE] = 0
-    return True
-
-
-def learn_pairs(ring: Any, number: Any, n: int, seen: int, f: Any) -> None:
-    """Logarithm of how much longer odd steps take than even ones, where they alternate.
-
-    Neighbours are compared, so that a change of level does not matter.
-    """
-    up, down = np.empty(PAIR_SAMPLES), np.empty(PAIR_SAMPLES)
-    n_up = n_down = 0
-    for k in range(min(PAIR_SAMPLES, n - 1)):
-        a, b = (seen - 1 - k) % RING, (seen - 2 - k) % RING
-        if number[a] != number[b] + 1 or ring[a] <= 0 or ring[b] <= 0:
-            continue
-        ratio = math.log(float(ring[a]) / float(ring[b]))
-        if number[a] & 1:
-            up[n_up] = ratio
-            n_up += 1
-        else:
-            down[n_down] = -ratio
-            n_down += 1
-    if n_up < PAIR_SAMPLES // 4 or n_down < PAIR_SAMPLES // 4:
-        return
-    rise, fall = np.median(up[:n_up]), np.median(down[:n_down])
-    odd = float((rise + fall) / 2)
-    spread = SIGMA_OF_MAD * max(
-        np.median(np.abs(up[:n_up] - rise)), np.median(np.abs(down[:n_down] - fall))
-    )
-    if abs(odd) < PAIR_SHARE + spread or abs(rise - fall) > abs(odd):
-        odd = 0.0
-    if abs(odd - f[ODD]) > PAIR_SHARE:
-        f[ODD] = odd
-    else:
-        f[ODD] += 0.2 * (odd - f[ODD])
-
-
-def learn_cycle(ring: Any, number: Any, n: int, f: Any, w: Any) -> None:
-    """Learn which steps of a cycle take longer; the levels go on as the new cycle has them."""
-    v = np.empty(CYCLE_SAMPLES)
-    count = logarithms(ring, number, n, w[SEEN], v)
-    shares = f[CYCLE : CYCLE + MAX_PERIOD].copy()
-    period = find_cycle(v, count, number[(w[SEEN] - 1) % RING], w[PERIOD], shares)
-    is_other = period != w[PERIOD]
-    before = cycled_median(ring, number, count, f, w) if is_other else 1.0
-    w[PERIOD] = period
-    f[CYCLE : CYCLE + MAX_PERIOD] = shares
-    if not is_other or np.isnan(f[LEVEL_S]):
-        return
-    ratio = cycled_median(ring, number, count, f, w) / before
-    for column in (HEALTHY_S, LEVEL_S, MIDDLE_S, RISEN_FROM_S):
-        f[column] *= ratio
-    if not w[SLOW]:
-        f[STRAY : STRAY + len(WINDOWS)] = np.nan
-
-
-def cycled_median(ring: Any, number: Any, count: int, f: Any, w: Any) -> float:
-    """The median of the newest samples on one level."""
-    place = np.empty(MAX_PERIOD)
-    period = places(f, w, place)
-    y = np.empty(max(1, count))
-    for k in range(len(y)):
-        row = (w[SEEN] - 1 - k) % RING
-        y[k] = float(ring[row]) * place[number[row] % period]
-    return float(np.median(y))
-
-
-def places(f: Any, w: Any, place: Floats) -> int:
-    """Write what brings a step to the common level, by its number modulo the period returned."""
-    if w[PERIOD] > 0:
-        for j in range(w[PERIOD]):
-            place[j] = math.exp(-f[CYCLE + j])
-        return int(w[PERIOD])
-    place[0], place[1] = math.exp(f[ODD] / 2), math.exp(-f[ODD] / 2)
-    return 2
-
-
-def follow_level(y: Floats, n: int, warm_up: int, is_evidence: bool, f: Any, w: Any) -> None:
+def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w: Any) -> None:
     """The level: the median of its first samples, later a slow drift."""
     age, seen = w[AGE], w[SEEN]
-    if seen == warm_up:
+    if is_first:
         f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = np.median(y[:n])
         f[QUANTUM_S] = quantum(y[:n])
         w[INITIAL] = 1
@@ -383,7 +324,7 @@ def mean_share(y: Floats, level: float) -> float:
     return float(np.mean(y[y <= PAUSE * level]) / level)
 
 
-def early_rise(y: Floats, n: int, warm_up: int, threshold: float, f: Any, w: Any) -> int:
+def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
     """Samples since the rank became slow within its warm-up; 0 = it did not, or it is not sure.
 
     The samples before are then the healthy level and its noise.
@@ -406,7 +347,7 @@ def early_rise(y: Floats, n: int, warm_up: int, threshold: float, f: Any, w: Any
     f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = early
     f[MEAN] = mean_share(y[count:n], early)
     w[AGE] = n - count
-    learn_noise(y[count:n], n - count, warm_up, f, w)
+    learn_noise(y[count:n], n - count, True, f, w)
     w[AGE] = n
     return count
 
@@ -492,6 +433,12 @@ def change(
     return FASTER, since, new / healthy, before
 
 
+def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
+    """Whether a fall to the level that has just begun ended the job's warm-up."""
+    begin = w[SEEN] - w[AGE]
+    return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
+
+
 def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
     """Note a small rise that went back soon: how high it was, and how long."""
     at = w[SEEN] - count
@@ -543,14 +490,14 @@ def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, le
     return count
 
 
-def learn_noise(y: Floats, n: int, warm_up: int, f: Any, w: Any) -> None:
+def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
     """How far medians of w samples stray from the median of the last samples of the level."""
     seen, age = w[SEEN], w[AGE]
     if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
         f[MIDDLE_S] = np.median(y[: min(n, age)])
     for i in range(len(WINDOWS)):
         window = WINDOWS[i]
-        if n < window + 10 or (seen % window and seen != warm_up):
+        if n < window + 10 or (seen % window and not is_first):
             continue
         if np.isnan(f[STRAY + i]):
             if age < window + 10:  # samples of another level are no noise
@@ -587,7 +534,9 @@ def compiled_advance() -> Callable[..., int]:
 
     for helper in (
         *(logarithms, cycle_spread, find_cycle, places, cycled_median, learn_cycle),
-        *(write, judged, settle, learn_pairs, follow_level, quantum, bar, changed, is_sure),
+        *(is_falling, is_gradual, is_settled, level_samples, settled_samples),
+        was_warm_up,
+        *(write, judged, learn_pairs, follow_level, quantum, bar, changed, is_sure),
         *(
             mean_share,
             early_rise,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paceline.detect import levels
+from paceline.detect import columns
 from paceline.detect.detector import Detector
 from paceline.detect.estimate import estimate
 from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
@@ -46,6 +46,6 @@ class Refinement:
         if place is None:
             return
         floats, wholes = (array[rank] for array in self._before)
-        factor = float(floats[levels.LEVEL_S] / floats[levels.HEALTHY_S])
+        factor = float(floats[columns.LEVEL_S] / floats[columns.HEALTHY_S])
         refined = estimate(floats, wholes, factor)
         self._events[place] = replace(self._events[place], refined=refined)
