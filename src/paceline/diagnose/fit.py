@@ -280,7 +280,8 @@ def _level_error(cost: Array) -> Array:
     of_all = robust.wide_spread(flat - np.median(flat, axis=0))
     pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
     own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
-    return np.maximum(pooled_error, own_error)
+    larger: Array = np.maximum(pooled_error, own_error)
+    return larger
 
 
 def _of_others(cost: Array) -> Array:
