@@ -169,9 +169,9 @@ def test_a_login_that_takes_too_long_is_refused(site, monkeypatch):
         ({"email_verified": False}, "not verified"),
         ({"email_verified": None}, "not verified"),
         ({"email_verified": "true"}, "not verified"),
-        ({"email": None}, "tells no email"),
-        ({"email": "a\nb"}, "tells no email"),
-        ({"email": ["lead@example.org"]}, "tells no email"),
+        ({"email": None}, "sends no email"),
+        ({"email": "a\nb"}, "sends no email"),
+        ({"email": ["lead@example.org"]}, "sends no email"),
         ({"email": "stranger@example.org"}, "no right to any project"),
     ],
 )
@@ -257,7 +257,7 @@ def test_groups_may_come_from_the_user_info_of_the_same_user_only(site, wrong):
     assert page.status == 200
     assert "guest@example.org" in page.text
     wrong.userinfo = {"sub": "43", **told}
-    assert "somebody else" in refused(site)
+    assert "belongs to another user" in refused(site)
 
 
 def test_the_id_token_goes_before_the_user_info(site, wrong):
@@ -435,7 +435,7 @@ def test_a_changed_file_counts_at_the_next_request_of_an_old_login(tmp_path, wro
         (("name: Example", "nme: Example"), "unknown field; did you mean name"),
         (("[openid, email, groups]", "[email]"), "scopes: must have openid"),
         (("admin: {{users", "owner: {{users"), "unknown field"),
-        (("users: [lead@example.org]}}", "users: []}}"), "names nobody"),
+        (("users: [lead@example.org]}}", "users: []}}"), "names no users"),
         (("hush & rush", "${{NO_SUCH_SECRET}}"), "the environment has no NO_SUCH_SECRET"),
         (("name: Example", "hours: 1000"), "hours: must be a number from 0 to 168"),
     ],
