@@ -127,9 +127,10 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     code, out, _ = said(capsys, path, "--gpus", 64)
     *_, end, _ = out.splitlines()
     bursts = out.count("in the end: a burst, the median of its")
-    assert end.startswith(f"2,000 steps of 1 rank: 0 fail-slows and {bursts} bursts, healthy")
-    assert bursts > 1
-    lost_s = sum(float(line.split()[-3]) for line in out.splitlines() if "healthy again" in line)
+    assert bursts == 1  # the beat is learnt from the first three, two of them in the warm-up
+    assert end.startswith("2,000 steps of 1 rank: 0 fail-slows and 1 burst, healthy")
+    reliefs = [line for line in out.splitlines() if "healthy again" in line]
+    lost_s = sum(float(line.split(" s lost")[0].split()[-1]) for line in reliefs)
     assert float(end.split()[-5]) == pytest.approx(lost_s * 64 / 3600, rel=0.02)
     rows = [(step, seconds, 1000 + 400 * (step % 20 < 4)) for step, seconds in rows]
     path = written(tmp_path / "work.csv", "step,duration_s,tokens", rows)

@@ -1,4 +1,4 @@
-"""What the kernel of the detector (:mod:`paceline.detect.levels`) remembers of a rank."""
+"""Columns of a rank's state in the kernel of the detector (:mod:`paceline.detect.levels`)."""
 
 from __future__ import annotations
 
@@ -25,5 +25,8 @@ N_FLOATS = MEAN + 1
 ) = range(18)  # fmt: skip
 N_WHOLES = PERIOD + 1
 # Columns of ``out``.
-OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY = range(7)
-N_OUT = 7
+(
+    OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY, OUT_BURSTS,
+    OUT_EVERY,
+) = range(9)  # fmt: skip
+N_OUT = OUT_EVERY + 1

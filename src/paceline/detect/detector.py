@@ -282,7 +282,7 @@ class Detector:
         return [self._event(row, step) for row in out[:n].tolist()] if n else []
 
     def _event(self, row: list[float], step: int) -> Event:
-        code, rank, since, factor, before, lost_s, healthy_s = row
+        code, rank, since, factor, before, lost_s, healthy_s, bursts, every = row
         kind = _KINDS[int(code)]
         if kind == "silent":
             since = step - SILENT_AFTER + 1
@@ -293,6 +293,8 @@ class Detector:
             *(kind, int(rank), step, int(since), factor, lost_s, healthy_s),
             before_factor=before,
             estimate=first,
+            bursts_up_to=int(bursts),
+            bursts_every=int(every),
         )
 
     def _jump(self, rank: int, step: int) -> Event:

@@ -70,6 +70,10 @@ class Event:
         planned: whether plan explains the change; False, as such changes are no events.
         estimate: ``factor`` with an interval; None where it is not that of one level.
         refined: the same once all samples of the level were there; None before.
+        bursts_up_to: at the relief of a burst that recurs: bursts up to this many samples belong to
+            the job from now on, and are not told. 0: none do, or this was no burst.
+        bursts_every: samples from the begin of one to the next, where only those in their place are
+            not told. 0: they come at any time.
     """
 
     kind: Kind
@@ -83,6 +87,8 @@ class Event:
     planned: bool = False
     estimate: Estimate | None = None
     refined: Estimate | None = None
+    bursts_up_to: int = 0
+    bursts_every: int = 0
 
     def explain(self) -> str:
         """The event in words and numbers."""
@@ -97,6 +103,7 @@ class Event:
             return (
                 f"{head} is healthy again since step {self.since_step:,}; it was "
                 f"{self.factor:.2f}x slower and lost {self.lost_s:.3g} s"
+                f"{recurring(self.bursts_up_to, self.bursts_every)}"
             )
         if self.kind in ("worsening", "partial-relief"):
             verb = "slower still" if self.kind == "worsening" else "partly relieved"
@@ -129,8 +136,18 @@ class Event:
             "lost_s": self.lost_s,
             "healthy_s": None if math.isnan(self.healthy_s) else self.healthy_s,
             **estimates(self.estimate, self.refined),
+            "bursts_up_to": self.bursts_up_to,
+            "bursts_every": self.bursts_every,
             "text": self.explain(),
         }
+
+
+def recurring(up_to: int, every: int) -> str:
+    """A clause on bursts that recur; empty where there are none."""
+    if not up_to:
+        return ""
+    when = f" every {every} steps" if every else ""
+    return f"; bursts recur{when}: those of up to {up_to} steps are not told from now on"
 
 
 def estimates(first: Estimate | None, refined: Estimate | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Estimate, Event, duration, estimates
+from paceline.detect.event import Estimate, Event, duration, estimates, recurring
 from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
@@ -42,6 +42,7 @@ class JobEvent:
         advice: the action and its gain, in words.
         gpus: of the job, which all wait; None: as many as ranks, where there are several.
         estimate, refined: as of an :class:`Event`, medians over the ranks.
+        bursts_up_to, bursts_every: as of an :class:`Event`, where it is said of all its ranks.
         waiting: of a hang, the calls of which some members have not come.
         stacks: of a hang, those of the job's processes on this host; None where nobody looked.
     """
@@ -61,6 +62,8 @@ class JobEvent:
     gpus: int | None = None
     estimate: Estimate | None = None
     refined: Estimate | None = None
+    bursts_up_to: int = 0
+    bursts_every: int = 0
     waiting: tuple[Waiting, ...] = ()
     stacks: Stacks | None = None
 
@@ -97,7 +100,8 @@ class JobEvent:
             over = f"{head} healthy again since step {self.since_step:,}"
             if np.isnan(self.factor):  # its detector was made anew within the episode
                 return over
-            return f"{over}, after {self.factor:.2f}x; {duration(self.lost_s)} lost"
+            lost = f"{duration(self.lost_s)} lost{recurring(self.bursts_up_to, self.bursts_every)}"
+            return f"{over}, after {self.factor:.2f}x; {lost}"
         if self.kind == "hang":
             late = len(self.ranks) < self.of
             who = f"{self._ranks} did not arrive" if late else "no rank has told its time"
@@ -167,6 +171,8 @@ class JobEvent:
             "who": None if self.suspects is None else [s.to_mapping() for s in self.suspects],
             "advice": self.advice,
             **estimates(self.estimate, self.refined),
+            "bursts_up_to": self.bursts_up_to,
+            "bursts_every": self.bursts_every,
             "text": self.explain(),
             **(hang if self.kind == "hang" else {}),
         }
@@ -201,6 +207,8 @@ def _merge(group: list[Event], ranks: int) -> JobEvent:
         planned=all(event.planned for event in group),
         estimate=_median([event.estimate for event in group]),
         refined=_median([event.refined for event in group]),
+        bursts_up_to=min(event.bursts_up_to for event in group),
+        bursts_every=max(event.bursts_every for event in group),
     )
 
 

@@ -29,6 +29,8 @@ from paceline.detect.columns import (
     MIDDLE_S,
     MISSING,
     OUT_BEFORE,
+    OUT_BURSTS,
+    OUT_EVERY,
     OUT_FACTOR,
     OUT_HEALTHY,
     OUT_KIND,
@@ -57,7 +59,7 @@ from paceline.detect.columns import (
 from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
 from paceline.detect.limits import PAUSE, SILENT_AFTER
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
-from paceline.detect.samples import FEWEST, is_ramp, middle_mean, quantum
+from paceline.detect.samples import FEWEST, beat, is_ramp, middle_mean, quantum
 from paceline.detect.warm_up import (
     APART,
     is_falling,
@@ -95,8 +97,9 @@ LOW_OF, LOW = 9, 7
 HEALTHY = 0.05
 #: Memory of the estimates of noise, in samples; samples between medians it is measured around.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
-#: Episodes up to this many samples are bursts; after two of them, longer ones count for a while.
-BURST, BURST_MEMORY = 8, 2000
+#: Episodes up to this many samples are bursts. After a few of them, only those count that are
+#: longer by more than the third number, until for the last number of samples none has come.
+BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
 #: A level up to this share higher that goes back within these samples is a swing. After one, no
 #: level up to 1.3 times as high counts before it has lasted longer than the longest did.
 SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
@@ -232,6 +235,13 @@ def advance(
             if kind >= 0:
                 write(out, n_out, kind, rank, since, factor, before, f)
                 out[n_out, OUT_HEALTHY] *= scale
+                if kind == RELIEF:
+                    every, longest, _ = beat(y, n, False, f[LEVEL_S] * (1 + threshold))
+                    if w[BURST_AT] == w[SEEN] and w[BURSTS] >= FEW_BURSTS:
+                        every, longest = 0, w[BURST_LEN]
+                    if longest > 0:
+                        out[n_out, OUT_BURSTS] = longest + BURST_LONGER
+                        out[n_out, OUT_EVERY] = every
                 n_out += 1
                 if not w[SLOW]:
                     f[LOST_S] = f[SPENT_S] = 0.0
@@ -246,6 +256,7 @@ def write(
     out[row, OUT_KIND], out[row, OUT_RANK], out[row, OUT_SINCE] = kind, rank, since
     out[row, OUT_FACTOR], out[row, OUT_BEFORE] = factor, before
     out[row, OUT_LOST], out[row, OUT_HEALTHY] = f[LOST_S], f[HEALTHY_S]
+    out[row, OUT_BURSTS] = out[row, OUT_EVERY] = 0.0
 
 
 def judged(x: float, f: Any, w: Any) -> bool:
@@ -366,8 +377,12 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
         return False
     if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
         return False
-    recent = w[BURSTS] >= 2 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
-    if recent and count <= w[BURST_LEN] + 2:
+    recent = w[BURSTS] >= FEW_BURSTS and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
+    if recent and count <= w[BURST_LEN] + BURST_LONGER:
+        w[BURST_AT] = w[SEEN]  # as long as bursts come they belong to the job
+        return False
+    every, longest, running = beat(y, n, True, level * (1 + threshold))
+    if every > 0 and running <= longest + BURST_LONGER:
         return False
     swings = w[SWINGS] >= 1 and w[SEEN] - w[SWING_AT] <= SWING_MEMORY
     usual = swings and new < level * (1 + SWING_WIDER * f[SWING])
@@ -541,6 +556,7 @@ def compiled_advance() -> Callable[..., int]:
             mean_share,
             early_rise,
             is_ramp,
+            beat,
             middle_mean,
             change,
             learn_swing,

@@ -34,6 +34,35 @@ def is_ramp(y: Floats, n: int, count: int) -> bool:
     return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
 
 
+def beat(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
+    """Period and greatest length of the last three runs of high samples, or 0, 0; the newest run's.
+
+    The three are alike in length, as far apart, and at most a third of that long. ``is_running``:
+    the newest samples are a run that is not over; it is then in its place behind the three.
+    """
+    begins, lengths = np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64)
+    first = int(is_running)
+    runs = length = 0
+    for k in range(n - 2):
+        if np.median(y[k : k + FEWEST]) > bar:
+            length += 1
+        elif length > 0:
+            begins[runs], lengths[runs] = k - 1, length
+            length, runs = 0, runs + 1
+            if runs == 3 + first:
+                break
+    if runs < 3 + first:
+        return 0, 0, int(lengths[0])
+    longest = np.max(lengths[first:runs])
+    gaps = np.diff(begins[:runs])
+    period = np.median(gaps)
+    is_alike = longest - np.min(lengths[first:runs]) <= max(2.0, 0.1 * longest)
+    is_even = np.max(np.abs(gaps - period)) <= max(2.0, 0.02 * period)
+    if is_alike and is_even and longest <= period / 3:
+        return int(period), int(longest), int(lengths[0])
+    return 0, 0, int(lengths[0])
+
+
 def middle_mean(y: Floats) -> float:
     """The mean of the middle half: as good as a mean in noise, and no spike moves it."""
     ordered = np.sort(y)
