@@ -276,7 +276,8 @@ def _level_error(cost: Array) -> Array:
     of_all = robust.wide_spread(flat - np.median(flat, axis=0))
     pooled_error = robust.MEDIAN_ERROR * of_all / np.sqrt(len(flat))
     own_error = np.maximum(robust.median_error(flat), robust.error_over_time(by_step))
-    return np.maximum(pooled_error, own_error)
+    error: Array = np.maximum(pooled_error, own_error)
+    return error
 
 
 def _of_others(cost: Array) -> Array:
@@ -289,7 +290,8 @@ def _of_others(cost: Array) -> Array:
     n_others = cost.shape[-1] - 1
 
     def of_rank(wanted: int) -> Array:  # among the others: those behind a replica move up
-        return np.take_along_axis(in_order, wanted + (rank <= wanted), axis=-1)
+        chosen: Array = np.take_along_axis(in_order, wanted + (rank <= wanted), axis=-1)
+        return chosen
 
     median: Array = 0.5 * (of_rank((n_others - 1) // 2) + of_rank(n_others // 2))
     return median
