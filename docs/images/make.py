@@ -55,7 +55,9 @@ def main() -> None:
         page = Path(folder) / "report.html"
         write_files({page: report_writer(report, Drawings.of(measured, result))})
         for theme in THEMES:
-            shoot(browser, theme, "report", page.as_uri(), 1400, "Remedies: changes and their gains")
+            shoot(
+                browser, theme, "report", page.as_uri(), 1400, "Remedies: changes and their gains"
+            )
         with service(Path(folder) / "data") as (url, token):
             push_job(Client(url, token), Path(folder), result)
             for theme in THEMES:

@@ -294,7 +294,8 @@ def _of_others(cost: Array) -> Array:
     n_others = cost.shape[-1] - 1
 
     def of_rank(wanted: int) -> Array:  # among the others: those behind a replica move up
-        return np.take_along_axis(in_order, wanted + (rank <= wanted), axis=-1)
+        chosen: Array = np.take_along_axis(in_order, wanted + (rank <= wanted), axis=-1)
+        return chosen
 
     median: Array = 0.5 * (of_rank((n_others - 1) // 2) + of_rank(n_others // 2))
     return median

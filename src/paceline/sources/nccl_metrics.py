@@ -99,7 +99,7 @@ def matches(path: Path) -> bool:
 
 
 def refuse_otlp(path: Path) -> None:
-    """Refuse what the Inspector sends by OTLP (``inspector_otel.cc``, NVIDIA/nccl at 8898068).
+    """Refuse the Inspector's metrics over OTLP (``inspector_otel.cc``, NVIDIA/nccl at 8898068).
 
     Its points name a node and the number by which a process knows its GPU, but neither the process
     nor the GPU itself. So points of several processes of a node may be one series.

@@ -14,7 +14,7 @@ CERTAINTY_CHUNKS = 0.65
 #: Waits by the rules of one version of FSDP; the ranges of the profile name its units.
 CERTAINTY_RULES = 0.9
 
-#: What ranks wait for within passes counts as their compute: a slow rank looks like the others.
+#: Waits within passes count as compute: a slow rank looks like the others.
 CERTAINTY_HIDDEN_WAITS = 0.5
 
 

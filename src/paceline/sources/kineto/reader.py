@@ -78,7 +78,7 @@ def read(
         profile = read_profile(path)
         unplaced.update(profile.unplaced)
         spans, ways[profile.rank] = find_steps(profile)
-        # What is wrong with other steps does not matter; where none is left, table.finish says so.
+        # Faults of other steps do not matter; where no step is left, table.finish says so.
         spans = tuple(s for s in spans if steps is None or s.number in steps) or spans
         profile = with_groups(replace(profile, steps=tuple(spans)))
         if not has_program(profile):
