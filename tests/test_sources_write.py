@@ -90,7 +90,7 @@ def test_a_failing_write_leaves_nothing_half(tmp_path, monkeypatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(OutputError, match="No space left"):
         paceline.write(trace, path, force=True)
     assert path.read_bytes() == whole
