@@ -173,5 +173,5 @@ def test_a_replica_that_may_be_slow_forbids_an_exchange_of_microbatches():
         noise=(LognormalOps(0.02), HeavyTails("pareto", 0.3), LognormalMembers(0.1), Spread(0.007)),
     )  # fmt: skip
     record = examine(Case("test", "test", world, even_setup(world, 6), {}))
-    assert "leaves open" in record["answer"]["refused"]["sequence-balance"]
+    assert "microbatches open" in record["answer"]["refused"]["sequence-balance"]
     assert finding_of(record, "sequence-length")["alternative"] == "worker"

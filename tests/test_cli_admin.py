@@ -153,7 +153,7 @@ def test_uploads_are_all_that_a_backup_leaves_out():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cut", "no whole backup"),
+        ("cut", "incomplete backup"),
         ("nearly", "no whole backup"),
         ("empty", "no whole backup"),
         ("text", "no whole backup"),

@@ -159,8 +159,8 @@ def test_a_trace_that_is_none_fails_with_the_reason(make):
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
-        ("import os; os.abort()", "ended by SIGABRT"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("import os; os.abort()", "was killed by SIGABRT"),
         ("print(1 / 0)", "unexpectedly: ZeroDivisionError"),
         ("raise MemoryError", "more than 1024 MiB"),
         ("import time; time.sleep(60)", "more than 0.5 s"),

@@ -299,4 +299,4 @@ def _reason(error: Exception) -> str:
 
 def _last_line(errors: Path) -> str:
     lines = errors.read_bytes()[-20_000:].decode(errors="replace").strip().splitlines()
-    return lines[-1][:500] if lines else "without a word"
+    return lines[-1][:500] if lines else "no message on stderr"
