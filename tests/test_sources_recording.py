@@ -207,6 +207,28 @@ def test_blocks_of_steps_give_the_trace_of_the_whole(tmp_path, monkeypatch, more
             )
 
 
+def test_a_block_without_a_whole_step_is_arranged_with_the_others(tmp_path, monkeypatch):
+    for rank in range(4):
+        clock = SetClock()
+        rec = recorder(tmp_path, clock, rank=rank, world=4, tp=2, pp=2)
+        kind = "forward-send" if rank < 2 else "forward-recv"
+        for number in range(3):
+            zero = 1_000_000 * (number + 1)
+            ops = [("forward-compute", 0, 0, zero, zero + 10)]
+            ops += [(kind, 0, 0, zero + 20, zero + 30)]
+            ops += [("backward-compute", 0, 0, zero + 900, zero + 910)]
+            if (number, rank) == (1, 1):  # its tensor-parallel peer has no such op
+                ops += [("backward-compute", 1, 0, zero + 920, zero + 930)]
+            play(rec, clock, number, ops, (zero, zero + 1000))
+        rec.close()
+    whole = load(tmp_path)
+    assert (whole.steps.tolist(), list(whole.left_out)) == ([0, 2], [1])
+    monkeypatch.setattr(recording.reader, "BLOCK_ROWS", 1)
+    blocks = load(tmp_path)
+    assert (blocks.steps.tolist(), blocks.left_out) == ([0, 2], whole.left_out)
+    np.testing.assert_array_equal(blocks.end, whole.end)
+
+
 def test_steps_asked_for_are_the_only_ones_whose_columns_are_made(tmp_path, monkeypatch):
     record_trace(synthesize(spec(steps=7)), tmp_path)
     seen = []

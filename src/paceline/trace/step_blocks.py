@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import TraceError
+from paceline.errors import NoStepError, TraceError
 from paceline.trace.columns import Columns
 from paceline.trace.door import arrange, extremes_of
 from paceline.trace.job import Job
@@ -35,8 +35,8 @@ _ROWS: dict[str, tuple[type[np.generic], int]] = {
 _PROGRAM = ("part", "issued", "awaited", "group")
 
 
-class JobsDifferError(Exception):
-    """Blocks show different degrees of parallelism: they have to be arranged together."""
+class BlocksDifferError(Exception):
+    """Blocks have to be arranged together: their peers differ, or one has no whole step."""
 
 
 def ranges_of_steps(n_ops: npt.NDArray[Any], n_rows: int) -> list[tuple[int, int]]:
@@ -68,7 +68,7 @@ def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str)
 
     Raises:
         TraceError: as :func:`arrange` raises it.
-        JobsDifferError: not all blocks have the same peers.
+        BlocksDifferError: not all blocks have the same peers, or one has no whole step.
     """
     rows: dict[str, npt.NDArray[Any]] = {}
     done: list[Trace] = []  # without their rows
@@ -76,9 +76,12 @@ def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str)
     for block in blocks:
         if not len(block):
             continue
-        trace = arrange(block, job, where, extremes_of(block))
+        try:
+            trace = arrange(block, job, where, extremes_of(block))
+        except NoStepError:
+            raise BlocksDifferError from None
         if done and trace.job != done[0].job:
-            raise JobsDifferError
+            raise BlocksDifferError
         for name, values in _rows_of(trace).items():
             if name not in rows:
                 kind, none = _ROWS[name]
@@ -89,7 +92,6 @@ def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str)
     if not done:
         raise TraceError(f"{where} has no rows; is it the right file?")
     rows = {name: values[:filled] for name, values in rows.items()}
-    late = rows.get("late")
     return replace(
         done[0],
         steps=np.concatenate([trace.steps for trace in done]),
@@ -100,7 +102,7 @@ def arrange_blocks(blocks: Iterable[Columns], n_rows: int, job: Job, where: str)
         microbatch=rows["microbatch"],
         start=rows["start"],
         end=rows["end"],
-        late=late,
+        late=rows.get("late"),
         program=_program(rows),
         warnings=tuple(dict.fromkeys(text for trace in done for text in trace.warnings)),
         left_out={step: why for trace in done for step, why in trace.left_out.items()},

@@ -17,11 +17,12 @@ from paceline.occurrence import count_in_runs
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
-from paceline.trace import Columns, Job, OpKind, Trace
+from paceline.trace import Columns, Job, OpKind, Trace, arrange
+from paceline.trace.door import extremes_of
 from paceline.trace.program import turns_back
 from paceline.trace.step_blocks import (
     BLOCK_ROWS,
-    JobsDifferError,
+    BlocksDifferError,
     arrange_blocks,
     ranges_of_steps,
 )
@@ -71,10 +72,10 @@ def read(
             for block in _blocks(chosen, BLOCK_ROWS)
         )
         trace = arrange_blocks(blocks, n_rows, job, str(path))
-    except JobsDifferError:
+    except BlocksDifferError:
         counts.clear()
         columns = _seconds(_columns(chosen, ignore_kinds, chosen, counts), base_ns)
-        trace = arrange_blocks([columns], n_rows, job, str(path))
+        trace = arrange(columns, job, str(path), extremes_of(columns))
     trace = replace(
         trace,
         step_start_s=trace.step_start_s + base_ns / 1e9,
