@@ -220,7 +220,8 @@ def killed(file: str, old: str, new: str) -> bool | None:
         if old not in text:
             return None
         path.write_text(text.replace(old, new), encoding="utf-8")
-        tests = [f"tests/test_model_{test}.py" for test in TESTS]
+        first = [test for test in TESTS if Path(file).stem.startswith(test)]
+        tests = [f"tests/test_model_{test}.py" for test in dict.fromkeys((*first, *TESTS))]
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
         command += ["-k", "not those_of_fsdp2"]  # a job of its own, slow
         environment = {**os.environ, "PYTHONPATH": str(source)}

@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,13 +19,22 @@ import requires
 from paceline.errors import PlanError
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
+from paceline.model.packing import Packing
 from paceline.model.plan import Plan
-from paceline.plan.launch.files import FRAMEWORKS, SPACES, best_launch, launch_text
+from paceline.plan.launch.files import (
+    FRAMEWORKS,
+    SPACES,
+    best_launch,
+    launch_notes,
+    launch_text,
+)
 from paceline.plan.launch.megatron import BRIDGE, MEGATRON, megatron_command
 from paceline.plan.launch.torch_based import ACCELERATE, DEEPSPEED, TORCHTITAN
 from paceline.plan.search import search
 
 LLAMA, MIXTRAL = llm_preset("llama3-8b"), llm_preset("mixtral-8x7b")
+PACKED = replace(LLAMA, packing=Packing(documents={512: 30, 4096: 2}))
+PADDED = replace(LLAMA, packing=Packing(padding=0.05))
 
 #: Megatron-LM core_v0.19.0: megatron/training/arguments.py, config/*.py, core/**/*_config.py.
 MEGATRON_FLAGS = {
@@ -77,6 +87,12 @@ MEGATRON_FLAGS = {
     "grad-reduce-in-bf16",
     "attention-backend",
     "tp-comm-overlap",
+    "dataloader-inter-document-masking",
+    "reset-position-ids",
+    "reset-attention-mask",
+    "sft",
+    "tokenizer-type",
+    "no-create-attention-mask-in-dataloader",
 }
 #: torchtitan v0.2.2: torchtitan/config/job_config.py.
 TORCHTITAN_KEYS = {
@@ -125,6 +141,12 @@ BRIDGE_KEYS = {
     "model.recompute_method",
     "model.recompute_num_layers",
     "model.recompute_modules",
+    "dataset.enable_offline_packing",
+    "dataset.offline_packing_specs",
+    "++dataset.dataset_kwargs.pad_to_max_length",
+    "checkpoint.pretrained_checkpoint",
+    "peft.dim",
+    "peft.target_modules",
 }
 #: DeepSpeed v0.19.5: deepspeed/runtime/constants.py, zero/config.py, tensor_parallel/config.py.
 DEEPSPEED_KEYS = {
@@ -183,7 +205,7 @@ def test_the_versions_that_the_names_were_read_at():
 def texts(framework):
     """Texts of all plans that the framework can express, at least three."""
     found = []
-    for llm in (LLAMA, MIXTRAL):
+    for llm in (LLAMA, MIXTRAL, PACKED, PADDED):
         for plan in [*PLANS, *([replace(PLANS[5], ep=8)] if llm is MIXTRAL else [])]:
             with suppress(PlanError):
                 found.append((plan, launch_text(framework, llm, plan)))
@@ -209,7 +231,7 @@ def test_megatron_flags():
 
 def test_megatron_bridge_overrides():
     for plan, text in texts("nemo"):
-        keys = dict(re.findall(r"^  ([\w.]+)=(.*?)(?: \\)?$", text, flags=re.M))
+        keys = dict(re.findall(r"^  ([\w.+]+)=(.*?)(?: \\)?$", text, flags=re.M))
         assert set(keys) <= BRIDGE_KEYS
         assert keys["model.pipeline_model_parallel_size"] == str(plan.pp)
         assert keys["ddp.grad_reduce_in_fp32"] == str(plan.grad_bytes == 4).lower()
@@ -383,3 +405,94 @@ def test_latent_attention_and_its_mixture_are_written():
     qwen = megatron_command(llm_preset("qwen3-30b-a3b"), Plan(global_batch=1), 8)
     assert "--kv-channels 128" in qwen
     assert "moe-layer-freq" not in qwen
+
+
+def megatron_words(llm, **fields):
+    text = launch_text("megatron", llm, Plan(dp=8, global_batch=64, **fields))
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    return {word: value for word, value in pairwise([*words, ""]) if word[:2] == "--"}
+
+
+def test_documents_and_padding_of_megatron():
+    """core_v0.19.0: ``GPTDataset`` never pads, ``SFTDataset`` does; neither has adapters."""
+    packed, padded, plain = map(megatron_words, (PACKED, PADDED, LLAMA))
+    assert "--dataloader-inter-document-masking" in packed
+    assert "--sft" not in packed
+    assert "--sft" in padded
+    assert padded["--tokenizer-type"] == "SFTTokenizer"
+    assert "--no-create-attention-mask-in-dataloader" in padded  # SFTDataset asserts it
+    assert set(packed) - set(plain) == {"--dataloader-inter-document-masking"}
+    scores = megatron_words(PACKED, flash=False)  # all scores are computed, and masked
+    assert {"--reset-position-ids", "--reset-attention-mask"} <= set(scores)
+    assert "--dataloader-inter-document-masking" not in scores
+
+
+def bridge_keys(llm, **fields):
+    text = launch_text("nemo", llm, Plan(dp=8, global_batch=64, **fields))
+    keys = dict(re.findall(r"^  ([\w.+]+)=(.*?)(?: \\)?$", text, flags=re.M))
+    assert set(keys) <= BRIDGE_KEYS
+    return re.search(r"--mode (\w+)", text)[1], keys, text
+
+
+def test_documents_padding_and_adapters_of_megatron_bridge():
+    """v0.6.0: the checks of ``training/config.py`` and ``run_recipe.py``."""
+    mode, keys, text = bridge_keys(PACKED, adapter_rank=16)
+    assert (mode, keys["peft.dim"]) == ("lora", "16")
+    assert keys["peft.target_modules"] == "'[linear_qkv,linear_proj]'"
+    assert keys["dataset.enable_offline_packing"] == "true"
+    assert "dataset.offline_packing_specs" not in keys  # the runner makes them
+    assert "# replace PRETRAINED_CHECKPOINT: the folder of the weights to begin with" in text
+    mode, keys, _ = bridge_keys(PADDED, micro_batch=2)
+    assert (mode, keys["dataset.enable_offline_packing"]) == ("sft", "false")
+    assert keys["dataset.offline_packing_specs"] == "null"
+    assert keys["++dataset.dataset_kwargs.pad_to_max_length"] == "true"
+    assert "peft.dim" not in keys
+    mode, keys, text = bridge_keys(LLAMA)
+    assert mode == "pretrain"
+    assert not any(key.startswith(("dataset.enable", "peft", "checkpoint")) for key in keys)
+    assert "PRETRAINED" not in text
+
+
+def test_documents_and_adapters_of_the_others():
+    plan = Plan(dp=8, global_batch=64, zero=3)
+    text = launch_text("torchtitan", PACKED, plan)
+    assert "a flavor with attn_type flex or varlen and attn_mask_type block_causal" in text
+    assert "attn_type flex and" in launch_text("torchtitan", PACKED, replace(plan, cp=2))
+    assert "attn_type" not in launch_text("torchtitan", LLAMA, plan)
+    lora = replace(plan, adapter_rank=8)
+    text = launch_text("accelerate", PACKED, lora)
+    config = 'LoraConfig(r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])'
+    assert f"# In the script: PEFT's {config}" in text
+    assert "SFTConfig(packing=True, max_length=8192)" in text
+    assert "padded to 8192 tokens" in launch_text("accelerate", PADDED, plan)
+    assert "LoraConfig" not in launch_text("accelerate", LLAMA, plan)
+    notes = launch_notes("deepspeed", PACKED, lora)
+    assert [note[:17] for note in notes] == ["in the script: PE", "in the script: sa"]
+    assert launch_notes("deepspeed", LLAMA, plan) == []
+    assert launch_notes("accelerate", PACKED, lora) == []  # they stand in its file
+
+
+@pytest.mark.parametrize(
+    ("framework", "llm", "fields", "why"),
+    [
+        ("megatron", LLAMA, {"adapter_rank": 8}, "LoRA"),
+        ("megatron", PADDED, {"flash": False}, "padded samples with attention that is not fused"),
+        ("nemo", PACKED, {"micro_batch": 2}, "packed documents with micro batch 2"),
+        ("nemo", LLAMA, {"adapter_rank": 8, "zero": 3}, "LoRA adapters with zero 3"),
+        ("torchtitan", LLAMA, {"adapter_rank": 8, "zero": 3}, "LoRA"),
+        ("torchtitan", PADDED, {"zero": 3}, "padded samples"),
+        ("accelerate", PACKED, {"cp": 2, "zero": 3}, "packed documents with cp > 1"),
+        ("accelerate", LLAMA, {"tp": 2, "zero": 3, "adapter_rank": 8}, "LoRA adapters with tp > 1"),
+        ("deepspeed", LLAMA, {"tp": 2, "adapter_rank": 8}, "LoRA adapters with tp > 1"),
+    ],
+)
+def test_samples_and_adapters_that_a_framework_cannot_express(framework, llm, fields, why):
+    with pytest.raises(PlanError, match=why):
+        launch_text(framework, llm, Plan(**{"dp": 4, "global_batch": 64} | fields))
+
+
+def test_documents_are_refused_beside_latent_attention_on_context_ranks_of_torchtitan():
+    """v0.2.2, ``models/deepseek_v3/infra/parallelize.py``: cp > 1 needs attn_type sdpa."""
+    llm = replace(llm_preset("deepseek-v3"), packing=Packing(documents=512))
+    with pytest.raises(PlanError, match="latent attention and cp > 1"):
+        launch_text("torchtitan", llm, Plan(dp=4, cp=2, global_batch=64, zero=3))

@@ -236,31 +236,32 @@ def run(args: argparse.Namespace) -> int:
         result = search(
             job.llm, cluster, counts, batch, progress=progress, mapper=mapper, **options
         )
-    note = _show(args, result, cost)
+    files = _show(args, result, cost)
     if cost is not None:
         notes += [f"beyond the profile: {text}" for text in cost.outside]
-    for note_text in (*notes[:3], *([note] if note else [])):
-        print(note_text, file=sys.stderr)
+    for note in (*notes[:3], *files):
+        print(note, file=sys.stderr)
     return 0
 
 
-def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | None) -> str | None:
-    """Print and write the result; a note on the files."""
+def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | None) -> list[str]:
+    """Print and write the result; notes on the files."""
     from paceline.report import search as report
 
     explained = None
     if args.explain is not None:
         explained = explain(result, args.explain[0], args.explain[1], cost)
-    note, launch = None, None
+    launch, notes = None, list[str]()
     if args.launch is not None:
-        from paceline.plan.launch.files import best_launch
+        from paceline.plan.launch.files import best_launch, launch_notes
 
         launch = best_launch(args.launch, result)
+        notes = launch_notes(args.launch, result.llm, result.plan(launch[0]))
     if args.out is not None:
         from paceline.report.search_folder import write_folder
 
         file = None if launch is None else (args.launch, launch[1])
-        note = write_folder(result, args.top, args.out, force=args.force, launch=file)
+        notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
 
@@ -270,7 +271,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         if launch is not None:
             mapping["launch"] = {"framework": args.launch, "rank": launch[0] + 1, "text": launch[1]}
         sys.stdout.write(lines_of_json(mapping))
-        return note
+        return notes
     from paceline.report.terminal import print_lines, standard_output
 
     console = standard_output()
@@ -281,7 +282,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
     if launch is not None and args.out is None:
         head = f"plan {launch[0] + 1}, {result.plan(launch[0]).describe()}:"
         print(f"\n{head}\n\n{launch[1]}", end="")
-    return note
+    return notes
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
+from paceline.plan.launch.fine_tuning import script_lines
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import (
     accelerate_config,
@@ -68,6 +69,13 @@ def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
             continue
         return i, text
     raise PlanError(f"{framework} can express none of the {len(result):,} plans: {problem}")
+
+
+def launch_notes(framework: str, llm: LLM, plan: Plan) -> list[str]:
+    """What the training script does itself, where a framework's file takes no comments."""
+    if framework != "deepspeed":
+        return []
+    return [f"in the script: {line}" for line in script_lines(framework, llm, plan)]
 
 
 def launch_text(

@@ -11,6 +11,13 @@ from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
+from paceline.plan.launch.fine_tuning import (
+    Flags,
+    bridge_fine_tuning,
+    bridge_mode,
+    megatron_samples,
+    refuse_adapters,
+)
 
 MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
 
@@ -22,9 +29,8 @@ _UNKNOWN = {
     "HOST:": "the name of the first node",
     "ROTARY_BASE": "rope_theta of the model's config.json (--model config.json fills it in)",
     "TRAIN_ITERS": "the steps to train (--tokens fills them in)",
+    "PRETRAINED_CHECKPOINT": "the folder of the weights to begin with",
 }
-
-Flags = list[tuple[str, str]]  # name, value ("" = a switch)
 
 
 def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
@@ -44,8 +50,14 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = N
     head = f"{_environment(plan)}{torchrun(plan, node_gpus)} pretrain_gpt.py"
     command = " \\\n  ".join([head, *(f"--{name} {value}".rstrip() for name, value in flags)])
     about = [f"{MEGATRON}; add data, tokenizer, learning rate and checkpoints"]
-    about += [f"replace {word}: {what}" for word, what in _UNKNOWN.items() if word in command]
+    about += _placeholders(command)
     return "".join(f"# {line}\n" for line in about) + command
+
+
+def _placeholders(command: str) -> list[str]:
+    return [
+        f"replace {word.rstrip(':')}: {what}" for word, what in _UNKNOWN.items() if word in command
+    ]
 
 
 def _environment(plan: Plan) -> str:
@@ -67,6 +79,7 @@ def torchrun(plan: Plan, node_gpus: int) -> str:
 def plan_flags(llm: LLM, plan: Plan) -> Flags:
     """Flags that express the plan."""
     _check(plan, MEGATRON)
+    refuse_adapters(MEGATRON, plan)
     if llm.pattern:
         raise PlanError(f"{MEGATRON} has no hybrid models in pretrain_gpt.py", fields=("pattern",))
     if llm.delta is not None or llm.gated_attention:
@@ -109,7 +122,7 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
     flags.append(("attention-backend", "flash" if plan.flash else "unfused"))
     if plan.overlap_tp and plan.tp > 1:
         flags.append(("tp-comm-overlap", ""))
-    return flags
+    return flags + megatron_samples(MEGATRON, llm, plan)
 
 
 def _sharding(plan: Plan) -> Flags:
@@ -252,13 +265,14 @@ def bridge_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = Non
         raise PlanError(f"{BRIDGE} has no precision {plan.precision}", fields=("precision",))
     lines = [
         f"{EXPANDABLE_SEGMENTS} {torchrun(plan, node_gpus)} "
-        f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} --mode pretrain",
+        f"scripts/training/run_recipe.py --recipe RECIPE_OF_{llm.name.upper()} "
+        f"--mode {bridge_mode(llm, plan)}",
         *(f"{name}={value}" for name, value in bridge_overrides(llm, plan)),
         *([] if steps is None else [f"train.train_iters={steps}"]),
     ]
     command = " \\\n  ".join(lines)
     about = [f"{BRIDGE}; RECIPE_... is the recipe of your model"]
-    about += ["replace HOST: the name of the first node"] if "HOST:" in command else []
+    about += _placeholders(command)
     return "".join(f"# {line}\n" for line in about) + command
 
 
@@ -306,7 +320,7 @@ def bridge_overrides(llm: LLM, plan: Plan) -> Flags:
     return [
         (name, str(value).lower() if isinstance(value, bool) else str(value))
         for name, value in fields.items()
-    ]
+    ] + bridge_fine_tuning(BRIDGE, llm, plan)
 
 
 def _check(plan: Plan, framework: str) -> None:

@@ -10,10 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
+from paceline.plan.launch.fine_tuning import (
+    refuse,
+    refuse_adapters,
+    script_lines,
+    torchtitan_flavor,
+)
 from paceline.plan.launch.megatron import torchrun
 
 TORCHTITAN, DEEPSPEED = "torchtitan v0.2.2", "DeepSpeed v0.19.5"
@@ -53,6 +58,8 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
         f"# {llm.name}: fill in [model] name, flavor and hf_assets_path"
         f"{', and [training] steps (--tokens fills them in)' if steps is None else ''}.",
     ]
+    flavor = torchtitan_flavor(TORCHTITAN, llm, plan)
+    text += [f"# Documents attend to themselves alone: take {flavor}."] if flavor else []
     for name, table in tables.items():
         text += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     return "\n".join(text)
@@ -60,20 +67,21 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     """TOML table -> its keys."""
-    _refuse(
+    refuse(
         TORCHTITAN,
         "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
         plan.zero == 1 and plan.dp > 1,
     )
-    _refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
+    refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     gated = llm.delta is not None or llm.gated_attention
-    _refuse(TORCHTITAN, "linear or gated attention", gated)
-    _refuse(TORCHTITAN, "sparse attention", llm.index is not None)
-    _refuse(TORCHTITAN, "latent experts", llm.moe is not None and llm.moe.latent > 0)
-    _refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
-    _refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
+    refuse(TORCHTITAN, "linear or gated attention", gated)
+    refuse(TORCHTITAN, "sparse attention", llm.index is not None)
+    refuse(TORCHTITAN, "latent experts", llm.moe is not None and llm.moe.latent > 0)
+    refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
+    refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
+    refuse_adapters(TORCHTITAN, plan)
     unknown = plan.precision in ("fp16", "fp32", "nvfp4")
-    _refuse(TORCHTITAN, f"precision {plan.precision}", unknown)
+    refuse(TORCHTITAN, f"precision {plan.precision}", unknown)
     sharded, shard = plan.zero >= 2, _shard_size(plan)
     parallelism: Table = {
         "data_parallel_replicate_degree": plan.dp // shard,
@@ -125,21 +133,24 @@ def _toml(value: object) -> str:
 def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """The file of ``--deepspeed_config``. The model itself does activation checkpointing.
 
+    Samples and adapters are the script's (:func:`~paceline.plan.launch.fine_tuning.script_lines`).
+
     Raises:
         PlanError: a DeepSpeed configuration cannot express the plan.
     """
-    del llm, node_gpus, steps  # set by the script
+    del node_gpus, steps  # set by the script
+    script_lines(DEEPSPEED, llm, plan)
     return json.dumps(deepspeed_keys(plan), indent=2)
 
 
 def deepspeed_keys(plan: Plan) -> Table:
     """The keys of the configuration."""
-    _refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
-    _refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
-    _refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
-    _refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
-    _refuse(DEEPSPEED, "shards (its hpZ and MiCS shard otherwise)", plan.shards > 0)
-    _refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
+    refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
+    refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
+    refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
+    refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
+    refuse(DEEPSPEED, "shards (its hpZ and MiCS shard otherwise)", plan.shards > 0)
+    refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
     keys: Table = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -169,6 +180,7 @@ def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
         "# accelerate launch --config_file THIS_FILE your_script.py",
         f"# In the script: {plan.micro_batch} samples of {llm.seq_len} tokens a device, "
         f"gradient_accumulation_steps {plan.microbatches}{length}.",
+        *(f"# In the script: {line}." for line in script_lines(ACCELERATE, llm, plan)),
     ]
     keys = {**accelerate_keys(plan), "num_machines": nodes, "num_processes": plan.gpus}
     for name, value in keys.items():
@@ -181,15 +193,15 @@ def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 def accelerate_keys(plan: Plan) -> Table:
     """The keys of the configuration, without the numbers of machines and processes."""
-    _refuse(ACCELERATE, "pp > 1", plan.pp > 1)
-    _refuse(ACCELERATE, "ep > 1", plan.ep > 1)
-    _refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
-    _refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
-    _refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
-    _refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
+    refuse(ACCELERATE, "pp > 1", plan.pp > 1)
+    refuse(ACCELERATE, "ep > 1", plan.ep > 1)
+    refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
+    refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
+    refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
+    refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
     precision = {"fp32": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}[plan.precision]
     if plan.zero == 0 and plan.tp == plan.cp == 1:
-        _refuse(ACCELERATE, "recomputation without FSDP", plan.recompute == "full")
+        refuse(ACCELERATE, "recomputation without FSDP", plan.recompute == "full")
         return {"distributed_type": "MULTI_GPU", "mixed_precision": precision}
     shard = _shard_size(plan)
     return {
@@ -214,8 +226,3 @@ def accelerate_keys(plan: Plan) -> Table:
 def _shard_size(plan: Plan) -> int:
     """Number of replicas that share the parameters, without context-parallel ranks."""
     return (plan.shards // plan.cp or plan.dp) if plan.zero >= 2 else 1
-
-
-def _refuse(framework: str, what: str, condition: bool) -> None:
-    if condition:
-        raise PlanError(f"{framework} cannot express {what}")
