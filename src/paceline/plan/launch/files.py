@@ -72,7 +72,7 @@ def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
 
 
 def launch_notes(framework: str, llm: LLM, plan: Plan) -> list[str]:
-    """What the training script does itself, where a framework's file takes no comments."""
+    """Tasks of the training script, for a framework whose file takes no comments."""
     if framework != "deepspeed":
         return []
     return [f"in the script: {line}" for line in script_lines(framework, llm, plan)]

@@ -1,4 +1,4 @@
-"""What packed or padded samples and LoRA adapters are in each framework.
+"""Packed and padded samples and LoRA adapters in the terms of each framework.
 
 Read at the versions of the launch files: Megatron-LM's ``pretrain_gpt.py``,
 ``megatron/training/datasets/sft_dataset.py`` and ``core/datasets/gpt_dataset.py``;
@@ -108,7 +108,7 @@ def bridge_fine_tuning(framework: str, llm: LLM, plan: Plan) -> Flags:
 
 
 def torchtitan_flavor(framework: str, llm: LLM, plan: Plan) -> str:
-    """Which flavor of a model keeps documents apart in torchtitan; "" where any does.
+    """The flavor of a torchtitan model that keeps documents apart; "" without documents.
 
     Raises:
         PlanError: torchtitan has no such samples.
@@ -133,7 +133,7 @@ def torchtitan_flavor(framework: str, llm: LLM, plan: Plan) -> str:
 
 
 def script_lines(framework: str, llm: LLM, plan: Plan) -> list[str]:
-    """What a training script of Hugging Face sets itself, one line each.
+    """Settings of a Hugging Face training script, one line each.
 
     Raises:
         PlanError: the framework has no such samples, or no adapters there.
