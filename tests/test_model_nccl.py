@@ -89,7 +89,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         read_allreduce_table(tmp_path / "no.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ModelError, match="is not a CSV file"):
+    with pytest.raises(ModelError, match=r"is no text \(UTF-8\), so no all-reduce table"):
         read_allreduce_table(tmp_path / "binary.csv")
 
 

@@ -180,7 +180,7 @@ HEADER = "model,strategy,gpus,global_batch,step_time_s\n"
         (HEADER + "vgg16,data,4,128,nan\n", "line 2: step_time_s must be a number of seconds"),
         (HEADER + "vgg16,data,four,128,1\n", "line 2: gpus must be a whole number"),
         (HEADER + "alexnet,data,4,128,1\n", "line 2: Chainer's networks are vgg16"),
-        (HEADER + "vgg16,data,4,128\n", "line 2: it has another number of values"),
+        (HEADER + "vgg16,data,4,128\n", "line 2: has 4 cells, the header"),
         (HEADER + "vgg16,tensor,4,128,1\n", "line 2: no strategy 'tensor'"),
         (HEADER + "vgg16,pipeline,4,128,1\n", "line 2: runs of pipelines are not compared"),
     ],

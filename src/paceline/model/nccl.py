@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.errors import ModelError
+from paceline.model.csv_table import CsvTable, read_csv
 
 COLUMNS = ("gpus", "bytes", "out_of_place_ns", "in_place_ns")
 
@@ -132,20 +131,14 @@ def read_allreduce_table(path: Path) -> AllReduceTable:
         ModelError: the file cannot be read, a column is missing, or a value is not a positive
             number.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
-            header = [name.strip() for name in next(rows, [])]
-            missing = [name for name in COLUMNS if name not in header]
-            if missing:
-                raise ModelError(
-                    f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; an "
-                    f"all-reduce table has {', '.join(COLUMNS)}"
-                )
-            measured = _measurements(rows, header, path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is not a CSV file"
-        raise ModelError(f"the all-reduce table {path} cannot be read: {reason}") from None
+    table = read_csv(path, "all-reduce table")
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing:
+        raise ModelError(
+            f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; an "
+            f"all-reduce table has {', '.join(COLUMNS)}"
+        )
+    measured = _measurements(table, path)
     curves = {}
     for gpus, times in measured.items():
         sizes = sorted(times)
@@ -158,15 +151,10 @@ def read_allreduce_table(path: Path) -> AllReduceTable:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _measurements(
-    rows: Iterator[list[str]], header: Sequence[str], path: Path
-) -> dict[int, dict[int, float]]:
+def _measurements(table: CsvTable, path: Path) -> dict[int, dict[int, float]]:
     """GPU count -> bytes -> seconds in place."""
     measured: dict[int, dict[int, float]] = {}
-    for number, row in enumerate(rows, start=2):
-        if not row:
-            continue
-        values = dict(zip(header, row, strict=False))
+    for (number, _), values in zip(table.lines, table.rows(), strict=True):
         where = f"{path}, line {number}"
         gpus = _whole_number(values, "gpus", where)
         size = _whole_number(values, "bytes", where)

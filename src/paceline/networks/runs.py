@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import ModelError
+from paceline.model.csv_table import read_csv
 from paceline.networks.layer import LayerNetwork, Shape
 from paceline.networks.layers_json import read_layers
 from paceline.networks.presets import network_preset
@@ -27,6 +28,7 @@ from paceline.networks.strategy import STRATEGIES, Strategy
 NEEDED = ("model", "strategy", "gpus", "global_batch")
 ADDED = ("predicted_step_time_s", "abnormal", "reason")
 FRAMEWORKS = ("chainer", "pytorch")
+_KIND = "table of runs"
 _IMAGE = 224
 _VOLUME = {"cosmoflow-256": 256, "cosmoflow-512": 512}
 _END_OF_COSMOFLOW = (
@@ -88,11 +90,10 @@ class RunTable:
 def is_network_runs(path: Path) -> bool:
     """Whether the file's header is for runs of networks, not of language models."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
+        columns = read_csv(path, _KIND).columns
+    except ModelError:
         return False  # the other reader reports the error
-    return "strategy" in (name.strip() for name in header)
+    return "strategy" in columns
 
 
 def read_network_runs(path: Path, *, skip_errors: bool = False) -> RunTable:
@@ -105,21 +106,18 @@ def read_network_runs(path: Path, *, skip_errors: bool = False) -> RunTable:
     Raises:
         ModelError: it cannot be read, a column is missing or in another unit, or a row is wrong.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns = tuple(reader.fieldnames or ())
-            _check_columns(path, columns)
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is not a CSV file"
-        raise ModelError(f"{path} cannot be read: {reason}") from None
+    table = read_csv(path, _KIND)
+    columns, ragged = table.columns, table.ragged()
+    _check_columns(path, columns)
+    rows = [(line, row) for (line, _), row in zip(table.lines, table.rows(), strict=True)]
     if not rows:
         raise ModelError(f"{path} has no rows")
     networks: dict[tuple[str, Shape], LayerNetwork] = {}
     runs, errors = [], dict[int, str]()
     for line, row in rows:
         try:
+            if line in ragged:
+                raise ModelError(ragged[line])
             runs.append(_run(line, row, networks, path.parent))
         except ModelError as error:
             errors[line] = str(error)
@@ -145,8 +143,6 @@ def _run(
     networks: dict[tuple[str, Shape], LayerNetwork],
     folder: Path,
 ) -> NetworkRun:
-    if None in row or None in row.values():
-        raise ModelError("it has another number of values than the header")
     framework = row.get("framework", "").strip().lower() or FRAMEWORKS[0]
     if framework not in FRAMEWORKS:
         raise ModelError(f"no framework {framework!r}; choose {', '.join(FRAMEWORKS)}")

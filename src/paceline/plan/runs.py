@@ -17,6 +17,7 @@ from paceline.errors import ModelError, PacelineError
 from paceline.model.cluster import Cluster
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.cluster_yaml import load_cluster
+from paceline.model.csv_table import read_csv
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.packing import Packing, documents_of
@@ -58,8 +59,6 @@ DEFAULT_VOCAB = 51_200
 
 #: GPUs from the years before fused attention was usual.
 _UNFUSED = ("v100", "a100")
-
-_MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -290,37 +289,16 @@ def _read_table(
     path: Path,
 ) -> tuple[tuple[str, ...], list[dict[str, str]], tuple[int, ...], dict[int, str]]:
     """Columns, rows, their lines, and errors of lines with a wrong number of cells."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelError(f"{path} has {path.stat().st_size:,} bytes; is it a table of runs?")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ModelError(f"{path} is no text (UTF-8); runs are read from CSV") from None
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
-    try:
-        reader = csv.reader(io.StringIO(text), strict=True)
-        lines = [[cell.strip() for cell in line] for line in reader]
-    except csv.Error as error:
-        raise ModelError(f"{path} is no CSV: {error}") from None
-    if not lines or not any(lines[0]):
+    table = read_csv(path, "table of runs")
+    columns = table.columns
+    if not any(columns):
         raise ModelError(f"{path} is empty; the first line names the columns")
-    columns = tuple(lines[0])
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
         raise ModelError(f"{path} has the column {twice[0]!r} more than once")
-    rows, numbers, ragged = [], [], dict[int, str]()
-    for number, line in enumerate(lines[1:], start=2):
-        if not any(line):
-            continue
-        if len(line) != len(columns):
-            ragged[number] = f"has {len(line)} cells, the header {len(columns)}"
-        cells = [*line, *[""] * len(columns)]
-        rows.append(dict(zip(columns, cells, strict=False)))
-        numbers.append(number)
-    if not rows:
+    if not table.lines:
         raise ModelError(f"{path} has a header but no run")
-    return columns, rows, tuple(numbers), ragged
+    return columns, table.rows(), tuple(line for line, _ in table.lines), table.ragged()
 
 
 def _run(row: Cells, line: int, ignore_gpu: bool) -> Run:
