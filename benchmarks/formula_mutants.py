@@ -35,6 +35,7 @@ TESTS = (
     "hybrid",
     "packing",
     "adapters",
+    "compressed",
 )
 
 #: Name -> file below ``src/paceline/model``, the text, what it becomes.
@@ -202,6 +203,29 @@ MUTANTS = {
         "self.efficiency.hidden_dp * total",
         "1.0 * total",
     ),
+    "kept entries of all tokens": (
+        "compressed.py",
+        "kept = complete_entries(self.fine, seq_len, self.top_k)\n        return mean_keys",
+        "kept = complete_entries(self.fine, seq_len)\n        return mean_keys",
+    ),
+    "entries halved": ("compressed.py", "(full - 1) * rate / 2 +", "(full - 1) * rate / 4 +"),
+    "compressed core halved": (
+        "attention_work.py",
+        "flops = 4.0 * tokens * wide * keys",
+        "flops = 2.0 * tokens * wide * keys",
+    ),
+    "streams mixed as one": (
+        "layer_maker.py",
+        "(2 * streams + 1) * size, (3 * streams + 2) * size",
+        "3 * size, 5 * size",
+    ),
+    "streams summed for nothing": (
+        "layer_maker.py",
+        "sums = (streams + 1) * size, (3 * streams + 1) * size",
+        "sums = 0.0, 0.0",
+    ),
+    "one stream kept": ("activations.py", "(llm.streams + 1) * s.wide +", "2 * s.wide +"),
+    "one stream handed on": ("costs.py", "self.llm.hidden * self.llm.streams", "self.llm.hidden"),
     "TP overlap hides at few tokens": (
         "layer_costs.py",
         "min(1.0, tokens / TP_OVERLAP_TOKENS)",

@@ -43,6 +43,8 @@ PUBLISHED = {
     "llama3.1-8b": 8.030261248,
     "llama3.1-70b": 70.553706496,
     "llama3.1-405b": 405.853388800,
+    "deepseek-v4-flash": 284.332230231,  # test_model_compressed.py
+    "deepseek-v4-pro": 1572.997179491,
     "llama3.2-1b": 1.235814400,  # this and those below: see TRANSFORMERS
     "llama4-scout": 107.769861120,
     "llama4-maverick": 400.711848960,

@@ -15,6 +15,7 @@ torchao keeps it in bf16 and casts again;
 from __future__ import annotations
 
 from paceline.model.blocks import Indexer, LatentAttention
+from paceline.model.compressed import COARSE, FINE, CompressedAttention, stream_maps
 from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
@@ -58,7 +59,7 @@ def layer_activations(
     else:
         full, cheap = _whole_layer(llm, kind, s, plan, rules)
     if plan.recompute == "full":
-        return s.wide / s.split, full
+        return llm.streams * s.wide / s.split, full
     if plan.recompute_modules:
         return _without_modules(llm, kind, s, plan, rules, full)
     if plan.recompute == "selective":
@@ -120,6 +121,11 @@ def _whole_layer(
     full = (blocks * llm.block_norms * s.wide + blocks * s.input + blocks * mask) / s.split
     if "*" in kind.blocks:
         full += _attention(llm, s, plan)
+    if llm.compressed is not None:
+        full += _compressed_attention(llm, llm.compressed, kind.blocks[0], s)
+    if llm.streams > 1:
+        # The streams before each block, its result, and fp32 maps.
+        full += blocks * ((llm.streams + 1) * s.wide + 4 * s.tokens * stream_maps(llm.streams))
     mlp, act = 0.0, 0.0
     if kind.moe:
         mlp, act = _mixture(llm, s, plan)
@@ -186,6 +192,24 @@ def _sparse_attention(index: Indexer, latent: LatentAttention, s: _Sizes, heads:
     small = (index.heads + 1) * index.head_dim
     own = s.tokens * (s.element * (core + small) + 4 * index.heads + 8 * min(index.top_k, s.seq))
     return s.queries + s.out * (1 + s.share if s.fp8 else 1) + s.statistics + own
+
+
+def _compressed_attention(llm: LLM, c: CompressedAttention, kind: str, s: _Sizes) -> float:
+    """Tensors that compressed attention keeps, with the operators of ``operators``.
+
+    They are queries' latent, queries before and after their norm, the shared key before and after
+    its norm, values and gates of entries, the result, the groups' output, and statistics. An
+    indexer keeps its queries, its entries, the heads' weights, and indices and scores of 4 bytes.
+    """
+    columns = c.q_rank + 2 * llm.head_dim + c.groups * c.group_rank
+    small = 0.0
+    if kind == COARSE:
+        columns += 2 * llm.head_dim
+    elif kind == FINE:
+        columns += 4 * llm.head_dim + c.index_heads * c.index_dim + 4 * c.index_dim
+        small = 4 * c.index_heads + 8 * min(c.top_k, s.seq // c.fine)
+    own = s.tokens * (s.element * columns + small)
+    return 2 * s.queries + s.out * (1 + s.share if s.fp8 else 1) + s.statistics + own
 
 
 def _scores(llm: LLM, s: _Sizes, plan: Plan) -> float:
@@ -266,6 +290,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     transposed; with sequence parallelism the input is gathered again.
     """
     s = _Sizes(llm, plan)
+    wide = llm.streams * s.wide / s.split
     if kind.blocks == "*":
         return s.wide / s.split + s.queries + s.keys + s.values + s.out
     if kind.blocks == "M" and llm.mamba is not None:
@@ -286,7 +311,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
         inputs = s.wide + (s.input if s.split > 1 else 0.0)
     gradient = (2 if llm.gated else 1) * result
     product = inputs + gradient * (1 + 2 * s.share if s.fp8 else 1)
-    return s.wide / s.split + max(gradient + result, product)
+    return wide + max(gradient + result, product)
 
 
 def _mixer_work(mamba: Mamba, s: _Sizes, plan: Plan) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.model.blocks import Indexer, LatentAttention
+from paceline.model.compressed import COARSE, FINE, CompressedAttention, complete_entries
 from paceline.model.layer_maker import WorkMaker
 from paceline.model.operator_types import Collective, Operator
 
@@ -51,6 +52,76 @@ class AttentionMaker(WorkMaker):
             self.memory("attention-gate", 3 * size, 5 * size)
         self.linear("projection", self.tokens, llm.hidden, heads * llm.value_dim)
         self.adapter("projection", llm.hidden, heads * llm.value_dim)
+
+    def compressed_attention(self, kind: str) -> None:
+        """Projections, pooled entries, an indexer's selection, the core (DeepSeek-V4).
+
+        It follows transformers 5.24 (``deepseek_v4``), where no projection is split over tp. The
+        core reads each key once, as a fused kernel does. No kernel's source was read.
+        """
+        llm, c = self.llm, self.llm.compressed
+        if c is None:  # pragma: no cover (a layer kind with these blocks has it)
+            raise AssertionError
+        tokens, wide = self.tokens, llm.heads * llm.head_dim
+        self.linear("q-down", tokens, c.q_rank, llm.hidden)
+        self.linear("q-up", tokens, wide, c.q_rank)
+        self.linear("kv", tokens, llm.head_dim, llm.hidden)
+        size = 2.0 * tokens * (wide + llm.head_dim)
+        self.memory("qk-norm", 2 * size, 3 * size, kernels=2)
+        size = 2.0 * tokens * (2 * llm.heads + 1) * c.rope_dim  # of the result, too
+        self.memory("rotary", 2 * size, 2 * size, kernels=3)
+        if kind == COARSE:
+            self._pool("entries", llm.head_dim, c.coarse)
+        elif kind == FINE:
+            self._pool("entries", 2 * llm.head_dim, c.fine)
+            self._select(c)
+        keys = c.keys(kind, llm.seq_len)
+        flops = 4.0 * tokens * wide * keys
+        moved = self.element * tokens * (2.0 * wide + 2 * llm.head_dim)
+        for suffix, share in (("", 1.0), ("-backward", 2.5)):
+            ops = self.work.backward if suffix else self.work.forward
+            core = (share * flops, share * moved)
+            name = f"core-attention{suffix}"
+            ops.append(Operator(name, "attention", *core, precision=self.wide))
+        group = wide // c.groups
+        self.linear("projection-groups", tokens, c.group_rank, group, batch=c.groups)
+        self.linear("projection", tokens, llm.hidden, c.groups * c.group_rank)
+
+    def _pool(self, name: str, width: int, rate: int, *, detached: bool = False) -> None:
+        """Entries of ``rate`` tokens: values and gates, and their softmax-weighted sum."""
+        self.linear(name, self.tokens, 2 * width, self.llm.hidden, detached=detached)
+        size = 2.0 * self.tokens * 2 * width
+        self.memory(f"{name}-pool", size + size / (2 * rate), 2 * size + size / (2 * rate))
+
+    def _select(self, c: CompressedAttention) -> None:
+        """The indexer: its own entries, scores of all before a query, the best of them.
+
+        Its inputs are detached and it learns from the kept entries, as in :meth:`_sparse_core`.
+        """
+        llm, tokens, s = self.llm, self.tokens, self.llm.seq_len
+        inner = c.index_heads * c.index_dim
+        seen, kept = c.entries(FINE, s), complete_entries(c.fine, s, c.top_k)
+        self._pool("index-entries", 2 * c.index_dim, c.fine, detached=True)
+        self.linear("index-q", tokens, inner, c.q_rank, detached=True)
+        heads = c.index_heads
+        self.linear("index-weights", tokens, heads, llm.hidden, precision=self.wide, detached=True)
+        reads = self.element * (inner + c.index_dim)
+        scores = (tokens * 2.0 * inner * seen, tokens * (reads + 4 * seen))
+        back = (tokens * 6.0 * inner * kept, tokens * (2.5 * reads + 8 * kept))
+        self.work.forward.append(
+            Operator("index-scores", "attention", *scores, precision=self.wide)
+        )
+        topk = tokens * (4 * seen + 4 * c.top_k)
+        self.work.forward.append(Operator("index-topk", "memory", 0.0, topk, kernels=2))
+        wide = llm.heads * llm.head_dim
+        loss = (
+            tokens * 2.0 * wide * kept,
+            tokens * (self.element * (wide + llm.head_dim) + 8 * kept),
+        )
+        self.work.forward.append(Operator("index-loss", "attention", *loss, precision=self.wide))
+        self.work.backward.append(
+            Operator("index-scores-backward", "attention", *back, precision=self.wide)
+        )
 
     def _fused_core(self, heads: int, kv_heads: int, window: int) -> None:
         """FlashAttention: only unmasked pairs are computed; 2 products forward, 5 backward."""

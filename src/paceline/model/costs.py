@@ -269,7 +269,7 @@ class CostModel(LayerCosts):
             return seconds
         element = plan.element_bytes
         tokens = plan.micro_batch * self.llm.seq_len / plan.cp
-        size = element * tokens * self.llm.hidden
+        size = element * tokens * self.llm.hidden * self.llm.streams
         stride = plan.tp * plan.cp * plan.dp
         hop_s = self.neighbour_s(size / plan.tp, plan.pp, stride)
         if plan.tp > 1 and not plan.sequence_parallel:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.model import hf_dense, hf_hybrid, hf_mixtures
+from paceline.model import hf_compressed, hf_dense, hf_hybrid, hf_mixtures
 from paceline.model.hf_config import HFConfig, load_config, printable_name
 from paceline.model.hf_fields import LLAMA_NEEDS
 from paceline.model.hf_vision import vision_tower
@@ -128,6 +128,7 @@ _READERS: dict[str, Callable[[HFConfig], dict[str, Any]]] = {
     "DeepseekV2ForCausalLM": hf_mixtures.deepseek,
     "DeepseekV3ForCausalLM": hf_mixtures.deepseek,
     "DeepseekV32ForCausalLM": hf_mixtures.deepseek_v32,
+    "DeepseekV4ForCausalLM": hf_compressed.deepseek_v4,
     "GlmMoeDsaForCausalLM": hf_mixtures.deepseek_v32,
     "KimiK2ForCausalLM": hf_mixtures.deepseek,
     "GptOssForCausalLM": hf_mixtures.gpt_oss,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.model.compressed import stream_maps
 from paceline.model.llm import LLM
 from paceline.model.operator_types import Collective, LayerWork, Operator
 from paceline.model.plan import Plan
@@ -51,6 +52,26 @@ class WorkMaker:
         size = 2.0 * self.tokens * self.llm.hidden / self.split
         forward, backward = (3.5, 5.5) if self.dropout else (3.0, 3.0)
         self.memory(name, forward * size, backward * size)
+
+    def collapse(self, name: str) -> None:
+        """Residual streams become a block's input: their norm, the maps, a weighted sum.
+
+        A backward adds its gradient to that of the streams. Sinkhorn's iterations on a few numbers
+        per token are taken to be part of a kernel (fused mHC of Megatron-Bridge, 067f987).
+        """
+        streams, hidden = self.llm.streams, self.llm.hidden
+        size = 2.0 * self.tokens * hidden
+        self.memory(f"streams-norm-{name}", streams * size, 2 * streams * size)
+        maps, k = stream_maps(streams), streams * hidden
+        self.linear(f"streams-maps-{name}", self.tokens, maps, k, precision=self.wide)
+        sums = (streams + 1) * size, (3 * streams + 1) * size
+        self.memory(f"streams-sum-{name}", *sums)
+
+    def mix(self, name: str) -> None:
+        """A block's result and the streams become the next streams."""
+        streams = self.llm.streams
+        size = 2.0 * self.tokens * self.llm.hidden
+        self.memory(f"streams-mix-{name}", (2 * streams + 1) * size, (3 * streams + 2) * size)
 
     def enter(self, name: str) -> None:
         """Messages where activations enter tensor-parallel operators (Megatron's f, or g-bar)."""

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.model.compressed import (
+    KINDS,
+    end_stream_parameters,
+    stream_flops,
+    stream_parameters,
+)
 from paceline.model.llm_fields import LLMFields
 from paceline.model.vision import VisionCost, VisionTower
 
@@ -94,6 +100,16 @@ class LLM(LLMFields):
         return (1 if self.pattern else 2) * self.block_norms * self.final_norm_parameters
 
     @property
+    def stream_parameters(self) -> int:
+        """Parameters of one block's hyper-connection; 0 with a single residual stream."""
+        return stream_parameters(self.streams, self.hidden)
+
+    @property
+    def end_parameters(self) -> int:
+        """Parameters between the last layer and the output projection."""
+        return self.final_norm_parameters + end_stream_parameters(self.streams, self.hidden)
+
+    @property
     def final_norm_parameters(self) -> int:
         """Parameters of the norm before the output projection."""
         return self._norm_size * self.hidden
@@ -156,7 +172,7 @@ class LLM(LLMFields):
     def parameters(self) -> int:
         """Parameters in all."""
         layers = sum(n * self._block_parameters(b) for b, n in self.block_counts.items() if n)
-        ends = self.embedding_parameters + self.final_norm_parameters + self.head_parameters
+        ends = self.embedding_parameters + self.end_parameters + self.head_parameters
         return layers + ends + self.mtp_parameters + self.vision_parameters
 
     @property
@@ -216,7 +232,7 @@ class LLM(LLMFields):
             attends += self.mtp_layers * self.mtp_blocks.count("*") * [self.layers - 1]
         pairs = sum(self.attention_pairs(i, seq_len, causal) for i in attends)
         attention = 6.0 * pairs * self.heads * (self.qk_dim + self.value_dim)
-        scans = 0.0
+        scans = self._compressed_flops(seq_len, causal)
         for letter, mixer in (("M", self.mamba), ("G", self.delta)):
             if mixer is not None:
                 scans += 3.0 * self._passes(letter) * mixer.model_flops_per_token
@@ -227,6 +243,25 @@ class LLM(LLMFields):
             attention += len(attends) * self.index.model_flops_per_token(*widths, *met)
         vision = self.vision_flops[0] / self.useful_tokens if self.vision else 0.0
         return 6.0 * self._active_matmul + attention + scans + vision
+
+    def _compressed_flops(self, seq_len: int | None, causal: bool) -> float:
+        """FLOPs of one token's compressed attention and residual streams, without matrices."""
+        blocks = sum(self.block_counts.values())
+        streams = blocks * stream_flops(self.streams, self.hidden)
+        streams += (
+            6.0
+            * (end_stream_parameters(self.streams, self.hidden) - self.streams - 1)
+            * (self.streams > 1)
+        )
+        if self.compressed is None:
+            return streams
+        s = float(self.seq_len if seq_len is None else seq_len)
+        widths = (self.hidden, self.heads, self.head_dim)
+        for kind in KINDS:
+            layer = self.compressed.model_flops_per_token(kind, *widths, s)
+            core = 12.0 * self.heads * self.head_dim * self.compressed.keys(kind, s)
+            streams += self.block_counts[kind] * (layer + (0 if causal else core))
+        return streams
 
     @property
     def weight_gradient_flops_per_token(self) -> float:
@@ -249,6 +284,8 @@ class LLM(LLMFields):
         matrices = (3 if self.gated else 2) * self.hidden
         if letter == "*":
             return self.attention_matmul
+        if letter in KINDS and self.compressed is not None:
+            return self.compressed.matmul(letter, self.hidden, self.heads, self.head_dim)
         if letter == "M" and self.mamba is not None:
             return self.mamba.matmul(self.hidden)
         if letter == "G" and self.delta is not None:
@@ -269,10 +306,13 @@ class LLM(LLMFields):
         """Parameters of a block and of its norms."""
         if letter == "*":
             count = self.attention_parameters
+        elif letter in KINDS and self.compressed is not None:
+            sizes = (self.hidden, self.heads, self.head_dim)
+            count = self.compressed.parameters(letter, *sizes)
         elif letter == "M" and self.mamba is not None:
             count = self.mamba.parameters(self.hidden)
         elif letter == "G" and self.delta is not None:
             count = self.delta.parameters(self.hidden)
         else:
             count = self.moe_ffn_parameters if letter == "E" else self.dense_ffn_parameters
-        return count + self.block_norms * self.final_norm_parameters
+        return count + self.block_norms * self.final_norm_parameters + self.stream_parameters

@@ -76,6 +76,7 @@ def check_agreement(llm: Any, where: str) -> None:
             fields=("packing", "bidirectional"),
         )
     _agree_with_vision(llm, where)
+    _agree_with_compressed(llm, where)
     if llm.pattern or llm.mamba is not None:
         _agree_with_pattern(llm, where)
     elif llm.moe is not None and not llm.moe_layers:
@@ -122,4 +123,40 @@ def _agree_with_vision(llm: Any, where: str) -> None:
             f"{where}: {tower.images} images of {tower.patches} patches are "
             f"{tower.image_tokens} tokens, more than seq_len {llm.seq_len}",
             fields=("seq_len", "vision"),
+        )
+
+
+def _agree_with_compressed(llm: Any, where: str) -> None:
+    compressed = llm.compressed
+    if llm.streams > 1 and compressed is None:
+        raise ModelError(
+            f"{where}: streams are modelled beside compressed attention alone",
+            fields=("streams", "compressed"),
+        )
+    if compressed is None:
+        return
+    if len(compressed.layers) != llm.layers:
+        raise ModelError(
+            f"{where}: compressed.layers has {len(compressed.layers)} letters, not {llm.layers}",
+            fields=("layers", "compressed"),
+        )
+    if llm.heads % compressed.groups:
+        raise ModelError(
+            f"{where}: heads {llm.heads} is not a multiple of the {compressed.groups} groups",
+            fields=("heads", "compressed"),
+        )
+    fields = ("latent", "index", "window", "pattern", "mamba", "delta", "vision")
+    beside = [field for field in fields if getattr(llm, field)]
+    flags = ("sinks", "gated_attention", "qk_norm", "bias", "qkv_bias", "bidirectional")
+    beside += [field for field in flags if getattr(llm, field)]
+    beside += ["mtp_layers"] if llm.mtp_layers else []
+    if beside:
+        raise ModelError(
+            f"{where}: {beside[0]} beside compressed attention is not modelled",
+            fields=("compressed", beside[0]),
+        )
+    if llm.packed.documents:
+        raise ModelError(
+            f"{where}: packed documents beside compressed attention are not modelled",
+            fields=("compressed", "packing"),
         )

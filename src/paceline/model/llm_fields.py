@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
+from paceline.model.compressed import KINDS, CompressedAttention
 from paceline.model.delta_net import DeltaNet
 from paceline.model.field_checks import check_whole_number, one_of
 from paceline.model.llm_check import check_agreement
@@ -31,6 +32,7 @@ RECORDS: dict[str, type[Any] | tuple[type[Any], ...]] = {
     "index": Indexer,
     "mamba": Mamba,
     "delta": DeltaNet,
+    "compressed": CompressedAttention,
     "vision": (VisionTower, VisionCost),
     "packing": Packing,
 }
@@ -95,6 +97,9 @@ class LLMFields:
             experts.
         mamba: the Mamba-2 mixers of a hybrid model.
         delta: the gated DeltaNets, in place of the attention of most layers.
+        compressed: attention to a window and to pooled entries, in place of the attention of all
+            layers (DeepSeek-V4).
+        streams: parallel residual streams, mixed around each block by hyper-connections.
         vision: the vision tower before the first layer, whose tokens are among ``seq_len``; None =
             text alone.
         packing: how documents fill the samples; None = one document fills each.
@@ -141,6 +146,8 @@ class LLMFields:
     pattern: str = ""
     mamba: Mamba | None = None
     delta: DeltaNet | None = None
+    compressed: CompressedAttention | None = None
+    streams: int = 1
     vision: VisionTower | VisionCost | None = None
     packing: Packing | None = None
     left_out: str = ""
@@ -151,7 +158,7 @@ class LLMFields:
                 f"a model needs a name, not {reprlib.repr(self.name)}", fields=("name",)
             )
         where = f"the model {self.name}"
-        for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every"):
+        for field in ("layers", "hidden", "heads", "vocab", "seq_len", "window_every", "streams"):
             check_whole_number(self, field, 1, where)
         for field in (
             "kv_heads",
@@ -211,6 +218,8 @@ class LLMFields:
         """The blocks of layer ``i`` (from 0), each after its norm, as letters of ``pattern``."""
         if self.pattern:
             return self.pattern[i]
+        if self.compressed is not None:
+            return self.compressed.layers[i] + ("E" if self.is_moe_layer(i) else "-")
         linear = self.delta is not None and (i + 1) % self.delta.full_every
         return ("G" if linear else "*") + ("E" if self.is_moe_layer(i) else "-")
 
@@ -225,6 +234,9 @@ class LLMFields:
         if self.pattern:
             return {letter: self.pattern.count(letter) for letter in "MG*-E"}
         dense = self.layers - self.moe_layers
+        if self.compressed is not None:
+            kinds = {kind: self.compressed.layers.count(kind) for kind in KINDS}
+            return {**kinds, "M": 0, "G": 0, "*": 0, "-": dense, "E": self.moe_layers}
         full = self.layers // self.delta.full_every if self.delta else self.layers
         linear = self.layers - full
         return {"M": 0, "G": linear, "*": full, "-": dense, "E": self.moe_layers}

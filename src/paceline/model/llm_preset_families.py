@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.model.blocks import LatentAttention, MoE
+from paceline.model.compressed import CompressedAttention
 from paceline.model.llm import LLM
 
 # Fields that Llama and all later models here share. A ``rotary_base`` beside them is that of
@@ -234,4 +235,44 @@ def nemotron4() -> Iterator[LLM]:
             seq_len=4096,
             rotary_base=10_000,
             **shared,
+        )
+
+
+def deepseek_v4() -> Iterator[LLM]:
+    """DeepSeek-V4 without multi-token prediction, which transformers leaves out.
+
+    The configs of deepseek-ai/DeepSeek-V4-Flash and -Pro as transformers 5.24 has them (defaults of
+    ``DeepseekV4Config``; its module's text for Pro). ``compress_ratios`` and Pro's other numbers
+    are those of a published copy of its config. 4,096 tokens as Megatron-Bridge trains (067f987,
+    ``deepseek_v4_bridge.py``).
+    """
+    for name, hidden, heads, q_rank, groups, top_k, experts, ffn, layers in (
+        ("flash", 4096, 64, 1024, 8, 512, 256, 2048, "WW" + 20 * "FC" + "F"),
+        ("pro", 7168, 128, 1536, 16, 1024, 384, 3072, "CC" + 29 * "FC" + "F"),
+    ):
+        yield LLM(
+            name=f"deepseek-v4-{name}",
+            layers=len(layers),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=1,
+            head_dim=512,
+            vocab=129280,
+            seq_len=4096,
+            rotary_base=10_000,
+            streams=4,
+            moe=MoE(experts=experts, top_k=6, ffn=ffn, shared_experts=1),
+            compressed=CompressedAttention(
+                layers=layers,
+                q_rank=q_rank,
+                rope_dim=64,
+                window=128,
+                groups=groups,
+                group_rank=1024,
+                index_heads=64,
+                index_dim=128,
+                top_k=top_k,
+            ),
+            left_out="multi-token prediction",
+            **MODERN,
         )

@@ -17,6 +17,7 @@ from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.llm_preset_families import (
     MODERN,
+    deepseek_v4,
     gemma3,
     glm45,
     llama4,
@@ -488,6 +489,7 @@ _FAMILIES = (
     mistral,
     _mixtral,
     _deepseek,
+    deepseek_v4,
     _sparse,
     glm45,
     minimax_m2,

@@ -64,7 +64,7 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
     dense[0] += rows + learned + vision_share(llm, plan)[0]
     if not (llm.tied and ends_meet(plan)):
         dense[-1] += rows
-    dense[-1] += llm.final_norm_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
+    dense[-1] += llm.end_parameters + llm.mtp_parameters / plan.tp * (not llm.moe)
     if llm.moe and llm.mtp_layers:
         shares = [layer_share(llm, blocks, plan) for blocks in llm.mtp_pattern or [llm.mtp_blocks]]
         module = sum(share[0] for share in shares) + 2 * llm.hidden**2 / plan.tp
@@ -127,6 +127,10 @@ def layer_share(llm: LLM, blocks: str, plan: Plan) -> tuple[float, float]:
     """(shared by all DP ranks, of experts) on one GPU of a layer of these blocks."""
     norms = len(blocks) * llm.block_norms * llm.final_norm_parameters
     dense = _attention_share(llm, plan, norms) if "*" in blocks else float(norms)
+    dense += len(blocks) * llm.stream_parameters
+    if llm.compressed is not None:  # not split over tp, as plans are refused
+        sizes = (llm.hidden, llm.heads, llm.head_dim)
+        dense += llm.compressed.parameters(blocks[0], *sizes)
     if "M" in blocks and llm.mamba is not None:
         dense += llm.mamba.parameters(llm.hidden) / plan.tp
     if "G" in blocks and llm.delta is not None:

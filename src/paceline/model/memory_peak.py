@@ -180,7 +180,7 @@ def framework_bytes(llm: LLM, plan: Plan) -> float:
 
 def _stream_bytes(llm: LLM, plan: Plan) -> float:
     """Bytes of a microbatch's residual stream, not split over the tensor-parallel ranks."""
-    return plan.element_bytes * plan.micro_batch * llm.seq_len / plan.cp * llm.hidden
+    return plan.element_bytes * plan.micro_batch * llm.seq_len / plan.cp * llm.hidden * llm.streams
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ have the names of Shoeybi et al. 2019 (Megatron-LM) and Korthikanti et al. 2022.
 from __future__ import annotations
 
 from paceline.model.attention_work import AttentionMaker
+from paceline.model.compressed import KINDS
 from paceline.model.llm import LLM
 from paceline.model.network import places_visited
 from paceline.model.operator_types import (
@@ -45,7 +46,10 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
     """A layer: its blocks, each between a norm and the addition to the residual stream."""
     maker = LayerMaker(llm, plan)
     for block in kind.blocks:
-        name = {"*": "attention", "M": "mixer", "G": "delta"}.get(block, "mlp")
+        names = {"*": "attention", "M": "mixer", "G": "delta", **dict.fromkeys(KINDS, "attention")}
+        name = names.get(block, "mlp")
+        if llm.streams > 1:
+            maker.collapse(name)
         maker.norm(f"norm-{name}")
         if block == "E":
             maker.experts()
@@ -53,6 +57,8 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
             maker.enter(f"{name}-in")
             if block == "*":
                 maker.attention(kind.window)
+            elif block in KINDS:
+                maker.compressed_attention(block)
             elif block == "M":
                 maker.mixer()
             elif block == "G":
@@ -62,7 +68,10 @@ def layer_work(llm: LLM, kind: LayerKind, plan: Plan) -> LayerWork:
             maker.leave(f"{name}-out")
         if llm.post_norms:
             maker.norm(f"norm-{name}-behind")
-        maker.residual(f"residual-{name}")
+        if llm.streams > 1:
+            maker.mix(name)
+        else:
+            maker.residual(f"residual-{name}")
     work = maker.work
     as_torch_runs(work, llm, plan)
     repeat(work, plan)

@@ -40,6 +40,7 @@ def problems(plan: Plan, llm: LLM, cluster_gpus: int | None = None) -> list[str]
         reasons.append(f"adapter_rank {plan.adapter_rank} exceeds hidden {llm.hidden}")
     if plan.adapter_rank and llm.latent is not None:
         reasons.append("adapters on multi-head latent attention are not modelled")
+    reasons += _compressed_problems(plan, llm)
     if plan.adapter_rank and llm.pattern:
         reasons.append("adapters on hybrid models are not modelled")
     if plan.adapter_rank and llm.delta is not None:
@@ -91,6 +92,20 @@ def _tensor_problems(plan: Plan, llm: LLM) -> list[str]:
     if plan.overlap_tp and tp > 1 and not plan.sequence_parallel:
         reasons.append("overlap_tp needs sequence_parallel")
     return reasons
+
+
+def _compressed_problems(plan: Plan, llm: LLM) -> list[str]:
+    """Reasons against a plan for compressed attention, whose projections no source splits."""
+    if llm.compressed is None:
+        return []
+    given = {
+        "tp > 1": plan.tp > 1,
+        "cp > 1": plan.cp > 1,
+        "attention that is not fused": not plan.flash,
+        "adapters": plan.adapter_rank > 0,
+        "recompute module core_attn": "core_attn" in plan.recompute_modules,
+    }
+    return [f"{name} with compressed attention is not modelled" for name in given if given[name]]
 
 
 def _vision_problems(plan: Plan, llm: LLM) -> list[str]:

@@ -132,6 +132,8 @@ def necessary(shapes: Shapes) -> list[Case]:
                     obstacles.append("there is no operator to measure its DeltaNets with")
                 if llm.index is not None:
                     obstacles.append("there is no operator to measure its sparse attention with")
+                if llm.compressed is not None:
+                    obstacles.append("there is no operator to measure compressed attention with")
                 reasons += obstacles
                 legal += not obstacles
                 for case in () if obstacles else _cases_of(llm, plan):

@@ -101,6 +101,7 @@ def untested_blocks(llm: LLM) -> list[str]:
         name
         for name, given in (
             ("sparse attention", llm.index is not None),
+            ("compressed attention", llm.compressed is not None),
             ("gated DeltaNets", llm.delta is not None),
             ("a vision tower", llm.vision is not None),
             ("latent experts", llm.moe is not None and llm.moe.latent > 0),

@@ -91,6 +91,10 @@ def plan_flags(llm: LLM, plan: Plan) -> Flags:
         raise PlanError(
             f"no flags of {MEGATRON} are written for latent experts", fields=("moe", "latent")
         )
+    if llm.compressed is not None:
+        raise PlanError(
+            f"no flags of {MEGATRON} are written for compressed attention", fields=("compressed",)
+        )
     if llm.vision is not None:
         raise PlanError(f"{MEGATRON} has no images in pretrain_gpt.py", fields=("vision",))
     if llm.index is not None:

@@ -76,6 +76,7 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     gated = llm.delta is not None or llm.gated_attention
     refuse(TORCHTITAN, "linear or gated attention", gated)
     refuse(TORCHTITAN, "sparse attention", llm.index is not None)
+    refuse(TORCHTITAN, "compressed attention", llm.compressed is not None)
     refuse(TORCHTITAN, "latent experts", llm.moe is not None and llm.moe.latent > 0)
     refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
     refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
