@@ -1,6 +1,7 @@
 """How far predictions are from measured steps: the tables of docs/accuracy.md.
 
     python benchmarks/predict.py [--data ../shared/data/llm] [--published FILE] [--runs FILE]
+    python benchmarks/predict.py --calculon CHECKOUT --llm-analysis CHECKOUT
     python benchmarks/predict.py --table mlperf|published|memory FILE [--json]
 
 1. Measured A100 runs (``megatron_a100_calibration.csv``): datasheet presets, no calibration.
@@ -8,6 +9,7 @@
 3. Throughput published for newer GPUs (``published_2025.csv``): presets, and one efficiency factor
    per GPU and precision, fitted on the dense models, each row predicted without itself.
 
+With checkouts of other predictors, the first table alone with theirs beside it (``peers.py``).
 With ``--table``, one file of the columns of a shared table, row by row (``predict_table.py``).
 """
 
@@ -22,11 +24,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from peers import PEERS
 from predict_table import TABLES, published_job, published_seconds
 from shared_folder import SHARED
 
 from paceline.plan.calibrate import calibrate, cross_validate, folds
 from paceline.plan.predict import predict
+from paceline.plan.ranking import rank
 from paceline.plan.runs import error_table, read_runs, runs_cluster
 
 DATA = SHARED / "data" / "llm"
@@ -46,6 +50,26 @@ def worst(names, measured, predicted, count=5):
     share = np.asarray(predicted) / np.asarray(measured) - 1
     for i in np.argsort(-np.abs(share))[:count]:
         print(f"    {share[i]:+.0%}  {names[i]}")
+
+
+def beside_peers(path, checkouts):
+    """The A100 runs by this predictor's presets and by others."""
+    runs = read_runs(path, need_times=True).runs
+    cluster = runs_cluster(runs, None)
+    measured = np.array([run.measured_s for run in runs])
+    ours = [predict(run.llm, run.plan, cluster).step_time_s for run in runs]
+    for name, seconds in {
+        "Paceline, presets": ours,
+        **{name: PEERS[name](path, runs, cluster) for name, path in checkouts.items()},
+    }.items():
+        done = [i for i, value in enumerate(seconds) if value is not None]
+        show(f"A100, {name}", measured[done], [seconds[i] for i in done])
+        jobs = [(runs[i].llm, runs[i].plan) for i in done]
+        order = rank(jobs, measured[done], [seconds[i] for i in done])
+        print(
+            f"    pairs of plans in the right order: {order.right} of {order.pairs}; "
+            f"regret {order.regret:.1%}, worst {order.worst_regret:.1%}"
+        )
 
 
 def a100(path):
@@ -135,6 +159,8 @@ def main():
     parser.add_argument("--table", choices=TABLES, help="predict the rows of one file")
     parser.add_argument("file", nargs="?", type=Path, help="with --table: the file")
     parser.add_argument("--json", action="store_true", help="with --table: print a list")
+    for name in PEERS:
+        parser.add_argument(f"--{name.lower()}", type=Path, help=f"a checkout of {name}")
     args = parser.parse_args()
     if (args.table is None) != (args.file is None):
         parser.error("--table takes a FILE, and only --table does")
@@ -146,6 +172,11 @@ def main():
     for path in (runs, throughputs):
         if not path.is_file():
             sys.exit(f"{path} is not there; give --data")
+    checkouts = {name: getattr(args, name.lower().replace("-", "_")) for name in PEERS}
+    checkouts = {name: path for name, path in checkouts.items() if path is not None}
+    if checkouts:
+        beside_peers(runs, checkouts)
+        return
     a100(runs)
     print()
     published(throughputs)
