@@ -36,7 +36,7 @@ def test_long_steps_that_recur_are_told_three_times_at_most(every, length, seed)
     *_, last = events
     assert last.kind == "relief"
     assert length <= last.bursts_up_to <= length + 6
-    assert f"of up to {last.bursts_up_to} steps are not told from now on" in last.explain()
+    assert f"of up to {last.bursts_up_to} steps are not reported from now on" in last.explain()
     (*_, job) = job_events(events, 1)
     assert job.to_mapping()["bursts_up_to"] == last.bursts_up_to
     assert "; bursts recur" in job.explain()

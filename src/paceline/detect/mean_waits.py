@@ -65,7 +65,7 @@ class Wait:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             **asdict(self.bucket),
             "late": asdict(self.late),
@@ -100,7 +100,7 @@ class SlowTransfer:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             **asdict(self.bucket),
             "bandwidth_gbs": self.bandwidth_gbs,
@@ -149,7 +149,7 @@ class MeanWaits:
         return "\n".join(lines)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "mean-waits",
             "gpus": self.n_gpus,

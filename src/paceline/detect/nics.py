@@ -135,7 +135,7 @@ class Network:
     notes: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it; null where a number is not known."""
+        """The same as JSON values; null for unknown numbers."""
         return {
             "nics": [
                 {

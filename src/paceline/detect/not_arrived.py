@@ -137,7 +137,7 @@ class Standing:
         return [(verb, ranks) for verb, ranks in by_why.items() if ranks]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         comm = self.communicator
         return {
             "hash": comm.hash,
@@ -216,7 +216,7 @@ class NotArrived:
         return "no rank is behind, and none is missing"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "not-arrived",
             "statuses": [

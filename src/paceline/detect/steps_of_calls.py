@@ -72,7 +72,7 @@ class StepTimes:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "period",
             "calls": {str(rank): period.calls for rank, period in self.periods.items()},
