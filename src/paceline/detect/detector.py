@@ -323,7 +323,8 @@ class Detector:
         usable = np.isfinite(level_s) & np.isfinite(self._floats[:, columns.LEVEL_S])
         for column in (columns.LEVEL_S, columns.HEALTHY_S, columns.MIDDLE_S):
             self._floats[usable, column] = level_s[usable]
-        self._wholes[usable, columns.AGE], self._wholes[usable, columns.SLOW] = levels.LOW, 0
+        self._wholes[usable, columns.AGE] = levels.LOW
+        self._end_episodes(usable)
 
     def accept(self, rank: int | None = None) -> None:
         """Take the current level as healthy, for example after a planned change.
@@ -338,5 +339,14 @@ class Detector:
             raise DetectError(f"rank {rank} is not among the {self.ranks} ranks")
         rows = slice(None) if rank is None else slice(rank, rank + 1)
         self._floats[rows, columns.HEALTHY_S] = self._floats[rows, columns.LEVEL_S]
-        self._floats[rows, columns.LOST_S] = self._floats[rows, columns.SPENT_S] = 0.0
-        self._wholes[rows, columns.SLOW] = 0
+        self._end_episodes(rows)
+
+    def _end_episodes(self, rows: slice | npt.NDArray[np.bool_]) -> None:
+        """End the episodes of some ranks without events, also for ramps that go on."""
+        floats, wholes = self._floats, self._wholes
+        floats[rows, columns.LOST_S] = floats[rows, columns.SPENT_S] = 0.0
+        on_ramp = wholes[rows, columns.INITIAL] == levels.ON_RAMP
+        level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
+        floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)
+        wholes[rows, columns.INITIAL] = np.where(on_ramp, 0, wholes[rows, columns.INITIAL])
+        wholes[rows, columns.SLOW] = 0
