@@ -282,13 +282,35 @@ class Detector:
             self._wholes,
             out,
         )
-        return [self._event(row, step) for row in out[:n].tolist()] if n else []
+        if not n:
+            return []
+        silent = [int(rank) for code, rank, *_ in out[:n].tolist() if code == levels.SILENT]
+        first_missing = self._first_missing(silent, step) if silent else {}
+        return [self._event(row, step, first_missing) for row in out[:n].tolist()]
 
-    def _event(self, row: list[float], step: int) -> Event:
+    def _first_missing(self, ranks: list[int], step: int) -> dict[int, int]:
+        """Rank -> first step without a sample, by the other ranks; without any, by equal gaps."""
+        seen = self._wholes[:, columns.SEEN]
+        at = (seen[:, None] - 1 - np.arange(SILENT_AFTER)) % columns.RING
+        steps = np.take_along_axis(self._number, at, axis=1)
+        known = np.unique(steps[~np.isnan(np.take_along_axis(self._ring, at, axis=1))])
+        first_missing = {}
+        for rank in ranks:
+            last = min(int(steps[rank, 0]), step - SILENT_AFTER) if seen[rank] else None
+            later = known if last is None else known[known > last]
+            if len(later):
+                first_missing[rank] = int(later[0])
+            elif last is None:
+                first_missing[rank] = step - SILENT_AFTER + 1
+            else:
+                first_missing[rank] = last + round((step - last) / SILENT_AFTER)
+        return first_missing
+
+    def _event(self, row: list[float], step: int, first_missing: dict[int, int]) -> Event:
         code, rank, since, factor, before, lost_s, healthy_s, bursts, every = row
         kind = _KINDS[int(code)]
         if kind == "silent":
-            since = step - SILENT_AFTER + 1
+            since = first_missing[int(rank)]
         first = None
         if kind in SLOW_KINDS or kind == "faster":
             first = estimate(self._floats[int(rank)], self._wholes[int(rank)], factor)
