@@ -126,7 +126,7 @@ def _always_late(profile: _Profile, step_s: float) -> Suspect:
         share=late_s / step_s,
         text=(
             f"comes {late_s * 1e3:.3g} ms later than its peers to every call, or its clock is "
-            "that far behind: check the clock first"
+            "ahead by as much: check the clock first"
         ),
     )
 
