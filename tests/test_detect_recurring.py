@@ -5,7 +5,7 @@ import pytest
 
 from paceline.detect.detector import Detector
 from paceline.detect.job import job_events
-from paceline.detect.samples import beat
+from paceline.detect.samples import burst_period
 
 N = 6000
 STEP = np.arange(N)
@@ -89,4 +89,4 @@ def test_a_beat_is_three_runs_alike(begins, lengths, found):
     y = np.ones(200)
     for begin, length in zip(begins, lengths, strict=True):
         y[begin : begin + length] = 1.5
-    assert beat(y, 200, False, 1.2)[:2] == found
+    assert burst_period(y, 200, False, 1.2)[:2] == found

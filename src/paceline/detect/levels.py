@@ -59,7 +59,7 @@ from paceline.detect.columns import (
 from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
 from paceline.detect.limits import PAUSE, SILENT_AFTER
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
-from paceline.detect.samples import FEWEST, beat, is_ramp, middle_mean, quantum
+from paceline.detect.samples import FEWEST, burst_period, is_ramp, middle_mean, quantum
 from paceline.detect.warm_up import (
     APART,
     is_falling,
@@ -239,7 +239,7 @@ def advance(
                 write(out, n_out, kind, rank, since, factor, before, f)
                 out[n_out, OUT_HEALTHY] *= scale
                 if kind == RELIEF:
-                    every, longest, _ = beat(y, n, False, f[LEVEL_S] * (1 + threshold))
+                    every, longest, _ = burst_period(y, n, False, f[LEVEL_S] * (1 + threshold))
                     if w[BURST_AT] == w[SEEN] and w[BURSTS] >= FEW_BURSTS:
                         every, longest = 0, w[BURST_LEN]
                     if longest > 0:
@@ -386,7 +386,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     if recent and count <= w[BURST_LEN] + BURST_LONGER:
         w[BURST_AT] = w[SEEN]  # bursts that continue belong to the job
         return False
-    every, longest, running = beat(y, n, True, level * (1 + threshold))
+    every, longest, running = burst_period(y, n, True, level * (1 + threshold))
     if every > 0 and running <= longest + BURST_LONGER:
         return False
     swings = w[SWINGS] >= 1 and w[SEEN] - w[SWING_AT] <= SWING_MEMORY
@@ -574,7 +574,7 @@ def compiled_advance() -> Callable[..., int]:
             mean_share,
             early_rise,
             is_ramp,
-            beat,
+            burst_period,
             middle_mean,
             change,
             learn_swing,

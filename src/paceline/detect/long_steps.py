@@ -96,9 +96,9 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
     if len(begins) < MIN_RUNS or is_long.mean() > MOST:
         return None
     lost_s = np.add.reduceat(np.where(is_long, x - usual, 0.0), begins)  # [run]
-    period, on_beat = _beat(rows[begins], lost_s, len(duration_s))
-    if period and lost_s[on_beat].sum() > (lost_s.sum() - lost_s.max()) / 2:
-        begins, ends, lost_s = begins[on_beat], ends[on_beat], lost_s[on_beat]
+    period, periodic = _find_period(rows[begins], lost_s, len(duration_s))
+    if period and lost_s[periodic].sum() > (lost_s.sum() - lost_s.max()) / 2:
+        begins, ends, lost_s = begins[periodic], ends[periodic], lost_s[periodic]
     else:
         period = 0
     # Without a period, the costliest run may be a single event, such as the job's start.
@@ -123,7 +123,7 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
     )
 
 
-def _beat(begins: Rows, lost_s: Array, n_rows: int) -> tuple[int, Rows]:
+def _find_period(begins: Rows, lost_s: Array, n_rows: int) -> tuple[int, Rows]:
     """Period of the runs of long steps (0 = none), and indices of the runs that have it.
 
     Candidates are the distances between the costliest runs, and the median gap. A period that runs

@@ -35,7 +35,7 @@ def is_ramp(y: Floats, n: int, count: int) -> bool:
     return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
 
 
-def beat(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
+def burst_period(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
     """Find periodic bursts: (period, longest length, length of the newest run) in samples.
 
     The last three runs of high samples must have similar lengths and distances, and fill at most a
