@@ -273,6 +273,8 @@ class SynthSpec:
                 len(pair) == 2 and all(0 < factor < np.inf for factor in pair),
                 f"stage factors are two positive numbers, forward and backward, not {pair}",
             )
+            for factor in pair:
+                _check_factor(factor, "stage factors")
 
     def _check_seqlens(self) -> None:
         _require(
