@@ -274,7 +274,7 @@ def test_a_trace_of_a_plan_with_a_split_backward_takes_what_the_plan_does(schedu
         ("--buckets 9", "9 buckets for 4 layers"),
         ("--layers 0", "layers must be a whole number from 1"),
         ("--expert-imbalance 0.2", "need expert-parallel ranks"),
-        ("--layers 2 --microbatches 1,2,1,2,1,2,1,2", "as many microbatches"),
+        ("--layers 2 --microbatches 1,2,1,2,1,2,1,2", "the same number of microbatches"),
         ("--fsdp --schedule zb-h1", "does not support layers"),
         ("--schedule zbv --vpp 3", "zbv has 2 chunks per stage (vpp), not 3"),
         ("--schedule dualpipev --microbatches 4", "microbatches"),
