@@ -78,9 +78,9 @@ def clock_doubts(replay_error: float, clamped: int) -> list[Warning]:
         return []
     text = (
         f"replaying the trace misses it by {replay_error:.1%}: {clamped} times are impossible (a "
-        "transfer ends before its last member starts, or an operation starts before what it waits "
-        "for has ended) and became 0. What rests on transfers is doubtful. If the workers' clocks "
-        "drift, fewer steps help (--steps)"
+        "transfer ends before its last member starts, or an operation starts before its "
+        "dependencies have ended) and became 0. What rests on transfers is doubtful. If the "
+        "workers' clocks drift, fewer steps help (--steps)"
     )
     return [Warning(IMPOSSIBLE_TIMES, text, {"replay_error": replay_error, "times": clamped})]
 
