@@ -82,7 +82,7 @@ def engine_of(config: Config) -> Engine:
         raise MonitorError(
             f"{config.data} holds no monitor; give the --data or --config of paceline serve"
         )
-    return open_database(config.store_url)
+    return open_database(config.store_url, pooled=False)  # a command makes few connections
 
 
 def check_installed() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Engine,
+    NullPool,
     create_engine,
     delete,
     event,
@@ -42,11 +43,12 @@ _PATIENCE = {
 _DAMAGED = ("malformed", "not a database", "disk I/O error")
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str, *, pooled: bool = True) -> Engine:
     """Connect, and migrate the tables.
 
     Args:
         url: "sqlite:///path" or "postgresql://user@host/name".
+        pooled: whether connections are kept until ``dispose``; else each is closed after its use.
 
     Raises:
         MonitorError: the URL is invalid, the database cannot be reached, or a later version made
@@ -64,7 +66,8 @@ def open_database(url: str) -> Engine:
         raise MonitorError(f"{parsed.drivername} is no known store; use sqlite or postgresql")
     try:
         options = _PATIENCE if parsed.get_backend_name() == "postgresql" else {}
-        engine = create_engine(parsed, connect_args=options)
+        pool = None if pooled else NullPool
+        engine = create_engine(parsed, connect_args=options, poolclass=pool)
         if engine.dialect.name == "postgresql":
             _ping_after_rest(engine)
         if engine.dialect.name == "sqlite":
