@@ -59,7 +59,7 @@ def test_means_that_stand_twice_are_left_out(tmp_path):
     texts = [lines(gpu, us) * (1 + (gpu == 1)) for gpu, us in enumerate((50, 100, 100, 100))]
     means, notes = nccl_metrics.read(saved(tmp_path, *texts))
     assert len(means) == 3
-    assert notes[0].startswith("1 means are of communicators that share a name")
+    assert notes[0].startswith("1 means were left out: their communicators have one name")
     assert mean_waits(means).n_judged == 0
 
 
@@ -67,7 +67,7 @@ def test_means_that_stand_twice_are_left_out(tmp_path):
     ("text", "message"),
     [
         (lines(0, 5)[:-9], "line 2 is cut off"),
-        (lines(0, 5) + "node_load1 3\n", "line 3 is none of NCCL Inspector's"),
+        (lines(0, 5) + "node_load1 3\n", "line 3 is no line of NCCL Inspector"),
         (lines(0, 5).replace('nranks="4"', 'nranks="four"'), "nranks='four', which is no count"),
         (lines(0, 5).replace('node="n0",', ""), "line 1 lacks the label node"),
         (lines(0, 5).replace("} 5\n", "} nan\n"), "finite and not negative"),

@@ -1,7 +1,7 @@
 """A trace in several parquet files: one per step, per rank, or as its writer split it.
 
 pyarrow, pandas and Spark write such folders. A folder's name may hold a column's value
-(``step=3/part-0.parquet``). Metadata of the files is read and compared first.
+(``step=3/part-0.parquet``). The files' metadata is read and compared before their rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.trace import Job
 #: Columns whose lowest and highest numbers describe a file's content.
 RANGED = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
-#: Files that writers add to the data.
+#: First characters of the names of files that writers add to the data, such as ``_SUCCESS``.
 _BESIDE = ("_", ".")
 
 Range = tuple[int, int]
@@ -32,8 +32,8 @@ class RowGroup:
     """Some rows of a file.
 
     Attributes:
-        file: number of the file.
-        group: number of the row group in it.
+        file: index of the file in :attr:`Dataset.files`.
+        group: index of the row group in the file.
         n_rows: number of rows.
         ranges: column -> its lowest and highest number.
     """
@@ -78,7 +78,7 @@ class Dataset:
 
 
 def matches(path: Path) -> bool:
-    """Whether a folder holds parquet files, at any depth, and no format with precedence."""
+    """Whether a path is a folder with parquet files, at any depth."""
     return path.is_dir() and next(_data_files(path, []), None) is not None
 
 
@@ -104,7 +104,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """The parquet files among some files and folders, and other files of the folders.
 
     Raises:
-        TraceError: a path does not exist, or a file is no parquet.
+        TraceError: a path does not exist, a file is no parquet, or there is no parquet file.
     """
     files: list[Path] = []
     others: list[Path] = []
@@ -116,16 +116,16 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         elif parquet.matches(path):
             files.append(path)
         else:
-            raise TraceError(f"{path} is no parquet file; several files make a trace if all are")
+            raise TraceError(f"{path} is no parquet file; all files of a trace must be parquet")
     if not files:
         raise TraceError(f"{_where(paths)} has no parquet file")
     return files, others
 
 
 def size_of(paths: Sequence[Path]) -> tuple[int, bool]:
-    """Rows of all files, and whether the first one records programs; (0, False) if one is broken.
+    """Rows of all files, and whether the first file has programs; (0, False) if one is broken.
 
-    Reading reports the error of a broken file.
+    The error of a broken file is reported when it is read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,7 +146,7 @@ def _where(paths: Sequence[Path]) -> str:
 
 
 def open_dataset(paths: Sequence[Path], *, forgive: bool = False) -> Dataset:
-    """The files of a trace, by their metadata; rows are read only if that is incomplete.
+    """The files of a trace, described by their metadata, or by rows where that is incomplete.
 
     Args:
         paths: files and folders.
@@ -318,10 +318,10 @@ def _differing(one: Any, other: Any) -> str:
 
 
 def check_ranks(dataset: Dataset, job: Job | None) -> None:
-    """If each file is of one rank, check that every worker has one, and no rank two in a step.
+    """If each row group is of one worker, check that no worker lacks one. Refuse copied files.
 
     Raises:
-        TraceError: a file is missing, or two hold the same rows.
+        TraceError: the file of a worker is missing, or two files hold the same operation.
     """
     places: dict[tuple[int, int], None] = {}
     for group in dataset.row_groups:
@@ -376,7 +376,7 @@ def _check_pair(dataset: Dataset, one: int, other: int) -> None:
         tables = [read_rows(dataset, file, None, keys).select(keys) for file in (one, other)]
         joined = tables[0].join(tables[1], keys=keys, join_type="inner")
     except pa.ArrowException:
-        return  # of types that do not compare: reading reports the error
+        return  # the types do not compare; reading reports the error
     if not joined.num_rows:
         return
     row = {name: joined.column(name)[0].as_py() for name in keys}

@@ -29,10 +29,10 @@ CHUNK_BYTES = 1 << 18
 #: Largest event, or value beside the events; a file with a larger one is no event list.
 MAX_VALUE_CHARS = 64 << 20
 
-#: A line of a log is shorter.
+#: Longest line of a log; a file with a longer one is no log.
 MAX_LINE_BYTES = 16 << 20
 
-#: Text between two events as Kineto writes it; all events before the last are parsed together.
+#: Text between two events as Kineto writes them. It marks where a batch of events may end.
 _BETWEEN = "\n  },\n  {"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -41,7 +41,7 @@ _DECODER = json.JSONDecoder()
 
 @cache
 def list_decoder() -> Callable[[str], Any]:
-    """Msgspec where it is installed (with the monitor), the standard library's parser else."""
+    """The parser of msgspec where that is installed (with the monitor), else Python's own."""
     try:
         from msgspec.json import decode
     except ImportError:
@@ -74,7 +74,7 @@ def read_chunk(
         TraceError: it cannot be read, or the gzip stream is broken or cut off.
     """
     try:
-        # Not read(): of a file that is cut off it would give nothing, not what precedes the cut.
+        # Not read(): in a file that is cut off it would fail before it returns the data in front.
         return file.read1(n_bytes)
     except EOFError:
         raise TraceError(
@@ -89,18 +89,18 @@ def read_chunk(
 class JsonStream:
     """The events of a file, one at a time.
 
-    Iterate once. ``header`` has the keys beside the events. Before the first event it has the keys
-    in front of the events; after the last event it has all.
+    It can be iterated once.
 
     Attributes:
-        header: key -> value beside the events; empty for a bare list.
+        header: key -> value beside the events; empty for a bare list. At the first event it has the
+            keys in front of the events; after the last event it has all.
         bare: whether the file is a bare list; known once the first event is asked for.
     """
 
     def __init__(
         self, path: Path, key: str = "traceEvents", shape: EventShape | None = None
     ) -> None:
-        """Open nothing yet.
+        """Open nothing yet: iteration opens the file.
 
         Args:
             path: the file.
@@ -113,7 +113,7 @@ class JsonStream:
         self.bare = False
         self._text, self._at = "", 0
         self._n_dropped, self._ended = 0, False
-        self._one_by_one_until = 0  # character of the file
+        self._one_by_one_until = 0  # position in the file, in characters
 
     def __iter__(self) -> Iterator[Any]:
         """The events.
@@ -187,13 +187,13 @@ class JsonStream:
         if self._n_dropped + self._at < self._one_by_one_until:
             return []
         end = self._text.rfind(_BETWEEN, self._at)
-        # To look again at each of these events would be slow.
+        # If parsing fails, do not try again at each of these events: that takes quadratic time.
         self._one_by_one_until = self._n_dropped + (len(self._text) if end < 0 else end)
         if end < 0:
             return []
         values = self._decoded(f"[{self._text[self._at : end]}}}]")
         if values:
-            self._forget(end + len(_BETWEEN) - 1)  # behind the comma, in front of the last event
+            self._forget(end + len(_BETWEEN) - 1)  # to the start of the last event
         return values
 
     def _decoded(self, text: str) -> list[Any]:
@@ -250,7 +250,7 @@ class JsonStream:
         self._forget(self._at)
         if len(self._text) > MAX_VALUE_CHARS:
             raise self._error("a value is not closed, or is too large for an event")
-        # Doubling: a value that needs many reads is parsed few times.
+        # Each read doubles the text, so a long value is parsed again only a few times.
         data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
         self._ended = not data
         self._text += self._decode(data, not data)
@@ -299,12 +299,12 @@ def lines(path: Path) -> Iterator[str]:
 def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
     """The lines of a log, as :func:`lines`, without a last one that has no end.
 
-    A copy that was cut off ends within a line, perhaps within a number: "9" of "901.0". Of a
-    progress bar, whose states end with a carriage return, the last state is left out.
+    A copy that was cut off ends within a line, perhaps within a number: "9" of "901.0". The states
+    of a progress bar end with a carriage return; only the last state is left out.
 
     Args:
         path: the log.
-        notes: at the end of the log takes a note if a line was left out.
+        notes: gets a note, at the end of the log, if a line was left out.
     """
     for n, (line, has_end) in enumerate(_byte_lines(path)):
         kept = line if has_end else line[: line.rfind(b"\r") + 1]

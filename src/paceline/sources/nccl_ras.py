@@ -30,7 +30,7 @@ _TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 #: NCCL 2.28.7 and 2.28.9 left out a comma (``jsonWriteMissingRank``, line 1963 of v2.28.9-1).
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status")')
 
-#: A status of a version that leaves it out.
+#: The start of a status of these versions.
 _LACKS_COMMA = re.compile(r'\s*\{\s*"nccl_version": "2\.28\.')
 
 #: ``ncclResult_t`` that are no errors: success, and in progress.
@@ -50,7 +50,7 @@ Absence = Literal["dead", "unresponsive", "not a member"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process of a rank: the same in every communicator.
+    """The process and GPU of a rank; they are the same in all communicators.
 
     Attributes:
         host: its address; "unknown" if RAS does not know it.
@@ -238,7 +238,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 class _Communicators:
-    """Makes communicators; ranks share equal processes and counts.
+    """Makes communicators. Equal processes and equal counts are one object, which saves memory.
 
     Args:
         where: the file, for errors.

@@ -1,15 +1,15 @@
 """Lines of NDTimeline's raw log -> the parts of a metric that each line holds.
 
-The line: ``LocalRawNDHandler`` of veScale (commit 20cf5c7,
-legacy/vescale/ndtimeline/handlers/local_raw_handler.py), times in seconds:
+``LocalRawNDHandler`` of veScale (commit 20cf5c7,
+legacy/vescale/ndtimeline/handlers/local_raw_handler.py) writes lines like this, times in seconds:
 
     2026-03-03 12:00:00,123 - metric_name: forward-compute, elapsed: 0.03,
     recent_elapsed_raw_parts: [0.01, 0.02], recent_since_start_raw_parts: [1710332816.61, ...],
     tags: [{'_inner_global_step': 7}, {}], step_range: range(7, 9), world_info: WorldInfo:
     TopoInfo(rank=3, dp_rank=1, ..., tp_rank=0, pp_rank=1, ...) TrainingInfo(...) {}
 
-All of it is on one line. A part's step is its tag; without tags the parts are spread evenly over
-the range, as ``parse_record`` in ``parser_handler.py`` does.
+All of it is on one line. The tag of a part gives its step. Without tags, the parts are spread
+evenly over the range, as ``parse_record`` in ``parser_handler.py`` does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def flush_of(line: str) -> Flush | None:
 
 
 def _steps(tags: str, numbers: str, n_parts: int) -> list[int] | None:
-    """[part] its step; None if neither its tag nor the range has it."""
+    """[part] its step; None if neither tags nor the range give a step to every part."""
     tagged = [int(step) for step in _STEP_TAG.findall(tags)]
     if tagged:
         return tagged if len(tagged) == n_parts else None

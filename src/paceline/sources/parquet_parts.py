@@ -26,9 +26,9 @@ class OtherTableError(Exception):
 def parts_of(file: Any) -> Parts | None:
     """The parts of an open parquet file; None if it must be read as a whole.
 
-    It must be if it is small, its columns have other types, values are missing, or the writer left
-    out the extremes of its columns. Reading raises :class:`OtherTableError` if a kind is unknown or
-    chunks are placed in another order.
+    That is so if it is small, its columns have other types, values are missing, or the writer left
+    out the extremes of its columns. Reading the parts raises :class:`OtherTableError` if a kind is
+    unknown or chunks are placed in another order.
     """
     import pyarrow as pa
 

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
 _MAX_CELLS = 1 << 28  # 2 GB of durations
-_MAX_STEP = 1 << 53  # beyond, JSON's numbers are not whole
+_MAX_STEP = 1 << 53  # from here, a float cannot hold every whole number
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class StepTimes:
         steps: [step] numbers, ascending.
         ranks: [rank] numbers, ascending.
         duration_s: [step, rank] seconds; nan = no sample.
-        warnings: counts of the reader, in words.
+        warnings: notes on empty, repeated and unsorted samples.
         workload: column -> [step] the step's planned work, for the columns that have it.
-        steps_per_sample: number of steps of a row, if only some steps are logged.
+        steps_per_sample: number of steps that a row stands for, if only some steps are logged.
     """
 
     steps: Ints
@@ -221,7 +221,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
     if not (step.is_integer() and 0 <= step < _MAX_STEP and rank.is_integer()):
         raise TraceError(f"{where}: step and rank must be whole numbers, at least 0")
     if not 0 <= rank < ranks:
-        raise TraceError(f"{where}: rank {int(rank)} of {ranks}; say --ranks N")
+        raise TraceError(f"{where}: rank {int(rank)} is not one of {ranks} ranks; give --ranks N")
     return int(step), int(rank), seconds
 
 
