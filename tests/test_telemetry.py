@@ -145,7 +145,7 @@ def test_a_page_of_the_exporter_is_one_sample(tmp_path):
         ("clocks.current.sm [MHz]\n1980 MHz\n", "lacks timestamp and index"),
         ("timestamp, index, clocks.sm [MHz]\n2026-03-07, 0, 1 MHz\n", "line 2: '2026-03-07' is no"),
         ("timestamp, index, clocks.sm [MHz]\n2026/03/07 00:00:00.000, 0\n", "line 2: 2 columns"),
-        ("#Entity   SMCLK\nGPU 0     1980\n", "of dcgmi dmon, which tells no times"),
+        ("#Entity   SMCLK\nGPU 0     1980\n", "of dcgmi dmon, which writes no times"),
         ('{"x": "DCGM_FI_DEV_SM_CLOCK"}', "lacks data.result"),
         ('{"DCGM_FI_DEV": ', "is no JSON"),
         ('DCGM_FI_DEV_FB_USED{gpu="0"} 5\n', "has no field that is known"),
@@ -240,7 +240,7 @@ def test_the_fastest_products_that_are_still_made(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "worker-0 GPU 2: fastest matrix products 330 TFLOPS (others 410)" in out
     others = "worker-0 GPU 0, worker-0 GPU 1, worker-0 GPU 3; none on worker-0 GPU 2"
-    assert f"kernels that do not end on 3 of 4 GPUs: {others}" in err
+    assert f"kernels hang on 3 of 4 GPUs: {others}" in err
 
 
 def test_level_products_and_no_hang(tmp_path):

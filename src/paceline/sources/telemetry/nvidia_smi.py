@@ -1,8 +1,8 @@
 """The CSV of ``nvidia-smi --query-gpu=... --format=csv``, repeated by ``-l`` or ``-lms``.
 
-The header has the fields' full names with units, "clocks.current.sm [MHz]"; names and values are
-those of drivers 418 to 580 (``nvidia-smi --help-query-gpu``). A field that a GPU lacks reads
-"[N/A]" or "[Not Supported]".
+The header has the full names of the fields with units: "clocks.current.sm [MHz]". Names and values
+are those of drivers 418 to 580 (``nvidia-smi --help-query-gpu``). A field that a GPU lacks has the
+value "[N/A]" or "[Not Supported]".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _PERCENT = 100.0
-LOCAL_TIME = "nvidia-smi tells the host's local time, which is taken as it stands"
+LOCAL_TIME = "nvidia-smi writes the host's local time without its zone; it is read as UTC"
 
 
 def matches(head: str) -> bool:
@@ -49,7 +49,7 @@ def matches(head: str) -> bool:
 
 
 def load(path: Path) -> Telemetry:
-    """Read a file; the host is its name without the ending.
+    """Read a file. Its name without the ending is the name of the host.
 
     Raises:
         TraceError: it lacks the time or the GPU's number, or a line has other columns.
@@ -71,7 +71,7 @@ def _rows(
 ) -> Iterator[tuple[Gpu, str, float, float]]:
     at, index = names.index("timestamp"), names.index("index")
     for number, row in enumerate(rows, start=2):
-        if not row or row[at].strip() in ("", "timestamp"):  # a header again: a second run
+        if not row or row[at].strip() in ("", "timestamp"):  # a second run repeats the header
             continue
         if len(row) != len(names):
             raise TraceError(f"{path}, line {number}: {len(row)} columns, the header {len(names)}")

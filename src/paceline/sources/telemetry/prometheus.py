@@ -2,8 +2,9 @@
 
 DCGM's fields and xpu_timer's (:mod:`paceline.sources.telemetry.xpu_timer`) are known.
 
-DCGM's names, units and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at
-00d6d34); labels ``gpu`` and ``Hostname``, or the target's ``instance``. Blank values are left out.
+DCGM's names and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at 00d6d34). A
+GPU is named by the labels ``gpu`` and ``Hostname``, or ``instance`` in place of ``Hostname``. Blank
+values are left out.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def _of_page(
     for name, labels, value, at_ms in _SERIES.findall(text):
         time_s = float(at_ms) * _MS if at_ms else taken_s
         # Older exporters do not name the host, so the file's name is used.
-        told = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
-        yield from _values(name, told, time_s, float(value), hangs)
+        named = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
+        yield from _values(name, named, time_s, float(value), hangs)
 
 
 def _values(
@@ -123,7 +124,7 @@ def _values(
     value: float,
     hangs: dict[Gpu, tuple[float, float]],
 ) -> Iterator[tuple[Gpu, str, float, float]]:
-    """Rows of a value; ``hangs`` keeps the last one of a hanging rank."""
+    """Rows of a value; ``hangs`` keeps the last value of the metric for hangs, by rank."""
     if not value < _BLANK:
         return
     if name == xpu_timer.FLOPS and xpu_timer.is_product(labels):
