@@ -54,7 +54,7 @@ def test_names_that_are_cut_off_are_not_made_up(tmp_path: Path, cut: str) -> Non
 def test_without_its_names(tmp_path: Path) -> None:
     path = one_rank(tmp_path)
     path.with_name(f"{path.name}.meta").unlink()
-    with pytest.raises(TraceError, match=r"lies without 00001-00004\.timeline\.meta"):
+    with pytest.raises(TraceError, match=r"is without 00001-00004\.timeline\.meta"):
         rank_report(path)
 
 
