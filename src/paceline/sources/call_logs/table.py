@@ -24,7 +24,7 @@ def read_calls(path: str | Path) -> CallLog:
     """Read a call log; a name that ends in .csv means CSV, any other parquet.
 
     Raises:
-        TraceError: unreadable, columns or rows missing, or invalid values.
+        TraceError: the file is unreadable, has no rows, lacks a column, or has an invalid value.
     """
     path = Path(path)
     if not path.exists():
