@@ -86,6 +86,26 @@ def read_chunk(
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+def read_whole(path: Path, max_bytes: int, what: str) -> bytes:
+    """The whole content of a file, unpacked where it is gzip.
+
+    Args:
+        path: the file.
+        max_bytes: its largest size, unpacked.
+        what: words for such a file, such as "one status".
+
+    Raises:
+        TraceError: it cannot be read, is cut off, or is too large.
+    """
+    data = bytearray()
+    with open_bytes(path) as file:
+        while chunk := read_chunk(file, path):
+            data += chunk
+            if len(data) > max_bytes:
+                raise TraceError(f"{path} has more than {max_bytes:,} bytes; is it {what}?")
+    return bytes(data)
+
+
 class JsonStream:
     """The events of a file, one at a time.
 
@@ -299,8 +319,7 @@ def lines(path: Path) -> Iterator[str]:
 def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
     """The lines of a log, as :func:`lines`, without a last one that has no end.
 
-    A copy that was cut off ends within a line, perhaps within a number: "9" of "901.0". The states
-    of a progress bar end with a carriage return; only the last state is left out.
+    The states of a progress bar end with a carriage return; only the last state is left out.
 
     Args:
         path: the log.
@@ -311,18 +330,30 @@ def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
         if kept or has_end:
             yield kept.decode("utf-8" if n else "utf-8-sig", errors="replace")
         if len(kept) < len(line):
-            notes.append(f"{path} ends within a line: it may be cut off, so that line is left out")
+            notes.append(ends_within_line(path, "that line is left out"))
+
+
+def ends_within_line(path: Path, consequence: str) -> str:
+    """The message about a text whose last line has no end.
+
+    A copy that was cut off may end so, perhaps within a number ("9" of "901.0") or a name, and
+    still look whole.
+
+    Args:
+        path: the text.
+        consequence: what the reader or the user does about it.
+    """
+    return f"{path} ends within a line, so it may be cut off: {consequence}"
 
 
 def end_notes(path: Path) -> tuple[str, ...]:
-    """A note if a table of text ends within a line, which may be cut off and still looks whole."""
+    """A note if a table of text ends within a line."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return ()
         file.seek(-1, 2)
         has_end = file.read(1) in b"\r\n"
-    note = f"{path} ends within a line: it may be cut off, and its last number with it"
-    return () if has_end else (note,)
+    return () if has_end else (ends_within_line(path, "its last number may be wrong"),)
 
 
 def _byte_lines(path: Path) -> Iterator[tuple[bytes, bool]]:

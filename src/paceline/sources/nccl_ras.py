@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole, whole
-from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
+from paceline.sources.json_stream import JsonStream, head, read_whole
 
 #: Largest status, which is read whole: 10,000 ranks in 20 communicators each need about 130 MB.
 MAX_BYTES = 1 << 30
@@ -217,12 +217,7 @@ def _content(path: Path) -> tuple[Mapping[str, Any], list[Communicator]]:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_BYTES:
-                raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
+    data = read_whole(path, MAX_BYTES, "one status")
     text = _NO_COMMA.sub(r"\1,\2", data.decode("utf-8-sig", errors="replace"))
     # The socket answers "OK" to SET FORMAT json, in front of the status.
     start = max(text.find("{"), 0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import head, open_bytes, read_chunk
+from paceline.sources.json_stream import ends_within_line, head, read_whole
 from paceline.sources.nccl_ras import Process
 
 #: The text is for people: 10 names for each of some thousand communicators are some MB.
@@ -317,17 +317,8 @@ def _value(match: re.Match[str]) -> str | int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_BYTES:
-                raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
-    text = data.decode("utf-8-sig", errors="replace")
+    text = read_whole(path, MAX_BYTES, "one status").decode("utf-8-sig", errors="replace")
     lines = text.splitlines()
     yield from lines
     if text and not text.endswith(("\n", "\r")) and re.search(r" on node ?\S*$", lines[-1]):
-        raise TraceError(
-            f"{path} ends within a line, perhaps within the name of a node: copy it again, or ask "
-            "again: ncclras"
-        )
+        raise TraceError(ends_within_line(path, "copy it again, or ask again with ncclras"))

@@ -22,7 +22,7 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.call_logs.plain_pickle import load
 from paceline.sources.fields import number, optional_whole, whole
-from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
+from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk, read_whole
 from paceline.trace.calls import CallLog
 
 #: A dump of 100,000 entries has about 20 MB.
@@ -80,13 +80,7 @@ def _rank_of(path: Path) -> int:
 
 
 def _read_pickle(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_PICKLE_BYTES:
-                raise TraceError(f"{path} has more than {MAX_PICKLE_BYTES:,} bytes; is it a dump?")
-    dump = load(bytes(data), str(path))
+    dump = load(read_whole(path, MAX_PICKLE_BYTES, "a dump"), str(path))
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise TraceError(f"{path} is no dump of the flight recorder: it has no list of entries")
     return dump, dump["entries"]
