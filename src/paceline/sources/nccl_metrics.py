@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import head, open_bytes, read_chunk
+from paceline.sources.json_stream import ends_within_line, head, read_whole
 
 #: 256 communicators of 20 kinds of calls are some 5 MB.
 MAX_BYTES = 64 << 20
@@ -183,14 +183,9 @@ def _read(path: Path) -> tuple[list[Mean], str, int]:
 
 
 def _text(path: Path) -> str:
-    with open_bytes(path) as file:
-        content = read_chunk(file, path, MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise TraceError(f"{path} is larger than {MAX_BYTES >> 20} MB: no file of NCCL Inspector")
-    text = content.decode(errors="replace")
+    text = read_whole(path, MAX_BYTES, "a file of NCCL Inspector").decode(errors="replace")
     if not text.endswith("\n"):
-        last = text.count("\n") + 1
-        raise TraceError(f"{path}, line {last} is cut off: NCCL was writing the file; take another")
+        raise TraceError(ends_within_line(path, "NCCL was writing the file; copy it again"))
     return text
 
 
