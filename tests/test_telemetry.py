@@ -104,8 +104,10 @@ def test_counters_of_dcgm_count_what_came_and_survive_a_reset(tmp_path):
 
 
 def test_time_throttled_is_a_share_of_the_window(tmp_path):
-    half = [n * 15_000_000 for n in range(5)]  # microseconds, 15 s of each 30
-    rows = [("n1", "0", half), ("n1", "1", [0] * 5), ("n2", "0", [0] * 5)]
+    """Nanoseconds, as dcgm_fields.h of DCGM says; 64-bit, so 2**31 of them are no blank value."""
+    half = [n * 15_000_000_000 for n in range(5)]  # 15 s of each 30
+    blank = 9223372036854775794
+    rows = [("n1", "0", half), ("n1", "1", [0] * 5), ("n2", "0", [0] * 5), ("n3", "0", [blank] * 5)]
     path = range_json(tmp_path / "t.json", "DCGM_FI_DEV_THERMAL_VIOLATION", rows)
     (health,) = gpu_health(load_telemetry([path]))
     assert health.explain() == "n1 GPU 0: throttled by heat 50% of the time (others 0%)"
