@@ -81,6 +81,36 @@ def test_masks_of_reasons_are_told_apart(tmp_path):
     assert [sign.metric for sign in health.signs] == ["hw_thermal_slowdown"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "index, clocks.sm, timestamp\n0\n", "line 2: 1 columns, the header 3"),
+        (
+            "a.csv",
+            f"timestamp, index, clocks.sm\n{'5' * 140_000}, 0, 5\n",
+            "is no CSV of nvidia-smi",
+        ),
+        ("a.txt", 'DCGM_FI_DEV_SM_CLOCK{gpu="0"} fast\n', "has the value 'fast', no number"),
+        ("a.txt", 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} -inf\n', "value '-inf', no number"),
+    ],
+)
+def test_damaged_lines_are_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=message):
+        load_telemetry([tmp_path / name])
+
+
+def test_a_damaged_mask_is_left_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "timestamp, index, clocks_event_reasons.active\n"
+        "2026/01/01 00:00:00.000, 0, 0xZZ\n"
+        "2026/01/01 00:00:01.000, 0, 0x0000000000000008\n"
+    )
+    samples = load_telemetry([path]).of[Gpu("a", "0"), "hw_slowdown"]
+    assert samples.value.tolist() == [1.0]
+
+
 def test_an_idle_gpu_is_not_called_slow(tmp_path):
     path = tmp_path / "node3.csv"
     rows = [f"2026/03/07 00:20:37.071, {g}, {c} MHz, {u} %" for g, c, u in

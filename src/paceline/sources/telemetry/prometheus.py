@@ -119,7 +119,10 @@ def _of_page(
         time_s = float(at_ms) * _MS if at_ms else taken_s
         # Older exporters do not name the host, so the file's name is used.
         named = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
-        yield from _values(name, named, time_s, float(value), hangs)
+        try:
+            yield from _values(name, named, time_s, float(value), hangs)
+        except (ValueError, OverflowError):
+            raise TraceError(f"{path}: {name} has the value {value[:40]!r}, no number") from None
 
 
 def _values(
