@@ -92,7 +92,7 @@ def _records(path: Path) -> Iterator[bytes]:
 def _add_scalars(event: bytes, points: dict[str, list[_Point]]) -> None:
     step, wall, summaries = 0, 0.0, []
     for field, value in _fields(event):
-        if field == 1 and isinstance(value, bytes):
+        if field == 1 and isinstance(value, bytes) and len(value) == 8:
             (wall,) = struct.unpack("<d", value)
         elif field == 2 and isinstance(value, int):
             step = value

@@ -113,7 +113,9 @@ def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Co
 def _with_durations(columns: Columns, times: Array | None, where: str) -> Columns:
     """Columns with duration_s in place of other times; without rows that have none."""
     duration_s = np.full(len(columns["step"]), np.nan)
-    for name in set(columns) & {*_DURATIONS, *_ELAPSED, "rate"}:
+    for name in (*_DURATIONS, *_ELAPSED, "rate"):  # durations are more exact than differences
+        if name not in columns:
+            continue
         values = columns.pop(name)
         if name in _DURATIONS:
             seconds = values * _DURATIONS[name]

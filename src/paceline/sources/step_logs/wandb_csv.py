@@ -46,7 +46,7 @@ def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
     notes: list[str] = []
     rows = csv.reader(_closed_lines(path, notes))
     try:
-        head = [cell.strip() for cell in next(rows)]
+        head = [cell.strip() for cell in next(rows, [])]
         every = [row for row in rows if row]
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV: {error}") from None
