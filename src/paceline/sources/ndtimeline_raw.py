@@ -25,14 +25,12 @@ _LINE = re.compile(
     r"metric_name: (?P<name>[^,]{1,200}), elapsed: .*?"
     r"recent_elapsed_raw_parts: (?P<durations>\[[^]]*\]), "
     r"recent_since_start_raw_parts: (?P<starts>\[[^]]*\]), "
-    r"tags: (?P<tags>.*), step_range: range\((?P<range>\d+, \d+(?:, \d+)?)\), "
+    r"tags: (?P<tags>.*), step_range: range\((?P<range>\d{1,10}, \d{1,10}(?:, [1-9]\d{0,9})?)\), "
     r"world_info: WorldInfo: TopoInfo\((?P<place>[^)]*)\)"
 )
 _STEP_TAG = re.compile(r"'_inner_global_step': (\d{1,10})\b")
 _PLACE = ("rank", "dp_rank", "tp_rank", "pp_rank")
 _RANK = re.compile(rf"\b({'|'.join(_PLACE)})=(\d{{1,9}})\b")
-_NUMBERS = {int, float}
-
 #: No flush covers a range of more steps.
 _MAX_STEPS = 1 << 20
 
@@ -69,14 +67,16 @@ def flush_of(line: str) -> Flush | None:
     if match is None:
         return None
     try:
-        durations, starts = (json.loads(match[name]) for name in ("durations", "starts"))
+        durations, starts = (
+            json.loads(match[name], parse_int=float) for name in ("durations", "starts")
+        )
     except ValueError:
         return None
     place = {name: int(value) for name, value in _RANK.findall(match["place"])}
     if len(durations) != len(starts) or len(place) < len(_PLACE):
         return None
     steps = _steps(match["tags"], match["range"], len(durations))
-    if steps is None or not _NUMBERS.issuperset(map(type, (*durations, *starts))):
+    if steps is None or not {float}.issuperset(map(type, (*durations, *starts))):
         return None
     return Flush(
         name=match["name"],
@@ -95,7 +95,7 @@ def _steps(tags: str, numbers: str, n_parts: int) -> list[int] | None:
     tagged = [int(step) for step in _STEP_TAG.findall(tags)]
     if tagged:
         return tagged if len(tagged) == n_parts else None
-    steps = range(*map(int, numbers.split(", "))) if numbers.split(", ")[2:] != ["0"] else range(0)
+    steps = range(*map(int, numbers.split(", ")))
     if not n_parts:
         return []
     if not 0 < len(steps) <= _MAX_STEPS or n_parts % len(steps):
