@@ -41,7 +41,10 @@ _ITERATION = re.compile(
 )
 _ACROSS = re.compile(r"(\(min, max\) time|max time|times) across ranks \(ms\):")
 _TIMER = re.compile(rf"([a-z][\w/-]{{1,80}}) \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})\s*$")
-_NAME, _RANK = re.compile(r"([a-z][\w/-]{1,80}):\s*$"), re.compile(rf"\brank +(\d+): {_NUMBER}\s*$")
+_NAME, _RANK = (
+    re.compile(r"([a-z][\w/-]{1,80}):\s*$"),
+    re.compile(rf"\brank +(\d{{1,9}}): {_NUMBER}\s*$"),
+)
 _ARGUMENT = re.compile(r"\b(world_size|pipeline_model_parallel_size) \.+ (\d{1,9})\s*$")
 
 _WALL_CLOCK = re.compile(r"\btime \(ms\)((?: \| \w+: \d+\.\d+)+)")
