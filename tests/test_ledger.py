@@ -119,6 +119,22 @@ def test_megatron_with_a_restart(tmp_path):
     assert adds_up(ledger)
 
 
+def test_a_damaged_timer_is_left_out(tmp_path):
+    log = two_starts(tmp_path)[0]
+    assert rows(goodput(log))["evaluation"] == 30
+    text = log.read_text()
+    assert text.count("30000.00)") == 1
+    log.write_text(text.replace("30000.00)", "30.000.00)"))
+    assert rows(goodput(log))["evaluation"] == 0
+
+
+def test_a_table_of_starts_has_no_last_duration(tmp_path):
+    """The last step has none on any rank, which numpy warns of."""
+    (tmp_path / "steps.csv").write_text("step,start_s\n1,10\n2,12\n3,14\n")
+    timeline = load_timeline([tmp_path / "steps.csv"])
+    assert timeline.starts[0].steps.last.tolist() == [1, 2]
+
+
 def test_one_log_of_several_starts_is_the_same(tmp_path):
     logs = two_starts(tmp_path)
     both = tmp_path / "both.log"

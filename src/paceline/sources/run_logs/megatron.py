@@ -32,9 +32,10 @@ _STEP = re.compile(
 _DATETIME = re.compile(rf"\[([^\]]{{1,120}})\] datetime: {_STAMP}")
 _SAVED = re.compile(rf"\[{_STAMP}\] successfully saved checkpoint from iteration +(\d+)")
 _LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
+_MS = r"(\d{1,12}(?:\.\d{1,9})?)"
 _TIMER = re.compile(
     r"^ {4}(save-checkpoint|save-checkpoint-non-persistent|load-checkpoint|evaluate) \.*: "
-    r"(?:\([\d.]+, ([\d.]+)\)|([\d.]+))"
+    rf"(?:\([\d.]+, {_MS}\)|{_MS}\s*$)"
 )
 _TIMERS: dict[str, PauseKind] = {
     "save-checkpoint": "checkpoint",
