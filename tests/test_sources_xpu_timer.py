@@ -123,7 +123,7 @@ def test_what_the_tool_merges_is_left_out_of_a_folder_and_refused_alone(tmp_path
     assert load_call_log([tmp_path])[0].rank.tolist() == [0, 0, 0, 1, 1, 1]
     assert run(["ranks", str(tmp_path)]) == 0
     for read in (rank_report, lambda path: load_call_log([path])):
-        with pytest.raises(TraceError, match=r"merged for Perfetto.*give those \(\*.timeline\)"):
+        with pytest.raises(TraceError, match=r"merged by xpu_timer for Perfetto.*\(\*.timeline\)"):
             read(merged)
 
 
