@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
 from paceline.sources import parquet
 from paceline.sources.parquet_metadata import stored_in
+from paceline.sources.parquet_parts import column_places
 from paceline.trace import Job
 
 #: Columns whose lowest and highest numbers describe a file's content.
@@ -235,7 +236,7 @@ def _named_values(path: Path, roots: Sequence[Path]) -> dict[str, str]:
 
 def _ranges(file: Any, group: int, values: dict[str, str], path: Path) -> dict[str, Range]:
     """Lowest and highest numbers in a row group: by its statistics, else by its rows."""
-    names, metadata = file.schema_arrow.names, file.metadata.row_group(group)
+    places, metadata = column_places(file), file.metadata.row_group(group)
     ranges: dict[str, Range] = {}
     for name in RANGED:
         if name in values:
@@ -246,7 +247,7 @@ def _ranges(file: Any, group: int, values: dict[str, str], path: Path) -> dict[s
                     f"{path}: the folder says {name}={values[name]}, no whole number"
                 ) from None
             continue
-        statistics = metadata.column(names.index(name)).statistics
+        statistics = metadata.column(places[name]).statistics
         if statistics is not None and statistics.has_min_max and not statistics.null_count:
             low, high = statistics.min, statistics.max
         else:
@@ -297,7 +298,8 @@ def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
             )
         job_of = job_of or (None if job is None else (path, job))
         noticed = stored.get("warnings")
-        warnings |= dict.fromkeys(w for w in noticed or () if isinstance(w, str))
+        if isinstance(noticed, list):
+            warnings |= dict.fromkeys(w for w in noticed if isinstance(w, str))
         for key, value in stored.items():
             if key in _BY_NUMBER and isinstance(value, dict):
                 joined.setdefault(key, {}).update(value)
@@ -332,12 +334,13 @@ def check_ranks(dataset: Dataset, job: Job | None) -> None:
         places[dp, pp] = None
     n_dp = job.dp_size if job else dataset.range_of("dp_rank")[1] + 1
     n_pp = job.pp_size if job else dataset.range_of("stage")[1] + 1
-    missing = [(d, p) for d in range(n_dp) for p in range(n_pp) if (d, p) not in places]
-    if missing:
-        names = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in missing[:5])
+    n_missing = n_dp * n_pp - sum(dp < n_dp and pp < n_pp for dp, pp in places)
+    if n_missing:
+        missing = ((d, p) for d in range(n_dp) for p in range(n_pp) if (d, p) not in places)
+        names = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in islice(missing, 5))
         raise TraceError(
-            f"{dataset.where} lacks the file of {len(missing)} of {n_dp * n_pp} workers: {names}"
-            f"{', ...' if len(missing) > 5 else ''}; a trace needs one rank of every (dp, stage)"
+            f"{dataset.where} lacks the file of {n_missing} of {n_dp * n_pp} workers: {names}"
+            f"{', ...' if n_missing > 5 else ''}; a trace needs one rank of every (dp, stage)"
         )
     _check_copies(dataset)
 

@@ -65,14 +65,20 @@ def parts_of(file: Any) -> Parts | None:
     return Parts(n_rows, extremes, places, values)
 
 
+def column_places(file: Any) -> dict[str, int]:
+    """Column -> its place in a row group's metadata, where a nested column has several places."""
+    schema = file.metadata.schema
+    return {schema.column(place).path: place for place in range(len(schema))}
+
+
 def _extremes(file: Any) -> Extremes | None:
     """The extremes of the columns in the file's metadata; None if it lacks them."""
-    metadata, names = file.metadata, file.schema_arrow.names
+    metadata, places = file.metadata, column_places(file)
     ranges = []
     for name in _EXTREMES:
         lows, highs = [], []
         for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(names.index(name)).statistics
+            statistics = metadata.row_group(group).column(places[name]).statistics
             if statistics is None or not statistics.has_min_max or statistics.null_count:
                 return None
             lows.append(int(statistics.min))
