@@ -270,9 +270,15 @@ class JsonStream:
         self._forget(self._at)
         if len(self._text) > MAX_VALUE_CHARS:
             raise self._error("a value is not closed, or is too large for an event")
-        # Each read doubles the text, so a long value is parsed again only a few times.
+        # Doubling the text: a long value is parsed again only a few times. A read of a gzip stream
+        # may give less than was asked for.
         data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
         self._ended = not data
+        parts, n_bytes = [data], len(data)
+        while n_bytes < len(self._text) and parts[-1]:
+            parts.append(read_chunk(self._file, self.path, len(self._text) - n_bytes))
+            n_bytes += len(parts[-1])
+        data = b"".join(parts)
         self._text += self._decode(data, not data)
         return True
 
