@@ -112,7 +112,9 @@ class SpanTable:
         step = np.full(len(rank), -1, dtype=np.int64)
         for number in np.union1d(rank, steps[0]).tolist():
             low, high = np.searchsorted(rank, [number, number + 1])
-            _, name, begin, until = steps[:, steps[0] == number]
+            _, name, begin, until = steps[
+                :, slice(*np.searchsorted(steps[0], [number, number + 1]))
+            ]
             if not len(begin):
                 raise TraceError(
                     f"{where}: rank {number} has {high - low} operations but no whole "

@@ -115,8 +115,10 @@ def _whole(file: BlockFile, key: str, path: Path) -> int:
 
 
 def _process(files: Sequence[BlockFile]) -> Process:
-    blocks = [block for file in files for block in file.blocks]
-    of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
+    of_type: dict[int, list[memoryview]] = defaultdict(list)
+    for file in files:
+        for kind, data in file.blocks:
+            of_type[kind].append(data)
     # Earlier versions wrote records with their texts inside; no process writes both kinds.
     records = _table(of_type.get(_WHOLE_RECORDS, []), _RECORD)
     if _RECORDS in of_type:

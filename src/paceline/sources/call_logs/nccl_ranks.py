@@ -69,11 +69,12 @@ def _jobs(processes: Sequence[Process]) -> list[list[Process]]:
     members: dict[int, list[Process]] = defaultdict(list)
     for number, process in enumerate(processes):
         names = {name for name, _, _ in process.communicators.values()}
-        for other in {job_of[name] for name in names if name in job_of}:
-            members[number] += members.pop(other)
-            job_of |= {name: number for name, job in job_of.items() if job == other}
-        job_of |= dict.fromkeys(names, number)
-        members[number].append(process)
+        first, *others = sorted({job_of[name] for name in names if name in job_of}) or [number]
+        for other in others:
+            members[first] += members.pop(other)
+            job_of |= {name: first for name, job in job_of.items() if job == other}
+        job_of |= dict.fromkeys(names, first)
+        members[first].append(process)
     return list(members.values())
 
 
