@@ -113,20 +113,23 @@ def _places(
     """(spread, offset, rows) of each place where a communicator's calls match the collectives."""
     rows = rows[np.argsort(calls.host_s[rows], kind="stable")]
     n = len(collectives)
-    names = np.array([_family(calls.ops[op]) for op in calls.op[rows].tolist()])
+    names = np.array([_family(op) for op in calls.ops])[calls.op[rows]]
     size, members = calls.size[rows], calls.members[calls.group[rows]]
-    fits = np.array(
-        [(names == _family(c.name)) & _fits(size, c.elements, members) for c in collectives]
-    )
+    fits: dict[tuple[str, int], npt.NDArray[np.bool_]] = {}  # content -> [row] whether it matches
+    firsts = np.arange(max(0, len(rows) - n + 1))
+    for behind, one in enumerate(collectives):
+        content = _family(one.name), one.elements
+        if content not in fits:
+            fits[content] = (names == content[0]) & _fits(size, one.elements, members)
+        firsts = firsts[fits[content][firsts + behind]]
     launch_s = np.array([one.launch_s for one in collectives])
     places = []
-    for first in range(len(rows) - n + 1):
-        here = np.arange(first, first + n)
-        if fits[np.arange(n), here].all():
-            apart_s = calls.host_s[rows[here]] - launch_s
-            offset_s = float(np.median(apart_s))
-            spread_s = float(np.median(np.abs(apart_s - offset_s)))
-            places.append((spread_s, offset_s, rows[here]))
+    for first in firsts.tolist():
+        here = rows[first : first + n]
+        apart_s = calls.host_s[here] - launch_s
+        offset_s = float(np.median(apart_s))
+        spread_s = float(np.median(np.abs(apart_s - offset_s)))
+        places.append((spread_s, offset_s, here))
     return places
 
 
