@@ -216,7 +216,7 @@ def _open(path: Path, roots: Sequence[Path], forgive: bool) -> _File:
                 if file.metadata.row_group(group).num_rows
             ]
             stored = stored_in(file.schema_arrow.metadata or {}, path, forgive=forgive)
-    except MemoryError:
+    except MemoryError:  # also Arrow's: the file may be readable
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -417,7 +417,7 @@ def read_rows(
             if "optype" in names:
                 table.column("optype").validate(full=True)
         return _uniform(table.replace_schema_metadata(None).select(list(names)))
-    except MemoryError:
+    except MemoryError:  # also Arrow's: the file may be readable
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

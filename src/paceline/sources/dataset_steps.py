@@ -190,6 +190,8 @@ def _concat(tables: Sequence[Any], dataset: Dataset) -> Any:
 
     try:
         return pa.concat_tables(tables, promote_options="permissive")
+    except MemoryError:  # also Arrow's, which says nothing about types
+        raise
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise TraceError(

@@ -80,6 +80,8 @@ def _table(path: Path) -> Any:
             table = file.read(columns=list(COLUMNS))
             table.validate(full=True)
             return table
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None

@@ -183,6 +183,8 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
         table.validate(full=True)
     except FileNotFoundError:
         raise TraceError(f"{path}: No such file or directory") from None
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is no parquet file: {error}") from None
     wanted_names = [name for name in _COLUMNS if name in names]

@@ -106,6 +106,8 @@ def _table(path: Path, csv: bool) -> Any:
             table = pq.read_table(path)
             table.validate(full=True)
         names = [name.strip() for name in table.column_names]  # not UTF-8: a ValueError
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         sort = "CSV" if csv else "parquet"
