@@ -16,9 +16,12 @@ DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engin
 
     [Rank 0] time (ms) | fwd: 10.00 | bwd: 20.00 | bwd_inner: ... | bwd_allreduce: ... | step: 3.00
 
-Its pipeline engine (run with 0.16.9 and 0.19.8) writes after these timers a line ``steps: 10
-loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``. The timers are then sums since the last such
-line. A launcher may put its own words in front of each line.
+Its pipeline engine (run with 0.16.9 and 0.19.8) writes another line after these timers:
+
+    steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234
+
+The timers are then sums since the last such line. A launcher may put its own words in front of each
+line.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def with_groups(profile: Profile) -> Profile:
     """The profile with the group of each collective, if it is of a hybrid-sharded job on the host.
 
     Raises:
-        TraceError: the groups are ambiguous: the job does not use FSDP2, the mesh has other names,
-            or a collective that moves parameters or gradients was called outside of FSDP's ranges.
+        TraceError: the groups are ambiguous: the job does not use FSDP2, or its mesh has other
+            names. Or a collective of parameters or gradients is outside of FSDP's ranges.
     """
     host, groups = profile.host, hybrid_groups(profile)
     if host is None:

@@ -164,7 +164,7 @@ def _kind_amid(profile: Profile, item: Collective, computed: Span) -> OpKind | N
     if item.name in _ROOTED:
         raise TraceError(
             f"{profile.path}: a {item.name} between a step's passes, in which not all ranks wait "
-            "for each other; such waits are not read: record the job with paceline.record, or "
+            "for each other. Such waits are not read: record the job with paceline.record, or "
             "leave such steps out with --steps"
         )
     return next((kind for start, kind in _AMID if item.name.startswith(start)), None)

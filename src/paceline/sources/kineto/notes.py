@@ -61,7 +61,7 @@ class Way:
         if self.hidden_waits:
             notes.append(
                 f"{self.hidden_waits} all-to-alls run within forwards and backwards: the ranks' "
-                "waits there count as compute, so S may be too low and a slow rank may look like "
+                "waits there count as compute. So S may be too low and a slow rank may look like "
                 "the others; profile with enable_cuda_sync_events"
             )
         if self.overlapped:
@@ -84,7 +84,7 @@ class Way:
         if self.programmed:
             notes.append(
                 "computes are cut where the host launched collectives (c10d) and where it waited "
-                "until they ended (gloo); if no rank ever waited for one, a rule says where it "
+                "until they ended (gloo). If no rank ever waited for one, a rule says where it "
                 "was needed"
             )
         elif self.on_host:

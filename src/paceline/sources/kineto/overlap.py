@@ -1,8 +1,8 @@
 """Steps of data-parallel GPUs whose gradients are exchanged during the backward, as programs.
 
-A profile without stream events does not show waits. For gradients a rule gives them: a bucket's
-kernel starts when its gradients are there, and the work after the backward needs all buckets (DDP
-waits after the last gradient). Gathers of parameters within a pass (FSDP) have no such rule, so
+A profile without stream events does not show waits. For gradients a rule gives them. A bucket's
+kernel starts when its gradients are there. The work after the backward needs all buckets, since DDP
+waits after the last gradient. Gathers of parameters within a pass (FSDP) have no such rule, so
 such jobs are read as whole passes.
 """
 
@@ -44,8 +44,8 @@ def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
             assert after.kind is not None
             raise TraceError(
                 f"{profile.path}, step {before.step}: a {before.kind.label} and a "
-                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe; "
-                "the profile does not say which pass a kernel is of, so this reader takes one pass "
+                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe. "
+                "The profile does not say which pass a kernel is of, so this reader takes one pass "
                 "at a time. Write a trace with both (docs/trace-format.md); paceline ranks reports "
                 "on the file alone"
             )

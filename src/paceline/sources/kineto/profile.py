@@ -298,7 +298,7 @@ class _Reader:
         ((library, count),) = self.host.on_device.most_common(1)
         return (
             f"{self.path} has {count} collectives that the host launched on {library}, but no CUDA "
-            "kernels that compute, and no other device's events are imported; profile with "
+            "kernels that compute, and no other device's events are imported. Profile with "
             "ProfilerActivity.CUDA, too; paceline ranks reports what is there"
         )
 

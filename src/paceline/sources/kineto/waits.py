@@ -28,7 +28,7 @@ TOLERANCE_S: Final = 20e-6
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
 #: Gloo's thread may be delayed between the end of a transfer and its record. Where most ranks and
-#: steps waited, EARLY_SHARE of them may seem to go on too early: by at most EARLY_S plus
+#: steps waited, EARLY_SHARE may seem to go on too early: by at most EARLY_S plus
 #: PROMPT_SHARE of their idle time.
 EARLY_S, EARLY_SHARE = 1e-3, 0.25
 

@@ -202,7 +202,7 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
     if job.vpp_size > 1 and spans < 2 * computes * (n_chunks - 1) // n_chunks:
         raise TraceError(
             f"{where}: the interleaved schedule's transfers have no spans ({spans} for {computes} "
-            "computes), so it is unknown when stages waited, and no trace can be made; paceline "
+            "computes), so it is unknown when stages waited, and no trace can be made. paceline "
             "times shows the times that the spans have"
         )
 
