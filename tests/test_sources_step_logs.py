@@ -516,6 +516,16 @@ def test_what_is_damaged_is_said_in_a_line(tmp_path):
     path.write_text('{"log_history": [{"loss": 1, "step": 1, "train_runtime": "x"}, 3]}')
     with pytest.raises(TraceError, match="is damaged"):
         load_step_log(path)
+    path.write_text(
+        '{"log_history": [{"loss": 1, "step": 1, "train_runtime": %s}, '
+        '{"loss": 1, "step": 2, "train_runtime": 2}]}' % ("9" * 400)
+    )
+    with pytest.raises(TraceError, match="is damaged"):
+        load_step_log(path)
+    sample = '"value": {"train_step_time": %s}, "metadata": {"step": 1}}\n' % ("9" * 400)
+    (tmp_path / "ml.log").write_text(f':::MLLOG {{"time_ms": 1, "key": "tracked_stats", {sample}')
+    with pytest.raises(TraceError, match="is damaged"):
+        load_step_log(tmp_path / "ml.log")
     path.write_text('{"log_history": [')
     with pytest.raises(TraceError, match="is no JSON"):
         load_step_log(path)

@@ -69,7 +69,7 @@ def read_google(entries: Iterable[Mapping[str, Any]], where: str) -> Timeline:
     try:
         for payload in payloads:
             reader.take(payload)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     starts = reader.starts()
     if not any(len(start.steps) for start in starts):

@@ -30,7 +30,7 @@ def read_mlperf_events(lines: Iterable[str], where: str) -> Timeline:
     entries = [entry for line in lines if (entry := entry_of(line)) and "time_ms" in entry]
     try:
         start = _start(entries)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     if start is None:
         raise TraceError(f"{where} is a log of MLPerf without blocks and without train_step_time")

@@ -44,7 +44,7 @@ def read_one_logger(records: Iterable[Mapping[str, Any]], where: str) -> Timelin
     """
     try:
         start = _start(list(records))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     if start is None or not len(start.steps):
         raise TraceError(f"{where} has no {_METRICS}: set log_every_n_train_iterations")

@@ -15,6 +15,7 @@ from paceline.sources.step_times import load_step_times
 
 Array = npt.NDArray[np.float64]
 Row = tuple[int, int, float, float]
+_DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 _NO_CLOCK = "the log has no dates: time between steps is unknown"
 
 
@@ -76,7 +77,7 @@ def read_trainer_state(path: Path) -> Timeline:
     try:
         history = json.loads(path.read_bytes())["log_history"]
         start = _trainer_start(history)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, RecursionError, *_DAMAGED) as error:
         raise TraceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     if start is None:
         raise TraceError(

@@ -40,7 +40,7 @@ def read_json(path: Path, head: str) -> tuple[Columns, tuple[str, ...]]:
     read = _trainer_state if TRAINER_STATE in head else _prometheus
     try:
         return read(content, path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise TraceError(f"{path} is damaged ({reason[:200]})") from None
 

@@ -34,9 +34,12 @@ def read_mlperf(lines: Iterable[str], where: str) -> Columns:
         if CUE not in line or not any(word in line for word in (_STATS, _BATCH, _LENGTH)):
             continue
         entry = entry_of(line)
-        if isinstance(entry.get("value"), int | float):
-            sizes[str(entry.get("key"))] = float(entry["value"])
-        sample = train_step_time(entry)
+        try:
+            if isinstance(entry.get("value"), int | float):
+                sizes[str(entry.get("key"))] = float(entry["value"])
+            sample = train_step_time(entry)
+        except OverflowError as error:
+            raise TraceError(f"{where} is damaged ({error})") from None
         if sample is not None:
             counts.append(sample[0])
             durations.append(sample[1])
