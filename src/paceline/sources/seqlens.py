@@ -165,7 +165,7 @@ def _check_rows(
     microbatch: npt.NDArray[np.int64],
     where: str,
 ) -> tuple[int, int]:
-    """Check that sorted rows are complete; returns the numbers of replicas and of microbatches."""
+    """Check that sorted rows are complete; returns the replicas and the most microbatches."""
     changes = (np.diff(step) != 0) | (np.diff(dp) != 0)
     first = np.append(0, np.flatnonzero(changes) + 1)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(step))))

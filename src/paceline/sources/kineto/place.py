@@ -107,7 +107,7 @@ def _check_ranks(profiles: Sequence[Profile]) -> None:
 
 
 def _by_hybrid(profiles: Sequence[Profile], job: Job | None) -> Places | None:
-    """For hybrid sharding alone: all ranks are data parallel, though no group has all of them."""
+    """For hybrid sharding alone: all ranks are data parallel, though both groups have only some."""
     if any(hybrid_groups(profile) is None for profile in profiles):
         return None
     n = profiles[0].world_size

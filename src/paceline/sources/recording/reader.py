@@ -308,8 +308,8 @@ def _notes(counts: Mapping[str, int], ignore_kinds: frozenset[str]) -> list[str]
     notes = []
     if counts["alone"]:
         notes.append(
-            f"{counts['alone']} sends have no matching receive, so they end when the rank stopped "
-            "waiting for them"
+            f"{counts['alone']} sends have no matching receive, so their end is that of the wait "
+            "for them"
         )
     if counts["ignored"]:
         kinds = ", ".join(sorted(ignore_kinds))
