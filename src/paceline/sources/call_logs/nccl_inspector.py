@@ -22,7 +22,8 @@ global rank is its rank in the communicator that holds all processes. Without su
 processes are numbered by host and pid, and a note says so. The tool writes completed calls at
 intervals, by default only at the end of the communicator (``inspector.cc``, interval -1). A call
 begins when its kernels start, or else when the host calls NCCL. Without both, the reader subtracts
-the execution time from the time of the dump. That is wrong for calls that were dumped together, so such files are refused.
+the execution time from the time of the dump. That is wrong for calls that were dumped together, so
+such files are refused.
 """
 
 from __future__ import annotations
