@@ -59,7 +59,7 @@ def test_ranks_that_fall_silent_are_not_called_healthy(capsys, tmp_path):
     times = [(step, 0, 1.0 if step < 60 else 0.0) for step in range(90)]
     _, out, _ = said(capsys, written(tmp_path / "one.csv", "step,rank,duration_s", times))
     assert out.splitlines() == [
-        "step 60: a duration that cannot be: clock jumped",
+        "step 60: impossible duration: clock jumped",
         "step 69: no sample since step 60",
         "29 more impossible durations followed such a duration directly",
         "90 steps of 1 rank: 0 fail-slows, no sample in the last 10 steps",

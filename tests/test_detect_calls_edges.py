@@ -129,7 +129,7 @@ def test_step_times_in_words_and_as_a_table():
     assert "every 1, 2, 3, 4, 5, 6, 7, 8, ... calls a step" in many.explain()
     single = StepTimes(ints(0), ints(0), np.zeros(1), np.ones(1), {0: Period(1, 1.0, 5.0)})
     assert "every 1 call a step" in single.explain()
-    assert "all calls are alike" in single.explain()
+    assert "all calls are equal" in single.explain()
 
 
 # Who.

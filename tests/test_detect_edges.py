@@ -194,6 +194,29 @@ def test_ten_steps_without_a_sample_are_silence():
 
 
 @pytest.mark.parametrize(
+    ("steps", "last", "samples", "since"),
+    [
+        (range(0, 800, 10), 590, [1.0, np.nan], 600),  # one step in ten is recorded
+        ([*range(60), *range(1000, 1020)], 59, [1.0, np.nan], 1000),
+        ([*range(600), *range(300, 320)], 599, [1.0, np.nan], 300),  # a restart
+        (range(0, 800, 10), 590, [np.nan, np.nan], 600),
+        (range(0, 800, 10), -1, [1.0, np.nan], 0),
+    ],
+)
+def test_silence_begins_with_the_first_step_without_a_sample(steps, last, samples, since):
+    detector, events, has_ended = Detector(2), [], last < 0
+    before = -1
+    for step in steps:
+        if step < before:
+            detector.go_back()
+        events += detector.update(step, samples if has_ended else [1.0, 1.0])
+        has_ended |= step == last
+        before = step
+    found = [(event.rank, event.since_step) for event in events if event.kind == "silent"]
+    assert found[-1] == (1, since)
+
+
+@pytest.mark.parametrize(
     ("seconds", "jumps"), [(1e-12, False), (0.9e-12, True), (-1.0, True), (1e12, False),
                            (1.1e12, True)]
 )  # fmt: skip

@@ -102,6 +102,28 @@ def test_a_small_swing_is_told_once_and_a_higher_or_longer_level_again():
     assert [kind for kind, _ in told] == ["onset", "relief", "onset", "relief", "onset"]
 
 
+def on_a_ramp():
+    """A detector whose rank becomes slower with every step, up to 1.79 s in step 319."""
+    detector, x = Detector(), noise(320, cov=0.005)
+    x[200:] *= np.interp(np.arange(120), [0, 60, 119], [1.2, 1.2, 1.79])
+    for step, value in enumerate(x):
+        detector.update(step, [value])
+    assert detector.slow.all()
+    assert detector.lost_s[0] > 10
+    return detector
+
+
+@pytest.mark.parametrize("end", [Detector.accept, Detector.settle_level])
+def test_a_ramp_whose_episode_was_ended_gives_no_event(end):
+    detector = on_a_ramp()
+    for step in range(320, 327):
+        assert detector.update(step, [1.79]) == []
+    end(detector)
+    assert detector.lost_s.tolist() == [0.0]
+    events = [event for step in range(327, 460) for event in detector.update(step, [1.79])]
+    assert (events, detector.slow.tolist()) == ([], [False])
+
+
 def test_an_accepted_level_is_healthy():
     detector = Detector()
     x = noise(1000)

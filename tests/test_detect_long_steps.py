@@ -127,7 +127,7 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     code, out, _ = said(capsys, path, "--gpus", 64)
     *_, end, _ = out.splitlines()
     bursts = out.count("in the end: a burst, the median of its")
-    assert bursts == 1  # the beat is learnt from the first three, two of them in the warm-up
+    assert bursts == 1  # the period is learnt from the first three, two of them in the warm-up
     assert end.startswith("2,000 steps of 1 rank: 0 fail-slows and 1 burst, healthy")
     reliefs = [line for line in out.splitlines() if "healthy again" in line]
     lost_s = sum(float(line.split(" s lost")[0].split()[-1]) for line in reliefs)

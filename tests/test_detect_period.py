@@ -46,6 +46,17 @@ def test_one_call_missing_or_extra_does_not_matter(calls, change):
     assert found.calls == calls
 
 
+@pytest.mark.parametrize("swaps", [1, 2, 4])
+def test_a_short_step_in_a_long_log_is_no_multiple_of_it(swaps):
+    """The longest lag leaves the least to compare, so that swapped calls do not count there."""
+    codes = np.tile(np.arange(7), 400)
+    for at in np.random.default_rng(swaps).choice(400, swaps, replace=False) * 7 + 2:
+        codes[at : at + 2] = codes[at : at + 2][::-1]
+    found = find_period(codes)
+    assert found is not None
+    assert found.calls == 7
+
+
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_call_missing_and_another_extra_in_five_repetitions(job, seed):

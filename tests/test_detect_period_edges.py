@@ -91,8 +91,8 @@ def test_edits_that_make_repetitions(at, damage):
     x = np.tile([0, 1, 2, 3, 4], 5)
     if at is not None:
         x[at] = 9
-    assert _damage(x, 5) == damage
-    assert _damage(np.delete(x, 12), 5) == damage + 1
+    assert _damage(x, 5, 9) == damage
+    assert _damage(np.delete(x, 12), 5, 9) == damage + 1
 
 
 def test_calls_before_the_loop_are_cut_off():

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.detect.detector import Detector
 from paceline.detect.job import job_events
-from paceline.detect.samples import beat
+from paceline.detect.samples import burst_period
 
 N = 6000
 STEP = np.arange(N)
@@ -36,7 +36,7 @@ def test_long_steps_that_recur_are_told_three_times_at_most(every, length, seed)
     *_, last = events
     assert last.kind == "relief"
     assert length <= last.bursts_up_to <= length + 6
-    assert f"of up to {last.bursts_up_to} steps are not told from now on" in last.explain()
+    assert f"of up to {last.bursts_up_to} steps are not reported from now on" in last.explain()
     (*_, job) = job_events(events, 1)
     assert job.to_mapping()["bursts_up_to"] == last.bursts_up_to
     assert "; bursts recur" in job.explain()
@@ -89,4 +89,4 @@ def test_a_beat_is_three_runs_alike(begins, lengths, found):
     y = np.ones(200)
     for begin, length in zip(begins, lengths, strict=True):
         y[begin : begin + length] = 1.5
-    assert beat(y, 200, False, 1.2)[:2] == found
+    assert burst_period(y, 200, False, 1.2)[:2] == found

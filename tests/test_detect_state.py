@@ -64,7 +64,7 @@ def test_a_state_is_a_copy():
             rf"wholes is int8\(2, {N_WHOLES}\), not int64",
         ),
         ({"ring": [0.0, 0.0]}, "ring must be an array"),
-        ({"expected": {"scale": 1.0}}, "expected does not fit"),
+        ({"expected": {"scale": 1.0}}, "expected has missing or invalid fields"),
     ],
 )
 def test_what_does_not_fit_is_said(change, said):

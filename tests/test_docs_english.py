@@ -21,6 +21,8 @@ MOST_LONG_IN_SOURCE = 0.01
 PUZZLES = re.compile(r"\bso (?:many|long)\b(?! as)", re.IGNORECASE)
 #: Clauses for nouns: "what it has", and how many the sources may have.
 CLAUSES, MOST_CLAUSES = re.compile(r"\bwhat (?:is|it)\b", re.IGNORECASE), 8
+#: The same on pages, where a question may ask so.
+PAGE_CLAUSES, MOST_PAGE_CLAUSES = re.compile(r"\bwhat (?:is|it|they|was|are)\b", re.IGNORECASE), 4
 #: A clause for a noun at a sentence's start: "What a file holds." A question may begin so.
 HEADLESS = re.compile(r"(?:What|Who|Whoever|Whose)\b(?!-if)(?!.*\?)", re.DOTALL)
 #: Beside questions, docs may announce a list or a section so: "What you must change:".
@@ -149,6 +151,16 @@ def test_no_puzzles(sources):
 def test_few_clauses_stand_for_nouns(sources):
     found = puzzles(sources, CLAUSES)
     assert len(found) <= MOST_CLAUSES, "\n".join(found)
+
+
+def test_few_clauses_stand_for_nouns_on_pages():
+    found = [
+        f"{page.relative_to(ROOT)}: {sentence[:80]}"
+        for page in PAGES
+        for sentence in sentences(page.read_text(encoding="utf-8"))
+        if PAGE_CLAUSES.search(sentence) and not sentence.endswith("?")
+    ]
+    assert len(found) <= MOST_PAGE_CLAUSES, "\n".join(found)
 
 
 def test_no_headless_sentences(sources):

@@ -205,7 +205,7 @@ class TestDetectors:
             (
                 (),
                 "step 60 has not ended after 36 s: a hang, or a long checkpoint or evaluation; "
-                "no rank has told its time",
+                "no rank has reported its time",
             ),
         ],
     )

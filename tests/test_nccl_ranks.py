@@ -5,6 +5,7 @@ Jobs of NVIDIA's own library share a folder in ``real/test_nccl_library.py``.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from paceline.cli.main import run
@@ -129,3 +130,27 @@ def test_hosts_alone_with_clocks_apart_say_no_waits(tmp_path):
     log, notes = load_call_log([tmp_path])
     assert "this hides a rank that is equally late" in notes[-1]
     assert set(step_times(log).step.tolist()) == set(range(39))
+
+
+@pytest.mark.parametrize("apart_ns", [9_000, 900_000])
+def test_sends_and_recvs_of_one_group_that_begin_together_keep_the_order_of_the_host(
+    tmp_path, apart_ns
+):
+    """Channels begin in another order at each step; 0.9 ms apart they run one after another."""
+    rng = np.random.default_rng(7)
+    for rank in range(4):
+        rank_file(
+            tmp_path, rank, exchange=lambda step: (rng.permutation(4) * apart_ns // 3).tolist()
+        )
+    log, notes = load_call_log(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    assert notes == ()
+    _, rows = log.of_ranks()[0]
+    steps = log.op[rows].reshape(40, 8), log.communicator[rows].reshape(40, 8)
+    same = all((column == column[0]).all() for column in steps)
+    assert same == (apart_ns < 50_000)
+    if same:
+        assert [log.ops[op] for op in steps[0][0, 4:]] == ["Send", "Recv", "Send", "Recv"]
+        assert {period.calls for period in step_times(log).periods.values()} == {8}
+        # Their ends stay.
+        end_s = (log.time_s[rows] + log.duration_s[rows]).reshape(40, 8)[:, 4:]
+        assert np.ptp(end_s, axis=1).max() < 1e-6

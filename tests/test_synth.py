@@ -266,6 +266,7 @@ def test_the_file_keeps_trace_job_and_truth(tmp_path):
         ({"slow_last_stage": (1.0, -1.0)}, "factor -1.0 is not positive"),
         ({"stage_factors": ((1.0, 1.0),)}, "1 pairs of stage factors for 4 stages"),
         ({"stage_factors": ((1.0, 0.0),) * 4}, "two positive numbers"),
+        ({"stage_factors": ((1e308, 1.0),) * 4}, "stage factors: factor 1e.308 is above 1,000,000"),
         ({"sequence_mix": 1.5}, "sequence_mix lies between 0 and 1"),
         ({"seqlens": draw_seqlens(3, 8, 3, 100)}, "3 steps and 3 dp ranks for a job of 3 steps"),
         (

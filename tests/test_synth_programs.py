@@ -274,14 +274,14 @@ def test_a_trace_of_a_plan_with_a_split_backward_takes_what_the_plan_does(schedu
         ("--buckets 9", "9 buckets for 4 layers"),
         ("--layers 0", "layers must be a whole number from 1"),
         ("--expert-imbalance 0.2", "need expert-parallel ranks"),
-        ("--layers 2 --microbatches 1,2,1,2,1,2,1,2", "as many microbatches"),
-        ("--fsdp --schedule zb-h1", "made of whole passes"),
+        ("--layers 2 --microbatches 1,2,1,2,1,2,1,2", "the same number of microbatches"),
+        ("--fsdp --schedule zb-h1", "does not support layers"),
         ("--schedule zbv --vpp 3", "zbv has 2 chunks per stage (vpp), not 3"),
         ("--schedule dualpipev --microbatches 4", "microbatches"),
         ("--slow-worker 1,0,2,1.5 --layers 2", "there is no peer 2"),
         ("--slow-worker 1,0,0.5,1.5 --layers 2 --tp 2", "peer of --slow-worker"),
-        ("--slow-peers 1,0,2 --layers 2", "no peers whose collectives"),
-        ("--layers 2 --overlap", "say themselves what overlaps"),
+        ("--slow-peers 1,0,2 --layers 2", "the job has no peers"),
+        ("--layers 2 --overlap", "layers define their own overlap"),
     ],
 )
 def test_contradictions_are_errors(flags, message, tmp_path, capsys):

@@ -6,8 +6,8 @@
  * plans, proxies, sockets, profiler. No data is reduced.
  * SPLIT=1: ranks of one parity get a communicator of their own, which reduces after the first.
  * SEND_MB_S limits what this rank sends, RECV_MB_S what it receives: a slow NIC.
- * Layouts of kernel arguments: NCCL v2.27.7-1 to v2.30.7-1, src/include/device.h. In later ones
- * something differs: no buffer passes, so such a job can only be aborted (ABORT). */
+ * Layouts of kernel arguments: NCCL v2.27.7-1 to v2.30.7-1, src/include/device.h. Those of 2.31.2 and
+ * 2.32.3 are in the debug information of the library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -28,11 +28,6 @@
 
 enum { COMMUNICATORS = 8, STEPS = 8, CHANNELS = 64, CONNECTIONS = 2, EVENTS = 64, STEP_BYTES = 1 << 16 };
 
-struct fifo {
-  int mode, offset;
-  ssize_t size;
-  void *data;
-};
 struct connection {
   char *buffers[3];
   void *handles[3];
@@ -40,7 +35,7 @@ struct connection {
   int flags, shared, step_size;
   void **pointers;
   uint64_t *factors;
-  struct fifo *fifo;
+  ssize_t *fifo;
   uint64_t step, cleaned, device[4];
 };
 struct peer {
@@ -84,10 +79,13 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
 }
 
+/* Of an entry of a connection's fifo, in 8 bytes: mode and offset (from 2.31 on: a word each), size, data. */
+static int fifo_words = 3, size_word = 1;
+
 static void move(struct connection *send, struct connection *recv) {
   if (send->fifo && send->tail && send->head) {
     for (int i = 0; i < STEPS; i++) {
-      volatile ssize_t *size = &send->fifo[i].size;
+      volatile ssize_t *size = &send->fifo[i * fifo_words + size_word];
       if (*size == -1) *size = STEP_BYTES;
     }
     atomic_thread_fence(memory_order_seq_cst);
@@ -211,7 +209,8 @@ static int attribute(int *value, int which, int device) {
                                  : 0;
   return 0;
 }
-static int properties(void *all, int device) { return (void)device, memset(all, 0, 1024), 0; }
+/* The least size that cudaDeviceProp has: 1,000 bytes in CUDA 13, 1,032 in CUDA 12. */
+static int properties(void *all, int device) { return (void)device, memset(all, 0, 1000), 0; }
 static int bus(char *text, int n, int device) {
   return (void)device, snprintf(text, (size_t)n, "0000:10:00.0"), 0;
 }
@@ -370,6 +369,9 @@ int main(int argc, char **argv) {
   int rank = atoi(argv[3]), ranks = atoi(argv[4]), calls = atoi(argv[6]), pause = atoi(argv[7]);
   void *library = dlopen(argv[1], RTLD_NOW), *all = NULL, *data, *stream = (void *)1;
   CHECK(library && replace(argv[1], library) > 100);
+  int number = 0;
+  CHECK(!((int (*)(int *))dlsym(library, "ncclGetVersion"))(&number));
+  if (number >= 23100) fifo_words = 4, size_word = 2;
   int (*init)(void **, int, struct id, int) = dlsym(library, "ncclCommInitRank");
   int (*reduce)(void *, void *, size_t, int, int, void *, void *) = dlsym(library, "ncclAllReduce");
   int (*send_to)(void *, size_t, int, int, void *, void *) = dlsym(library, "ncclSend");
@@ -394,9 +396,9 @@ int main(int argc, char **argv) {
     usleep((unsigned)pause * 1000);
   }
   usleep(1000000);
-  const char *last = getenv("ABORT") ? "ncclCommAbort" : "ncclCommDestroy";
-  if (part) CHECK(!((int (*)(void *))dlsym(library, last))(part));
-  CHECK(!((int (*)(void *))dlsym(library, last))(all));
+  int (*destroy)(void *) = dlsym(library, "ncclCommDestroy");
+  if (part) CHECK(!destroy(part));
+  CHECK(!destroy(all));
   printf("rank %d made %d calls\n", rank, calls);
   return 0;
 }

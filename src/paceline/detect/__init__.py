@@ -1,1 +1,1 @@
-"""Online detection: when a job became slow, and how certain that is."""
+"""Online detection of slow jobs: onsets, their certainty, and the slow ranks."""

@@ -1,14 +1,16 @@
 """Online detection of fail-slows in step times, for all ranks at once.
 
-A rank's healthy level is the median of its first samples, then follows drift, but no episode. Its
-current level is that of the episode it is in. A change is sure when the median of the last w
-samples lies more than 10% from the current level, for any of several w. Short windows find large
-factors within a few steps, long ones small factors in spite of noise. Medians do not see spikes.
-How much a median of w samples strays is measured for every rank and w, so autocorrelated noise
-raises the bar by itself. (Falcon, 4.3, verifies the change points of BOCD by such a 10% test.
-docs/detect.md compares.)
+Each rank has a healthy level of its step time, the median of the first samples. Later it follows
+slow drift, but not an episode of slowness. During an episode, the current level is the episode's.
 
-The kernel is :mod:`paceline.detect.levels`.
+The detector compares the median of the last w samples with the current level, for several w. A
+change is a difference above the threshold plus an allowance for noise. Short windows find large
+changes within a few steps. Long windows find small changes despite noise. Spikes hardly move a
+median. The spread of a median of w samples is measured for each rank and w. The allowance therefore
+grows by itself where noise is autocorrelated.
+
+Falcon (4.3) verifies the change points of BOCD by a 10% test; docs/detect.md compares the two. The
+kernel is :mod:`paceline.detect.levels`.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from paceline.errors import DetectError, StateError
 
 Array = npt.NDArray[np.float64]
 
-#: A level this share from the current one counts as a change, once noise is allowed for. It is the
-#: paper's 10% (4.3), less the error of a level that noise of a few percent leaves uncertain.
+#: Least relative change of a level, before the allowance for noise. Falcon (4.3) uses 10%; 1% is
+#: left for the error of a level under a few percent of noise.
 THRESHOLD = 0.09
 _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
 
-#: Name of the format of :meth:`Detector.state_dict`. Other fields, another meaning of one, or other
-#: windows: the next version, and a file of it in tests/golden.
+#: Name and version of the format of :meth:`Detector.state_dict`. A change of the fields, their
+#: meaning or the windows needs a new version, and a file of it in tests/golden.
 STATE_SCHEMA, STATE_VERSION = "paceline-detector", 4
 _STATE = {
     "ring": ArrayField("<f4", ("rank", columns.RING), nan=True, least=0.0),
@@ -55,9 +57,9 @@ _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expect
 
 
 def _from_older(state: object) -> object:
-    """A state of versions 2 and 3 as one of this version; others as they are.
+    """Convert a state of version 2 or 3 to this version; return any other unchanged.
 
-    Version 2 knew no swings, version 3 no cycles and no mean.
+    Version 2 has no columns for swings. Both have none for cycles and the mean.
     """
     if not (isinstance(state, Mapping) and state.get("version") in (2, 3)):
         return state
@@ -83,21 +85,21 @@ def _from_older(state: object) -> object:
 
 
 class Detector:
-    """Feeds on one step after another.
+    """Takes the step times of all ranks step by step, and returns events.
 
     Args:
-        ranks: how many there are; each is judged on its own.
-        threshold: share above the healthy level from which on a rank is slow.
-        warm_up: steps before anything is said (at least 10).
-        like: durations of earlier runs of the same job, each [step] seconds in the order of the
-            updates. Changes that most of them show at the same step are planned. Fewer than three
-            runs cannot outvote one that was itself faulty.
+        ranks: number of ranks; each is judged on its own.
+        threshold: least relative change of a level, before the allowance for noise.
+        warm_up: least number of a rank's samples before its first level, 10 to 512.
+        like: step times of earlier runs of the same job, each [step] seconds in the order of the
+            updates. A change that most runs show at the same step is planned. At least three runs
+            are needed to outvote a fault of one.
 
     Raises:
         DetectError: an argument is out of range.
     """
 
-    #: Updates in all, where known: many are worth compiled code at once. A hint, no state.
+    #: Total number of updates, if known; for many, the first update compiles the kernel. Not saved.
     expected_steps: int = 0
 
     def __init__(
@@ -132,7 +134,7 @@ class Detector:
         self._scale = 1.0
 
     def state_dict(self) -> State:
-        """All that a detector knows, to go on from there: see :data:`STATE_SCHEMA`."""
+        """The whole state, for :meth:`from_state_dict`; its format is :data:`STATE_SCHEMA`."""
         return {
             "schema": STATE_SCHEMA,
             "version": STATE_VERSION,
@@ -151,10 +153,10 @@ class Detector:
 
     @classmethod
     def from_state_dict(cls, state: object) -> Detector:
-        """A detector that goes on where another stood.
+        """Restore a detector from the result of :meth:`state_dict`.
 
         Raises:
-            StateError: the state is of another schema or version, or a field does not fit.
+            StateError: the schema or version differs, or a field is invalid.
         """
         state = _from_older(state)
         reader = StateReader(state, STATE_SCHEMA, STATE_VERSION, (*_STATE_NUMBERS, *_STATE))
@@ -182,11 +184,11 @@ class Detector:
             detector._likeness = Likeness.from_state(expected["likeness"])
             detector._workloads = Workloads.from_state(expected["workloads"])
         except (TypeError, KeyError, ValueError, IndexError, DetectError):
-            reader.fail("expected", "does not fit")
+            reader.fail("expected", "has missing or invalid fields")
         return detector
 
     def widened(self, ranks: int, place: npt.NDArray[np.int64]) -> Detector:
-        """A detector of more ranks that knows what this one did of its own, now at ``place``."""
+        """A detector for ``ranks`` ranks, where this one's rank i becomes rank ``place[i]``."""
         wide = Detector(ranks, threshold=self.threshold, warm_up=self.warm_up)
         for name in _STATE:
             getattr(wide, f"_{name}")[place] = getattr(self, f"_{name}")
@@ -196,34 +198,34 @@ class Detector:
 
     @property
     def slow(self) -> npt.NDArray[np.bool_]:
-        """[rank] whether it is in an episode."""
+        """[rank] whether the rank is in an episode of slowness."""
         slow: npt.NDArray[np.bool_] = self._wholes[:, columns.SLOW] != 0
         return slow
 
     @property
     def since_step(self) -> npt.NDArray[np.int64]:
-        """[rank] the step in which its last episode began; 0 where there was none."""
+        """[rank] first step of the rank's latest episode; 0 without any."""
         return self._wholes[:, columns.SINCE_STEP].copy()
 
     @property
     def lost_s(self) -> Array:
-        """[rank] seconds lost in the episode that goes on."""
+        """[rank] seconds lost in the current episode; 0 outside an episode."""
         return self._floats[:, columns.LOST_S].copy()
 
     @property
     def healthy_s(self) -> Array:
-        """[rank] the healthy step time, of a step like the last one; nan during the warm-up."""
+        """[rank] healthy step time for the last step's workload; nan during the warm-up."""
         healthy_s: Array = self._floats[:, columns.HEALTHY_S] * self._scale
         return healthy_s
 
     @property
     def level_s(self) -> Array:
-        """[rank] the current level of the step time; nan during the warm-up."""
+        """[rank] current step time for the last step's workload; nan during the warm-up."""
         level_s: Array = self._floats[:, columns.LEVEL_S] * self._scale
         return level_s
 
     def columns(self) -> tuple[Array, npt.NDArray[np.int64]]:
-        """A copy of the kernel's columns, of which the ranks' levels are refined."""
+        """Copies of the kernel's ``floats`` and ``wholes`` (:mod:`paceline.detect.columns`)."""
         return self._floats.copy(), self._wholes.copy()
 
     def update(
@@ -232,15 +234,16 @@ class Detector:
         durations_s: npt.ArrayLike,
         workload: Mapping[str, float] | None = None,
     ) -> list[Event]:
-        """Take the step times of one step; returns the events that are sure now.
+        """Take the step times of one step, and return the events that they confirm.
 
         Args:
-            step: its number; it must grow from call to call.
+            step: step number, higher than in the last call.
             durations_s: [rank] seconds; nan = no sample.
-            workload: what the step has to do by plan: "tokens", "window", "batch", any names.
+            workload: planned size of the step, by any names: ``{"tokens": 4096}``.
 
         Raises:
-            DetectError: no numbers, another number of ranks, or a step that is not behind the last.
+            DetectError: the durations are not one number per rank, or the step is not after the
+                last.
         """
         x = checked_durations(step, durations_s, self.ranks, self.last_step)
         self.last_step = int(step)
@@ -256,7 +259,7 @@ class Detector:
         return events
 
     def _judge(self, number: int, x: Array, scale: float, step: int) -> list[Event]:
-        """Events of a step whose expected share is known."""
+        """Events of a step with the relative expected time ``scale``."""
         if scale != 1.0:
             x = x / scale
         self._scale = scale
@@ -279,13 +282,35 @@ class Detector:
             self._wholes,
             out,
         )
-        return [self._event(row, step) for row in out[:n].tolist()] if n else []
+        if not n:
+            return []
+        silent = [int(rank) for code, rank, *_ in out[:n].tolist() if code == levels.SILENT]
+        first_missing = self._first_missing(silent, step) if silent else {}
+        return [self._event(row, step, first_missing) for row in out[:n].tolist()]
 
-    def _event(self, row: list[float], step: int) -> Event:
+    def _first_missing(self, ranks: list[int], step: int) -> dict[int, int]:
+        """Rank -> first step without a sample, by the other ranks; without any, by equal gaps."""
+        seen = self._wholes[:, columns.SEEN]
+        at = (seen[:, None] - 1 - np.arange(SILENT_AFTER)) % columns.RING
+        steps = np.take_along_axis(self._number, at, axis=1)
+        known = np.unique(steps[~np.isnan(np.take_along_axis(self._ring, at, axis=1))])
+        first_missing = {}
+        for rank in ranks:
+            last = min(int(steps[rank, 0]), step - SILENT_AFTER) if seen[rank] else None
+            later = known if last is None else known[known > last]
+            if len(later):
+                first_missing[rank] = int(later[0])
+            elif last is None:
+                first_missing[rank] = step - SILENT_AFTER + 1
+            else:
+                first_missing[rank] = last + round((step - last) / SILENT_AFTER)
+        return first_missing
+
+    def _event(self, row: list[float], step: int, first_missing: dict[int, int]) -> Event:
         code, rank, since, factor, before, lost_s, healthy_s, bursts, every = row
         kind = _KINDS[int(code)]
         if kind == "silent":
-            since = step - SILENT_AFTER + 1
+            since = first_missing[int(rank)]
         first = None
         if kind in SLOW_KINDS or kind == "faster":
             first = estimate(self._floats[int(rank)], self._wholes[int(rank)], factor)
@@ -302,35 +327,48 @@ class Detector:
         return Event("clock-jump", rank, int(step), int(step), np.nan, lost_s, healthy_s)
 
     def go_back(self) -> None:
-        """The job was started again from a checkpoint: the next step may have a lower number.
+        """Note a restart of the job from a checkpoint: the next step may have a lower number.
 
-        Nothing is said before six steps show no trend.
+        Levels are not judged again before at least six samples without a trend.
         """
         self.last_step = None
         self._wholes[:, columns.SETTLE] = 1
 
     def settle_level(self) -> None:
-        """Call healthy what the last few steps took: somebody else saw a relief."""
+        """Take the median of the last 7 samples as the healthy level, and end any episode.
+
+        For a relief that the caller knows from another source.
+        """
         at = (self._wholes[:, columns.SEEN, None] - 1 - np.arange(levels.LOW)) % columns.RING
         with np.errstate(all="ignore"):
             level_s = np.median(np.take_along_axis(self._ring, at, axis=1), axis=1)
         usable = np.isfinite(level_s) & np.isfinite(self._floats[:, columns.LEVEL_S])
         for column in (columns.LEVEL_S, columns.HEALTHY_S, columns.MIDDLE_S):
             self._floats[usable, column] = level_s[usable]
-        self._wholes[usable, columns.AGE], self._wholes[usable, columns.SLOW] = levels.LOW, 0
+        self._wholes[usable, columns.AGE] = levels.LOW
+        self._end_episodes(usable)
 
     def accept(self, rank: int | None = None) -> None:
-        """Call the current level healthy: it was planned, or nothing can be done about it.
+        """Take the current level as healthy, for example after a planned change.
 
         Args:
-            rank: whose; None: of all ranks.
+            rank: the rank; None: all ranks.
 
         Raises:
-            DetectError: there is no such rank.
+            DetectError: the detector has no such rank.
         """
         if rank is not None and not 0 <= rank < self.ranks:
             raise DetectError(f"rank {rank} is not among the {self.ranks} ranks")
         rows = slice(None) if rank is None else slice(rank, rank + 1)
         self._floats[rows, columns.HEALTHY_S] = self._floats[rows, columns.LEVEL_S]
-        self._floats[rows, columns.LOST_S] = self._floats[rows, columns.SPENT_S] = 0.0
-        self._wholes[rows, columns.SLOW] = 0
+        self._end_episodes(rows)
+
+    def _end_episodes(self, rows: slice | npt.NDArray[np.bool_]) -> None:
+        """End the episodes of some ranks without events, also for ramps that go on."""
+        floats, wholes = self._floats, self._wholes
+        floats[rows, columns.LOST_S] = floats[rows, columns.SPENT_S] = 0.0
+        on_ramp = wholes[rows, columns.INITIAL] == levels.ON_RAMP
+        level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
+        floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)
+        wholes[rows, columns.INITIAL] = np.where(on_ramp, 0, wholes[rows, columns.INITIAL])
+        wholes[rows, columns.SLOW] = 0

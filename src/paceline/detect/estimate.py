@@ -1,7 +1,7 @@
-"""Intervals around the factors of events, at first and once more samples of a level are there.
+"""Intervals of the factors of events.
 
-The first factor of an event rests on a few samples. Its level's median is taken anew as samples
-come. So the factor of an episode that lasts is better known than that of its first moment.
+An event's first factor rests on a few samples. Further samples refine the level, so its interval
+becomes narrower.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from paceline.detect.event import Estimate
 
 Floats = npt.NDArray[np.float64]
 
-#: Of an interval that holds the factor in 95% of the cases. It has spreads of a level's median, and
-#: a share that noise of another kind than medians brings. Chosen on real noise (half ``develop``,
-#: seed 21); docs/measured.md has what they reach on the other half.
+#: Half width of a 95% interval in standard errors, and the part of the error that the spread of
+#: medians does not show. They were chosen on real noise (half ``develop``, seed 21).
+#: docs/measured.md has their coverage on the other half.
 _SPREADS, _OTHER = 2.2, 0.005
-#: Samples of the healthy level that count for its error.
+#: Assumed number of samples of the healthy level.
 _HEALTHY_SAMPLES = 129
 
 
 def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Estimate:
-    """A factor with its interval.
+    """A factor with its 95% interval.
 
     Args:
-        floats: [column] seconds and shares of a rank, as of :mod:`paceline.detect.levels`.
-        wholes: [column] its counts and flags.
-        factor: of its level to its healthy one.
+        floats: [column] a rank's ``floats`` in :mod:`paceline.detect.columns`.
+        wholes: [column] the rank's ``wholes``.
+        factor: the current level over the healthy level.
     """
     samples = int(min(wholes[columns.AGE], columns.RING))
     stray = floats[columns.STRAY : columns.CYCLE]
@@ -40,7 +40,10 @@ def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Es
 
 
 def _stray(stray: Floats, samples: int) -> float:
-    """Spread of a median of as many samples, as a share: that of the next smaller window's."""
+    """Relative spread of a median of some samples: that of the longest window within them.
+
+    Below the shortest window, it grows with the root of the ratio of the lengths.
+    """
     below = [
         (window, float(value))
         for window, value in zip(columns.WINDOWS, stray, strict=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["onset", "worsening", "partial-relief", "relief", "faster", "silent", "clock-jump"]
-#: Changes of the level: those after which a rank is slow, and all.
+#: Kinds of events that leave a rank slow, and all kinds of level changes.
 SLOW_KINDS = ("onset", "worsening", "partial-relief")
 LEVEL_KINDS = (*SLOW_KINDS, "relief", "faster")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in a suitable unit: "2.5 hours"."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -21,18 +21,18 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things."""
+    """A number with its noun: "1 step", "1,000 steps"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A level's factor to the healthy one, with an interval.
+    """The ratio of a level to the healthy level, with its interval.
 
     Attributes:
-        factor: how many times as long as healthy.
-        low, high: hold the true one in 95% of the cases.
-        samples: of the level, that it rests on.
+        factor: the level over the healthy level.
+        low, high: its 95% interval.
+        samples: number of samples of the level.
     """
 
     factor: float
@@ -41,11 +41,11 @@ class Estimate:
     samples: int
 
     def explain(self) -> str:
-        """In numbers."""
+        """Factor, interval and number of samples."""
         return f"{self.factor:.3f}x ({self.low:.3f} to {self.high:.3f}; {self.samples:,} samples)"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         low, high = (None if not math.isfinite(value) else value for value in (self.low, self.high))
         return {"factor": self.factor, "low": low, "high": high, "samples": self.samples}
 
@@ -55,25 +55,25 @@ class Event:
     """Something happened to a rank.
 
     Attributes:
-        kind: "onset" of a fail-slow, its "worsening", its "partial-relief", its "relief". Or a rank
-            that became "faster" than healthy for good, one that fell "silent", or a "clock-jump" (a
-            duration that is not above 0).
-        rank: whose.
+        kind: for a fail-slow "onset", "worsening", "partial-relief" or "relief". "faster": the rank
+            became faster for good. "silent": the rank sends no samples. "clock-jump": a duration is
+            impossible, such as 0.
+        rank: the rank.
         step: the step of the update that returned the event.
-        since_step: changes of level: the step in which it is estimated to have begun (ended);
-            silent: the first step without a sample; clock-jump: the step.
-        factor: step time over the healthy one. It is the median since ``since_step``, at a relief
-            the mean of the episode; nan for a silent rank and for a clock that jumps.
+        since_step: estimated first step of the new level. For a relief because the onset was too
+            small, the onset's; silent: the first step without a sample; clock-jump: the step.
+        factor: robust mean of the step time since ``since_step``, over the healthy one until then;
+            relief: the mean of the episode; silent and clock-jump: nan.
         lost_s: seconds lost since the onset.
-        healthy_s: the healthy step time; at "faster" the new one.
-        before_factor: the new level over the level before; nan where no level changed.
-        planned: whether plan explains the change; False, as such changes are no events.
-        estimate: ``factor`` with an interval; None where it is not that of one level.
-        refined: the same once all samples of the level were there; None before.
-        bursts_up_to: at the relief of a burst that recurs: bursts up to this many samples belong to
-            the job from now on, and are not told. 0: none do, or this was no burst.
-        bursts_every: samples from the begin of one to the next, where only those in their place are
-            not told. 0: they come at any time.
+        healthy_s: the healthy step time; faster: the new one.
+        before_factor: the new level over the previous level; nan without a change of level.
+        planned: whether the plan explains the change; always False, as such changes are no events.
+        estimate: ``factor`` with its interval; None for a relief or without a change of level.
+        refined: the estimate from all samples of the level; None until the level ends.
+        bursts_up_to: relief of a recurring burst: length in samples up to which further bursts are
+            not reported. Otherwise 0.
+        bursts_every: period of these bursts in samples, if bursts at other times are reported.
+            Otherwise 0.
     """
 
     kind: Kind
@@ -115,14 +115,14 @@ class Event:
         if self.kind == "faster":
             return (
                 f"{head} is faster for good since step {self.since_step:,}: {self.factor:.2f}x "
-                f"of what was healthy ({self.healthy_s:.4g} s)"
+                f"the former healthy time, now {self.healthy_s:.4g} s"
             )
         if self.kind == "silent":
             return f"{head} has given no sample since step {self.since_step:,}"
-        return f"{head} reports a duration that cannot be: its clock jumped"
+        return f"{head} reports an impossible duration: its clock jumped"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         factor = None if math.isnan(self.factor) else self.factor
         before = None if math.isnan(self.before_factor) else self.before_factor
         return {
@@ -143,15 +143,15 @@ class Event:
 
 
 def recurring(up_to: int, every: int) -> str:
-    """A clause on bursts that recur; empty where there are none."""
+    """A clause about recurring bursts; empty without any."""
     if not up_to:
         return ""
     when = f" every {every} steps" if every else ""
-    return f"; bursts recur{when}: those of up to {up_to} steps are not told from now on"
+    return f"; bursts recur{when}: those of up to {up_to} steps are not reported from now on"
 
 
 def estimates(first: Estimate | None, refined: Estimate | None) -> dict[str, Any]:
-    """Both as JSON knows them."""
+    """Both estimates as JSON values."""
     return {
         "factor_low": None if first is None else first.to_mapping()["low"],
         "factor_high": None if first is None else first.to_mapping()["high"],

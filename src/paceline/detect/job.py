@@ -1,8 +1,8 @@
-"""From events of ranks to events of the job.
+"""Merge events of ranks into events of the job.
 
-In synchronous training all ranks slow down together: onsets close in time are one event of the job.
-Step times alone cannot say who caused it; that takes a call log with durations or a trace
-(:mod:`paceline.detect.who`).
+In synchronous training all ranks slow down together, so onsets close in time are one event of the
+job. Step times alone cannot name the cause. A call log or a trace can
+(:mod:`paceline.detect.locate`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
 
-#: Onsets (reliefs) belong together up to this distance in steps.
+#: Largest distance in steps between events of one kind that are merged.
 MERGE_STEPS = 20
 
 
@@ -27,24 +27,25 @@ class JobEvent:
     """Events of several ranks that belong together.
 
     Attributes:
-        kind: as of an :class:`Event`; or "hang", a step that does not end.
-        step: the step in which the first was sure.
-        since_step: the median of their estimated begins.
-        ranks: whose.
-        of: ranks of the job.
-        factor: the median of their factors.
-        lost_s: the largest loss: the job waits for the slowest, ranks wait side by side.
-        healthy_s: the median of their healthy step times.
-        before_factor: the median of the new levels over the levels before; nan where none changed.
-        planned: whether plan explains the change; False, as such changes are no events.
-        suspects: who is slow, the costliest first; None where nothing says who, empty where nobody
-            stands out.
-        advice: the action and its gain, in words.
-        gpus: of the job, which all wait; None: as many as ranks, where there are several.
-        estimate, refined: as of an :class:`Event`, medians over the ranks.
-        bursts_up_to, bursts_every: as of an :class:`Event`, where it is said of all its ranks.
-        waiting: of a hang, the calls of which some members have not come.
-        stacks: of a hang, those of the job's processes on this host; None where nobody looked.
+        kind: kind of the :class:`Event`; or "hang", a step that does not end.
+        step: the step of the first event.
+        since_step: the median of the events' ``since_step``.
+        ranks: ranks of the events; hang: ranks that did not arrive.
+        of: number of ranks of the job.
+        factor: the median of the events' factors.
+        lost_s: the largest loss of a rank, as ranks lose time in parallel; hang: the time waited.
+        healthy_s: the median of the events' healthy step times.
+        before_factor: the median of the events' ``before_factor``.
+        planned: whether the plan explains the change; always False, as such changes are no events.
+        suspects: slow ranks, groups and links, the costliest first. Empty if none stands out; None
+            without data about them.
+        advice: recommended action and its gain, in words.
+        gpus: number of GPUs of the job, which all wait; None: one for each of several ranks.
+        estimate, refined: medians of the events' estimates.
+        bursts_up_to: the least of the events' values.
+        bursts_every: the largest of the events' values.
+        waiting: hang: calls that some members have not made.
+        stacks: hang: stacks of the job's processes on this host; None if not read.
     """
 
     kind: str
@@ -68,12 +69,12 @@ class JobEvent:
     stacks: Stacks | None = None
 
     def details(self) -> list[str]:
-        """Further lines: of a hang, the calls that ranks wait in, and the ranks' stacks."""
+        """Further lines about a hang: calls in which ranks wait, then the ranks' stacks."""
         lines = [call.explain() for call in self.waiting]
         return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
     def explain(self, lost_by: str = "so far") -> str:
-        """The event in words and numbers; ``lost_by`` says until when its loss is counted."""
+        """The event in words and numbers; ``lost_by`` tells the end of the counted loss."""
         head = f"step {self.step:,}:"
         if len(self.ranks) < self.of or self.of == 1:
             head += self._place
@@ -93,37 +94,37 @@ class JobEvent:
             )
         if self.kind == "faster":
             return (
-                f"{head} faster for good since step {self.since_step:,}: {self.factor:.2f}x of "
-                "what was healthy"
+                f"{head} faster for good since step {self.since_step:,}: {self.factor:.2f}x the "
+                "former healthy time"
             )
         if self.kind == "relief":
             over = f"{head} healthy again since step {self.since_step:,}"
-            if np.isnan(self.factor):  # its detector was made anew within the episode
+            if np.isnan(self.factor):  # the detector was replaced during the episode
                 return over
             lost = f"{duration(self.lost_s)} lost{recurring(self.bursts_up_to, self.bursts_every)}"
             return f"{over}, after {self.factor:.2f}x; {lost}"
         if self.kind == "hang":
             late = len(self.ranks) < self.of
-            who = f"{self._ranks} did not arrive" if late else "no rank has told its time"
+            who = f"{self._ranks} did not arrive" if late else "no rank has reported its time"
             over = f"step {self.step:,} has not ended after {duration(self.lost_s)}"
             return f"{over}: a hang, or a long checkpoint or evaluation; {who}"
         if self.kind == "silent":
             return f"step {self.step:,}:{self._place} no sample since step {self.since_step:,}"
-        return f"step {self.step:,}:{self._place} a duration that cannot be: clock jumped"
+        return f"step {self.step:,}:{self._place} impossible duration: clock jumped"
 
     def at_stake_s(self, steps: int = 1000) -> float | None:
-        """Seconds that a number of further steps lose at this level; None where that is unknown."""
+        """Seconds that further steps lose at this level; None if unknown or not slow."""
         if self.kind not in ("onset", "worsening", "partial-relief") or np.isnan(self.healthy_s):
             return None
         return (self.factor - 1) * self.healthy_s * steps
 
     def gpu_hours(self, seconds: float | None) -> float | None:
-        """GPU-hours lost in these seconds; None where the log of one rank says no number."""
+        """GPU-hours of some seconds; None if the number of GPUs is unknown."""
         gpus = self.gpus or (self.of if self.of > 1 else None)
         return None if seconds is None or gpus is None else seconds * gpus / 3600
 
     def stake(self, steps: int = 1000) -> str | None:
-        """The loss of more steps at this level, in words; None where none are lost."""
+        """The loss of further steps at this level, in words; None if unknown or not slow."""
         seconds = self.at_stake_s(steps)
         if seconds is None:
             return None
@@ -138,7 +139,7 @@ class JobEvent:
 
     @property
     def _place(self) -> str:
-        """``" rank 3:"``; "" for the rank 0 of a log that has no other, which names nothing."""
+        """``" rank 3:"``; "" if the log has only rank 0, as the name tells nothing."""
         return "" if self.of == 1 and self.ranks == (0,) else f" {self._ranks}:"
 
     @property
@@ -150,7 +151,7 @@ class JobEvent:
         return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it; ``waiting`` and ``stacks`` are of a hang only."""
+        """The event as JSON values; only a hang has ``waiting`` and ``stacks``."""
         hang = {
             "waiting": [call.to_mapping() for call in self.waiting],
             "stacks": None if self.stacks is None else self.stacks.to_mapping(),
@@ -213,7 +214,7 @@ def _merge(group: list[Event], ranks: int) -> JobEvent:
 
 
 def _median(estimates: list[Estimate | None]) -> Estimate | None:
-    """Of those that are there: ranks that wait for each other are slow alike."""
+    """The median of the known estimates, as ranks that wait for each other are equally slow."""
     given = [estimate for estimate in estimates if estimate is not None]
     if not given:
         return None

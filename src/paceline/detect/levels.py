@@ -1,8 +1,8 @@
-"""The kernel of the detector: one step of all ranks against their levels.
+"""The kernel of the detector: compares each step of all ranks with the ranks' levels.
 
-Each rank has a healthy level and a current one, which differ in an episode. Windows of the last w
-samples are tested both ways against the current level. A change sets a new one, so that the next
-change is tested against that. The rules and their rates: docs/detect.md, docs/measured.md.
+Each rank has a healthy level and a current level, which differ during an episode. Windows of the
+last w samples are tested for a rise and a fall from the current level. A change replaces the
+current level. docs/detect.md has the rules, docs/measured.md their rates of errors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from paceline.detect.columns import (
 from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
 from paceline.detect.limits import PAUSE, SILENT_AFTER
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
-from paceline.detect.samples import FEWEST, beat, is_ramp, middle_mean, quantum
+from paceline.detect.samples import FEWEST, burst_period, is_ramp, middle_mean, quantum
 from paceline.detect.warm_up import (
     APART,
     is_falling,
@@ -73,46 +73,49 @@ from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
 
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a sample takes 0.5 ms. Behind this number compiled code is worth its import (0.3 s)
-#: and, once on each machine, the 7 s in which it is compiled.
+#: Number of samples above which compiled code is faster in total. Interpreted, a sample takes
+#: 0.5 ms. The import of numba takes 0.3 s; the first compilation on a machine takes 7 s.
 INTERPRETED_SAMPLES = 2_000
 
-#: Samples that are a healthy level at least where the rank becomes slow within its warm-up. The
-#: first steps of a job may be fast, as long as its input is prefetched.
+#: Least number of healthy samples before a slowdown within the warm-up. The first steps of a job
+#: may be fast only because their input was prefetched.
 EARLY = 15
 
-#: Standard deviations of each window's median on top of the threshold: a level of 8% is not taken
-#: for one of 10%. Short windows are looked at more often, so they must be surer than long ones.
+#: Per window: standard deviations of its median that are added to the threshold. Short windows give
+#: more independent tests, so they need larger margins.
 SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
-#: Spreads that a level differs by in any case: noise above the threshold is no change.
+#: Per window: least change in standard deviations of its median. It counts where the noise is large
+#: relative to the threshold.
 STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
-#: Samples after which a level is estimated anew, and the share by which it moves with each sample
-#: later on: 10% in 10,000 samples.
+#: Samples between estimates of a level's median. On an older level, the share by which each sample
+#: moves it, at most 10% in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
-#: Samples after a pause in which the job warms up again.
+#: Samples after a pause that do not count, as the job warms up again.
 AFTER_PAUSE = 5
-#: Of the last 9 samples, how many must lie below before a level is left downwards.
+#: A fall needs LOW of the last LOW_OF samples below the level; longer windows need half of theirs.
 LOW_OF, LOW = 9, 7
 #: A level at most this share above the healthy level is healthy again.
 HEALTHY = 0.05
-#: Memory of the estimates of noise, in samples; samples between medians it is measured around.
+#: Samples over which noise is averaged, and samples between estimates of its centre, a median.
 NOISE_STEPS, MIDDLE_EVERY = 400, 64
-#: Episodes up to this many samples are bursts. After a few of them, only those count that are
-#: longer by more than the third number, until for the last number of samples none has come.
+#: An episode of up to BURST samples is a burst. After FEW_BURSTS of them, a rise must last more
+#: than BURST_LONGER samples longer than the longest. This ends BURST_MEMORY samples after the last.
 BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
-#: A level up to this share higher that goes back within these samples is a swing. After one, no
-#: level up to 1.3 times as high counts before it has lasted longer than the longest did.
+#: A swing is a rise of up to SWING_SHARE that goes back within SWING_STEPS samples. For the next
+#: SWING_MEMORY samples, similar rises must last longer than it. Similar rises have up to
+#: SWING_WIDER times its height, and longer means by more than SWING_LONGER samples. A rise goes
+#: back if it ends within the share SWING_BACK of the level before it.
 SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
 SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
-#: The fewest samples of a new level lie within this share of their excess.
+#: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
-#: Samples without a rise that end a ramp.
+#: Least number of samples on a level before its ramp can be over.
 RAMP_OVER = 20
-#: Samples of a level up to which it is young, and its bar wider.
+#: Number of samples below which an episode's level is uncertain, so that its bar is higher.
 YOUNG = 128
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
-#: INITIAL's answer for a level that goes up a ramp; MIDDLE_S is then the level last told.
+#: Value of the column INITIAL on a ramp; MIDDLE_S is then the level of the last event.
 ON_RAMP = 2
 
 
@@ -130,18 +133,18 @@ def advance(
     wholes: Any,
     out: Floats,
 ) -> int:
-    """Take a step; write the events to ``out`` and return how many there are.
+    """Judge one step; write its events to ``out`` and return their number.
 
     Args:
-        step: its number.
-        x: [rank] seconds over the expected ones of the step.
-        missing: [rank] whether there is no sample.
-        scale: expected time of the step, over that of the first.
-        threshold: share that counts as a change.
-        warm_up: samples before anything is said.
-        ring: [rank, RING] samples.
-        number: [rank, RING] their steps.
-        evidence: [rank, RING] whether they count.
+        step: step number.
+        x: [rank] seconds divided by ``scale``.
+        missing: [rank] whether the rank has no valid sample.
+        scale: expected time of the step relative to a typical one.
+        threshold: least relative change of a level.
+        warm_up: least number of a rank's samples before its first level.
+        ring: [rank, RING] the latest samples.
+        number: [rank, RING] their step numbers.
+        evidence: [rank, RING] whether they count (:func:`judged`).
         floats: [rank, column] seconds and shares of the state.
         wholes: [rank, column] counts and flags of the state.
         out: [row, N_OUT] events.
@@ -169,7 +172,7 @@ def advance(
         if w[SEEN] < warm_up:
             continue
         is_first = bool(np.isnan(f[LEVEL_S]))
-        if is_first:  # a restart before there is a level needs no rule of its own
+        if is_first:  # without a level, a restart is like the job's begin
             w[SETTLE] = 0
         if w[SEEN] == warm_up or (w[SEEN] % LEVEL_EVERY == 0 and w[SEEN] > warm_up):
             learn_pairs(ring[rank], number[rank], n, w[SEEN], f)
@@ -193,8 +196,8 @@ def advance(
                 for k in range(count):
                     row = (w[SEEN] - 1 - k) % RING
                     evidence[rank, row] = ok[k] = 1
-                w[AGE] = min(w[AGE], count)  # what came before it settled is no level
-                if w[INITIAL] == 1:  # the level is that from before the restart, not these samples
+                w[AGE] = min(w[AGE], count)  # earlier samples belong to the second warm-up
+                if w[INITIAL] == 1:  # keep the level from before the restart
                     w[INITIAL] = 0
             else:
                 continue
@@ -217,7 +220,7 @@ def advance(
                 kind, since, factor, before = change(
                     window, y, n, w[SEEN] - warm_up, threshold, scale, number[rank], f, w
                 )
-                if kind == WORSENING and is_ramp(y, n, w[AGE]):  # told once, when it is over
+                if kind == WORSENING and is_ramp(y, n, w[AGE]):  # one event, at the ramp's end
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
                 if kind == FASTER and not was_slow and was_warm_up(y, n, warm_up, w):
@@ -236,7 +239,7 @@ def advance(
                 write(out, n_out, kind, rank, since, factor, before, f)
                 out[n_out, OUT_HEALTHY] *= scale
                 if kind == RELIEF:
-                    every, longest, _ = beat(y, n, False, f[LEVEL_S] * (1 + threshold))
+                    every, longest, _ = burst_period(y, n, False, f[LEVEL_S] * (1 + threshold))
                     if w[BURST_AT] == w[SEEN] and w[BURSTS] >= FEW_BURSTS:
                         every, longest = 0, w[BURST_LEN]
                     if longest > 0:
@@ -252,7 +255,7 @@ def advance(
 def write(
     out: Floats, row: int, kind: int, rank: int, since: int, factor: float, before: float, f: Any
 ) -> None:
-    """An event's row."""
+    """Write an event to a row of ``out``."""
     out[row, OUT_KIND], out[row, OUT_RANK], out[row, OUT_SINCE] = kind, rank, since
     out[row, OUT_FACTOR], out[row, OUT_BEFORE] = factor, before
     out[row, OUT_LOST], out[row, OUT_HEALTHY] = f[LOST_S], f[HEALTHY_S]
@@ -260,7 +263,7 @@ def write(
 
 
 def judged(x: float, f: Any, w: Any) -> bool:
-    """Whether a sample is evidence: no pause, nor one of the samples after it."""
+    """Whether a sample counts: it neither is a pause nor comes shortly after one."""
     level = f[LEVEL_S]
     if np.isnan(level):
         return True
@@ -275,7 +278,7 @@ def judged(x: float, f: Any, w: Any) -> bool:
 
 
 def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w: Any) -> None:
-    """The level: the median of its first samples, later a slow drift."""
+    """Update the level: the median of its samples, on an older level a slow drift."""
     age, seen = w[AGE], w[SEEN]
     if is_first:
         f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = np.median(y[:n])
@@ -293,11 +296,12 @@ def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w
 
 
 def bar(i: int, threshold: float, f: Any, w: Any) -> float:
-    """Share by which a window's median differs from the level that counts."""
+    """Least relative difference between a window's median and the level that counts."""
     stray = float(f[STRAY + i])
     if np.isnan(stray):
         return np.inf
     window = WINDOWS[i]
+    # Rounding has a standard deviation of 0.29 units; a median of more samples varies less.
     rounding = 0.29 * f[QUANTUM_S] / f[LEVEL_S] * math.sqrt(5.0 / window)
     stray = max(stray, rounding)
     above = float(max(threshold + SURE[i] * stray, STRAYS[i] * stray))
@@ -307,7 +311,7 @@ def bar(i: int, threshold: float, f: Any, w: Any) -> float:
 
 
 def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int:
-    """The shortest window whose median has left the level: > 0 upwards, < 0 downwards; or 0."""
+    """Length of the shortest window that shows a change, negative for a fall; 0 without any."""
     level, age = f[LEVEL_S], min(n, w[AGE])
     for i in range(len(WINDOWS)):
         share = bar(i, threshold, f, w)
@@ -331,14 +335,14 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
 
 
 def mean_share(y: Floats, level: float) -> float:
-    """The mean of samples over their level, without pauses."""
+    """Mean of the samples relative to their level, without pauses."""
     return float(np.mean(y[y <= PAUSE * level]) / level)
 
 
 def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
-    """Samples since the rank became slow within its warm-up; 0 = it did not, or it is not sure.
+    """Number of samples since a certain slowdown within the warm-up; 0 without any.
 
-    The samples before are then the healthy level and its noise.
+    The samples before the slowdown then give the healthy level and its noise.
     """
     least, count = np.inf, 0
     for k in range(LOW_OF, n - EARLY + 1):
@@ -364,9 +368,10 @@ def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
 
 
 def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any, w: Any) -> bool:
-    """Whether samples above the level are more than one that a faster one makes good, or a burst.
+    """Whether a rise is certain: no outlier, no burst and no swing.
 
-    A burst is no longer than the bursts of this rank were.
+    A slow sample that a fast one makes up for is an outlier. Rises of the length of this rank's
+    earlier bursts or swings are not certain.
     """
     level = f[LEVEL_S]
     count = first_of(True, window, y, min(n, w[AGE]), threshold, level)
@@ -379,9 +384,9 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
         return False
     recent = w[BURSTS] >= FEW_BURSTS and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     if recent and count <= w[BURST_LEN] + BURST_LONGER:
-        w[BURST_AT] = w[SEEN]  # as long as bursts come they belong to the job
+        w[BURST_AT] = w[SEEN]  # bursts that continue belong to the job
         return False
-    every, longest, running = beat(y, n, True, level * (1 + threshold))
+    every, longest, running = burst_period(y, n, True, level * (1 + threshold))
     if every > 0 and running <= longest + BURST_LONGER:
         return False
     swings = w[SWINGS] >= 1 and w[SEEN] - w[SWING_AT] <= SWING_MEMORY
@@ -400,9 +405,21 @@ def change(
     f: Any,
     w: Any,
 ) -> tuple[int, int, float, float]:
-    """Leave the level: (kind, first step of the new one, its factor, factor to the one before).
+    """Replace the level, and return the event.
 
-    ``learned`` is the number of samples since the warm-up.
+    Args:
+        window: length of the window, negative for a fall.
+        y: samples, the newest first.
+        n: number of samples.
+        learned: number of samples since the warm-up.
+        threshold: least relative change of a level.
+        scale: relative expected time of the step.
+        number: step numbers of the rank's ring.
+        f: the rank's row of ``floats``.
+        w: the rank's row of ``wholes``.
+
+    Returns:
+        kind, first step of the new level, and its ratios to the healthy and to the previous level.
     """
     is_up = window > 0
     length = abs(window)
@@ -410,7 +427,7 @@ def change(
     count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
     since = number[(w[SEEN] - count) % RING]
     new = middle_mean(y[:count])
-    # On a ramp the level before is the last one told.
+    # On a ramp, the previous level is that of the last event.
     before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
@@ -419,7 +436,7 @@ def change(
         kind = WORSENING if w[SLOW] else ONSET
         if not w[SLOW]:
             w[SINCE], w[SINCE_STEP] = w[SEEN] - count, since
-            for k in range(min(count, learned)):  # they were taken for healthy ones
+            for k in range(min(count, learned)):  # remove them from the mean of healthy samples
                 if y[k] <= PAUSE * level:
                     share = 1 / min(RING, w[SEEN] - k)
                     f[MEAN] = (f[MEAN] - share * y[k] / middle) / (1 - share)
@@ -449,19 +466,19 @@ def change(
 
 
 def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
-    """Whether a fall to the level that has just begun ended the job's warm-up."""
+    """Whether the fall to the new level ended the job's warm-up."""
     begin = w[SEEN] - w[AGE]
     return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
 
 
 def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
-    """Note a small rise that went back soon: how high it was, and how long."""
+    """Record the height and length of a small rise that went back soon."""
     at = w[SEEN] - count
     if is_up:
         f[RISEN_FROM_S], f[RISEN], w[RISEN_AT] = level, new / level - 1, at
         return
     length = at - w[RISEN_AT]
-    is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False where nothing has risen
+    is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False (nan) without a rise
     if not is_back or f[RISEN] > SWING_SHARE or length > SWING_STEPS:
         return
     if w[SWINGS] == 0 or at - w[SWING_AT] > SWING_MEMORY:
@@ -472,22 +489,23 @@ def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: An
 
 
 def episode_factor(after: Floats, level: float, scale: float, f: Any) -> float:
-    """The mean factor of an episode, without the samples after it that made its end sure."""
+    """Mean factor of an episode, without the samples ``after`` its end."""
     lost, spent = f[LOST_S], f[SPENT_S]
     mean_s = f[HEALTHY_S] * f[MEAN]
     for value in after:
         if value <= PAUSE * level:
             lost -= (value - mean_s) * scale
             spent -= mean_s * scale
-    if spent < mean_s * scale / 2:  # the work of these steps differed
+    if spent < mean_s * scale / 2:  # steps of different scale cannot be subtracted
         lost, spent = f[LOST_S], f[SPENT_S]
     return float(1 + lost / max(spent, 1e-300))
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
-    """Samples since the change: where the sum beyond the middle is largest.
+    """Number of samples since the change.
 
-    Each sample's share is bounded, so that a spike cannot move it.
+    It maximises their summed distance from the middle between both levels. Each distance is
+    bounded, so that a spike cannot decide.
     """
     n = min(age, RING, 2 * window + 9)
     new = np.median(y[: (window + 1) // 2])
@@ -506,7 +524,7 @@ def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, le
 
 
 def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
-    """How far medians of w samples stray from the median of the last samples of the level."""
+    """Update the spread of each window's median around the level's median."""
     seen, age = w[SEEN], w[AGE]
     if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
         f[MIDDLE_S] = np.median(y[: min(n, age)])
@@ -515,7 +533,7 @@ def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
         if n < window + 10 or (seen % window and not is_first):
             continue
         if np.isnan(f[STRAY + i]):
-            if age < window + 10:  # samples of another level are no noise
+            if age < window + 10:  # a change of level is no noise
                 continue
             first_noise(i, y, min(n, age), f)
         if w[SLOW] or age < window:
@@ -527,7 +545,7 @@ def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
 
 
 def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
-    """From the windows so far, half overlapping."""
+    """Estimate a window's spread for the first time, from half-overlapping stretches of samples."""
     window = WINDOWS[i]
     every = max(1, window // 2)
     count = (n - window) // every + 1
@@ -538,13 +556,13 @@ def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
 
 
 def is_compiled() -> bool:
-    """Whether this process has :func:`advance` as machine code already."""
+    """Whether this process has compiled :func:`advance`."""
     return bool(compiled_advance.cache_info().currsize)
 
 
 @cache
 def compiled_advance() -> Callable[..., int]:
-    """:func:`advance` as machine code."""
+    """Compile :func:`advance` and the functions that it calls."""
     from numba.extending import register_jitable
 
     for helper in (
@@ -556,7 +574,7 @@ def compiled_advance() -> Callable[..., int]:
             mean_share,
             early_rise,
             is_ramp,
-            beat,
+            burst_period,
             middle_mean,
             change,
             learn_swing,

@@ -1,7 +1,7 @@
-"""Single steps that take longer than their neighbours again and again, but start no episode.
+"""Long steps that recur but start no episode.
 
-A detector learns that bursts belong to the job, and is silent about them. They cost time all the
-same: evaluation, checkpoints, garbage collection, slow input.
+The detector learns that recurring bursts belong to the job, and reports them no more. They still
+cost time. Common causes are evaluation, checkpoints, garbage collection and slow input.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from paceline.robust import SIGMA_OF_MAD
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
-#: A step's neighbours, and the steps from one estimate of their median to the next.
+#: Number of a step's neighbours, and steps between estimates of their median.
 NEIGHBOURS, APART = 101, 25
-#: A step is long by this share over its neighbours at least, and by this many standard deviations
-#: of the steps below their median.
+#: Least excess of a long step over its neighbours: as a share, and in standard deviations of the
+#: steps below their neighbours' median.
 LEAST, SIGMAS = 0.15, 6.0
-#: Long steps are told if they come in this many runs, and cost this share of the time.
+#: Least number of runs of long steps for a finding, and least share of the time that they cost.
 MIN_RUNS, MIN_LOST = 4, 0.01
-#: Those that keep a beat are told from this share on: a checkpoint every 1,000 steps takes 0.8% of
-#: the time where it lasts 8 steps. Real runs whose validations take 0.3% say nothing of them.
+#: The same share for runs with a fixed period. A checkpoint that takes as long as 8 steps, every
+#: 1,000 steps, costs 0.8%. Validations of real runs that cost 0.3% give no finding.
 MIN_REGULAR = 0.005
-#: How many of the costliest say what the beat may be, and how many times the median one they may
-#: cost. The chance with which runs at random may keep a beat.
+#: Number of the costliest runs that suggest periods. Most that a run with the period costs, as a
+#: multiple of their median. Largest chance that runs at random have the period.
 COSTLIEST, OUTLIER, BY_CHANCE = 8, 10, 0.01
-#: If more steps than this are long, the median of the neighbours is a long step's, or between both.
+#: Largest share of long steps; with more, the median of the neighbours may be a long step's.
 MOST = 1 / 3
-#: They come regularly if this share of the gaps is the median one, within a share or one step.
+#: Runs are regular if this share of their gaps equals the median gap, or of a period's places has
+#: a run. Equal gaps differ by at most this share or one step.
 REGULAR, SAME_GAP = 0.8, 0.05
 
 
@@ -42,13 +43,13 @@ class LongSteps:
     """Long steps of a log.
 
     Attributes:
-        rows, of: rows of the log that are long, and all rows.
-        steps_per_row: steps of which a row is the mean.
-        in_a_row: median length of their runs, in rows.
-        every: steps from the begin of one run to the next; None where they come irregularly.
-        factor: median of their times over their neighbours'.
-        lost_s: seconds beyond their neighbours' times.
-        lost_share: the same as a share of all seconds.
+        rows, of: number of long rows of the log, and of all rows.
+        steps_per_row: number of steps that a row averages.
+        in_a_row: median length of the runs of long rows, in rows.
+        every: steps from the begin of one run to the next; None if irregular.
+        factor: median ratio of the long rows to their neighbours.
+        lost_s: total excess over the neighbours' times, seconds.
+        lost_share: ``lost_s`` as a share of the log's time.
     """
 
     rows: int
@@ -71,16 +72,16 @@ class LongSteps:
         return (
             f"{100 * self.rows / self.of:.2g}% of the {rows} take {self.factor:.2f}x their "
             f"neighbours{row}, {when}: {duration(self.lost_s)} lost ({self.lost_share:.1%} of the "
-            f"time); {causes} look so"
+            f"time); typical of {causes}"
         )
 
 
 def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
-    """The long steps of a log, if they recur and cost enough.
+    """The long steps of a log, if they recur and cost enough; else None.
 
     Args:
         duration_s: [row] seconds of a step; nan and values up to 0 are left out.
-        steps_per_row: steps of which a row is the mean.
+        steps_per_row: number of steps that a row averages.
     """
     rows = np.flatnonzero(np.isfinite(duration_s) & (duration_s > 0))
     x = duration_s[rows]
@@ -94,13 +95,13 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
     ends = np.flatnonzero(is_long & ~np.r_[is_long[1:], False])
     if len(begins) < MIN_RUNS or is_long.mean() > MOST:
         return None
-    lost_s = np.add.reduceat(np.where(is_long, x - usual, 0.0), begins)  # of each run
-    period, on_beat = _beat(rows[begins], lost_s, len(duration_s))
-    if period and lost_s[on_beat].sum() > (lost_s.sum() - lost_s.max()) / 2:
-        begins, ends, lost_s = begins[on_beat], ends[on_beat], lost_s[on_beat]
+    lost_s = np.add.reduceat(np.where(is_long, x - usual, 0.0), begins)  # [run]
+    period, periodic = _find_period(rows[begins], lost_s, len(duration_s))
+    if period and lost_s[periodic].sum() > (lost_s.sum() - lost_s.max()) / 2:
+        begins, ends, lost_s = begins[periodic], ends[periodic], lost_s[periodic]
     else:
         period = 0
-    # Without a beat, one alone, as a start, is most of the loss and does not recur.
+    # Without a period, the costliest run may be a single event, such as the job's start.
     recurring_s = lost_s.sum() if period else lost_s.sum() - lost_s.max()
     if recurring_s < (MIN_REGULAR if period else MIN_LOST) * x.sum():
         return None
@@ -122,32 +123,35 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
     )
 
 
-def _beat(begins: Rows, lost_s: Array, n_rows: int) -> tuple[int, Rows]:
-    """Period that runs of long steps keep, 0 = none, and which of the runs keep it.
+def _find_period(begins: Rows, lost_s: Array, n_rows: int) -> tuple[int, Rows]:
+    """Period of the runs of long steps (0 = none), and indices of the runs that have it.
 
-    The costliest ones give the candidates. A beat that this many runs would keep by chance is none.
+    Candidates are the distances between the costliest runs, and the median gap. A period that runs
+    at random would have with a chance above BY_CHANCE does not count.
     """
     top = np.sort(begins[np.argsort(-lost_s, kind="stable")[:COSTLIEST]])
     pairs = top[None, :] - top[:, None]
     candidates = np.unique(np.append(pairs[pairs > 0], round(np.median(np.diff(begins)))))
     least = max(2.0, REGULAR * n_rows / len(begins))
-    share = len(begins) / n_rows  # of places that a run hits by chance
+    share = len(begins) / n_rows  # chance that a run begins at a given row
     best, best_s = (0, np.zeros(0, dtype=np.int64)), 0.0
     for period in candidates[candidates >= least].tolist():
         for first in top.tolist():
             hits = np.flatnonzero((begins - first) % period == 0)
-            hits = hits[lost_s[hits] <= OUTLIER * np.median(lost_s[hits])]  # no start of a job
+            # The start of a job is no such run.
+            hits = hits[lost_s[hits] <= OUTLIER * np.median(lost_s[hits])]
             n, of = len(hits), len(range(first % period, n_rows, period))
             if n < max(MIN_RUNS, REGULAR * of) or lost_s[hits].sum() <= best_s:
                 continue
             trials = len(candidates) * len(top)
-            if trials * math.comb(of, n) * share ** (n - 2) < BY_CHANCE:  # two gave the beat
+            # Two of the runs define the period, so only the others are evidence.
+            if trials * math.comb(of, n) * share ** (n - 2) < BY_CHANCE:
                 best, best_s = (period, hits), float(lost_s[hits].sum())
     return best
 
 
 def _usual(x: Array) -> Array:
-    """[row] the median of the neighbours."""
+    """[row] the median of the row's neighbours, interpolated."""
     first = np.arange(0, len(x) - NEIGHBOURS + APART, APART).clip(max=len(x) - NEIGHBOURS)
     windows = np.lib.stride_tricks.sliding_window_view(x, NEIGHBOURS)[first]
     centres = first + NEIGHBOURS // 2

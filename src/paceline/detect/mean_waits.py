@@ -32,8 +32,8 @@ _OF_ALL = frozenset(("AllGather", "AllGatherV", "AllReduce", "All2All", "ReduceS
 _LISTED = 10
 
 NOT_TOLD = (
-    "means say neither since when nor how often: NCCL_INSPECTOR_PROM_DUMP=0 with "
-    "NCCL_INSPECTOR_DUMP_VERBOSE=1 writes single calls"
+    "means show neither the begin nor the number of waits: set NCCL_INSPECTOR_PROM_DUMP=0 and "
+    "NCCL_INSPECTOR_DUMP_VERBOSE=1 to write single calls"
 )
 NO_PEERS = "sends and receives name no peer and are left out"
 
@@ -65,7 +65,7 @@ class Wait:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             **asdict(self.bucket),
             "late": asdict(self.late),
@@ -100,7 +100,7 @@ class SlowTransfer:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             **asdict(self.bucket),
             "bandwidth_gbs": self.bandwidth_gbs,
@@ -131,7 +131,7 @@ class MeanWaits:
     notes: tuple[str, ...]
 
     def explain(self) -> str:
-        """All of it."""
+        """All findings, a line each."""
         lines = [
             f"means of {count(self.n_gpus, 'GPU')}: "
             f"{count(self.n_judged, 'kind')} of calls of whole communicators"
@@ -145,11 +145,11 @@ class MeanWaits:
         elif self.waits:
             lines.append("all that are late wait for others themselves")
         elif self.n_judged:
-            lines.append("no GPU alone is waited for")
+            lines.append("no single GPU is waited for")
         return "\n".join(lines)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "mean-waits",
             "gpus": self.n_gpus,

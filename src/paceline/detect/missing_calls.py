@@ -52,7 +52,7 @@ class Waiting:
         )
 
     def to_mapping(self) -> dict[str, object]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "communicator": self.communicator,
             "op": self.op,

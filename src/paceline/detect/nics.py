@@ -114,9 +114,7 @@ class SlowNetwork:
         ]
         if self.kind == "nic":
             return f"{ends[0]}: slow, {times}"
-        doubt = (
-            "which end cannot be told" if self.kind == "link" else "both ends are fast elsewhere"
-        )
+        doubt = "the slow end is unknown" if self.kind == "link" else "both ends are fast elsewhere"
         return f"{ends[0]} to {ends[1]}: slow, {times}; {doubt}"
 
 
@@ -135,7 +133,7 @@ class Network:
     notes: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it; null where a number is not known."""
+        """The same as JSON values; null for unknown numbers."""
         return {
             "nics": [
                 {
@@ -188,8 +186,8 @@ def network(operations: Operations, nics: Sequence[Nic], peer_nics: Sequence[Nic
 
 
 _NO_LIKE: Final = (
-    "whether a NIC is slow cannot be told: fewer than three links moved as many bytes in "
-    f"{_LEAST} operations or more"
+    f"no NIC can be judged: fewer than three links moved equally many bytes in {_LEAST} "
+    "operations or more"
 )
 
 

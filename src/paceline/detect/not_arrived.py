@@ -27,7 +27,7 @@ ONE_STATUS = (
 )
 NOT_COUNTED = (
     "collectives in CUDA graphs, sends and receives are not counted, and a collective that all "
-    "ranks have launched may hang, too: a dump of PyTorch's flight recorder would tell"
+    "ranks have launched may hang, too: PyTorch's flight recorder shows all calls"
 )
 
 
@@ -121,7 +121,7 @@ class Standing:
                 f"{who} {verb} {calls} behind{since}: {_listed([lag.process for lag in lags])}"
             )
         if self.lags and not self.in_order:
-            texts.append("no rank has launched the most of every operation: they call differently")
+            texts.append("no rank leads in every operation: the ranks made different calls")
         return texts
 
     def _absences(self) -> list[tuple[str, list[MissingRank]]]:
@@ -137,7 +137,7 @@ class Standing:
         return [(verb, ranks) for verb, ranks in by_why.items() if ranks]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         comm = self.communicator
         return {
             "hash": comm.hash,
@@ -216,7 +216,7 @@ class NotArrived:
         return "no rank is behind, and none is missing"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "not-arrived",
             "statuses": [

@@ -93,7 +93,7 @@ class NotArrivedText:
         return self.status.unresponsive[0] + self.status.dead[0]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "not-arrived-text",
             "file": str(self.status.path),

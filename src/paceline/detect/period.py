@@ -36,8 +36,8 @@ _FEW = 3.5
 #: Edits beyond the expected ones after which a comparison stops. A lag that needs this multiple of
 #: another's edits is dropped, too.
 _GRACE, _BEATEN = 8, 4.0
-#: Tried parts of the best lag, tried stretches of the step, and the repetitions it must explain;
-#: then the ratio to the fewest edits that counts as equally good.
+#: Parts of the best lag of which nearby lags are tried, too; tried stretches of the step, and the
+#: repetitions it must explain; then the ratio to the fewest edits that counts as equally good.
 _PARTS, _STRETCHES, _EXPLAINED, _AS_GOOD = 24, 8, 12, 1.3
 #: Calls to compare below which plain Python is faster than the import of numba.
 _WORTH_COMPILING = 2_000
@@ -82,7 +82,7 @@ def find_period(codes: npt.ArrayLike, *, longest: int = MAX_CALLS) -> Period | N
         return None
     lags = _candidates(lags, edits / (n - lags))
     x = x[: _EXPLAINED * lags[-1]]
-    damage = np.array([_damage(x, lag) for lag in lags.tolist()])
+    damage = _damages(x, lags)
     share = damage / (len(x) - lags)
     smallest = lags[np.argmax(share <= _AS_GOOD * share.min())]
     at = int(np.argmin(np.where(_near(lags, smallest), damage, np.inf)))
@@ -97,9 +97,10 @@ def _candidates(lags: Ints, rate: Floats) -> Ints:
     """The best lag, its parts and nearby lags that are about as good, ascending."""
     best = lags[np.argmin(rate)]
     good = np.zeros(len(lags), dtype=bool)
-    for parts in range(1, _PARTS + 1):
+    for parts in range(1, int(best) + 1):
         near = _near(lags, best / parts) & np.isfinite(rate)
-        good |= near & (rate <= 2 * np.min(rate, initial=np.inf, where=near))
+        least = np.min(rate, initial=np.inf, where=near)
+        good |= near & (rate <= (2 * least if parts <= _PARTS else least))
     return lags[good]
 
 
@@ -130,11 +131,29 @@ def _lag_edits(x: Ints, lags: Ints) -> Floats:
     return edits
 
 
-def _damage(x: Ints, calls: int) -> float:
-    """Fewest edits that turn the sequence into repetitions of a stretch of that length."""
+def _damages(x: Ints, lags: Ints) -> Floats:
+    """[lag] fewest edits that turn the sequence into repetitions of a stretch of that length.
+
+    More than ``_AS_GOOD`` times another's, each as a share of ``len(x) - lag``, may be more yet.
+    """
+    damage, least = np.empty(len(lags)), 1.0
+    # The longest first: the best lag is among them.
+    for at in range(len(lags) - 1, -1, -1):
+        calls = int(lags[at])
+        compared = len(x) - calls
+        damage[at] = _damage(x, calls, int(np.ceil(_AS_GOOD * least * compared)) + 1)
+        least = min(least, damage[at] / compared)
+    return damage
+
+
+def _damage(x: Ints, calls: int, most: int) -> float:
+    """Fewest edits that turn the sequence into repetitions of a stretch of that length.
+
+    ``most`` or the number of calls, if they are more.
+    """
     n = len(x)
     banded_edits = _kernel(n * _STRETCHES)
-    least = n
+    least = min(n, most)
     for begin in np.unique(np.linspace(0, n - calls, _STRETCHES).astype(np.int64)):
         drift = min(_DRIFT, calls // 2)
         repeated = x[begin + (np.arange(n + drift) - begin) % calls]

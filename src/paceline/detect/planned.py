@@ -65,7 +65,7 @@ class Likeness:
         return float(self.level[min(max(at, 0), len(self.level) - 1)])
 
     def state(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {"first": self.first, "stride": self._stride, "level": self.level.tolist()}
 
     @classmethod
@@ -210,7 +210,7 @@ class Workloads:
         return low / (1 + _MARGIN), high * (1 + _MARGIN)
 
     def state(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "table": [[list(map(list, stage)), *entry] for stage, entry in self._table.items()],
             "stage": list(map(list, self._stage)),

@@ -1,4 +1,4 @@
-"""Factors of events once all samples of their levels are there."""
+"""Refined factors of events, from all samples of their levels."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
 
 
 class Refinement:
-    """Follows the levels that events began, until the next event of their rank.
+    """Refines the factors of events until the next event of their rank.
 
     Args:
-        detector: that gives the events.
+        detector: the source of the events.
     """
 
     def __init__(self, detector: Detector) -> None:
         self._detector = detector
         self._events: list[Event] = []
-        self._open: dict[int, int] = {}  # rank -> its last event, among all
+        self._open: dict[int, int] = {}  # rank -> index of its last event
         self._before = detector.columns()
 
     def take(self, events: Iterable[Event]) -> None:
-        """The events of an update; to be called after each."""
+        """Take the events of an update; call it after each update, even without events."""
         for event in events:
             if event.kind in LEVEL_KINDS:
                 self._close(event.rank)
@@ -36,7 +36,7 @@ class Refinement:
             self._before = self._detector.columns()
 
     def events(self) -> list[Event]:
-        """All so far, with the factors that their levels had in the end."""
+        """All events so far, with refined factors."""
         for rank in list(self._open):
             self._close(rank)
         return self._events

@@ -1,4 +1,4 @@
-"""Statistics of a row of samples: ramps, means of the middle half, rounding.
+"""Statistics of recent samples: ramps, periodic bursts, a robust mean and rounding.
 
 Compiled with the kernel (:mod:`paceline.detect.levels`).
 """
@@ -10,16 +10,17 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Samples of a new level at least.
+#: Least number of samples of a new level.
 FEWEST = 3
-#: Samples in which a ramp shows, and the share that it rises in them.
+#: Number of samples examined for a ramp, and the least share that it rises in them.
 RAMP, RISE = 24, 0.04
 
 
 def is_ramp(y: Floats, n: int, count: int) -> bool:
-    """Whether the last samples rise steadily, not by a step ``count`` samples ago (0: none).
+    """Whether the last samples rise steadily, instead of by a step ``count`` samples ago.
 
-    A step lies in one of the thirds; where it lies at the edge of one, samples next to it tell.
+    Both halves of a ramp rise. A step in the middle gives similar medians of the thirds, so the
+    samples next to the step are compared, too. ``count`` is 0 without a step.
     """
     if n < RAMP:
         return False
@@ -34,11 +35,12 @@ def is_ramp(y: Floats, n: int, count: int) -> bool:
     return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
 
 
-def beat(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
-    """Period and greatest length of the last three runs of high samples, or 0, 0; the newest run's.
+def burst_period(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
+    """Find periodic bursts: (period, longest length, length of the newest run) in samples.
 
-    The three are alike in length, as far apart, and at most a third of that long. ``is_running``:
-    the newest samples are a run that is not over; it is then in its place behind the three.
+    The last three runs of high samples must have similar lengths and distances, and fill at most a
+    third of the period; otherwise period and longest length are 0. If ``is_running``, the newest
+    run is not over and comes after the three, at the same distance.
     """
     begins, lengths = np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64)
     first = int(is_running)
@@ -64,14 +66,14 @@ def beat(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int
 
 
 def middle_mean(y: Floats) -> float:
-    """The mean of the middle half: as good as a mean in noise, and no spike moves it."""
+    """The mean of the middle half, so that spikes have no effect."""
     ordered = np.sort(y)
     out = max(len(y) // 4, int(len(y) > 2))
     return float(np.mean(ordered[out : len(y) - out]))
 
 
 def quantum(y: Floats) -> float:
-    """Seconds that all samples are whole multiples of: a millisecond, or 0."""
+    """0.001 if all samples are whole milliseconds, else 0."""
     for value in y:
         ms = value * 1e3
         if abs(ms - np.rint(ms)) > 1e-4 * max(1.0, ms * 1e-2):

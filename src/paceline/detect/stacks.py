@@ -104,7 +104,7 @@ class Stacks:
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "groups": [
                 {

@@ -63,7 +63,7 @@ class StepTimes:
         calls = sorted({period.calls for period in self.periods.values()})
         counts = ", ".join(map(str, calls[:8])) + (", ..." if len(calls) > 8 else "")
         sure = min(period.confidence for period in self.periods.values())
-        alike = "; all calls are alike: a step that makes several takes as many times as long"
+        alike = "; all calls are equal, so a step with several calls takes a multiple of this"
         return (
             f"every {counts} call{'s' * (calls != [1])} a step ({sure:.1%} of the calls in place, "
             f"{len(self.periods):,} ranks); iteration time {self.iteration_s:.4g} s"
@@ -72,7 +72,7 @@ class StepTimes:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": "period",
             "calls": {str(rank): period.calls for rank, period in self.periods.items()},

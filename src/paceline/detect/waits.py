@@ -97,7 +97,7 @@ class WaitGraph:
     notes: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it; null where a number is not known."""
+        """The same as JSON values; null for unknown numbers."""
         return {
             "ranks": list(self.ranks),
             "seconds": self.seconds,

@@ -1,4 +1,4 @@
-"""Samples of a job that warms up: at its begin, and after a restart.
+"""The end of a job's warm-up, at its begin and after a restart.
 
 Compiled with the kernel (:mod:`paceline.detect.levels`): arrays and loops only.
 """
@@ -14,28 +14,27 @@ from paceline.robust import SIGMA_OF_MAD
 
 Floats = npt.NDArray[np.float64]
 
-#: Samples of a level at least, and of the blocks that are compared with it.
+#: Least number of samples of a level, and number of samples in a block compared with it.
 LEAST, BLOCK = 15, 5
-#: Share of a warm-up's samples that lie above the middle to the level after it, and the least share
-#: that their median lies above it. Real jobs whose level swings by 12% in their first 50 samples
-#: do not warm up.
+#: Least share of a warm-up's samples that are clearly above the next level, and least excess of
+#: their median. Real jobs that swing by 12% in their first 50 samples do not warm up.
 APART, HIGH = 0.9, 0.2
-#: Samples in which a fall shows, the share that it falls by in them at least, and its spreads.
-#: Of the fall each half has a share at least, else it was a step and is over.
+#: Number of samples examined for a fall, and its least size as a share and in standard errors.
+#: Each half has at least the last share of the fall; otherwise it was a step, which is over.
 FALLING, FALL, FALL_SPREADS, EACH_HALF = 48, 0.02, 3.0, 0.15
-#: Share of a fall that a step has at least.
+#: Least share of a fall that makes it a step.
 STEP = 0.5
-#: After a restart no verdict before this many samples show no trend, nor, if they are slow, before
-#: the second number. The third ends a trend that is no clear fall, the fourth a fall.
+#: Samples after a restart: the fewest for a verdict, and the fewest if they are slow. The most
+#: that a trend delays it, and the most that a clear fall delays it.
 SETTLED, SLOW_SETTLED, SETTLE_MOST, FALL_MOST = 6, 12, 24, 256
-#: A fall of this many errors may be a warm-up: slow samples up to the third number wait.
+#: Standard errors of a fall that delays the verdict on slow samples, up to SETTLE_MOST.
 HINT_SPREADS = 1.0
 
 
 def is_falling(y: Floats, n: int, spreads: float) -> bool:
-    """Whether the newest of ``n`` samples (``y[0]`` is the newest) become faster all the time.
+    """Whether the newest samples fall steadily, by at least ``spreads`` standard errors.
 
-    The fall is ``spreads`` times its error at least.
+    ``y[0]`` is the newest of ``n`` samples.
     """
     third = min(n, FALLING) // 3
     if third < 3:
@@ -45,7 +44,7 @@ def is_falling(y: Floats, n: int, spreads: float) -> bool:
     off = np.abs(y[: 3 * third] - middle)
     off[:third] = np.abs(y[:third] - late)
     off[2 * third :] = np.abs(y[2 * third : 3 * third] - early)
-    # Of the differences of two medians.
+    # Standard error of the difference between two medians.
     error = 1.25 * SIGMA_OF_MAD * np.median(off) * math.sqrt(2.0 / third)
     fall = early - late
     return bool(
@@ -55,7 +54,7 @@ def is_falling(y: Floats, n: int, spreads: float) -> bool:
 
 
 def level_samples(y: Floats, n: int, threshold: float) -> int:
-    """How many of the newest samples are on a job's first level: all, or those after its warm-up.
+    """Number of newest samples on a job's first level: all, or those after its warm-up.
 
     0 while the job warms up.
     """
@@ -75,7 +74,7 @@ def level_samples(y: Floats, n: int, threshold: float) -> int:
 
 
 def is_gradual(y: Floats, n: int, count: int) -> bool:
-    """Whether the samples fell bit by bit, without a step ``count`` samples ago."""
+    """Whether the samples fell gradually, without a step ``count`` samples ago."""
     late, early = np.median(y[: min(LEAST, count)]), np.median(y[max(0, n - LEAST) : n])
     if count >= n:
         return False
@@ -84,9 +83,9 @@ def is_gradual(y: Floats, n: int, count: int) -> bool:
 
 
 def is_settled(y: Floats, samples: int, stray: float, high_s: float) -> bool:
-    """Whether a job has settled after a restart, ``samples`` of which have come.
+    """Whether a job has settled, ``samples`` samples after a restart.
 
-    Above ``high_s`` it may warm up still: then more samples must say that they do not fall.
+    Above ``high_s`` it may still warm up, so more samples without a fall are needed.
     """
     if samples < SETTLED:
         return False
@@ -103,7 +102,7 @@ def is_settled(y: Floats, samples: int, stray: float, high_s: float) -> bool:
 
 
 def settled_samples(y: Floats, samples: int, share: float) -> int:
-    """How many of the samples since a restart are on the level that the newest are on."""
+    """Number of samples since a restart that are on the newest samples' level."""
     late = np.median(y[:SETTLED])
     count = SETTLED
     while count + 3 <= samples and abs(np.median(y[count : count + 3]) / late - 1) <= share:

@@ -61,7 +61,7 @@ class Suspect:
         return f"{self.name}: {self.text}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """The same as JSON values."""
         return {
             "kind": self.kind,
             "ranks": list(self.ranks),

@@ -107,7 +107,7 @@ def _suspect(
             f"comes {late_s * 1e3:.3g} ms later to {log.ops[profile.op[place]]} than its peers, "
             f"last in {profile.last[place]:.0%} of the steps; {work_s / others_s:.2f}x as long to "
             "get there (order of arrivals; the log has no durations"
-            + (", so which of them waited for another does not show)" if ranks[1:] else ")")
+            + (", so it does not show which rank waited for which)" if ranks[1:] else ")")
         ),
     )
 
@@ -126,7 +126,7 @@ def _always_late(profile: _Profile, step_s: float) -> Suspect:
         share=late_s / step_s,
         text=(
             f"comes {late_s * 1e3:.3g} ms later than its peers to every call, or its clock is "
-            "that far behind: check the clock first"
+            "ahead by as much: check the clock first"
         ),
     )
 

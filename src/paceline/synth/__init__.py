@@ -1,7 +1,7 @@
-"""Synthesised traces with known causes: a schedule, durations, the simulator, and the truth.
+"""Synthesised traces with known causes of slowness.
 
-Draws of one cause do not depend on the others' settings. So two jobs with one seed differ only in
-the requested causes.
+Each cause has its own random draws. Two jobs with the same seed therefore differ only in the
+requested causes.
 """
 
 from paceline.synth.layers import Layers

@@ -1,4 +1,4 @@
-"""Durations of a synthesised job: the healthy ones, then one cause after another."""
+"""Durations of a synthesised job: healthy ones, slowed by one cause after another."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from paceline.synth.spec import SynthSpec
 from paceline.trace import OpKind
 from paceline.trace.kinds import DP_KINDS
 
-#: Forward, backward, and the weights' half of a split one.
+#: Forward, backward, and the weights' half of a split backward.
 _COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 
-#: Collectives that a slow NIC slows; the clip's is over all ranks, and small.
+#: Collectives that a slow NIC slows. The gradient clip's is left out: small, and over all ranks.
 _NIC_KINDS = (DP_KINDS | {OpKind.EXPERT_COMM}) - {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
 
 
 def cause_rng(spec: SynthSpec, cause: str) -> np.random.Generator:
-    """Draws for one cause, independent of all others."""
+    """Random generator of one cause, independent of other causes."""
     return np.random.default_rng([spec.seed, *cause.encode()])
 
 
@@ -41,7 +41,7 @@ def _lognormal(
 def make_durations(
     spec: SynthSpec, graph: StepGraph, healthy: npt.NDArray[np.float64] | None = None
 ) -> tuple[Durations, dict[str, Any]]:
-    """Durations of all ops, and what was injected.
+    """Durations of all ops, and the injected causes.
 
     Args:
         spec: the job.
@@ -66,7 +66,7 @@ def make_durations(
 
 
 def _share_transfers(durations: Durations) -> None:
-    """The members of a transfer end together: all take the time of the first."""
+    """Give the members of a transfer the time of the first, as they end together."""
     graph = durations.graph
     for v, block in enumerate(durations.blocks):
         pairs = graph.variant_pairs(v)
@@ -76,13 +76,13 @@ def _share_transfers(durations: Durations) -> None:
 
 
 def _of_groups(durations: Durations, members: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """[step, replica] the time of the first replica of each one's group, of the first member."""
+    """[step, replica] seconds of a collective for the first replica of the replica's group."""
     graph = durations.graph
     _, first, group = np.unique(
         graph.sets_of(int(members[0])), return_index=True, return_inverse=True
     )
     per_replica = np.empty((durations.n_steps, graph.n_dp))
-    for op in members[::-1].tolist():  # a group's replicas may be of several variants
+    for op in members[::-1].tolist():  # one member per variant
         per_replica[:, graph.variant_dps[int(graph.variant[op])]] = durations.row(op)
     of_group: npt.NDArray[np.float64] = per_replica[:, first[group.reshape(-1)]]
     return of_group
@@ -91,17 +91,17 @@ def _of_groups(durations: Durations, members: npt.NDArray[np.int64]) -> npt.NDAr
 def _set_group(
     durations: Durations, members: npt.NDArray[np.int64], seconds: npt.NDArray[np.float64]
 ) -> None:
-    """Give the members of a collective [step, replica] seconds."""
+    """Set the durations of a collective's members to [step, replica] seconds."""
     graph = durations.graph
     for op in members:
         durations.row(op)[:] = seconds[:, graph.variant_dps[int(graph.variant[op])]]
 
 
 def _usual_s(spec: SynthSpec, graph: StepGraph, variant: int) -> npt.NDArray[np.float64]:
-    """[op] healthy seconds: a pass has those of its kind, however many parts it has."""
+    """[op] healthy seconds; the parts of a pass share the seconds of its kind."""
     ops = graph.variant_ops(variant)
     of_kind = np.array([spec.base_s[kind] for kind in OpKind])
-    if spec.split:  # a whole backward was measured as both its halves
+    if spec.split:  # ``base_s`` has a whole backward, which includes the weights' half
         rest = of_kind[OpKind.BACKWARD_COMPUTE] - of_kind[OpKind.WEIGHT_COMPUTE]
         of_kind[OpKind.BACKWARD_COMPUTE] = max(rest, 0.0)
     base: npt.NDArray[np.float64] = of_kind[graph.kind[ops]]
@@ -126,7 +126,7 @@ def _computes(graph: StepGraph, variant: int) -> npt.NDArray[np.bool_]:
 
 
 def _replicas(spec: SynthSpec, dp: int, peer: int | None = None) -> list[int]:
-    """Replicas of a data-parallel rank, or the one of its peer."""
+    """Replicas of a data-parallel rank, or only that of one peer."""
     peers = range(spec.job.peers) if peer is None else (peer,)
     return [dp * spec.job.peers + number for number in peers]
 
@@ -165,7 +165,7 @@ def _slow_stage(durations: Durations, pp: int, factors: tuple[float, float]) -> 
 
 
 def _sequences(spec: SynthSpec, durations: Durations, causes: list[dict[str, Any]]) -> None:
-    """Microbatches of unequal cost: drawn, or from the lengths of their sequences."""
+    """Give microbatches unequal costs: drawn, or from the lengths of their sequences."""
     if spec.sequence_imbalance:
         shape = (max(spec.replica_microbatches), spec.steps, spec.dp)
         cost = _lognormal(cause_rng(spec, "sequence"), spec.sequence_imbalance, shape)
@@ -198,9 +198,9 @@ def _multiply_microbatches(
 
 
 def _experts(spec: SynthSpec, durations: Durations, causes: list[dict[str, Any]]) -> None:
-    """Experts get unlike numbers of tokens in every layer, microbatch and step; the mean stays.
+    """Give experts different loads in each layer, microbatch and step, with the same mean.
 
-    A microbatch's backward has the tokens of its forward.
+    A microbatch's backward has the loads of its forward.
     """
     layers, graph = spec.layers, durations.graph
     if layers is None or not layers.expert_imbalance:
@@ -218,7 +218,7 @@ def _experts(spec: SynthSpec, durations: Durations, causes: list[dict[str, Any]]
         span = graph.variant_ops(v)
         kind, part = graph.kind[span], graph.part[span]
         forward, backward = (kind == k for k in _COMPUTES[:2])
-        # Experts compute between their two exchanges, the last ones of a layer's forward.
+        # Experts compute between two exchanges, the last collectives of a layer's forward.
         between = np.where(forward, n_parts - 1, 1)
         ops = np.flatnonzero((forward | backward) & (part % n_parts == between))
         layer = np.where(forward, part // n_parts, layers.layers - 1 - part // n_parts)[ops]
@@ -261,7 +261,7 @@ def _slow_groups(
     kinds: frozenset[OpKind],
     factor: npt.NDArray[np.float64],
 ) -> None:
-    """Multiply the collectives of some kinds that a (dp, pp) takes part in, by [step] factors."""
+    """Multiply the collectives of a worker (dp, pp), of some kinds, by [step] factors."""
     graph = durations.graph
     dp, pp = worker
     for members in graph.dp_groups:
@@ -274,7 +274,7 @@ def _slow_groups(
 
 
 def _pauses(spec: SynthSpec, durations: Durations, causes: list[dict[str, Any]]) -> None:
-    """Garbage collection stops the interpreter: some forwards, launched from Python, get longer."""
+    """Lengthen some forwards, which Python launches, by pauses of its garbage collection."""
     if not spec.gc_pauses:
         return
     probability, seconds = spec.gc_pauses

@@ -1,4 +1,4 @@
-"""Traces of a planned job: the model's durations, with chosen causes of slowness."""
+"""Traces of a planned job: modelled durations, with chosen causes of slowness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.trace import Trace
 
 
 def plan_spec(plan: Plan, costs: PlanCosts, causes: SynthSpec) -> SynthSpec:
-    """``causes``, for a job of the plan's shape."""
+    """``causes`` with the plan's degrees of parallelism, microbatches and schedule."""
     return replace(
         causes,
         dp=plan.dp,
@@ -35,9 +35,9 @@ def synthesize_plan(
     Args:
         plan: the plan.
         costs: its durations.
-        causes: slow workers and the like, steps, noise and seed; None: none, without noise. Its
-            shape of the job does not count.
-        scale: factor on all durations: a machine that is slower than its model.
+        causes: causes of slowness, number of steps, noise and seed; the plan replaces its shape of
+            the job. None: no causes and no noise.
+        scale: factor on all durations, for a machine slower than its model.
 
     Raises:
         SynthError: the causes contradict the plan's shape, or ``scale`` is no positive number.

@@ -1,4 +1,4 @@
-"""Jobs that compute and communicate layer by layer: the settings of FSDP, DDP and peers."""
+"""Jobs that compute and communicate layer by layer, with FSDP, DDP or inner parallelism."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import dataclass
 from paceline.errors import SynthError
 from paceline.trace import OpKind
 
-#: More layers or ranks of one sort than any job has.
+#: Largest number of layers, or of ranks of one kind.
 MOST = 2**15
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a job's passes, and the exchanges of its ranks in them.
+    """The layers of a job's passes, and the communication in them.
 
-    A pass takes as long as one that is not cut; its layers share it evenly.
+    The layers share the time of a pass equally.
 
     Attributes:
-        layers: of each chunk.
-        fsdp: each layer is a unit whose parameters are gathered before it and whose gradients are
-            reduced behind it.
-        prefetch: how many units ahead parameters are gathered; 0: when they are needed.
-        reshard: parameters are gathered again for every pass, else once a step.
-        shard: ranks that share one copy of the parameters (HSDP); 0: all.
-        buckets: without ``fsdp``, gradient buckets, reduced while the backward runs (DDP).
-        accumulate: only the last microbatch reduces its gradients.
-        cp: context-parallel ranks, which exchange keys and values in each layer.
-        ep: data- and context-parallel ranks that exchange tokens of experts; 1: no experts.
+        layers: number of layers of each chunk.
+        fsdp: whether each layer is a unit of FSDP. A unit's parameters are gathered before it, and
+            its gradients are reduced after it.
+        prefetch: number of units that are gathered ahead; 0: none.
+        reshard: whether parameters are gathered again for every pass, instead of once a step.
+        shard: number of ranks that share one copy of the parameters (HSDP); 0: all.
+        buckets: number of gradient buckets without ``fsdp``; they are reduced during the backward
+            (DDP).
+        accumulate: whether only the last microbatch reduces its gradients.
+        cp: number of context-parallel ranks, which exchange keys and values in each layer.
+        ep: number of data- and context-parallel ranks that exchange experts' tokens; 1: no experts.
         expert_imbalance: coefficient of variation of the experts' computes, by layer and step.
     """
 
@@ -61,12 +62,18 @@ class Layers:
         if self.shard and not self.fsdp:
             raise SynthError("shard groups (HSDP) need fsdp")
         if self.buckets > self.layers:
-            raise SynthError(f"{self.buckets} buckets for {self.layers} layers of gradients")
+            raise SynthError(
+                f"{self.buckets} buckets for {self.layers} layers; use at most one per layer"
+            )
         if self.fsdp and self.buckets > 1:
             raise SynthError("fsdp reduces the gradients of each layer; buckets are DDP's")
 
     def check_ranks(self, dp: int) -> None:
-        """Raise :class:`SynthError` where groups do not divide the ``dp`` ranks."""
+        """Raise :class:`SynthError` if groups do not divide the data- and context-parallel ranks.
+
+        Args:
+            dp: number of data-parallel ranks.
+        """
         ranks = dp * self.cp
         for name in ("shard", "ep"):
             value = getattr(self, name)
@@ -77,13 +84,13 @@ class Layers:
                 )
 
     def inner_kinds(self, tp: int) -> tuple[OpKind, ...]:
-        """Collectives of a layer's forward, each behind a compute; the backward's are reversed."""
+        """Collectives of a layer's forward, each after a compute; a backward reverses them."""
         tensor = (OpKind.TENSOR_COMM,) * (tp > 1)
         context = (OpKind.CONTEXT_COMM,) * (self.cp > 1)
-        # Tokens go to their experts and come back; what lies between is the experts' compute.
+        # Tokens go to their experts and come back; the experts compute in between.
         ends = (OpKind.EXPERT_COMM,) * 2 if self.ep > 1 else tensor
         return (*context, *tensor, *ends)
 
     def peers(self, tp: int) -> int:
-        """Ranks of a (dp, stage) that are workers of their own."""
+        """Number of tensor- and context-parallel ranks of a (dp, pp), each a worker."""
         return tp * self.cp

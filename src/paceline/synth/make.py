@@ -1,4 +1,4 @@
-"""From a spec to its trace: graph, durations, simulation, clocks."""
+"""Make the trace of a spec: graph, durations, simulation and clocks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.synth.spec import SynthSpec
 from paceline.trace import OpKind, Trace
 from paceline.trace.trace import Program
 
-#: Times that pass between steps that are made one by one, seconds.
+#: Seconds between steps that are made one by one.
 BETWEEN_STEPS_S = 0.01
 
-#: A graph -> the healthy seconds of its ops.
+#: Graph -> [op] healthy seconds.
 OpSeconds = Callable[[StepGraph], npt.NDArray[np.float64]]
 
 
@@ -33,7 +33,7 @@ def synthesize(spec: SynthSpec, seconds: OpSeconds | None = None) -> Trace:
 
     Args:
         spec: the job and its causes of slowness.
-        seconds: the healthy seconds of each op [op] of a graph, in place of ``spec.base_s``.
+        seconds: graph -> [op] healthy seconds; None: ``spec.base_s``.
 
     Raises:
         SynthError: the spec contradicts itself.
@@ -42,9 +42,9 @@ def synthesize(spec: SynthSpec, seconds: OpSeconds | None = None) -> Trace:
 
 
 def each_step(spec: SynthSpec) -> Iterator[Trace]:
-    """Trace of one step after another, for jobs too large for all at once.
+    """Yield a trace of each step, for jobs too large for one trace.
 
-    Each step draws on its own, so all together are not the trace that :func:`synthesize` makes.
+    Each step has its own seed, so the steps differ from those of :func:`synthesize`.
 
     Raises:
         SynthError: the spec contradicts itself.
@@ -81,11 +81,12 @@ def _run(
 
 @dataclass(frozen=True)
 class SynthStructure:
-    """Programs of a job's workers.
+    """The structure of a job's steps.
 
     Attributes:
         variants: the distinct replica structures.
-        families: [family, replica] groups that meet in collectives, None: all do in every one.
+        families: [family, replica] number of the group that meets in collectives; None: all
+            replicas meet in all of them.
         graph: the graph of one step.
     """
 
@@ -95,7 +96,7 @@ class SynthStructure:
 
     @property
     def programmed(self) -> bool:
-        """Whether launches and waits are known."""
+        """Whether the launches and waits of ops are known."""
         return self.variants[0].awaited is not None
 
 
@@ -103,7 +104,7 @@ def synth_structure(spec: SynthSpec) -> SynthStructure:
     """The graph of a step of the job.
 
     Raises:
-        SynthError: the schedule cannot run these numbers, or replicas cannot meet.
+        SynthError: the schedule does not allow these numbers, or replicas' collectives differ.
     """
     counts = np.repeat(spec.replica_microbatches, spec.job.peers)
     distinct = list(dict.fromkeys(counts.tolist()))
@@ -118,7 +119,7 @@ def synth_structure(spec: SynthSpec) -> SynthStructure:
 
 
 def program_rows(structure: SynthStructure, n_steps: int) -> Program:
-    """The program's columns of a trace's rows, the same in each step."""
+    """The program's columns of a trace's rows; all steps have the same values."""
     columns: list[list[npt.NDArray[np.int64]]] = []
     for replica, variant in enumerate(structure.graph.replica_variant.tolist()):
         ops = structure.variants[variant]
@@ -150,7 +151,7 @@ def _replica(spec: SynthSpec, n_microbatches: int) -> ReplicaOps:
 
 
 def _delays(spec: SynthSpec, graph: StepGraph) -> tuple[Durations | None, list[list[float]]]:
-    """Launch delays, and what was injected as [step, dp, seconds]."""
+    """Launch delays of the ops, and a (step, dp, seconds) for each injected one."""
     if not spec.launch_delay:
         return None, []
     seconds, probability = spec.launch_delay

@@ -1,8 +1,8 @@
 """Programs of synthesised jobs: computes, launches and waits of each stage, layer by layer.
 
-FSDP follows torch 2.13 (``distributed/fsdp/_fully_shard``). Units are gathered some ahead within a
-pass. The program waits for the reduction of a unit in front of the next one; HSDP then reduces it
-over the replicas of its shard. DDP launches a bucket behind the last of its layers.
+FSDP follows torch 2.13 (``distributed/fsdp/_fully_shard``). Within a pass, units are gathered
+ahead. Before a unit's reduction, the program waits for the previous one. HSDP then reduces the
+previous result over the shard's replicas. DDP launches a bucket after the last of its layers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from paceline.trace import Job, OpKind
 K = OpKind
 Ints = npt.NDArray[np.int64]
 
-#: Direction -> its compute, and the transfers in front of it and behind it.
+#: For forward and backward: the compute, the recv before it, and the send after it.
 _DIRECTIONS = (
     (K.FORWARD_COMPUTE, K.FORWARD_RECV, K.FORWARD_SEND),
     (K.BACKWARD_COMPUTE, K.BACKWARD_RECV, K.BACKWARD_SEND),
 )
 
-#: Kinds of collectives -> the family in which they meet, see :func:`families_of`.
+#: Kind of collective -> family of groups, as in :func:`families_of`.
 FAMILY = {
     K.TENSOR_COMM: 1,
     K.CONTEXT_COMM: 2,
@@ -43,11 +43,11 @@ def program_replica(
     Args:
         schedule: order of the passes.
         job: degrees of parallelism.
-        n_microbatches: microbatches of the replica.
-        layers: what happens within the passes.
+        n_microbatches: number of the replica's microbatches.
+        layers: layers and communication within the passes.
 
     Raises:
-        GraphError: the schedule cannot run these numbers.
+        GraphError: the schedule does not allow these numbers.
     """
     tables = []
     for pp in range(job.pp_size):
@@ -68,10 +68,10 @@ def program_replica(
 
 
 def families_of(job: Job, layers: Layers) -> Ints:
-    """[family, replica] number of the group in which a replica meets others, as in ``FAMILY``.
+    """[family, replica] number of the replica's group, for the families of ``FAMILY``.
 
-    A replica is dp * peers + peer, with peer = tp + tp_size * cp. Neighbours in data and context
-    make a shard group, and exchange experts' tokens.
+    A replica's number is dp * peers + peer, where peer = tp + tp_size * cp. Shard groups and expert
+    groups have neighbouring data- and context-parallel ranks.
     """
     replica = np.arange(job.replicas)
     tp_size = min(job.tp_size, job.peers)
@@ -93,7 +93,8 @@ class _Stage:
     """Writes the program of one stage.
 
     Attributes:
-        rows: an op each: kind, chunk, microbatch, part, position, awaited.
+        rows: kind, chunk, microbatch, part, position and awaited of each op. ``awaited`` is the
+            position of the last op launched before the wait, or -1.
     """
 
     def __init__(self, layers: Layers, job: Job, pp: int, n_microbatches: int) -> None:
@@ -102,7 +103,7 @@ class _Stage:
         self._last_microbatch = n_microbatches - 1
         self._inner = layers.inner_kinds(job.tp_size)
         self._replicates = 0 < layers.shard < job.dp_size * layers.cp
-        self._gathered: set[int] = set()  # chunks that are there for the whole step
+        self._gathered: set[int] = set()  # chunks gathered for the whole step
         self._scatter: tuple[int, int, int] | None = None  # op, unit, chunk
         self._reductions: list[int] = []
 
@@ -114,11 +115,11 @@ class _Stage:
         self.rows[op][5] = len(self.rows) - 1
 
     def run_pass(self, backward: bool, chunk: int, microbatch: int) -> None:
-        """A forward or backward of a microbatch, with its messages."""
+        """Add a forward or backward of a microbatch, with its recv and send."""
         kind, recv, send = _DIRECTIONS[backward]
         ends = [self._pp == 0 and chunk == 0, self._is_last(chunk)]
         begins_here, ends_here = reversed(ends) if backward else ends
-        alone = self._job.pp_size == 1  # chunks of one stage hand over in memory
+        alone = self._job.pp_size == 1  # chunks of a single stage need no transfers
         if not (begins_here or alone):
             self._wait(self._launch(recv))
         n = self._layers.layers
@@ -149,13 +150,13 @@ class _Stage:
         return True
 
     def _gather(self, units: range, chunk: int, gathers: dict[int, int]) -> None:
-        """Launch the gathers of units that are not launched yet."""
+        """Launch gathers for units without one in this pass."""
         for unit in units:
             if unit not in gathers:
                 gathers[unit] = self._launch(K.PARAMS_ALL_GATHER, unit, chunk)
 
     def _layer(self, kind: OpKind, place: int, chunk: int, microbatch: int) -> None:
-        """The computes of a layer, and the collectives within it, each awaited at once."""
+        """Add a layer's computes and collectives; each collective is awaited at once."""
         backward = kind == K.BACKWARD_COMPUTE
         inner = self._inner[:: -1 if backward else 1]
         n_parts = max(1, len(inner))
@@ -167,7 +168,7 @@ class _Stage:
             self._wait(self._launch(collective, number + of_pass * backward))
 
     def _reduce(self, layer: int, chunk: int) -> None:
-        """Launch the reduction of gradients that are complete behind a layer's backward."""
+        """Launch the reductions of gradients that a layer's backward completed."""
         if self._layers.fsdp:
             self._replicate()
             self._scatter = (self._launch(K.GRADS_REDUCE_SCATTER, layer, chunk), layer, chunk)
@@ -176,11 +177,11 @@ class _Stage:
         bucket, after = (n - layer - 1) * buckets // n, (n - layer) * buckets // n
         if after > bucket:
             self._reductions.append(self._launch(K.GRADS_REDUCE_SCATTER, bucket, chunk))
-        if layer == 0 and self._job.pp_size == 1:  # else others would wait for the message
+        if layer == 0 and self._job.pp_size == 1:  # with more stages this would delay the send
             self._wait_for_reductions()
 
     def _replicate(self) -> None:
-        """Wait for the reduction before; reduce its result over the replicas of the shard."""
+        """Wait for the previous reduction, and reduce its result over the shard's replicas."""
         if self._scatter is not None:
             op, unit, chunk = self._scatter
             self._wait(op)

@@ -1,4 +1,4 @@
-"""Sequences of unequal lengths: drawn, packed into microbatches, and their costs."""
+"""Sequences of unequal lengths: draws, packing into microbatches, and costs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy.typing as npt
 from paceline.errors import SynthError
 from paceline.trace.seqlens import SeqLens
 
-#: Lengths are log-normal, cut at the longest microbatch: most sequences short, a long tail, as in
-#: Figure 10 of the what-if paper (32K tokens). Half of them are shorter than this share of the
-#: longest. With the spread below, a 32K job then has a mean length of about 3K.
+#: Log-normal lengths, clipped at the longest microbatch: the median as a share of the longest, and
+#: the standard deviation of the logarithm. Most sequences are short, with a long tail as in Figure
+#: 10 of the what-if paper. With 32K tokens the mean length is about 3K.
 MEDIAN_SHARE = 1 / 24
 SPREAD = 1.4
 
-#: No sequence is shorter or longer, in tokens; files of lengths hold no longer ones.
+#: Bounds of a sequence's length in tokens; files of lengths cannot hold longer ones.
 SHORTEST, LONGEST = 16, 2**31 - 1
 
 
@@ -23,19 +23,19 @@ def draw_seqlens(
 ) -> SeqLens:
     """Long-tailed sequence lengths, packed into microbatches of at most ``max_tokens``.
 
-    Every replica takes sequences at random until its microbatch is full (what-if paper, 5.3). A
+    Every replica takes random sequences until its microbatch is full (what-if paper, 5.3). A
     sequence that does not fit opens the next microbatch.
 
     Args:
-        dp: data-parallel ranks.
-        microbatches: of every replica, or one number per replica.
-        steps: steps, numbered from 0.
+        dp: number of data-parallel ranks.
+        microbatches: number of every replica's microbatches, or one number per replica.
+        steps: number of steps, which are numbered from 0.
         max_tokens: largest sum of lengths in a microbatch, and longest sequence.
         seed: seed of the draws.
 
     Raises:
-        SynthError: there is nothing to draw, microbatches are shorter than 16 tokens or longer than
-            a file can say, or the seed is negative.
+        SynthError: a number is below 1, ``max_tokens`` is below 16 or too large for a file, or the
+            seed is negative.
     """
     counts = np.array([microbatches] * dp if isinstance(microbatches, int) else microbatches)
     if min(steps, dp, *counts) < 1 or len(counts) != dp:
@@ -50,7 +50,7 @@ def draw_seqlens(
         raise SynthError(f"seed must be at least 0, not {seed}")
     rng = np.random.default_rng([seed, *b"seqlens"])
     n_lanes, most = steps * dp, int(counts.max())
-    # A microbatch takes one sequence at least; how many of a lane's are needed is not known before.
+    # Draw more until all microbatches are full, as the necessary number is unknown.
     per_microbatch, whole = 8, False
     stream = np.empty((n_lanes, 0), dtype=np.int64)
     while not whole:
@@ -67,10 +67,10 @@ def draw_seqlens(
 def _pack(
     stream: npt.NDArray[np.int64], n: int, max_tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """[lane, microbatch] first and end of the sequences that each microbatch takes."""
+    """[lane, microbatch] first and end index of the microbatch's sequences."""
     n_lanes, n_seqs = stream.shape
     total = np.cumsum(stream, axis=1)
-    # All lanes in one ascending array: the totals of a lane lie above those of the lane before.
+    # Offsets between lanes make one ascending array of all totals.
     apart = np.arange(n_lanes) * (int(total.max()) + max_tokens + 1)
     flat = (total + apart[:, None]).ravel()
     bounds = np.zeros((n_lanes, n + 1), dtype=np.int64)
@@ -90,7 +90,7 @@ def _of_lanes(
     counts: npt.NDArray[np.int64],
     steps: int,
 ) -> SeqLens:
-    """The sequences that were packed, behind each other."""
+    """The packed sequences, concatenated."""
     n_dp, most = len(counts), first.shape[1]
     exists = np.tile(np.arange(most) < counts[:, None], (steps, 1))
     sizes = np.where(exists, end - first, 0)
@@ -104,8 +104,8 @@ def microbatch_costs(seqlens: SeqLens, mix: float) -> npt.NDArray[np.float64]:
     """[step, dp, microbatch] cost, of mean 1 over all microbatches of all steps.
 
     The cost is ``a * sum(s^2) + b * sum(s)`` over a microbatch's sequences (what-if paper, 5.3).
-    The squares make ``mix`` of the total and the tokens the rest. So sequences that move to other
-    microbatches keep their cost. It is 0 if there is no such microbatch.
+    ``a`` and ``b`` are constants with which the squares have the share ``mix`` of the total. A
+    sequence therefore costs the same in any microbatch. A missing microbatch costs 0.
     """
     tokens, squares = seqlens.moments()
     n = int(seqlens.exists.sum())

@@ -1,4 +1,4 @@
-"""Specification of a synthetic trace: the job, and the causes of slowness in it."""
+"""Specification of a synthesised trace: the job and its causes of slowness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.synth.layers import Layers
 from paceline.trace import Job, OpKind
 from paceline.trace.seqlens import SeqLens
 
-#: Seconds of each kind in a healthy job, about those of a small dense model.
+#: Healthy seconds of each kind, similar to a small dense model's.
 BASE_S: dict[OpKind, float] = {
     OpKind.FORWARD_COMPUTE: 0.060,
     OpKind.BACKWARD_COMPUTE: 0.120,
@@ -36,22 +36,22 @@ BASE_S: dict[OpKind, float] = {
     OpKind.WEIGHT_COMPUTE: 0.060,
 }
 
-#: More operations than this would fill the memory of any machine.
+#: Largest number of operations; more would exceed any machine's memory.
 MOST_OPS = 10**9
 
-#: Largest factor, variation and number of seconds; beyond, times lose their digits or overflow.
+#: Largest factor, variation and number of seconds; with larger ones, times lose digits or overflow.
 LARGEST = 1e6
 
-#: Chunks per stage and ranks that a trace file can number.
+#: Largest numbers of chunks per stage and of ranks in a trace file.
 MOST_CHUNKS, MOST_RANKS = 2**15, 2**31
 
-#: Attention's share of the computes. For s tokens at hidden size h, causal attention costs
-#: s / (6 h) of a layer's other FLOPs. If tokens lie in sequences of 10K on average, at h = 4,096,
-#: that is 0.4 of the rest.
+#: Attention's share of the computes. Causal attention over s tokens has s / (6 h) times the FLOPs
+#: of a layer's other products, for hidden size h. That is 0.4 for s = 10K and h = 4,096, and thus
+#: 0.3 of all.
 SEQUENCE_MIX = 0.3
 
 
-#: Fields of a spec that make something slow.
+#: Fields of a spec with causes of slowness.
 CAUSES = (
     *("slow_workers", "slow_links", "slow_nics", "slow_peers", "slow_last_stage"),
     *("sequence_imbalance", "stage_factors", "seqlens", "gc_pauses", "launch_delay"),
@@ -64,9 +64,9 @@ class SlowWorker:
 
     Attributes:
         dp, pp: the worker.
-        factor: how much longer its computes take.
+        factor: ratio of its computes' times to the healthy ones.
         peer: its number among the tensor- and context-parallel ranks of (dp, pp); None: all of
-            them, a slow node.
+            them, as on a slow node.
     """
 
     dp: int
@@ -77,11 +77,13 @@ class SlowWorker:
 
 @dataclass(frozen=True)
 class SlowPeers:
-    """A slow connection (NVLink, say) within a (dp, pp), whose collectives within passes it slows.
+    """A slow connection, such as NVLink, between the peers of a (dp, pp).
+
+    It slows their tensor- and context-parallel collectives.
 
     Attributes:
-        dp, pp: whose peers.
-        factor: how much longer each collective takes that one of them is a member of.
+        dp, pp: the workers.
+        factor: ratio of the collectives' times to the healthy ones.
     """
 
     dp: int
@@ -91,7 +93,7 @@ class SlowPeers:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A link from stage ``pp`` to the next one, of one replica, whose transfers take longer."""
+    """A link from stage ``pp`` to the next, in one replica, whose transfers take longer."""
 
     dp: int
     pp: int
@@ -100,12 +102,12 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class SlowNic:
-    """A NIC that slows the data-parallel collectives of its worker's stage.
+    """A NIC that slows the data- and expert-parallel collectives of its worker.
 
     Attributes:
         dp, pp: the worker.
-        factor: how much longer the collectives take.
-        probability: share of the steps in which it does (1: slow, less: flapping).
+        factor: ratio of the collectives' times to the healthy ones.
+        probability: share of the steps in which it is slow (1: always, less: flapping).
     """
 
     dp: int
@@ -120,28 +122,29 @@ class SynthSpec:
 
     Attributes:
         dp, pp, tp, vpp: degrees of parallelism; ``vpp`` chunks per stage.
-        microbatches: microbatches of every replica, or one number per replica.
+        microbatches: number of every replica's microbatches, or one number per replica.
         steps: number of steps.
-        schedule: "gpipe", "1f1b" or "interleaved"; None: interleaved where ``vpp`` > 1, else 1f1b.
-            Or one that splits the backward: "zb-h1", "zbv", "dualpipev", "dualpipe".
-        layers: what happens within passes; None: passes are whole.
-        overlap: gradients are reduced during the backward pass.
-        noops: record no-op sends and recvs; None: where ``vpp`` > 1.
+        schedule: "gpipe", "1f1b" or "interleaved"; None: interleaved if ``vpp`` > 1, else 1f1b.
+            "zb-h1", "zbv", "dualpipev" and "dualpipe" split the backward.
+        layers: layers and communication within passes; None: passes are not divided.
+        overlap: whether gradients are reduced during the backward.
+        noops: whether to record no-op sends and recvs; None: if ``vpp`` > 1.
         noise: coefficient of variation of every duration.
         seed: seed of all draws.
-        slow_workers, slow_links, slow_nics, slow_peers: see their classes.
+        slow_workers, slow_links, slow_nics, slow_peers: slow parts of the job.
         slow_last_stage: factors of the last stage's forward and backward computes.
         sequence_imbalance: coefficient of variation of the cost of a microbatch, the same in
             forward and backward and on all stages.
         stage_factors: [pp] factors of each stage's forward and backward computes; None: all 1.
-        seqlens: sequences of every microbatch, which then costs what
-            :func:`paceline.synth.sequences.microbatch_costs` says; None: all cost the same.
+        seqlens: sequences of every microbatch, with costs by
+            :func:`paceline.synth.sequences.microbatch_costs`; None: all cost the same.
         sequence_mix: share of the computes' time that grows with the squares of the sequence
             lengths (attention), over all microbatches; the rest grows with the tokens.
         gc_pauses: (probability per forward compute, seconds added to it).
-        launch_delay: (seconds, probability per step and replica) before the first forward compute
-            of the first stage, as a slow data loader causes.
+        launch_delay: (seconds, probability per step and dp rank) of a delay before the first
+            stage's first forward compute, as by a slow data loader.
         clock_skew_s: standard deviation of the workers' clock offsets, seconds.
+        base_s: healthy seconds of each kind.
     """
 
     dp: int = 8
@@ -193,7 +196,7 @@ class SynthSpec:
             all(isinstance(n, int) for n in several),
             f"microbatches are whole numbers, not {self.microbatches!r}",
         )
-        # Before there is a number for each replica: a slip of the pen may ask for a billion.
+        # Checked before all numbers are listed, as a mistyped one may be a billion.
         each = max(1, several[0]) if len(several) == 1 else 1
         _check_ops(self, self.dp * each)
         counts = self.replica_microbatches
@@ -219,15 +222,15 @@ class SynthSpec:
                 self.vpp == chunks,
                 f"{self.schedule} has {chunks} chunks per stage (vpp), not {self.vpp}",
             )
-            _require(self.layers is None, f"{self.schedule} is made of whole passes, not of layers")
+            _require(self.layers is None, f"{self.schedule} does not support layers")
         if self.layers is not None:
             self.layers.check_ranks(self.dp)
             _require(
                 len(set(self.replica_microbatches)) == 1,
-                "where passes have layers all replicas have as many microbatches: they meet in "
+                "with layers, all replicas need the same number of microbatches, as they meet in "
                 "every pass",
             )
-            _require(not self.overlap, "programs of layers say themselves what overlaps")
+            _require(not self.overlap, "layers define their own overlap; leave overlap out")
 
     def _check_causes(self) -> None:
         causes: tuple[SlowWorker | SlowLink | SlowNic | SlowPeers, ...]
@@ -235,12 +238,12 @@ class SynthSpec:
         for worker in self.slow_workers:
             _require(
                 worker.peer is None or 0 <= worker.peer < self.job.peers,
-                f"SlowWorker: there is no peer {worker.peer}; peers are apart in jobs with layers "
-                f"and tensor or context parallelism, this one has {self.job.peers}",
+                f"SlowWorker: there is no peer {worker.peer}; this job has {self.job.peers}, and "
+                "only layers with tensor or context parallelism have several",
             )
         _require(
             not self.slow_peers or self.job.peers > 1,
-            "SlowPeers: the job has no peers whose collectives could be slow (layers, tp or cp)",
+            "SlowPeers: the job has no peers; give it layers, and tensor or context parallelism",
         )
         for cause in causes:
             last = self.pp - 1 if isinstance(cause, SlowLink) and self.vpp == 1 else self.pp
@@ -270,6 +273,8 @@ class SynthSpec:
                 len(pair) == 2 and all(0 < factor < np.inf for factor in pair),
                 f"stage factors are two positive numbers, forward and backward, not {pair}",
             )
+            for factor in pair:
+                _check_factor(factor, "stage factors")
 
     def _check_seqlens(self) -> None:
         _require(
@@ -316,21 +321,21 @@ class SynthSpec:
 
     @property
     def without_causes(self) -> SynthSpec:
-        """The same job, where nothing is slow; its draws are the same."""
+        """The same job without causes of slowness; other draws are the same."""
         usual: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in CAUSES}
         if self.layers is not None:
             usual["layers"] = replace(self.layers, expert_imbalance=0.0)
         return replace(self, **usual)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The spec as JSON can hold it, without the sequence lengths."""
+        """The spec as JSON values, without the sequence lengths."""
         values = asdict(replace(self, base_s={}, seqlens=None))
         values["base_s"] = {kind.label: seconds for kind, seconds in self.base_s.items()}
         return values
 
 
 def _check_ops(spec: SynthSpec, microbatches: int) -> None:
-    """``microbatches`` of all replicas together must be few enough."""
+    """Refuse a job with too many ops, from its total number of ``microbatches``."""
     # Forward and backward, each with a send and a recv.
     n_ops = 6 * microbatches * spec.pp * spec.vpp * spec.steps
     if spec.layers is not None:

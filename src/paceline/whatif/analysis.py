@@ -1,4 +1,4 @@
-"""The analysis: simulate the needed scenarios, and divide."""
+"""The what-if analysis: simulate scenarios, and compare their step times."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.result import LaunchDelay, WhatIf
 from paceline.whatif.scenario import Part, Scenario
 
-#: M_W looks at the slowest 3% of workers (what-if paper, 5.1), rounded up.
+#: Share of workers in M_W, the slowest, rounded up (what-if paper, 5.1).
 SLOWEST_PERCENT = 3
 
-#: M_X divides by T - T_ideal; under this share of T it would be noise over noise.
+#: Least T - T_ideal as a share of T. M_X divides by it, and would only show noise below.
 MIN_GAP = 0.001
 
 Array = npt.NDArray[np.float64]
@@ -43,15 +43,15 @@ K = TypeVar("K")
 def analyze(
     trace: Trace | Measured, *, keep_clocks: bool = False, progress: Progress | None = None
 ) -> WhatIf:
-    """How much stragglers cost a job, and which parts of it cost it.
+    """Measure the cost of stragglers in a job, and of each part of the job.
 
     Args:
-        trace: what happened, or what :func:`paceline.graph.from_trace` made of it.
+        trace: a trace, or the result of :func:`paceline.graph.from_trace` for it.
         keep_clocks: do not correct clock offsets between workers.
-        progress: called with (lanes done, lanes in all) now and then.
+        progress: called repeatedly with (simulated lanes, total lanes).
 
     Raises:
-        TraceError: no whole step is left.
+        TraceError: the trace has no whole step, or its durations are (nearly) all 0.
         GraphError: the ops do not form a step.
     """
     measured = trace if isinstance(trace, Measured) else from_trace(trace, keep_clocks=keep_clocks)
@@ -124,7 +124,7 @@ def analyze(
 
 @dataclass(frozen=True)
 class _Family:
-    """S_x of one sort of part."""
+    """S_x of all parts of one kind, such as stages."""
 
     mean: Array  # [part]
     by_step: Array  # [part, step]
@@ -178,7 +178,7 @@ def _simulate(measured: Measured, ideal: Array, progress: Progress | None) -> _S
 
 
 def _ideal_by_paper(measured: Measured, judged_by: Reference, slow: _Slowdowns) -> float:
-    """T_ideal by the reference of the paper, seconds."""
+    """T_ideal with the paper's reference, seconds."""
     if not judged_by.differs:
         return slow.t_ideal
     times = simulate_scenarios(measured.durations, judged_by.paper, [Scenario.ideal()])
@@ -199,7 +199,7 @@ def _slowest(workers: Sequence[tuple[int, int]], slowdown: Array) -> list[tuple[
 
 
 class _Shares:
-    """M_X: which share of the slowdown is due to a part (what-if paper, Eq. 5)."""
+    """M_X: the share of the slowdown due to a part (what-if paper, Eq. 5)."""
 
     def __init__(self, durations: Durations, ideal: Array, slow: _Slowdowns) -> None:
         self.durations, self.ideal = durations, ideal
@@ -227,7 +227,7 @@ class _Shares:
 
 
 def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
-    """Cost of delays; ``without`` them the steps take [step] seconds."""
+    """Cost of launch delays, relative to the [step] seconds ``without`` them."""
     graph, n_steps = measured.graph, measured.durations.n_steps
     labels = [kind for kind in OpKind if (graph.kind == kind).any()]
     first = np.zeros(graph.n_ops, dtype=bool)

@@ -1,4 +1,4 @@
-"""The critical path: which operations on which workers make up a step, end to end.
+"""The critical path: the operations on workers that determine the time of a step.
 
 A step ends when its last operation ends. That operation started when the last of its peers was
 launched. The peer was launched a launch delay after the end of its last dependency, and so on, back
@@ -34,7 +34,7 @@ LAUNCH_DELAY = "launch-delay"
 
 @dataclass(frozen=True)
 class Lead(Generic[Name]):
-    """The largest share of all paths together.
+    """The kind or worker with the largest share of all paths together.
 
     Attributes:
         name: a kind's label, or a worker (dp, pp).
@@ -49,24 +49,25 @@ class Lead(Generic[Name]):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path of every step; an analysis has that of the steps as they were (replayed).
+    """The critical path of every step; an analysis replays measured durations and launch delays.
 
     If several paths are equally long (within floating point), this is one of them. A segment of
-    negative transfer time (clock error) runs backwards: its end is before its start. Such segments,
-    too, follow one another and sum to the step.
+    negative transfer time (clock error) ends before its start. With such segments, too, the
+    segments have no gaps and sum to the step.
 
     Attributes:
         steps: [step] step numbers.
-        n_dp, n_pp: ranks and stages of the job.
-        step_s: [step] step times as simulated, seconds: the length of each path.
-        ptr: [step + 1] where the segments of a step begin.
-        op: [segment] op that runs or, in a delay, that is launched late.
-        dp, pp: [segment] its worker.
-        kind: [segment] its :class:`OpKind`.
-        chunk, microbatch: [segment] its own, or of the compute that a transfer serves; -1 = none.
+        n_dp, n_pp: number of data-parallel ranks and of stages.
+        step_s: [step] simulated step times, seconds: the length of each path.
+        ptr: [step + 1] index of the first segment of each step.
+        op: [segment] op that runs; in a delay, the op that is launched late.
+        dp, pp: [segment] the op's worker.
+        kind: [segment] the op's :class:`OpKind`.
+        chunk, microbatch: [segment] those of the op, or of the compute that a transfer serves; -1 =
+            none.
         sort: [segment] :class:`Sort`.
         start_s, end_s: [segment] seconds since the step's start.
-        slack: distance of the other operations from the path; None where it was not computed.
+        slack: slack of the operations; None if not computed.
     """
 
     steps: Ints
@@ -174,7 +175,7 @@ class CriticalPath:
 
 
 def critical_path(measured: Measured) -> CriticalPath:
-    """The critical path of every step as it was: measured durations, launch delays replayed."""
+    """The critical path of every step, with its measured durations and launch delays."""
     parts = ends(measured.durations, delays=measured.delays)
     replay = Replay(measured.durations, measured.delays)
     path = path_of(measured.graph, measured.steps, parts, replay)
@@ -192,9 +193,9 @@ def path_of(
     Args:
         graph: the ops.
         steps: [step] step numbers.
-        end: (index of the first step, ends of it and the next steps), as :func:`simulate.ends`
-            yields them.
-        replay: the input of the simulation, where launch delays were replayed.
+        end: (index of a first step, ends of its ops and of the next steps'), as yielded by
+            :func:`simulate.ends`.
+        replay: the input of a simulation with launch delays; None without delays.
     """
     walker = Walker(graph, len(steps))
     paths = [path for first, part in end for path in walker.walk(part, replay, first)]

@@ -1,4 +1,4 @@
-"""Cautions about an analysis: delays, clocks, merged no-ops, missing peers."""
+"""Warnings about an analysis: delays, clocks, merged no-ops, missing peers."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ from paceline.whatif.ideal import Reference
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
 
-#: Fewer steps do not show how much steps differ: their median still holds what passes.
+#: Least number of steps that show how much steps differ; a median of fewer may be a passing value.
 ENOUGH_STEPS = 10
 
-#: Above this the replay of a trace says that its times contradict each other.
+#: Largest replay error of a trace with consistent times.
 MAX_REPLAY_ERROR = 0.001
 
-#: Merged no-ops that could change slowdowns by less than this are not worth a warning.
+#: Largest possible error by merged no-ops without a warning, as a share of T_ideal.
 MAX_MERGED = 0.001
 
-#: Times on a grid coarser than this share of a typical compute are worth a warning.
+#: Coarsest unit of rounded times without a warning, as a share of a typical compute.
 COARSE = 0.05
 
-#: Grids that clocks and files have, seconds; values looked at, and how near to the grid they lie.
+#: Units to which clocks and files round, seconds. Number of examined values, and largest distance
+#: of a rounded value from a multiple of the unit.
 GRIDS_S, GRID_SAMPLES, ON_GRID = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5), 2048, 1e-3
 
 
 def step_doubts(durations: Durations) -> list[Warning]:
-    """How sure findings of few steps can be, where medians over steps tell what lasts."""
+    """A warning about few steps, if medians over the steps show lasting slowness."""
     n_steps = durations.n_steps
     if n_steps >= ENOUGH_STEPS or not durations.graph.programmed:
         return []
     steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
     text = (
-        f"only {steps} analysed: they do not show how much steps differ. Variation that passes "
-        f"may look as if it lasts, and findings are less sure; record {ENOUGH_STEPS} steps or more "
+        f"only {steps} analysed: they do not show how much steps differ. Passing variation may "
+        f"look lasting, and findings are less certain; record {ENOUGH_STEPS} steps or more "
         "(a longer run; or every=2, PACELINE_RECORD_EVERY=2, which profile every second step)"
     )
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]
 
 
 def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
-    """Above a discrepancy of 5% the paper drops a trace (section 6)."""
+    """A warning if the discrepancy is above 5%, where the paper drops a trace (section 6)."""
     if discrepancy <= WhatIf.DOUBTFUL_ABOVE:
         return []
     worst = sorted(delay.by_kind.items(), key=lambda item: -item[1])[:3]
@@ -72,20 +73,20 @@ def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
 
 
 def clock_doubts(replay_error: float, clamped: int) -> list[Warning]:
-    """Replaying everything that was measured must give what was traced."""
+    """A warning if a replay of all measured times differs from the trace."""
     if replay_error <= MAX_REPLAY_ERROR:
         return []
     text = (
         f"replaying the trace misses it by {replay_error:.1%}: {clamped} times are impossible (a "
-        "transfer ends before its last member starts, or an operation starts before what it waits "
-        "for has ended) and became 0. What rests on transfers is doubtful. If the workers' clocks "
-        "drift, fewer steps help (--steps)"
+        "transfer ends before its last member starts, or an operation starts before its "
+        "dependencies have ended) and became 0. What rests on transfers is doubtful. If the "
+        "workers' clocks drift, fewer steps help (--steps)"
     )
     return [Warning(IMPOSSIBLE_TIMES, text, {"replay_error": replay_error, "times": clamped})]
 
 
 def resolution_doubts(durations: Durations) -> list[Warning]:
-    """Computes whose times were rounded so coarsely that rounding looks like variation."""
+    """A warning if times of computes are rounded so coarsely that it looks like variation."""
     graph = durations.graph
     ops = np.flatnonzero(graph.kind == OpKind.FORWARD_COMPUTE)
     few = ops[:: -(-len(ops) // GRID_SAMPLES)]
@@ -96,13 +97,13 @@ def resolution_doubts(durations: Durations) -> list[Warning]:
         return []
     text = (
         f"times are rounded to {seconds(grid)}, {grid / typical:.0%} of a typical forward-compute: "
-        "what costs less cannot show, and rounding counts as variation between operations"
+        "smaller costs do not show, and rounding counts as variation between operations"
     )
     return [Warning(COARSE_TIMES, text, {"grid_s": grid, "typical_s": typical})]
 
 
 def _on_grid(values: npt.NDArray[np.float64], grid: float) -> bool:
-    """Whether values are multiples of a grid and take several of its places next to each other."""
+    """Whether the values are multiples of a unit, of which some are consecutive."""
     places = values / grid
     if (np.abs(places - np.rint(places)) > ON_GRID).any():
         return False
@@ -111,13 +112,13 @@ def _on_grid(values: npt.NDArray[np.float64], grid: float) -> bool:
 
 
 def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:
-    """Ideal replicas that had to be merged although their no-ops differ."""
+    """A warning if ideal replicas were merged although their no-ops differ."""
     error = ideal_lane_error_s(durations)
     if error <= MAX_MERGED * t_ideal:
         return []
     text = (
-        "no-op sends and recvs differ between replicas; where others are ideal only the slowest "
-        f"were simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
+        "no-op sends and recvs differ between replicas; of ideal replicas, only the slowest were "
+        f"simulated: slowdowns may be too low by up to {error / t_ideal:.1e}"
     )
     return [Warning(UNLIKE_NOOPS, text, {"error": error / t_ideal})]
 
@@ -125,7 +126,7 @@ def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:
 def reference_notes(
     judged_by: Reference, n_steps: int, slowdown: float, slowdown_paper: float
 ) -> list[Warning]:
-    """Cautions about the reference: kinds judged over time, and an ideal slower than the job."""
+    """Warnings about the reference: kinds with two modes, and an ideal slower than the job."""
     notes = []
     if judged_by.modes:
         named = ", ".join(
@@ -148,7 +149,7 @@ def reference_notes(
 
 
 def peers_of(graph: StepGraph) -> dict[str, int]:
-    """Kind -> how many links, groups or workers of it there are to compare with each other."""
+    """Kind -> number of its links, groups or workers that can be compared with each other."""
     present = {OpKind(int(kind)) for kind in np.unique(graph.kind)}
     peers = {}
     for label, kinds in KIND_GROUPS.items():
@@ -169,7 +170,7 @@ def peers_of(graph: StepGraph) -> dict[str, int]:
 
 
 def judged(peers: dict[str, int]) -> list[Warning]:
-    """Warnings about kinds whose lasting slowness cannot show for want of peers, or only half."""
+    """Warnings about kinds with few peers: half of a lasting slowness shows with one, else none."""
     alone = [label for label, n in peers.items() if n == 1]
     halved = [
         label for label, n in peers.items() if n == 2 and KIND_GROUPS[label][0] not in MEAN_KINDS

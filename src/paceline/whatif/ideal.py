@@ -19,22 +19,22 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Ops = npt.NDArray[np.int64]
 
-#: Values of a kind that show its level in a step; more would cost time and change little.
+#: Largest number of values for a kind's level in a step; more would cost time and change little.
 MAX_SAMPLES = 2048
 
-#: Number of values that are copied at once to take means.
+#: Number of values that are copied at once for means.
 _MEAN_VALUES = 1 << 20
 
-#: The slow mode holds at least this share of the steps: in fewer, the median stays fast.
+#: Least share of the steps in the slow mode; with a smaller one, the median is fast.
 MIN_SLOW_SHARE = 0.2
 
 _BACKWARDS = (OpKind.BACKWARD_COMPUTE, OpKind.WEIGHT_COMPUTE)
 
-#: Shorter passes have no shares.
+#: Least time of a pass in a division.
 TINY_S = 1e-12
 
-#: Another reference than the paper's must change a stage's operations by this share of their sum.
-#: Small collectives (gradient clipping) have two modes in healthy jobs, too, at no cost.
+#: Least change of the sum of a stage's operations for a reference other than the paper's, as a
+#: share. In healthy jobs, small collectives (gradient clipping) also have two modes, at no cost.
 MATERIAL = 0.005
 
 
@@ -47,15 +47,15 @@ class Reference:
     it is the median: a flapping link would drag a mean up. No-op sends and recvs do not count; each
     gets the mean of its own durations.
 
-    The median fails where a kind is slow everywhere at once, in many of the steps. With half of the
-    steps slow, the median is the slow time. Then the kind is judged against itself over time: its
-    reference is the paper's over the steps of its fast mode. Computes are judged so where one
-    worker is the whole job. NVIDIA's resiliency extension calls such a score individual. Its
-    reference is the best past performance, which one lucky step decides.
+    The median fails if a kind is slow everywhere at once, in many steps: the median may then be a
+    slow time. The kind is therefore judged against itself over time. Its reference is the paper's
+    over the steps of its fast mode. For computes this holds only in a job of one worker. NVIDIA's
+    resiliency extension has such a score, called individual. Its reference is the best past
+    performance, which one lucky step decides.
 
     Attributes:
         seconds: [op] the reference.
-        paper: [op] the reference of the paper; the same where no kind has two modes.
+        paper: [op] the paper's reference; the same if ``modes`` is empty.
         modes: kind -> its steps in two modes, for kinds judged against their fast mode.
     """
 
@@ -105,7 +105,7 @@ def _find_reference(durations: Durations) -> Reference:
 def _usual_of_ops(
     durations: Durations, ops: Ops, kind: OpKind, steps: Mask | None = None
 ) -> Array | float:
-    """Ideal times of ops of a kind: one value, or [op] values where passes consist of parts.
+    """Ideal times of ops of a kind: one value, or [op] values if passes have parts.
 
     A whole pass takes the usual time of its kind. Each part gets its average share of the pass. The
     average is over the workers of its stage and the microbatches with equally many parts.
@@ -131,11 +131,11 @@ def _usual_of_ops(
 
 
 def _share_among_parts(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
-    """[op] time of the parts of passes, all of one kind.
+    """[op] ideal times of the parts of passes in one direction.
 
-    A split backward has the gradients of inputs and of weights as parts of one pass. Not every
-    stage splits it alike: torch's first one computes all weights' gradients behind the others.
-    Neither does every microbatch: DualPipe runs some in one part.
+    A split backward has the gradients of inputs and of weights as parts of one pass. Stages may
+    split it differently: torch's first stage computes all weights' gradients last. So may
+    microbatches: DualPipe runs some backwards in one part.
     """
     graph = durations.graph
     n_replicas = np.array([len(dps) for dps in graph.variant_dps])[graph.variant[ops]]
@@ -167,10 +167,10 @@ def _means(durations: Durations, ops: Ops, steps: Mask | None) -> Array:
 
 
 def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int64]]]:
-    """The kinds in the graph, each with its ops that move or compute something.
+    """Yield the kinds in the graph, each with its ops except no-ops.
 
-    Computes that share their worker with another compute are a group of their own: both take longer
-    than alone.
+    Computes that run at the same time on a worker form a separate group, as both take longer than
+    alone.
     """
     paired = np.zeros(graph.n_ops, dtype=bool) if graph.paired is None else graph.paired
     for kind in OpKind:
@@ -181,7 +181,7 @@ def _ops_by_kind(graph: StepGraph) -> Iterator[tuple[OpKind, npt.NDArray[np.int6
 
 
 def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float) -> bool:
-    """Whether another duration of some ops changes the total of a stage's operations."""
+    """Whether other ideal times of some ops change the sum of a stage's operations enough."""
     first = graph.variant_ops(0)
     by_stage = np.bincount(graph.pp[first], paper[first])
     inside = ops < first.stop
@@ -191,7 +191,7 @@ def _is_material(graph: StepGraph, paper: Array, ops: Ops, usual: Array | float)
 
 
 def ideal_durations(durations: Durations) -> Array:
-    """[op] seconds of each op without stragglers (see :class:`Reference`)."""
+    """[op] seconds of the op without stragglers (see :class:`Reference`)."""
     return reference(durations).seconds
 
 
@@ -201,7 +201,7 @@ def _usual(
     kind: OpKind,
     steps: npt.NDArray[np.bool_] | None = None,
 ) -> float:
-    """The mean or median of a kind over all values, or over those of some steps."""
+    """The mean or median of a kind's ops, over all steps or some."""
     tables = [_rows(durations, v, ops) for v in range(durations.graph.n_variants)]
     if steps is not None:
         tables = [table[:, steps] for table in tables]
@@ -217,7 +217,8 @@ def _levels(durations: Durations, ops: npt.NDArray[np.int64]) -> Array:
         inside = ops[(ops >= span.start) & (ops < span.stop)] - span.start
         block = durations.block(v)
         n_dp = block.shape[2]
-        every = -(-len(inside) * n_dp // MAX_SAMPLES)  # ops first: members of a group are alike
+        # Ops are thinned out before replicas, as members of a group have equal times.
+        every = -(-len(inside) * n_dp // MAX_SAMPLES)
         few = inside[::every]
         dps = np.arange(0, n_dp, -(-len(few) * n_dp // MAX_SAMPLES))
         rows = block[few][:, :, dps]

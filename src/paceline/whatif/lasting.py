@@ -1,10 +1,9 @@
-"""The slowdown that lasts, apart from variation that passes.
+"""Lasting slowdowns, without passing variation.
 
-If passes are recorded in parts, every part waits for the slowest of its peers. Variation that
-hits changing workers then adds up to a slowdown, and no single worker is to blame. Slowness lasts
-if it is in the typical step, with each operation of each worker at its median over the steps. It is
-compared with the ideal of such steps. A mean over steps would hold the variation that passes, and
-hide the lasting part behind it.
+If passes are recorded in parts, every part waits for the slowest of its peers. Variation of
+changing workers then adds up to a slowdown without one slow worker. Lasting slowness shows in the
+typical step, with each operation of each worker at its median over the steps. This step is compared
+with its own ideal. A mean over the steps would include the passing variation.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Lasting:
 
     Attributes:
         slowdown: S with every operation of every worker at its median over the steps.
-        by_worker: [pp, dp] S with one worker at its medians and all else ideal.
+        by_worker: [pp, dp] S with only this worker at its medians, and all others ideal.
     """
 
     slowdown: float
@@ -38,12 +37,12 @@ class Lasting:
 
 
 def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
-    """The lasting part of the slowdowns; None where passes are whole, as in the paper.
+    """The lasting slowdowns; None if passes are whole, as in the paper.
 
     Args:
-        durations: as measured.
-        judged_by: the reference of the same durations. Kinds that it judges against their fast
-            steps keep that ideal, since their median over the steps may be their slow time.
+        durations: measured durations.
+        judged_by: the reference of these durations. Kinds that it judges against their fast mode
+            keep this ideal, as their median over the steps may be slow.
     """
     graph = durations.graph
     if not graph.programmed:

@@ -1,8 +1,8 @@
-"""Lay scenarios out as their distinct lanes, so that each is simulated once.
+"""Reduce scenarios to their distinct lanes, so that each is simulated once.
 
-Take "all ideal except worker (d, p)": every replica but ``d`` is the same ideal lane. So two lanes
-per step stand for the whole job. The exact slowdown of every worker is then as cheap as the paper's
-approximation by whole ranks.
+In "all ideal except worker (d, p)", all replicas but ``d`` are the same ideal lane. Two lanes per
+step then represent the whole job. The exact slowdown of every worker thus costs no more than the
+paper's approximation by whole ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paceline.simulate import Lanes, Progress, Rules, step_times
 from paceline.trace import OpKind
 from paceline.whatif.scenario import Scenario
 
-_IDEAL = 0  # the rule that keeps nothing
-_MAX_CELLS = 1 << 24  # scenarios x dp ranks laid out at once
+_IDEAL = 0  # number of the rule that keeps no measured duration
+_MAX_CELLS = 1 << 24  # most scenarios x dp ranks in a batch
 _MAX_LANES = 1 << 21
 
-#: Ideal replicas of one step may differ in the durations of their no-ops. Up to this number keep a
-#: lane each; beyond it, the slowest stand for all.
+#: Most ideal lanes of a variant in a step, where replicas differ in their no-ops. The last lane
+#: then also represents all faster replicas.
 MAX_IDEAL_LANES = 8
 
 _RuleKey = tuple[frozenset[OpKind] | None, frozenset[int] | None, bool]
@@ -41,7 +41,7 @@ def simulate_scenarios(
         durations: as measured.
         ideal: [op] seconds, from :func:`paceline.whatif.ideal.ideal_durations`.
         scenarios: the scenarios to simulate.
-        progress: called with (lanes done, known lanes in all) now and then.
+        progress: called repeatedly with (simulated lanes, number of lanes known so far).
     """
     n_steps = durations.n_steps
     layout = _Layout(durations)
@@ -64,7 +64,7 @@ def simulate_scenarios(
 def rules_of(
     graph: StepGraph, durations: Durations, ideal: npt.NDArray[np.float64], scenario: Scenario
 ) -> tuple[Rules, npt.NDArray[np.int64]]:
-    """The rules of one scenario and the rule of each data-parallel rank, for a timeline."""
+    """The rules of one scenario, and [dp] the number of the rank's rule, for a timeline."""
     layout = _Layout(durations)
     _, _, rule_of_dp = next(layout.batches([scenario]))
     return Rules(layout.keep(), ideal), rule_of_dp[0].astype(np.int64)
@@ -72,23 +72,23 @@ def rules_of(
 
 @dataclass(frozen=True)
 class _Ideal:
-    """Ideal lanes of one step: replicas with equal kept values are one lane."""
+    """Ideal lanes of one step, each for a class of replicas with equal no-ops."""
 
-    members: tuple[npt.NDArray[np.int64], ...]  # dp ranks of each class
+    members: tuple[npt.NDArray[np.int64], ...]  # [class] dp ranks
     variant: npt.NDArray[np.int64]  # [class]
-    column: npt.NDArray[np.int64]  # [class] of a representative
+    column: npt.NDArray[np.int64]  # [class] column of one member
 
 
 class _Layout:
-    """Collects the rules of scenarios and spreads them over lanes."""
+    """Collects the rules of scenarios, and assigns them to lanes."""
 
     def __init__(self, durations: Durations) -> None:
         self.durations, self.graph = durations, durations.graph
         self.n_steps = durations.n_steps
         self.rule_ids: dict[_RuleKey, int] = {}
         self.masks: list[npt.NDArray[np.bool_]] = []
-        # No-ops keep their own duration in every scenario. They rarely differ; where they do not,
-        # the ideal value is their own and nothing needs keeping.
+        # No-ops keep their measured durations in every scenario. If these are equal, they are the
+        # ideal values, and no rule must keep them.
         self.kept_noops = _varying_noops(durations)
         self.rule((None, frozenset(), True))
         if self.kept_noops.any():
@@ -99,7 +99,7 @@ class _Layout:
             self.ideal_lanes = [common] * self.n_steps
 
     def rule(self, key: _RuleKey) -> int:
-        """Number of the rule that keeps the measured duration inside or outside kinds x stages."""
+        """Number of the rule that keeps measured durations inside or outside kinds and stages."""
         if key not in self.rule_ids:
             kinds, stages, inside = key
             mask = np.ones(self.graph.n_ops, dtype=bool)
@@ -114,7 +114,7 @@ class _Layout:
         return self.rule_ids[key]
 
     def keep(self) -> npt.NDArray[np.bool_]:
-        """[rule, op] of all rules so far."""
+        """[rule, op] whether the rule keeps the measured duration, for all rules so far."""
         return np.stack(self.masks)
 
     def batches(
@@ -150,7 +150,7 @@ class _Layout:
         return len(chosen) + 1 if inside else len(row)
 
     def lanes(self, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
-        """The distinct lanes of a batch; its sets are (scenario, step), scenario by scenario."""
+        """The distinct lanes of a batch, with a set for each scenario and step."""
         graph, n_steps = self.graph, self.n_steps
         if graph.has_families:
             return _lanes_of_classes(graph, n_steps, rule_of_dp)
@@ -178,7 +178,7 @@ class _Layout:
     def _ideal_parts(
         self, ideal: npt.NDArray[np.bool_]
     ) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
-        """One lane per scenario, step and class of ideal replicas that occurs in it."""
+        """Yield lanes: one per scenario, step and class of its ideal replicas."""
         cached: tuple[_Ideal, list[npt.NDArray[np.int64]]] | None = None
         for step, lanes in enumerate(self.ideal_lanes):
             if cached is None or cached[0] is not lanes:
@@ -201,9 +201,9 @@ class _Layout:
         return _Ideal(tuple(members), np.array(variants), np.array(columns))
 
     def _alike(self, variant: int, step: int) -> list[npt.NDArray[np.int64]]:
-        """Groups of a variant's replicas (counted within it) that are one lane when ideal.
+        """Groups of replicas with the same ideal lane, as indices within the variant.
 
-        If more than ``MAX_IDEAL_LANES`` groups differ in their no-ops, the slowest stand for all.
+        Of more than ``MAX_IDEAL_LANES`` groups, the fastest are merged with the last slower one.
         """
         kept = np.flatnonzero(self.kept_noops[self.graph.variant_ops(variant)])
         values = self.durations.block(variant)[kept, step]  # [no-op, dp]
@@ -217,10 +217,10 @@ class _Layout:
 
 
 def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np.int32]) -> Lanes:
-    """The distinct lanes where sets of ranks communicate among themselves.
+    """The distinct lanes of a job whose collectives have sets of ranks.
 
-    An ideal replica that shares a set with a deviating one differs from one that does not. So ideal
-    replicas are split into classes by the replicas that they meet, until no class splits further.
+    An ideal replica that meets a deviating one differs from one that does not. Ideal replicas are
+    therefore split into classes by the replicas that they meet, until no class splits further.
     """
     partitions = graph.families[1:]
     n_dp = np.array([len(dps) for dps in graph.variant_dps])
@@ -231,7 +231,7 @@ def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np
     known: dict[bytes, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for scenario, rules in enumerate(rule_of_dp):
         deviating = rules != _IDEAL
-        key = deviating.tobytes()  # the workers of one replica have one set of classes
+        key = deviating.tobytes()  # scenarios of workers of one replica have equal classes
         if key not in known:
             colour = classes(partitions, np.where(deviating, np.arange(len(rules)) + 1, 0))
             _, dp = np.unique(colour, return_index=True)  # one replica stands for its class
@@ -260,12 +260,13 @@ def _lanes_of_classes(graph: StepGraph, n_steps: int, rule_of_dp: npt.NDArray[np
 def classes(
     partitions: npt.NDArray[np.int64], colour: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """[dp] classes of replicas that behave alike at all times.
+    """[dp] class of the replica; replicas of a class always have equal times.
+
+    The classes are split by the classes of the replicas met in each family, until none splits.
 
     Args:
-        partitions: [family, dp] the sets of each family.
-        colour: [dp] the replica's own behaviour. It is refined by the colours of the replicas that
-            it meets in each family, until no class splits.
+        partitions: [family, dp] number of the replica's set.
+        colour: [dp] first class of the replica.
     """
     while True:
         refined = colour
@@ -282,7 +283,7 @@ def classes(
 def _of_sets(
     colour: npt.NDArray[np.int64], partition: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """[dp] a number for the colours that occur in the replica's set."""
+    """[dp] number of the combination of classes in the replica's set."""
     present = np.zeros((int(partition.max()) + 1, int(colour.max()) + 1), dtype=bool)
     present[partition, colour] = True
     words = present.view(f"S{present.shape[1]}")  # rows as words sort much faster
@@ -292,9 +293,9 @@ def _of_sets(
 
 
 def ideal_lane_error_s(durations: Durations) -> float:
-    """Possible error of a step time because ideal replicas with unlike no-ops were merged.
+    """Largest possible error of a step time, because ideal replicas were merged.
 
-    0 where none were merged; else the longest time of one replica's no-ops in a step.
+    It is 0 if none were merged, else the longest time of one replica's no-ops in a step.
     """
     graph = durations.graph
     if not _varying_noops(durations).any():
@@ -308,7 +309,7 @@ def ideal_lane_error_s(durations: Durations) -> float:
 
 
 def _varying_noops(durations: Durations) -> npt.NDArray[np.bool_]:
-    """[op] no-ops, if any of them differs between steps or replicas."""
+    """[op] whether it is a no-op, if no-ops differ between steps or replicas; else False."""
     graph = durations.graph
     for v in range(graph.n_variants):
         noops = np.flatnonzero(graph.noop[graph.variant_ops(v)])

@@ -1,4 +1,4 @@
-"""Two modes of a time: steps in which something is fast, and steps in which it is slow."""
+"""Two modes of a time over the steps: a fast one and a slow one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: Fewer values show no modes. A mode with fewer values, or with a lesser share, is outliers.
+#: Least number of values; least number and least share of a mode's values, as fewer are outliers.
 MIN_VALUES, MIN_MODE, MIN_SHARE = 4, 2, 0.06
 
-#: The slow mode takes at least this many times as long as the fast one.
+#: Least ratio of the slow mode to the fast one.
 MIN_RATIO = 1.1
 
-#: Modes lie apart if their distance is ``APART + APART_FEW / n**2`` of their standard deviations.
-#: With n values of one mode, the best split exceeds it in under 1% of draws. Draws were normal,
-#: lognormal, uniform, exponential, Student t with 3 degrees of freedom and AR(1) 0.9
-#: (benchmarks/modes.py).
+#: Least distance of two modes: ``APART + APART_FEW / n**2`` standard deviations for n values. The
+#: best split of a single mode exceeds it in under 1% of draws. These were normal, lognormal,
+#: uniform, exponential, Student t with 3 degrees of freedom and AR(1) 0.9 (benchmarks/modes.py).
 APART, APART_FEW = 5.5, 420.0
 
 Array = npt.NDArray[np.float64]
@@ -42,9 +41,9 @@ class TwoModes:
 
 
 def two_modes(values: Array) -> TwoModes | None:
-    """The two modes of some positive times; None where there is one.
+    """The two modes of some positive times; None for a single mode.
 
-    It splits the logarithms with the least sum of squares, and demands that the modes lie apart.
+    The split of the logarithms has the least sum of squares within the modes.
     """
     n = len(values)
     if n < MIN_VALUES or not (values > 0).all():

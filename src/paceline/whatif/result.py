@@ -1,4 +1,4 @@
-"""The finished result of a what-if analysis."""
+"""The result of a what-if analysis."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.whatif.modes import TwoModes, two_modes
 
 @dataclass(frozen=True)
 class LaunchDelay:
-    """Cost of launch delays: step time with only these delays replayed, over T (>= about 1).
+    """Cost of launch delays: the mean step time with only some delays, over T without delays.
 
     Attributes:
-        by_kind: kind label -> cost of the delays of this kind's ops only.
-        step_start: cost of the delays at the start of a step only. These are delays of ops that
-            wait for nothing and of each worker's first compute (data loading shows there).
+        by_kind: kind label -> cost of only the delays of this kind's ops.
+        step_start: cost of only the delays at the start of a step, as by data loading. These are
+            delays of ops without dependencies, and of each worker's first compute.
     """
 
     by_kind: Mapping[str, float]
@@ -33,21 +33,21 @@ class LaunchDelay:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """How much stragglers cost, and which parts of the job cost it (what-if paper, 3.3, 5.1, 5.2).
+    """The cost of stragglers, and of each part of the job (what-if paper, 3.3, 5.1, 5.2).
 
-    All slowdowns are ratios of mean step times. ``S_x`` is the step time with only x measured and
-    all else ideal, over T_ideal.
+    All slowdowns are ratios of mean step times. ``S_x`` is the step time with only part x as
+    measured and all others ideal, over T_ideal.
 
     Attributes:
         job: degrees of parallelism.
-        steps: [step] step numbers analysed.
+        steps: [step] numbers of the analysed steps.
         slowdown: S = T / T_ideal (Eq. 1).
-        slowdown_paper: S with the paper's reference for every kind; differs only where
-            ``slow_mode_shares`` names kinds.
+        slowdown_paper: S with the paper's reference for every kind; differs only if
+            ``slow_mode_shares`` has kinds.
         waste: 1 - 1/S, the share of GPU time lost (Eq. 3).
         discrepancy: |T - traced mean step| / traced (paper, section 6).
         launch_slowdown: traced mean step / T.
-        replay_error: the discrepancy with launch delays replayed; shows clamping and bugs only.
+        replay_error: the discrepancy with launch delays replayed; only clamping and bugs cause it.
         traced_s, simulated_s, ideal_s: [step] step times, seconds.
         by_step: step number -> its time / T_ideal of that step.
         by_kind: kind label -> S_x (Eq. 2).
@@ -59,24 +59,24 @@ class WhatIf:
         by_replica_by_step: [step, dp] S_x.
         by_worker_by_step: [step, pp, dp] S_w.
         slowest_workers: the 3% (rounded up) with the highest S_w as (dp, pp, S_w), worst first.
-        m_w: share of T - T_ideal that vanishes if the slowest workers are ideal (Eq. 5); None where
+        m_w: share of T - T_ideal that vanishes if the slowest workers are ideal (Eq. 5); None if
             T - T_ideal is under 0.1% of T.
         m_w_paper: M_W with workers chosen by the paper's min(S of DP rank, S of PP rank).
-        m_s: the share that vanishes if the last stage is ideal; 0 where there is one stage.
-        m_w_only, m_s_only: the converse: (T with only these measured - T_ideal) / (T - T_ideal).
+        m_s: the share that vanishes if the last stage is ideal; 0 with one stage.
+        m_w_only, m_s_only: (T with only these as measured - T_ideal) / (T - T_ideal).
         launch_delay: cost of launch delays, by kind.
-        critical_path: which operations on which workers make up each step as it was (launch delays
-            replayed).
-        clamped: values below -10 ms that became 0, by kind.
+        critical_path: critical path of each step, with launch delays.
+        clamped: "transfer" and "launch_delay" -> kind label -> number of values below -10 ms, which
+            became 0.
         clocks: estimated clock offsets.
-        microbatches: [dp] microbatches of each replica.
-        not_judged: kinds whose lasting slowness cannot show, since they have no peers.
-        slow_mode_shares: kind -> share of the steps in which it is slow. It has the kinds judged
-            against their own fast mode (:class:`paceline.whatif.ideal.Reference`).
-        left_out_steps: step number -> why it was not analysed.
-        doubts: notes for the user; the note of the trace's reader has no code.
-        lasting: the slowdown of the typical step, where passes are recorded in parts. Verdicts and
-            findings rest on it, because all passing variation adds up in S.
+        microbatches: [dp] number of the replica's microbatches.
+        not_judged: kinds without peers, whose lasting slowness does not show.
+        slow_mode_shares: kind -> share of slow steps, for kinds judged against their own fast mode
+            (:class:`paceline.whatif.ideal.Reference`).
+        left_out_steps: number of a step that was not analysed -> the reason.
+        doubts: warnings for the user; a note of the trace's reader has no code.
+        lasting: slowdowns of the typical step if passes are recorded in parts, else None. Verdicts
+            and findings use them, because passing variation adds up in S.
     """
 
     job: Job
@@ -116,26 +116,26 @@ class WhatIf:
     doubts: tuple[Warning, ...]
     lasting: Lasting | None = None
 
-    #: Below this slowdown stragglers count as harmless.
+    #: Slowdown below which stragglers count as harmless.
     HEALTHY_BELOW = 1.03
-    #: Below this slowdown the reference is slower than the job, so it shows nothing.
+    #: Slowdown below which the reference is slower than the job, and shows nothing.
     REFERENCE_FAILS_BELOW = 0.99
-    #: Above this discrepancy the paper drops a trace (section 6).
+    #: Discrepancy above which the paper drops a trace (section 6).
     DOUBTFUL_ABOVE = 0.05
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The doubts in words."""
+        """The texts of ``doubts``."""
         return tuple(doubt.text for doubt in self.doubts)
 
     @cached_property
     def step_modes(self) -> TwoModes | None:
-        """The traced step times in two modes; None where there is one."""
+        """The traced step times in two modes; None for a single mode."""
         return two_modes(self.traced_s)
 
     @property
     def lasting_slowdown(self) -> float:
-        """S of the typical step; S itself where passes are whole."""
+        """S of the typical step; S itself if passes are whole."""
         return self.slowdown if self.lasting is None else self.lasting.slowdown
 
     @property
@@ -145,13 +145,13 @@ class WhatIf:
 
     @property
     def healthy(self) -> bool:
-        """Whether stragglers cost next to nothing, as far as the reference and the steps tell."""
+        """Whether stragglers cost little, by a valid reference and step times of a single mode."""
         judged = self.slowdown >= self.REFERENCE_FAILS_BELOW and self.step_modes is None
         return judged and not self.straggling
 
     @property
     def even(self) -> bool:
-        """Whether all replicas have equally many microbatches; uneven work does not show in S."""
+        """Whether all replicas have the same number of microbatches, as S hides uneven work."""
         return bool((self.microbatches == self.microbatches[0]).all())
 
     @property

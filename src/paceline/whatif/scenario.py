@@ -12,13 +12,13 @@ from paceline.trace import KIND_GROUPS, OpKind
 
 @dataclass(frozen=True)
 class Part:
-    """Part of a job: the ops that meet all the conditions given (None = no condition).
+    """Part of a job: the ops that meet all given conditions (None = no condition).
 
     Attributes:
-        kinds: its ops are of one of these kinds.
-        stages: its ops are on one of these stages.
-        replicas: its ops are of one of these data-parallel ranks.
-        workers: its ops are on one of these workers (dp, pp).
+        kinds: the op has one of these kinds.
+        stages: the op is on one of these stages.
+        replicas: the op is on one of these data-parallel ranks.
+        workers: the op is on one of these workers (dp, pp).
     """
 
     kinds: frozenset[OpKind] | None = None
@@ -49,7 +49,7 @@ class Part:
         return cls(workers=frozenset(workers))
 
     def stages_of(self, graph: StepGraph) -> dict[int, frozenset[int] | None]:
-        """Replica -> its stages that may hold ops of the part (None = all); others have none."""
+        """Replica -> its stages with ops of the part (None = all); other replicas have no ops."""
         if self.workers is None:
             replicas = range(graph.n_dp) if self.replicas is None else sorted(self.replicas)
             return dict.fromkeys(replicas, self.stages)
@@ -61,7 +61,7 @@ class Part:
         return {dp: frozenset(stages) for dp, stages in by_dp.items()}
 
     def check(self, graph: StepGraph) -> None:
-        """Raise ScenarioError where the part names ranks that the job does not have."""
+        """Raise ScenarioError if the part names stages or ranks that the job does not have."""
         stages = set(self.stages or ()) | {pp for _, pp in self.workers or ()}
         replicas = set(self.replicas or ()) | {dp for dp, _ in self.workers or ()}
         for what, named, size in (("stage", stages, graph.n_pp), ("dp rank", replicas, graph.n_dp)):
@@ -75,7 +75,7 @@ NOTHING = Part(workers=frozenset())
 
 @dataclass(frozen=True)
 class Scenario:
-    """Measured durations inside a part and ideal ones outside, or the other way round."""
+    """Measured durations inside a part and ideal ones outside, or the reverse."""
 
     part: Part
     measured_inside: bool
@@ -92,20 +92,20 @@ class Scenario:
 
     @classmethod
     def only(cls, part: Part) -> Scenario:
-        """Only the part as measured, all else ideal: S_x compares it with the ideal."""
+        """Only the part as measured, all others ideal; S_x compares it with the ideal job."""
         return cls(part, True)
 
     @classmethod
     def without(cls, part: Part) -> Scenario:
-        """The part ideal, all else as measured: M_X compares it with the measured."""
+        """The part ideal, all others as measured; M_X compares it with the measured job."""
         return cls(part, False)
 
     @classmethod
     def parse(cls, text: str) -> Scenario:
-        """The scenario that a user names.
+        """The scenario of a name that a user gave.
 
-        ``ideal``, ``measured``, or ``only:X`` / ``without:X`` with X one of ``kind=LABEL``,
-        ``stage=N``, ``replica=N``, ``worker=DP,PP``.
+        Names are ``ideal``, ``measured``, and ``only:X`` or ``without:X``. X is one of
+        ``kind=LABEL``, ``stage=N``, ``replica=N`` and ``worker=DP,PP``.
 
         Raises:
             ScenarioError: the text names no scenario.

@@ -17,18 +17,20 @@ T = TypeVar("T", bound=np.generic)
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Delays longer than this share of the step are cut where their worker is occupied.
+#: Least length of a delay that is cut where its worker is occupied, as a share of the step.
 LONG = 1e-5
 
 
 class Sort(IntEnum):
     """Kind of a path's segment.
 
-    COMPUTE and TRANSFER: the operation runs, or moves its data after all its peers are launched.
-    DELAY: the operation could be launched, and is not; its worker idles.
-    OCCUPIED: likewise, but its worker runs another operation meanwhile. The graph has no dependency
-    between the two: many frameworks post a recv only behind the compute before it. The segment
-    belongs to that other operation.
+    COMPUTE: the operation runs.
+    TRANSFER: the operation moves its data, after all its peers are launched.
+    DELAY: the operation could be launched but is not; its worker idles.
+    OCCUPIED: the operation could be launched but is not, as its worker runs another one.
+
+    An OCCUPIED segment belongs to the other operation. The graph has no dependency between the two:
+    many frameworks post a recv only after the previous compute.
     """
 
     COMPUTE = 0
@@ -38,7 +40,7 @@ class Sort(IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name in results: ``compute``, ``transfer``, ``delay``, ``occupied``."""
+        """The name in results: ``compute``, ``transfer``, ``delay``, ``occupied``."""
         return self.name.lower()
 
 
@@ -47,10 +49,10 @@ class Segments:
     """The segments of one step, from its start to its end.
 
     Attributes:
-        op: [segment] op that runs or, in a delay, that is launched late.
-        dp: [segment] its data-parallel rank.
+        op: [segment] op that runs; in a delay, the op that is launched late.
+        dp: [segment] the op's data-parallel rank.
         sort: [segment] :class:`Sort`.
-        start_s: [segment] seconds since the step's start; the segment before it ends here.
+        start_s: [segment] seconds since the step's start; the previous segment's end.
         end_s: [segment] seconds since the step's start.
     """
 
@@ -69,12 +71,12 @@ class Replay:
     delays: Durations
 
 
-#: Program of a worker, by start: ops, their starts and their ends, seconds.
+#: Computes of a worker in order of their starts: ops, starts and ends in seconds.
 Busy = tuple[Ints, Floats, Floats]
 
 
 class Workers:
-    """Programs of a job's workers, step by step."""
+    """Computes of a job's workers in a step."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -84,7 +86,7 @@ class Workers:
     def busy(
         self, op: int, dp: int, end: npt.NDArray[np.float64], durations: npt.NDArray[np.float64]
     ) -> Busy:
-        """The program of an op's worker in one step.
+        """The computes of an op's worker in one step.
 
         Args:
             op: the op.
@@ -110,7 +112,7 @@ def cut_occupied(path: Segments, busy: Callable[[int, int], Busy]) -> Segments:
 
     Args:
         path: a step's segments.
-        busy: (op, dp) -> the program of the op's worker in the step.
+        busy: (op, dp) -> the computes of the op's worker in the step.
     """
     late = (path.sort == Sort.DELAY) & (path.end_s - path.start_s > LONG * path.end_s[-1])
     pieces: list[tuple[int, int, int, float, float]] = []
@@ -140,7 +142,7 @@ def cut_occupied(path: Segments, busy: Callable[[int, int], Busy]) -> Segments:
 def _pieces(
     op: int, dp: int, start: float, stop: float, busy: Busy
 ) -> list[tuple[int, int, int, float, float]]:
-    """A delay in pieces (op, dp, sort, start, end): where its worker idles, and where it runs."""
+    """Pieces (op, dp, sort, start, end) of a delay, in which its worker either idles or runs."""
     ops, starts, stops = busy
     low, high = np.searchsorted(stops, start, side="right"), np.searchsorted(starts, stop)
     pieces = []

@@ -1,9 +1,9 @@
 """Slack: the time by which an operation could take longer without moving the end of its step.
 
-A walk from the step's end backwards gives, for each operation, the longest time that must still
-pass after it. The simulator itself walks, over the reversed graph, with durations and launch delays
-exchanged. There an operation is "launched" when all its successors are done. It takes its delay
-after it has met its peers, and its duration before.
+Slack follows from the time that must still pass after each operation. The simulator computes this
+time on the reversed graph, with durations and launch delays exchanged. There, an operation is
+launched when all its successors are done. Its duration then comes before it meets its peers, and
+its launch delay after.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T", bound=np.generic)
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: The summary covers whole steps of this many operations: all steps of small jobs, few of large.
+#: Most operations in the steps of a summary: all steps of a small job, some of a large one.
 MAX_OPS = 300_000
 
-#: A worker is near the path if one of its computes comes closer than this share of the step.
+#: A worker is near the path if a compute has less slack than this share of the mean step.
 NEAR = 0.01
 
 
@@ -36,11 +36,11 @@ class Slack:
     """Slack of the operations in some steps, seconds.
 
     Attributes:
-        steps: [step] numbers of the covered steps: all, or some of typical length.
+        steps: [step] numbers of the covered steps: all, or some at even quantiles of the step time.
         by_kind: kind label -> (least, median) over the operations of the kind.
         by_stage: stage -> (least, median) over its forward and backward computes.
         least_s, median_s: [pp, dp] over the forward and backward computes of a worker.
-        near_workers: workers with a compute that has less slack than 1% of the mean step.
+        near_workers: number of workers with a compute of less slack than 1% of the mean step.
     """
 
     steps: Ints
@@ -54,8 +54,8 @@ class Slack:
 def slack_of(measured: Measured, index: Ints | None = None) -> Durations:
     """The time by which each op could take longer in its step, all others unchanged.
 
-    It is 0 on the critical path. If an op lasts longer by at most its slack, the step stays; by
-    more, the step moves by the excess. The result is as large as the trace.
+    It is 0 on the critical path. If an op takes longer by more than its slack, the step takes
+    longer by the excess. The result is as large as the trace.
 
     Args:
         measured: graph, durations and launch delays.
@@ -69,7 +69,7 @@ def slack_of(measured: Measured, index: Ints | None = None) -> Durations:
 
 
 def slack(durations: Durations, delays: Durations | None = None) -> Durations:
-    """Slack as in :func:`slack_of`, for any durations; given delays are replayed."""
+    """Slack as in :func:`slack_of`, for any durations and launch delays (None = no delays)."""
     graph = durations.graph
     back = _reversed(graph)
     before = (
@@ -91,13 +91,12 @@ def slack(durations: Durations, delays: Durations | None = None) -> Durations:
 
 
 def _reversed(graph: StepGraph) -> StepGraph:
-    """The graph backwards, with one more op per variant: the step's end, for which all ops wait.
+    """The reversed graph, with one more op per variant: the step's end, on which all ops depend.
 
-    No op may last beyond the step's end, even if all its successors end earlier (negative transfer
-    times).
+    It bounds ops whose successors all end earlier than they do (negative transfer times).
     """
     n_variants = graph.n_variants
-    place = np.arange(graph.n_ops) + graph.variant  # ends of steps stand behind their variant's ops
+    place = np.arange(graph.n_ops) + graph.variant  # a step's end comes after its variant's ops
     end = graph.variant_ptr[1:] + np.arange(n_variants)
     target = np.concatenate([place[graph.dep], place])
     source = np.concatenate(
@@ -142,7 +141,7 @@ def slack_summary(measured: Measured, step_s: Floats) -> Slack:
 
     Args:
         measured: graph, durations and launch delays.
-        step_s: [step] step times; of many steps only those at even quantiles are covered.
+        step_s: [step] step times; of too many steps, some at even quantiles are covered.
     """
     graph = measured.graph
     per_step = len(measured.durations.values) // max(1, len(measured.steps))

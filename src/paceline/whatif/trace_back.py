@@ -1,4 +1,4 @@
-"""From the last end of a step back to its start: the operation that each moment waited for."""
+"""Walk from the end of a step back to its start, along the operations that were waited for."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from paceline.whatif.segments import Busy, Replay, Segments, Sort, Workers, cut_
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Interpreted, a segment costs about 5 us. Above these estimates the compiled loop repays its
-#: loading: the first if numba is loaded already, the second if not.
+#: Estimated time of the interpreted loop above which the compiled loop is used: with numba already
+#: imported, and without. A segment takes about 5 us.
 WARM_ABOVE_S, COLD_ABOVE_S = 0.3, 1.5
 _SEGMENT_S = 5e-6
 
 
 @dataclass(frozen=True)
 class _Last:
-    """The last launched members of a collective, step by step.
+    """The last launched member of a collective in each step.
 
     Attributes:
-        op, dp: [step] the member; of equal ones the first.
-        ready, at: [step] when it could be launched, and when it was, seconds.
-        before: [step] the op it waited for, -1 = none.
+        op, dp: [step] the member; of equally late ones, the first.
+        ready, at: [step] earliest and actual time of its launch, seconds.
+        before: [step] the op for which it waited, -1 = none.
     """
 
     op: list[int]
@@ -60,7 +60,7 @@ class Walker:
         arrays = (self.node_of, graph.node_ptr, graph.order, self.wide, graph.dep_ptr, graph.dep)
         self.loop: Callable[..., tuple[int, int]] = compiled(_walk_back) if fast else _walk_back
         self.arrays = arrays if fast else tuple(array.tolist() for array in arrays)
-        room = 2 * len(sizes)  # a path passes every node once, with its delay
+        room = 2 * len(sizes)  # a path has at most an op and a delay of each node
         self.ops, self.dps = np.empty((2, room), dtype=np.int64)
         self.late, self.start = np.empty(room, dtype=np.bool_), np.empty(room)
 
@@ -68,8 +68,8 @@ class Walker:
         """The path of every step of ``end``.
 
         Args:
-            end: when every op ends, seconds.
-            replay: the simulation's input with launch delays; None where none were replayed.
+            end: ends of all ops, seconds.
+            replay: the input of a simulation with launch delays; None without delays.
             first: index of the first step of ``end`` among those of ``replay``.
         """
         meetings = _Meetings(self.graph, end, replay, first)
@@ -88,7 +88,7 @@ class Walker:
         first: int,
         meetings: _Meetings,
     ) -> Segments:
-        """The path of a step that an op of a rank ends at ``total`` seconds."""
+        """The path of a step whose last op is ``op`` of rank ``dp``, with its end at ``total``."""
         ops, dps, late, start = self.ops, self.dps, self.late, self.start
         delays = (np.empty(0), end.row_ptr)
         if replay is not None:
@@ -124,7 +124,7 @@ class Walker:
     def _cut(
         self, path: Segments, end: Durations, step: int, replay: Replay, step_of_replay: int
     ) -> Segments:
-        """The path with the other operations of its workers during its launch delays."""
+        """The path, with its launch delays cut where their workers run other operations."""
 
         def busy(op: int, dp: int) -> Busy:
             v = int(self.graph.variant[op])
@@ -135,16 +135,16 @@ class Walker:
 
 
 class _Meetings:
-    """The members on which the collectives over the data-parallel ranks waited, in some steps."""
+    """The last launched members of collectives over data-parallel ranks, in some steps."""
 
     def __init__(self, graph: StepGraph, end: Durations, replay: Replay | None, first: int) -> None:
         self.graph, self.end, self.replay, self.first = graph, end, replay, first
         self.cache: dict[tuple[int, int], _Last] = {}
-        # (family, set, variant) -> [lane] replicas of the set, counted within the variant.
+        # (family, set, variant) -> [lane] index within the variant of a replica of the set.
         self.lanes: dict[tuple[int, int, int], Ints] = {}
 
     def last(self, node: int, dp: int) -> _Last:
-        """The last launched members that a rank meets in the collective that is a node."""
+        """The last launched members of a node's collective, in the set of a rank."""
         graph = self.graph
         family = int(graph.family[graph.group[graph.order[graph.node_ptr[node]]]])
         number = int(graph.families[family, dp])
@@ -188,7 +188,7 @@ class _Meetings:
     def _latest_of(self, op: int, lanes: Ints) -> tuple[Floats, Ints | int]:
         """[step, lane] the latest end among an op's dependencies, and the dependency; -1 = none.
 
-        Of equally late ones it is the first; one number where it is the same in all.
+        Of equally late dependencies, the first counts. A single one is returned as one number.
         """
         graph = self.graph
         deps = graph.dep[graph.dep_ptr[op] : graph.dep_ptr[op + 1]].tolist()
@@ -205,7 +205,7 @@ class _Meetings:
 
 
 def _last_ends(end: Durations) -> list[tuple[int, int, float]]:
-    """(op, dp, seconds) of the last end of every step; of equal ones the first op and rank."""
+    """[step] (op, dp, seconds) of the last end; of equal ones, the first op and rank."""
     best: list[tuple[int, int, float]] = [(-1, -1, -np.inf)] * end.n_steps
     for v, dps in enumerate(end.graph.variant_dps):
         block = end.block(v)
@@ -237,11 +237,11 @@ def _walk_back(
     out_late: Any,
     out_start: Any,
 ) -> tuple[int, int]:
-    """Fill segments from the n-th on, last first, up to where replicas meet or the step begins.
+    """Write segments from the n-th on, backwards, until replicas meet or the step begins.
 
     The op that ends last began when the last of its peers was launched. That peer was launched a
-    delay after the last end it depended on, and so on. Among equally late ones an op itself comes
-    first, then the one with the lowest number.
+    delay after the end of its last dependency, and so on. Of equally late peers, the op itself
+    counts, or else the first.
 
     Returns:
         the number of segments, and the op where it stopped (-1 = the step's start).

@@ -25,8 +25,10 @@ from paceline.sources.call_logs.nccl_steps import step_marks
 SUFFIX: Final = ".nccl"
 
 _WHOLE_RECORDS, _COMMUNICATORS, _COUNTS, _RECORDS = 16, 17, 18, 19
-_COLL, _P2P, _KERNEL, _CE_COLL = 1, 2, 6, 12
+_GROUP, _COLL, _P2P, _KERNEL, _CE_COLL = 0, 1, 2, 6, 12
 _START, _STATE, _KERNEL_STOP = 0, 2, 22
+#: A handle is the thread's ring, a number that counts up, and 4 bits of the type (``ring_handle``).
+_RING_BITS: Final = 48
 
 _HEAD = [
     *(("time_ns", "<i8"), ("handle", "<u8"), ("parent", "<u8"), ("communicator", "<u4")),
@@ -178,6 +180,7 @@ class PluginCall:
         peer: peer of a send or recv, in NCCL's communicator; -1 for others.
         seq: NCCL's number of a collective, by function; -1 for a send or recv.
         on_device: whether the device's times are known.
+        group: handle of the group of calls that it was queued with; 0 where none was recorded.
         step: number of the step that begins with this call; -1 for other calls, or if all steps
             were recorded.
         is_whole: whether all calls of that step were recorded.
@@ -195,6 +198,7 @@ class PluginCall:
     peer: int
     seq: int
     on_device: bool
+    group: int = 0
     step: int = -1
     is_whole: bool = False
     every: int = 0
@@ -210,9 +214,9 @@ def calls_of(process: Process) -> list[PluginCall]:
     spans = _device_spans(process.records)
     records = process.records
     begins = _begins(process)
-    host = (records["what"] == _START) & np.isin(records["type"], (_COLL, _P2P, _CE_COLL))
+    host = (records["what"] == _START) & np.isin(records["type"], _HAVE_TEXTS)
     calls = []
-    for row in records[host]:
+    for row, group in zip(records[host], _groups(records, records[host]), strict=True):
         entry = process.communicators.get(int(row["communicator"]))
         if entry is None:
             continue
@@ -233,10 +237,24 @@ def calls_of(process: Process) -> list[PluginCall]:
                 peer=peer,
                 seq=int(row["a"]) if peer < 0 else -1,
                 on_device=int(row["handle"]) in spans,
+                group=group,
                 **begins.get(int(row["handle"]), {}),
             )
         )
     return sorted(calls, key=lambda call: call.start_s)
+
+
+def _groups(records: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> list[int]:
+    """[call] handle of the last group that its thread began before it; 0 without one.
+
+    From NCCL 2.28 on a call's parent is an event of the API, which the plugin does not ask for.
+    """
+    begun = (records["what"] == _START) & (records["type"] == _GROUP)
+    groups = np.append(np.uint64(0), np.sort(records["handle"][begun]))
+    before = groups[np.searchsorted(groups, calls["handle"]) - 1]
+    same_thread = before >> np.uint64(_RING_BITS) == calls["handle"] >> np.uint64(_RING_BITS)
+    of_calls: list[int] = np.where(same_thread, before, np.uint64(0)).tolist()
+    return of_calls
 
 
 def _begins(process: Process) -> dict[int, dict[str, Any]]:

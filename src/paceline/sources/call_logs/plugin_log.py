@@ -19,6 +19,10 @@ from paceline.units import seconds
 #: end a collective together, but a host may queue its calls earlier than another.
 MAX_APART_S: Final = {True: 0.05, False: 1.0}
 
+#: Sends and recvs of one group that begin within this time have no order on the device: their
+#: channels begin together, and which is the first differs from step to step.
+TOGETHER_S: Final = 50e-6
+
 
 def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     """The calls of all ranks, and notes.
@@ -34,7 +38,8 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     timed = any(row.on_device for rows in calls.values() for row in rows)
     notes += _notes(of_rank.values(), calls, timed)
     wanted = {
-        rank: [row for row in rows if row.on_device or not timed] for rank, rows in calls.items()
+        rank: _ordered([row for row in rows if row.on_device or not timed])
+        for rank, rows in calls.items()
     }
     aligned, more = _aligned(wanted, timed)
     return _log(aligned, timed), (*notes, *more)
@@ -66,6 +71,23 @@ def _notes(
     if damaged:
         notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
     return notes
+
+
+def _ordered(calls: Sequence[PluginCall]) -> list[PluginCall]:
+    """The calls, of which sends and recvs that begin together keep the order of the host."""
+    begin_s: dict[tuple[int, str], float] = {}  # (group, communicator) -> the last common begin
+    rows = []
+    for call in calls:
+        if call.peer >= 0 and call.group and call.on_device:
+            key = call.group, call.communicator.partition(":")[0]
+            first_s = begin_s.get(key, -np.inf)
+            if call.start_s - first_s <= TOGETHER_S:
+                longer_s = call.duration_s + call.start_s - first_s
+                call = replace(call, start_s=first_s, duration_s=longer_s)
+            else:
+                begin_s[key] = call.start_s
+        rows.append(call)
+    return sorted(rows, key=lambda call: (call.start_s, call.host_ns))
 
 
 def _aligned(
