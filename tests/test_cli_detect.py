@@ -187,7 +187,7 @@ def test_files_and_streams_that_cannot_be(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.StringIO('{"step": 1, "rank": 5, "duration_s": 1}\n'))
     code, _, err = said(capsys, "-")
     assert code == 2
-    assert "say --ranks N" in err
+    assert "give --ranks N" in err
 
 
 def test_the_papers_method(capsys, tmp_path):

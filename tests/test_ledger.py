@@ -119,6 +119,46 @@ def test_megatron_with_a_restart(tmp_path):
     assert adds_up(ledger)
 
 
+def test_a_damaged_timer_is_left_out(tmp_path):
+    log = two_starts(tmp_path)[0]
+    assert rows(goodput(log))["evaluation"] == 30
+    text = log.read_text()
+    assert text.count("30000.00)") == 1
+    log.write_text(text.replace("30000.00)", "30.000.00)"))
+    assert rows(goodput(log))["evaluation"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "trainer_state.json",
+            '{"log_history": [{"loss": 1, "step": 1, "train_runtime": HUGE}, '
+            '{"loss": 1, "step": 2, "train_runtime": 2}]}',
+        ),
+        ("a.json", '[{"job_name": "a", "step_count": 1, "step_start_time": HUGE}]'),
+        ("a.log", ':::MLLOG {"time_ms": HUGE, "key": "block_start"}\n'),
+        (
+            "b.json",
+            '[{"type": "start", "count": 1, "pid": 1, "id": "a", "start_event": '
+            '{"attributes": {"timestamp_msec": HUGE}}}]',
+        ),
+    ],
+)
+def test_numbers_that_no_float_holds_are_damage(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text.replace("HUGE", "9" * 400))
+    with pytest.raises(TraceError, match="is damaged"):
+        load_timeline([path])
+
+
+def test_a_table_of_starts_has_no_last_duration(tmp_path):
+    """The last step has none on any rank, which numpy warns of."""
+    (tmp_path / "steps.csv").write_text("step,start_s\n1,10\n2,12\n3,14\n")
+    timeline = load_timeline([tmp_path / "steps.csv"])
+    assert timeline.starts[0].steps.last.tolist() == [1, 2]
+
+
 def test_one_log_of_several_starts_is_the_same(tmp_path):
     logs = two_starts(tmp_path)
     both = tmp_path / "both.log"

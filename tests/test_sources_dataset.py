@@ -1,6 +1,7 @@
 """Traces in several parquet files: per step, per rank, or as a writer of tables split them."""
 
 import errno
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -210,6 +211,26 @@ def damaged(content):
     return content[:4] + b"\xff" * (len(content) // 3) + content[4 + len(content) // 3 :]
 
 
+def test_nested_columns_of_a_user_move_no_other_column(programmed, tmp_path):
+    """Parquet counts the fields of a nested column, a schema the columns."""
+    table = table_of(programmed, tmp_path)
+    for name, value in (("tags", {"a": 1, "b": 2}), ("sizes", {"a": 1, "b": 2, "c": 3})):
+        table = table.add_column(0, name, pa.array([value] * table.num_rows))
+    folder = split(table, tmp_path / "split", "step")
+    same_trace(load(folder, steps=[2, 3]), load(tmp_path / "trace.parquet", steps=[2, 3]))
+    same_measured(from_trace(load_stored(folder)), from_trace(load(folder)))
+
+
+def test_warnings_of_another_form_are_ignored(programmed, tmp_path):
+    table = table_of(programmed, tmp_path)
+    job = programmed.job.to_mapping()
+    for number, warnings in enumerate((5, "text")):
+        stored = json.dumps({"version": 1, "job": job, "warnings": warnings})
+        odd = table.replace_schema_metadata({"paceline": stored})
+        folder = split(odd, tmp_path / f"split{number}", "step")
+        assert load(folder).warnings == ()
+
+
 def test_none_of_the_steps(trace, tmp_path):
     folder = split(table_of(trace, tmp_path), tmp_path / "split", "step")
     for reader in (load, load_stored):
@@ -244,6 +265,20 @@ def test_a_rank_without_a_file(trace, tmp_path, capsys):
     n_workers = trace.job.dp_size * trace.job.pp_size
     words = f"{folder} lacks the file of 1 of {n_workers} workers: (dp 1, stage 0); a trace needs"
     assert words in refused(folder, capsys)
+
+
+def test_an_impossible_rank_is_refused_at_once(programmed, tmp_path):
+    """The missing ranks are counted, not listed: this one lacks four billion."""
+    table = table_of(programmed, tmp_path).replace_schema_metadata(None)
+    folder = split(table, tmp_path / "split", "dp_rank", "stage")
+    path = folder / "dp_rank1-stage0.parquet"
+    own = pq.read_table(path)
+    at = own.schema.get_field_index("dp_rank")
+    far = pa.array(np.full(own.num_rows, 2**31 - 1, np.int32))
+    pq.write_table(own.set_column(at, "dp_rank", far), path)
+    words = r"lacks the file of 4294967292 of 4294967296 workers: \(dp 1, stage 0\), \(dp 2"
+    with pytest.raises(TraceError, match=words):
+        load(folder)
 
 
 def test_the_last_rank_without_a_file(programmed, tmp_path, capsys):

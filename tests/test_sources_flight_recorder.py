@@ -223,7 +223,7 @@ def test_damaged_pickles_are_refused(data):
         ({"entries": [entry(0), entry(0)]}, "has record 0 twice"),
         (
             {"entries": [entry(0), entry(1, time_created_ns=NS - 10**9)]},
-            r"record 1 was made 1\.000 s before the one ahead of it; the clock was set",
+            r"record 1 was made 1\.000 s before the previous one; the clock was set",
         ),
     ],
 )

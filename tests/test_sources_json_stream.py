@@ -5,6 +5,7 @@ import json
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,28 @@ def test_a_value_that_does_not_end_is_not_read_to_the_end(
     path = write(tmp_path / "a", '[{"a": "' + "x" * 100_000)
     with pytest.raises(TraceError, match="not closed, or is too large"):
         list(JsonStream(path))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_long_value_is_parsed_a_few_times_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """Also if it comes in small parts, as that of a gzip stream does: the text doubles."""
+    counted = 0
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> Any:
+            nonlocal counted
+            counted += 1
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(json_stream, "_DECODER", Counting())
+    event = {"ranks": [n * 7919 % 1_000_003 for n in range(400_000)]}
+    data = json.dumps([event]).encode()
+    assert len(data) > 10 * json_stream.CHUNK_BYTES
+    stream = JsonStream(write(tmp_path / "a", gzip.compress(data) if packed else data))
+    assert list(stream) == [event]
+    assert counted < 12
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_backward_is_cut_where_buckets_start(tmp_path: Path) -> None:
         ("optimizer", 67, 69),
     ]
     assert trace.program.awaited[rows].tolist() == [-1, -1, 4, -1, 4, -1, -1]
-    assert any("is a rule (DDP), no stream event" in note for note in imported.notes)
+    assert any("has no stream events, so by DDP's rule" in note for note in imported.notes)
 
 
 def test_a_slow_gpu(tmp_path: Path) -> None:

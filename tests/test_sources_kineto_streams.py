@@ -67,7 +67,7 @@ def test_rules_of_fsdp_give_the_program_of_its_stream_waits(tmp_path: Path) -> N
     assert recorded.trace.start == pytest.approx(by_rule.trace.start, abs=1e-9)
     assert first.issued.tolist() == second.issued.tolist()
     assert first.awaited.tolist() == second.awaited.tolist()
-    assert any("told by the rules of torch 2.13" in note for note in by_rule.notes)
+    assert any("follow the rules of torch 2.13" in note for note in by_rule.notes)
     assert by_rule.confidence < recorded.confidence
 
 

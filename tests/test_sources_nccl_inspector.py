@@ -181,7 +181,7 @@ def test_marks_of_dumps_are_no_calls(tmp_path):
     logs[0].insert(0, {**mark, "dump_stats": stats})
     log, notes = load_call_log(saved(tmp_path, logs))
     assert len(log.rank) == 3
-    assert not any("passed over" in note for note in notes)
+    assert not any("describe no collective" in note for note in notes)
 
 
 def test_steps_are_found(tmp_path):
@@ -226,7 +226,7 @@ def test_what_is_missing_is_told(tmp_path):
     logs[1].append({"header": {}, "metadata": {}, "p2p_perf": {}})
     _, notes = nccl_inspector.read(saved(tmp_path, logs))
     assert notes[0] == "1 of 4 ranks have no log here"
-    assert notes[1] == "1 lines are of no collective and were passed over"
+    assert notes[1] == "1 lines describe no collective and are left out"
     assert notes[2].startswith("3 calls between the 68 logged are missing, by their sequence")
 
 
@@ -245,7 +245,7 @@ def test_what_is_missing_is_told(tmp_path):
         ({"coll_perf__coll_msg_size_bytes": 1.5}, "coll_msg_size_bytes should be a whole number"),
         ({"coll_perf__coll_exec_time_us": -5}, "coll_exec_time_us is negative"),
         ({"coll_perf__coll_exec_time_us": "x"}, "coll_exec_time_us should be a number, not 'x'"),
-        ({"metadata__dump_timestamp_us": 5}, "dumped before the call ahead of it; was the clock"),
+        ({"metadata__dump_timestamp_us": 5}, "dumped before the previous call; was the clock"),
         ({"metadata__pid": 999}, "two processes have one rank in communicator 0xfeed"),
     ],
 )
@@ -273,7 +273,7 @@ def test_logs_with_no_collective_are_refused(tmp_path):
     path = tmp_path / "a.log"
     for text in ("", "\n\n", '{"header": {}, "p2p_perf": {}}'):
         path.write_text(text)
-        with pytest.raises(TraceError, match="no collective is in there"):
+        with pytest.raises(TraceError, match="has no collective"):
             nccl_inspector.read([path])
     path.write_text("[1]")
     with pytest.raises(TraceError, match="line 1 is no object; is it a log of NCCL Inspector"):

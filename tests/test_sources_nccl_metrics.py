@@ -1,5 +1,6 @@
 """NCCL Inspector's files for Prometheus, as lines; its own writer is in ``real/``."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -59,15 +60,15 @@ def test_means_that_stand_twice_are_left_out(tmp_path):
     texts = [lines(gpu, us) * (1 + (gpu == 1)) for gpu, us in enumerate((50, 100, 100, 100))]
     means, notes = nccl_metrics.read(saved(tmp_path, *texts))
     assert len(means) == 3
-    assert notes[0].startswith("1 means are of communicators that share a name")
+    assert notes[0].startswith("1 means were left out: their communicators have one name")
     assert mean_waits(means).n_judged == 0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (lines(0, 5)[:-9], "line 2 is cut off"),
-        (lines(0, 5) + "node_load1 3\n", "line 3 is none of NCCL Inspector's"),
+        (lines(0, 5)[:-9], "ends within a line"),
+        (lines(0, 5) + "node_load1 3\n", "line 3 is no line of NCCL Inspector"),
         (lines(0, 5).replace('nranks="4"', 'nranks="four"'), "nranks='four', which is no count"),
         (lines(0, 5).replace('node="n0",', ""), "line 1 lacks the label node"),
         (lines(0, 5).replace("} 5\n", "} nan\n"), "finite and not negative"),
@@ -78,6 +79,16 @@ def test_means_that_stand_twice_are_left_out(tmp_path):
 def test_damage_is_named_with_its_line(tmp_path, text, message):
     with pytest.raises(TraceError, match=message):
         nccl_metrics.read(saved(tmp_path, text))
+
+
+def test_a_file_packed_with_gzip_is_read_whole(tmp_path):
+    """One read of a gzip stream gives less than the file: here 1.7 MB of text."""
+    text = "".join(lines(0, 5 + n, name=f"{n}-{n * 7919}") for n in range(4000))
+    path = tmp_path / "nccl_inspector_metrics_gpu-0.prom"
+    path.write_bytes(gzip.compress(text.encode()))
+    means, notes = nccl_metrics.read([path])
+    assert (len(means), notes) == (4000, [])
+    assert means[-1].time_us == 4004
 
 
 def test_files_of_two_jobs_or_twice_of_a_gpu_are_refused(tmp_path):
@@ -95,7 +106,7 @@ def test_the_command_and_the_door(tmp_path, capsys):
     assert run(["detect", "--collectives", *map(str, paths), "--json"]) == 0
     assert '"kind": "mean-waits"' in capsys.readouterr().out
     (tmp_path / "calls.csv").write_text("rank,time_s,op,size,communicator\n0,0.5,a,8,dp\n")
-    with pytest.raises(TraceError, match="give such files to paceline detect --collectives alone"):
+    with pytest.raises(TraceError, match="give such files alone to paceline detect --collectives"):
         load_call_log([tmp_path])
 
 

@@ -183,7 +183,7 @@ def test_the_command_says_who(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_a_log_of_calls_it_is_not(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.json", communicator([rank(0, counts=1)]))
-    with pytest.raises(TraceError, match="without a time"):
+    with pytest.raises(TraceError, match="has no times"):
         load_call_log([path])
 
 
@@ -194,5 +194,5 @@ def test_text_for_people_is_no_log_of_calls(tmp_path: Path) -> None:
     )
     path = tmp_path / "ras.txt"
     path.write_text(text + "13000\n\nJob summary\n===========\n\n  Nodes  Processes\n")
-    with pytest.raises(TraceError, match="without a time"):
+    with pytest.raises(TraceError, match="has no times"):
         load_call_log([path])

@@ -94,6 +94,8 @@ def test_lines_that_are_cut_off_are_counted(tmp_path):
     [
         ("range(0, 4)", "range(0, 7)"),  # parts that cannot be dealt out
         ("range(0, 4)", "range(0, 4, 0)"),
+        ("range(0, 4)", "range(0, 4, 00)"),
+        ("range(0, 4)", f"range(0, {'9' * 25})"),  # more steps than len() can count
         ("tags: [{}", "tags: [{'_inner_global_step': 3}"),  # only one has its step
         ("recent_elapsed_raw_parts: [", "recent_elapsed_raw_parts: [nan, "),
         ("pp_rank", "stage"),
@@ -102,6 +104,14 @@ def test_lines_that_are_cut_off_are_counted(tmp_path):
 def test_lines_without_steps_or_places_have_no_operations(tmp_path, old, new):
     lines = [line.replace(old, new) for line in raw_lines(play(STAGES, DP, microbatches=5))]
     with pytest.raises(TraceError, match="has no NDTimeline metric that is known"):
+        ndtimeline.read([saved(tmp_path / "raw.log", lines)])
+
+
+def test_a_number_of_400_digits_is_refused(tmp_path):
+    """Digits that a float cannot hold, without a point."""
+    starts = "recent_since_start_raw_parts: ["
+    lines = [line.replace(starts, f"{starts}{'9' * 400}") for line in raw_lines(play(STAGES, DP))]
+    with pytest.raises(TraceError, match="a time should be a number of seconds"):
         ndtimeline.read([saved(tmp_path / "raw.log", lines)])
 
 

@@ -449,7 +449,7 @@ def test_damage_is_refused(requests, damage, message):
 
 
 def test_a_job_that_contradicts_the_spans_is_refused(requests):
-    with pytest.raises(TraceError, match="recorded with dp_size 2, the job given has 4"):
+    with pytest.raises(TraceError, match="recorded with dp_size 2, but the given job has 4"):
         otlp.read_requests(requests, job=Job(4, 2))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -9,7 +10,10 @@ from jobs import Spec, make_rows, table_of, write_rows
 from paceline import SynthSpec, synthesize
 from paceline.errors import OutputError, TraceError
 from paceline.sources import load, parquet
+from paceline.sources.call_logs.table import read_calls
 from paceline.sources.parquet import COLUMNS, write
+from paceline.sources.seqlens import read_seqlens
+from paceline.sources.step_times import load_step_times
 from paceline.trace import Job
 from paceline.whatif import analyze
 
@@ -420,6 +424,28 @@ def test_memory_that_does_not_suffice_is_not_the_files_fault(path, save, monkeyp
     monkeypatch.setattr("paceline.sources.parquet._read_steps", too_large)
     with pytest.raises(MemoryError):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("reader", "function"),
+    [
+        (read_seqlens, "pyarrow.parquet.ParquetFile"),
+        (read_calls, "pyarrow.parquet.read_table"),
+        (load_step_times, "pyarrow.parquet.read_table"),
+        (lambda path: load([path, path.with_name("b.parquet")]), "pyarrow.concat_tables"),
+    ],
+)
+def test_memory_that_does_not_suffice_for_other_tables(reader, function, tmp_path, monkeypatch):
+    table = table_of(make_rows(Spec()))
+    for dp, name in enumerate(("a.parquet", "b.parquet")):
+        pq.write_table(table.filter(pc.equal(table["dp_rank"], dp)), tmp_path / name)
+
+    def too_large(*_, **__):
+        raise pa.lib.ArrowMemoryError("malloc of size 166080000 failed")
+
+    monkeypatch.setattr(function, too_large)
+    with pytest.raises(MemoryError):
+        reader(tmp_path / "a.parquet")
 
 
 def test_row_groups_hold_whole_steps(tmp_path, monkeypatch):

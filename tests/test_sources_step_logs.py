@@ -1,11 +1,16 @@
 """Logs of trainers -> step times, told by content; lines as the tools' sources format them."""
 
 import json
+import os
 import re
 import struct
+import subprocess
+import sys
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import requires
@@ -218,6 +223,37 @@ def test_a_pattern_for_any_other_log(tmp_path):
     assert counted.steps.tolist() == list(range(60))
 
 
+def test_durations_precede_differences(tmp_path):
+    """A line may have both; the order must not depend on the seed of Python's hashes."""
+    path = tmp_path / "own.log"
+    path.write_text("".join(f"step {n} {n * 3}.5 s, took 250 ms\n" for n in range(4)))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from paceline.sources.step_logs.files import load_step_log\n"
+        "pattern = r'step (?P<step>\\d+) (?P<elapsed_s>[\\d.]+) s, took (?P<duration_ms>\\d+) ms'\n"
+        "print(load_step_log(Path(sys.argv[1]), pattern).duration_s.ravel().tolist())\n"
+    )
+    for seed in "679":
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == "[0.25, 0.25, 0.25, 0.25]"
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("step,duration_s,duration_s\n0,1,5\n1,2,6\n")
+    columns = [pa.array([0, 1]), pa.array([1.0, 2.0]), pa.array([5.0, 6.0])]
+    names = ["step", "duration_s", "duration_s"]
+    pq.write_table(pa.Table.from_arrays(columns, names=names), tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        with pytest.raises(TraceError, match="has more than one column called duration_s"):
+            load_step_log(tmp_path / name)
+
+
 @pytest.mark.parametrize("kept", [1, 3, 5])
 def test_a_log_that_ends_within_a_number_is_told(tmp_path, kept):
     path = tmp_path / "train.log"
@@ -405,6 +441,14 @@ def test_event_files(tmp_path):
     assert "no metric is a step time" in times.warnings[0]
 
 
+def test_an_event_with_a_damaged_time_is_left_out(tmp_path):
+    path = event_file(tmp_path / "events.out.tfevents.1", b"iteration-time", SECONDS)
+    event = bytes([1 << 3 | 2, 3]) + b"abc"  # a wall time of three bytes
+    damaged = struct.pack("<QI", len(event), 0) + event + bytes(4)
+    path.write_bytes(path.read_bytes().removesuffix(b"torn") + damaged)
+    assert load_step_log(path).duration_s[:, 0].tolist() == SECONDS
+
+
 def test_event_files_of_tensorboard_itself(tmp_path):
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
     from tensorboardX import SummaryWriter
@@ -472,6 +516,16 @@ def test_what_is_damaged_is_said_in_a_line(tmp_path):
     path.write_text('{"log_history": [{"loss": 1, "step": 1, "train_runtime": "x"}, 3]}')
     with pytest.raises(TraceError, match="is damaged"):
         load_step_log(path)
+    path.write_text(
+        '{"log_history": [{"loss": 1, "step": 1, "train_runtime": %s}, '
+        '{"loss": 1, "step": 2, "train_runtime": 2}]}' % ("9" * 400)
+    )
+    with pytest.raises(TraceError, match="is damaged"):
+        load_step_log(path)
+    sample = '"value": {"train_step_time": %s}, "metadata": {"step": 1}}\n' % ("9" * 400)
+    (tmp_path / "ml.log").write_text(f':::MLLOG {{"time_ms": 1, "key": "tracked_stats", {sample}')
+    with pytest.raises(TraceError, match="is damaged"):
+        load_step_log(tmp_path / "ml.log")
     path.write_text('{"log_history": [')
     with pytest.raises(TraceError, match="is no JSON"):
         load_step_log(path)
@@ -479,6 +533,9 @@ def test_what_is_damaged_is_said_in_a_line(tmp_path):
     events.write_bytes(events.read_bytes()[:60] + b"\xff" * 200)
     with pytest.raises(TraceError, match="is damaged: a record of"):
         load_step_log(events)
+    (tmp_path / "runs.csv").write_text("_step,_runtime")
+    with pytest.raises(TraceError, match="has no step times: none of its columns"):
+        load_step_log(tmp_path / "runs.csv")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="holds no event files"):
         load_step_log(tmp_path / "empty")

@@ -110,7 +110,7 @@ def test_the_slow_rank_of_a_job(tmp_path: Path) -> None:
         ("V|1|base_timestamp=1.0\n" + SIGNATURES[0], "does not say its rank"),
         (clog(0), "has no calls outside of CUDA graphs"),
         (clog(0, "C9|Q|work_id=1|+0.0"), "C9 has no signature before it"),
-        (clog(0, "C1|S|+0.0"), "C1 has more S than calls"),
+        (clog(0, "C1|S|+0.0"), "C1 has more S than Q"),
         (clog(0, "C1|Q|work"), "is no line of clog"),
         (clog(0, "new_comm|comm=x|rank=4|world_size=2"), "rank 4 of 2"),
         (clog(0, "C3|sig|barrier|async_op=f"), "without a number or communicator"),

@@ -54,7 +54,7 @@ def test_names_that_are_cut_off_are_not_made_up(tmp_path: Path, cut: str) -> Non
 def test_without_its_names(tmp_path: Path) -> None:
     path = one_rank(tmp_path)
     path.with_name(f"{path.name}.meta").unlink()
-    with pytest.raises(TraceError, match=r"lies without 00001-00004\.timeline\.meta"):
+    with pytest.raises(TraceError, match=r"is without 00001-00004\.timeline\.meta"):
         rank_report(path)
 
 
@@ -123,7 +123,7 @@ def test_what_the_tool_merges_is_left_out_of_a_folder_and_refused_alone(tmp_path
     assert load_call_log([tmp_path])[0].rank.tolist() == [0, 0, 0, 1, 1, 1]
     assert run(["ranks", str(tmp_path)]) == 0
     for read in (rank_report, lambda path: load_call_log([path])):
-        with pytest.raises(TraceError, match=r"merged for Perfetto.*give those \(\*.timeline\)"):
+        with pytest.raises(TraceError, match=r"merged by xpu_timer for Perfetto.*\(\*.timeline\)"):
             read(merged)
 
 

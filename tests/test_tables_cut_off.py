@@ -82,4 +82,4 @@ def test_lines_of_another_width_are_counted(tmp_path: Path) -> None:
     path.write_text(CHART.replace("2,0.95,0.95,0.95", "2,0.95"))
     values, notes = steps(path)
     assert len(values) == 4
-    assert any("1 lines with another number of cells" in note for note in notes)
+    assert any("1 lines are left out: their number of cells" in note for note in notes)

@@ -81,6 +81,36 @@ def test_masks_of_reasons_are_told_apart(tmp_path):
     assert [sign.metric for sign in health.signs] == ["hw_thermal_slowdown"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "index, clocks.sm, timestamp\n0\n", "line 2: 1 columns, the header 3"),
+        (
+            "a.csv",
+            f"timestamp, index, clocks.sm\n{'5' * 140_000}, 0, 5\n",
+            "is no CSV of nvidia-smi",
+        ),
+        ("a.txt", 'DCGM_FI_DEV_SM_CLOCK{gpu="0"} fast\n', "has the value 'fast', no number"),
+        ("a.txt", 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} -inf\n', "value '-inf', no number"),
+    ],
+)
+def test_damaged_lines_are_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=message):
+        load_telemetry([tmp_path / name])
+
+
+def test_a_damaged_mask_is_left_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "timestamp, index, clocks_event_reasons.active\n"
+        "2026/01/01 00:00:00.000, 0, 0xZZ\n"
+        "2026/01/01 00:00:01.000, 0, 0x0000000000000008\n"
+    )
+    samples = load_telemetry([path]).of[Gpu("a", "0"), "hw_slowdown"]
+    assert samples.value.tolist() == [1.0]
+
+
 def test_an_idle_gpu_is_not_called_slow(tmp_path):
     path = tmp_path / "node3.csv"
     rows = [f"2026/03/07 00:20:37.071, {g}, {c} MHz, {u} %" for g, c, u in
@@ -104,8 +134,10 @@ def test_counters_of_dcgm_count_what_came_and_survive_a_reset(tmp_path):
 
 
 def test_time_throttled_is_a_share_of_the_window(tmp_path):
-    half = [n * 15_000_000 for n in range(5)]  # microseconds, 15 s of each 30
-    rows = [("n1", "0", half), ("n1", "1", [0] * 5), ("n2", "0", [0] * 5)]
+    """Nanoseconds, as dcgm_fields.h of DCGM says; 64-bit, so 2**31 of them are no blank value."""
+    half = [n * 15_000_000_000 for n in range(5)]  # 15 s of each 30
+    blank = 9223372036854775794
+    rows = [("n1", "0", half), ("n1", "1", [0] * 5), ("n2", "0", [0] * 5), ("n3", "0", [blank] * 5)]
     path = range_json(tmp_path / "t.json", "DCGM_FI_DEV_THERMAL_VIOLATION", rows)
     (health,) = gpu_health(load_telemetry([path]))
     assert health.explain() == "n1 GPU 0: throttled by heat 50% of the time (others 0%)"
@@ -145,7 +177,7 @@ def test_a_page_of_the_exporter_is_one_sample(tmp_path):
         ("clocks.current.sm [MHz]\n1980 MHz\n", "lacks timestamp and index"),
         ("timestamp, index, clocks.sm [MHz]\n2026-03-07, 0, 1 MHz\n", "line 2: '2026-03-07' is no"),
         ("timestamp, index, clocks.sm [MHz]\n2026/03/07 00:00:00.000, 0\n", "line 2: 2 columns"),
-        ("#Entity   SMCLK\nGPU 0     1980\n", "of dcgmi dmon, which tells no times"),
+        ("#Entity   SMCLK\nGPU 0     1980\n", "of dcgmi dmon, which writes no times"),
         ('{"x": "DCGM_FI_DEV_SM_CLOCK"}', "lacks data.result"),
         ('{"DCGM_FI_DEV": ', "is no JSON"),
         ('DCGM_FI_DEV_FB_USED{gpu="0"} 5\n', "has no field that is known"),
@@ -240,7 +272,7 @@ def test_the_fastest_products_that_are_still_made(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "worker-0 GPU 2: fastest matrix products 330 TFLOPS (others 410)" in out
     others = "worker-0 GPU 0, worker-0 GPU 1, worker-0 GPU 3; none on worker-0 GPU 2"
-    assert f"kernels that do not end on 3 of 4 GPUs: {others}" in err
+    assert f"kernels hang on 3 of 4 GPUs: {others}" in err
 
 
 def test_level_products_and_no_hang(tmp_path):

@@ -145,6 +145,13 @@ def test_a_log_that_ends_within_a_number_is_told(tmp_path, last):
         assert not (table < 0.1).any()  # nothing of a number's first digit
 
 
+def test_a_rank_of_too_many_digits_is_no_rank(tmp_path):
+    text = iteration(1, 1000) + all_ranks(optimizer=(1, 2)) + f"  rank {'9' * 20}: 1.00\n"
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    assert load_host_times([path]).ranks.tolist() == [0, 1]
+
+
 def test_no_damaged_line_breaks_the_reader(tmp_path):
     whole = (ARGUMENTS + iteration(1, 1000) + all_ranks(optimizer=(1, 2, 3, 4))) * 2
     random = np.random.default_rng(1)

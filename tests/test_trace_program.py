@@ -367,7 +367,7 @@ def test_starts_with_programs_win_over_earlier_ones_without(trace, tmp_path):
     read = paceline.load(folder)
     assert read.steps.tolist() == [1, 2]
     assert read.program is not None
-    assert read.left_out == {0: "its start recorded no programs, the latest start did otherwise"}
+    assert read.left_out == {0: "its start recorded no programs, unlike the latest start"}
 
 
 def documented_writer():

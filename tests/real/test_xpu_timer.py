@@ -35,7 +35,7 @@ def test_level_gpus_have_no_sign(tmp_path: Path) -> None:
     for gpu in telemetry.gpus:
         assert telemetry.of[gpu, "matmul_tflops"].value.tolist() == [fastest[gpu.number]]
     assert gpu.host == "aistudio-z1y0p6pq-edljob-worker-0"
-    assert "kernels that do not end on 8 of 8 GPUs" in telemetry.notes[0]
+    assert "kernels hang on 8 of 8 GPUs" in telemetry.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Readers: a path of some format -> a :class:`paceline.trace.Trace`; and :func:`write`.
+"""Readers of trace files: a path -> a :class:`paceline.trace.Trace`; and :func:`write`.
 
 ``SOURCES`` lists Paceline's own formats, in the order in which a path is tested. Formats of other
 tools are in :mod:`paceline.sources.importers`.
@@ -16,7 +16,7 @@ from paceline.sources.dataset_steps import Options
 from paceline.sources.job_file import read_job
 from paceline.trace import Job, Trace
 
-#: A trace with more rows is read some steps at a time, with its times in temporary files.
+#: Rows above which :func:`is_large` may recommend :func:`load_stored`.
 STORE_ABOVE = 4_000_000
 
 
@@ -55,15 +55,15 @@ def load(
     """Read a trace.
 
     Args:
-        path: the trace file; parquet files of one trace, as a folder or a list. Or the folder of a
-            recorded run, or files of other tools (``IMPORTERS``).
+        path: the trace file, the folder of a recorded run, or a file or folder of another tool
+            (``IMPORTERS``). Or the parquet files of one trace, as a folder or a list.
         job: the job's YAML file or a :class:`Job`; None takes the job stored in the file, or else
             the degrees that the data shows.
         steps: step numbers to keep; None keeps all.
         ignore_kinds: labels of operation kinds to drop.
 
     Raises:
-        TraceError: unreadable, malformed, or contradicting the job.
+        TraceError: the trace is unreadable or malformed, or contradicts the job.
     """
     paths = paths_of(path)
     options = options_of(job, steps, ignore_kinds)
@@ -93,7 +93,7 @@ def paths_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
 def options_of(
     job: str | Path | Job | None, steps: Iterable[int] | None, ignore_kinds: Iterable[str]
 ) -> Options:
-    """Paths to read, checked; arguments as for :func:`load`."""
+    """The options of a read, checked; arguments as for :func:`load`."""
     if isinstance(ignore_kinds, str):
         raise TraceError(f"ignore_kinds takes a list of kinds, not the text {ignore_kinds!r}")
     known_job = job if isinstance(job, Job) or job is None else read_job(Path(job))
@@ -102,9 +102,10 @@ def options_of(
 
 
 def is_large(path: str | Path | Sequence[str | Path]) -> bool:
-    """Whether :func:`load_stored` should read a trace: parquet of many rows with programs.
+    """Whether :func:`load_stored` should read a trace.
 
-    Whole passes in one file are read faster in memory, and take half as much memory.
+    It should for parquet of many rows, with programs or in several files. A single file without
+    programs is read faster by :func:`load`, which takes half as much memory for it.
     """
     paths = paths_of(path)
     if not all(parquet.matches(one) or dataset.matches(one) for one in paths):
@@ -153,13 +154,13 @@ def _import_trace(
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> None:
     """Write a trace as the parquet file that :func:`load` reads (``docs/trace-format.md``).
 
-    Reading gives the same rows, job, truth, warnings and steps left out. An end may differ in the
-    last bit, since files hold durations. The file is written under another name and then renamed,
-    so it is never incomplete.
+    Reading the file gives the same rows, job, truth, warnings and steps left out. An end may differ
+    in the last bit, since files hold durations. The file is written under another name and then
+    renamed, so it is never incomplete.
 
     Args:
         trace: the trace.
-        path: the file, by custom ``*.parquet``.
+        path: the file, usually ``*.parquet``.
         force: replace a file that exists.
 
     Raises:

@@ -1,7 +1,7 @@
 """A trace in several parquet files: one per step, per rank, or as its writer split it.
 
 pyarrow, pandas and Spark write such folders. A folder's name may hold a column's value
-(``step=3/part-0.parquet``). Metadata of the files is read and compared first.
+(``step=3/part-0.parquet``). The files' metadata is read and compared before their rows.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import TraceError
 from paceline.sources import parquet
 from paceline.sources.parquet_metadata import stored_in
+from paceline.sources.parquet_parts import column_places
 from paceline.trace import Job
 
 #: Columns whose lowest and highest numbers describe a file's content.
 RANGED = ("step", "dp_rank", "stage", "rank", "mc", "mb_id")
 
-#: Files that writers add to the data.
+#: First characters of the names of files that writers add to the data, such as ``_SUCCESS``.
 _BESIDE = ("_", ".")
 
 Range = tuple[int, int]
@@ -32,8 +33,8 @@ class RowGroup:
     """Some rows of a file.
 
     Attributes:
-        file: number of the file.
-        group: number of the row group in it.
+        file: index of the file in :attr:`Dataset.files`.
+        group: index of the row group in the file.
         n_rows: number of rows.
         ranges: column -> its lowest and highest number.
     """
@@ -78,7 +79,7 @@ class Dataset:
 
 
 def matches(path: Path) -> bool:
-    """Whether a folder holds parquet files, at any depth, and no format with precedence."""
+    """Whether a path is a folder with parquet files, at any depth."""
     return path.is_dir() and next(_data_files(path, []), None) is not None
 
 
@@ -104,7 +105,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """The parquet files among some files and folders, and other files of the folders.
 
     Raises:
-        TraceError: a path does not exist, or a file is no parquet.
+        TraceError: a path does not exist, a file is no parquet, or there is no parquet file.
     """
     files: list[Path] = []
     others: list[Path] = []
@@ -116,16 +117,16 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         elif parquet.matches(path):
             files.append(path)
         else:
-            raise TraceError(f"{path} is no parquet file; several files make a trace if all are")
+            raise TraceError(f"{path} is no parquet file; all files of a trace must be parquet")
     if not files:
         raise TraceError(f"{_where(paths)} has no parquet file")
     return files, others
 
 
 def size_of(paths: Sequence[Path]) -> tuple[int, bool]:
-    """Rows of all files, and whether the first one records programs; (0, False) if one is broken.
+    """Rows of all files, and whether the first file has programs; (0, False) if one is broken.
 
-    Reading reports the error of a broken file.
+    The error of a broken file is reported when it is read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,7 +147,7 @@ def _where(paths: Sequence[Path]) -> str:
 
 
 def open_dataset(paths: Sequence[Path], *, forgive: bool = False) -> Dataset:
-    """The files of a trace, by their metadata; rows are read only if that is incomplete.
+    """The files of a trace, described by their metadata, or by rows where that is incomplete.
 
     Args:
         paths: files and folders.
@@ -215,7 +216,7 @@ def _open(path: Path, roots: Sequence[Path], forgive: bool) -> _File:
                 if file.metadata.row_group(group).num_rows
             ]
             stored = stored_in(file.schema_arrow.metadata or {}, path, forgive=forgive)
-    except MemoryError:
+    except MemoryError:  # also Arrow's: the file may be readable
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -235,7 +236,7 @@ def _named_values(path: Path, roots: Sequence[Path]) -> dict[str, str]:
 
 def _ranges(file: Any, group: int, values: dict[str, str], path: Path) -> dict[str, Range]:
     """Lowest and highest numbers in a row group: by its statistics, else by its rows."""
-    names, metadata = file.schema_arrow.names, file.metadata.row_group(group)
+    places, metadata = column_places(file), file.metadata.row_group(group)
     ranges: dict[str, Range] = {}
     for name in RANGED:
         if name in values:
@@ -246,7 +247,7 @@ def _ranges(file: Any, group: int, values: dict[str, str], path: Path) -> dict[s
                     f"{path}: the folder says {name}={values[name]}, no whole number"
                 ) from None
             continue
-        statistics = metadata.column(names.index(name)).statistics
+        statistics = metadata.column(places[name]).statistics
         if statistics is not None and statistics.has_min_max and not statistics.null_count:
             low, high = statistics.min, statistics.max
         else:
@@ -297,7 +298,8 @@ def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
             )
         job_of = job_of or (None if job is None else (path, job))
         noticed = stored.get("warnings")
-        warnings |= dict.fromkeys(w for w in noticed or () if isinstance(w, str))
+        if isinstance(noticed, list):
+            warnings |= dict.fromkeys(w for w in noticed if isinstance(w, str))
         for key, value in stored.items():
             if key in _BY_NUMBER and isinstance(value, dict):
                 joined.setdefault(key, {}).update(value)
@@ -318,10 +320,10 @@ def _differing(one: Any, other: Any) -> str:
 
 
 def check_ranks(dataset: Dataset, job: Job | None) -> None:
-    """If each file is of one rank, check that every worker has one, and no rank two in a step.
+    """If each row group is of one worker, check that no worker lacks one. Refuse copied files.
 
     Raises:
-        TraceError: a file is missing, or two hold the same rows.
+        TraceError: the file of a worker is missing, or two files hold the same operation.
     """
     places: dict[tuple[int, int], None] = {}
     for group in dataset.row_groups:
@@ -332,12 +334,13 @@ def check_ranks(dataset: Dataset, job: Job | None) -> None:
         places[dp, pp] = None
     n_dp = job.dp_size if job else dataset.range_of("dp_rank")[1] + 1
     n_pp = job.pp_size if job else dataset.range_of("stage")[1] + 1
-    missing = [(d, p) for d in range(n_dp) for p in range(n_pp) if (d, p) not in places]
-    if missing:
-        names = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in missing[:5])
+    n_missing = n_dp * n_pp - sum(dp < n_dp and pp < n_pp for dp, pp in places)
+    if n_missing:
+        missing = ((d, p) for d in range(n_dp) for p in range(n_pp) if (d, p) not in places)
+        names = ", ".join(f"(dp {dp}, stage {pp})" for dp, pp in islice(missing, 5))
         raise TraceError(
-            f"{dataset.where} lacks the file of {len(missing)} of {n_dp * n_pp} workers: {names}"
-            f"{', ...' if len(missing) > 5 else ''}; a trace needs one rank of every (dp, stage)"
+            f"{dataset.where} lacks the file of {n_missing} of {n_dp * n_pp} workers: {names}"
+            f"{', ...' if n_missing > 5 else ''}; a trace needs one rank of every (dp, stage)"
         )
     _check_copies(dataset)
 
@@ -376,7 +379,7 @@ def _check_pair(dataset: Dataset, one: int, other: int) -> None:
         tables = [read_rows(dataset, file, None, keys).select(keys) for file in (one, other)]
         joined = tables[0].join(tables[1], keys=keys, join_type="inner")
     except pa.ArrowException:
-        return  # of types that do not compare: reading reports the error
+        return  # the types do not compare; reading reports the error
     if not joined.num_rows:
         return
     row = {name: joined.column(name)[0].as_py() for name in keys}
@@ -414,7 +417,7 @@ def read_rows(
             if "optype" in names:
                 table.column("optype").validate(full=True)
         return _uniform(table.replace_schema_metadata(None).select(list(names)))
-    except MemoryError:
+    except MemoryError:  # also Arrow's: the file may be readable
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -19,16 +19,16 @@ from paceline.trace import Job, Trace
 from paceline.trace.placing import Extremes
 from paceline.trace.stored import ROW_BYTES, StoredTrace, check_room, no_room, store
 
-#: Number of rows taken at once: about 150 bytes each while they are put in order.
+#: Rows of a block of steps. Sorting them takes about 150 bytes a row.
 BLOCK_ROWS = 3_000_000
 
-#: If rows would be read more often than this, they go to temporary files, step by step.
+#: If rows would be read more often than this on average, temporary files hold them by step.
 MAX_READS = 2.5
 
 #: Bytes of a row in temporary files of Arrow, without compression.
 ARROW_BYTES = 80
 
-#: Step numbers are counted one by one up to this range; beyond it, by row groups.
+#: In a larger range of step numbers, blocks of steps begin and end only where row groups do.
 MAX_RANGE = 100_000
 
 T = TypeVar("T", bound=Trace)
@@ -54,8 +54,8 @@ def load(paths: Sequence[Path], options: Options) -> Trace:
     """The trace of some files, in memory.
 
     Raises:
-        TraceError: the files are not one trace, a rank is missing or there twice, or a single file
-            with this content would be refused.
+        TraceError: the files are not one trace, a rank is missing or is there twice, or a single
+            file with this content would be refused.
     """
     dataset = open_dataset(paths, forgive=options.job is not None)
     job = _job(dataset, options)
@@ -63,7 +63,7 @@ def load(paths: Sequence[Path], options: Options) -> Trace:
     groups = _chosen(dataset, options.steps) or list(dataset.row_groups)
     tables = list(_tables(dataset, groups, options.steps))
     if options.steps is not None and not any(table.num_rows for table in tables):
-        tables = list(_tables(dataset, dataset.row_groups, None))  # the error says which there are
+        tables = list(_tables(dataset, dataset.row_groups, None))  # for an error that names them
     table = _concat(tables, dataset)
     del tables
     trace, n_ignored = parquet.trace_of(table, job, options.ignore_kinds, dataset.where)
@@ -124,7 +124,7 @@ def load_stored(
                 progress(min(done, n_rows), n_rows)
 
     trace = store(blocks(), job, dataset.where)
-    pa.default_memory_pool().release_unused()  # the trace's users need it
+    pa.default_memory_pool().release_unused()  # the analysis needs this memory
     return _finished(trace, dataset, ignored[0], options)
 
 
@@ -151,7 +151,7 @@ def _finished(trace: T, dataset: Dataset, n_ignored: int, options: Options) -> T
 
 
 def _where(dataset: Dataset, table: Any) -> str:
-    """Name of the source of some steps, for messages; rows are counted within them."""
+    """The dataset and the steps of a table, for messages that count the table's rows."""
     import pyarrow.compute as pc
 
     extremes = pc.min_max(table.column("step"))
@@ -190,6 +190,8 @@ def _concat(tables: Sequence[Any], dataset: Dataset) -> Any:
 
     try:
         return pa.concat_tables(tables, promote_options="permissive")
+    except MemoryError:  # also Arrow's, which says nothing about types
+        raise
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
         raise TraceError(
@@ -211,7 +213,7 @@ def _intervals(groups: Sequence[RowGroup], steps: frozenset[int] | None) -> list
         edges = np.arange(low.min(), high.max() + 2)
     else:
         edges = np.unique(np.concatenate([low, high + 1]))
-    # Rows of each elementary range: those of the row groups that have begun and not ended.
+    # Rows between two edges: those of the row groups that have begun and not ended.
     begun = np.zeros(len(edges))
     np.add.at(begun, np.searchsorted(edges, low), per_step)
     np.add.at(begun, np.searchsorted(edges, high + 1), -per_step)

@@ -1,4 +1,4 @@
-"""Events with only those of their values that a reader uses."""
+"""Events that hold only the values that a reader uses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class EventShape:
     """Constructors of events.
 
     Attributes:
-        decode: makes events of a list's JSON text; None without msgspec. Values of unexpected types
-            raise a ValueError.
-        of: makes one event of all its values.
+        decode: makes events from the JSON text of a list; None without msgspec. Values of
+            unexpected types raise a ValueError.
+        of: makes one event from the mapping of all its values.
     """
 
     decode: Callable[[str], list[Any]] | None
@@ -24,14 +24,14 @@ class EventShape:
 
 @cache
 def event_shape(keys: tuple[str, ...], args: tuple[str, ...]) -> EventShape:
-    """Events that have their values as attributes; None where an event lacks one.
+    """The constructors of events whose values are attributes. A value that is missing is None.
 
     Args:
-        keys: keys of the events, with any values.
-        args: keys of the object ``args`` in an event. The attribute ``collective_name`` of ``args``
-            has the value of ``Collective name``.
+        keys: keys of an event that become its attributes.
+        args: keys of the object ``args`` in an event. Their attributes are in lower case:
+            ``collective_name`` for ``Collective name``.
 
-    Values that no key names are checked to be JSON, and passed over.
+    Values of other keys are ignored.
     """
     fields = [key.lower().replace(" ", "_") for key in args]
     try:
@@ -42,7 +42,7 @@ def event_shape(keys: tuple[str, ...], args: tuple[str, ...]) -> EventShape:
         event: Any = make_dataclass("Event", (*keys, "args"), slots=True)
         decode = None
     else:
-        # These cannot form cycles, so the garbage collector may ignore them.
+        # Events do not refer to each other, so the garbage collector need not visit them.
         some_args = defstruct(
             "Args",
             [(field, Any, None) for field in fields],

@@ -11,7 +11,7 @@ from paceline.sources.imported import MAX_NUMBER
 
 
 def whole(values: Mapping[str, Any], name: str, where: str) -> int:
-    """A whole number from 0; text and a float like 3.0 count, too.
+    """The whole number ``name`` of an event, at least 0; text and a float like 3.0 are accepted.
 
     Raises:
         TraceError: it is missing or no such number.
@@ -25,7 +25,7 @@ def whole(values: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def optional_whole(value: Any) -> int | None:
-    """A whole number from 0; None for any other value."""
+    """A value as a whole number from 0, as :func:`whole` accepts it; None for any other value."""
     if type(value) is int:
         return value if 0 <= value <= MAX_NUMBER else None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -38,7 +38,7 @@ def optional_whole(value: Any) -> int | None:
 
 
 def number(values: Mapping[str, Any], name: str, where: str) -> float:
-    """A finite number.
+    """The finite number ``name`` of an event; text is accepted.
 
     Raises:
         TraceError: it is missing or no such number.
@@ -56,7 +56,7 @@ def number(values: Mapping[str, Any], name: str, where: str) -> float:
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object; empty if missing."""
+    """The object ``name`` of an event; empty if it is missing or no object."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 

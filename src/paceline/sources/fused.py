@@ -51,9 +51,10 @@ class Sides:
 
 
 def ends_of(sides: Sides, pp_size: int) -> Array:
-    """[op] the end; a bound is lowered to that of the other side (its peer's, by order).
+    """[op] its end. An upper bound is lowered to the end of the transfer's other side.
 
-    If a stage sent another number than its neighbour received, the ends stay.
+    The sides of a transfer are matched by order. If a stage did not send as many as its neighbour
+    received, the ends stay.
     """
     ends = sides.end_s.copy()
     for send, recv, way in _PAIRS:
@@ -86,7 +87,7 @@ def _pairs(sides: Sides, send: OpKind, recv: OpKind, way: int, pp_size: int) -> 
 
 
 def positions(start_s: Array, end_s: Array, computes: Flags) -> tuple[Ints, Ints]:
-    """Positions of a worker's launches and waits, if every call returns when it is over.
+    """Positions of a worker's launches and waits, if a call returns when its operations are over.
 
     Args:
         start_s: [op] launches of a worker's step; those of one fused call are equal.
@@ -101,10 +102,10 @@ def positions(start_s: Array, end_s: Array, computes: Flags) -> tuple[Ints, Ints
     issued = np.empty(len(order), dtype=np.int64)
     issued[order] = np.arange(len(order))
     starts = start_s[order]
-    # A call's end is a sum of two times, so it may lie a rounding behind the next launch.
+    # A call's end is a sum of two times. Rounding may put it just behind the next launch.
     last = np.searchsorted(starts, end_s - 2 * np.spacing(np.abs(end_s)), side="left") - 1
     together = np.searchsorted(starts, start_s, side="right") - 1
-    # Calls that take no time: ops launched with them at once are no part of them.
+    # A call that takes no time has no part in other calls at the same moment.
     together = np.where(end_s > start_s, together, issued)
     awaited: Ints = np.where(computes, -1, np.maximum(issued, np.maximum(last, together)))
     return issued, awaited
@@ -117,7 +118,7 @@ class Halves:
         self._peer, self._is_half = array("i"), array("b")
 
     def note(self, peer: int, *, is_half: bool, n_ops: int = 1) -> None:
-        """Note the next operations of the table: their tensor-parallel rank, and whether halves."""
+        """Note the tensor-parallel rank of the table's next operations, and if they are halves."""
         self._peer.extend(array("i", [min(peer, 2**31 - 1)]) * n_ops)
         self._is_half.extend(array("b", [is_half]) * n_ops)
 

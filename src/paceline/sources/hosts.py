@@ -18,7 +18,7 @@ def read_hosts(path: Path) -> dict[int, tuple[str, str]]:
     """Rank -> (host, gpu) from a CSV file with the columns rank, host and, optionally, gpu.
 
     Raises:
-        TraceError: the file is missing, lacks a column, or a rank is no number or there twice.
+        TraceError: the file is missing or lacks a column, or a rank is no number or is there twice.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

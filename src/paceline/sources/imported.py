@@ -1,9 +1,8 @@
-"""Result of every importer, and the way from its ops to a trace.
+"""The result of an importer, and the way from its ops to a trace.
 
 An importer is a module with ``matches(path) -> bool`` (by content) and ``read(paths, job, steps) ->
-Imported``. ``read`` adds recognised ops to an :class:`OpTable` and calls its method ``finish``. The
-ranks of a job must agree: the analysis of a trace with missing ops would be wrong without a
-complaint. So disagreement is refused here.
+Imported``. ``read`` adds recognised ops to an :class:`OpTable` and calls its method ``finish``. It
+refuses ranks that disagree: the analysis of a trace with missing ops would be silently wrong.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class OpTable:
             part: place of a compute in its pass; bucket or unit of a collective.
             issued: place in its worker's program; all ops of a table have one, or none.
             awaited: place in the program behind which the worker waited for the op.
-            group: a number shared by the ranks of its collective; all ranks of a stage without one.
+            group: a number shared by the ranks of its collective; -1 if they are the whole stage.
 
         Raises:
             TraceError: a number is negative (-1 means none where that is allowed) or too large.
@@ -178,8 +177,8 @@ class OpTable:
             by_order: give computes without a microbatch one by order of start.
 
         Raises:
-            TraceError: no ops, missing ranks, ranks on another clock, or duplicated ops. Or counts
-                do not match between peers, or ``arrange`` refuses the ops.
+            TraceError: there are no ops, a rank is missing, clocks differ, or an op is there twice.
+                Or counts do not match between peers, or ``arrange`` refuses the ops.
         """
         unplaced = {reason: n for reason, n in (unplaced or {}).items() if n}
         matched = len(self)
@@ -279,7 +278,7 @@ def _check_places(columns: Columns, where: str) -> None:
 
 
 def _check_clocks(columns: Columns, where: str) -> None:
-    """Check that all ranks overlap in each step, since they meet; else a clock differs."""
+    """Check that all ranks overlap in each step: they meet in collectives, unless clocks differ."""
     order = np.lexsort((columns.rank, columns.step))
     step, rank = columns.step[order], columns.rank[order]
     first = np.flatnonzero(np.append(True, (np.diff(step) != 0) | (np.diff(rank) != 0)))

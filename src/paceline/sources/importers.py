@@ -19,7 +19,7 @@ from paceline.trace import Job
 
 
 class Format(Protocol):
-    """Candidate formats of a file."""
+    """A format that a file may have."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Format)
 
 @dataclass(frozen=True)
 class Importer:
-    """One format: its name, whether a file or folder is of it, and its reader.
+    """One format: its name, a test whether a file or folder has it, and its reader.
 
     ``read`` takes (paths, job or None, step numbers or None for all).
     """
@@ -67,7 +67,7 @@ _NO_GROUPS = (
     "which does not say microbatches and process groups, so no trace can be made of it; for where "
     "each device's time went: paceline ranks {path}"
 )
-#: Formats without a trace: name, test of the content, and advice where such files belong.
+#: Formats without a trace: name, test of the content, and the command for such files.
 _NO_TRACE = (
     ("a log of NCCL Inspector", nccl_inspector.matches, f"{_NO_COMPUTES} detect --collectives"),
     ("a log of torchcomms", torchcomms.matches, f"{_NO_COMPUTES} detect --collectives"),
@@ -86,7 +86,7 @@ _NO_TRACE = (
 
 
 def _refuse_no_trace(path: Path, files: Sequence[Path]) -> None:
-    """The advice for a ``path`` (a file or folder) that has a format without a trace."""
+    """Refuse ``files`` of a format without a trace, with a command for their file or folder."""
     for file in files:
         for label, matches, advice in _NO_TRACE:
             if matches(file):
@@ -133,7 +133,7 @@ def files_of(
             _refuse_no_trace(path, [path])
             raise TraceError(
                 f"{path} is not a trace file: its content is not {_names(candidates)}; if it is "
-                "all the same, import it with --format"
+                "one of these, name the format with --format"
             )
         else:
             matches.append((item or candidates[0], path))

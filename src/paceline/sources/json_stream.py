@@ -29,10 +29,10 @@ CHUNK_BYTES = 1 << 18
 #: Largest event, or value beside the events; a file with a larger one is no event list.
 MAX_VALUE_CHARS = 64 << 20
 
-#: A line of a log is shorter.
+#: Longest line of a log; a file with a longer one is no log.
 MAX_LINE_BYTES = 16 << 20
 
-#: Text between two events as Kineto writes it; all events before the last are parsed together.
+#: Text between two events as Kineto writes them. It marks where a batch of events may end.
 _BETWEEN = "\n  },\n  {"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -41,7 +41,7 @@ _DECODER = json.JSONDecoder()
 
 @cache
 def list_decoder() -> Callable[[str], Any]:
-    """Msgspec where it is installed (with the monitor), the standard library's parser else."""
+    """The parser of msgspec where that is installed (with the monitor), else Python's own."""
     try:
         from msgspec.json import decode
     except ImportError:
@@ -74,7 +74,7 @@ def read_chunk(
         TraceError: it cannot be read, or the gzip stream is broken or cut off.
     """
     try:
-        # Not read(): of a file that is cut off it would give nothing, not what precedes the cut.
+        # Not read(): in a file that is cut off it would fail before it returns the data in front.
         return file.read1(n_bytes)
     except EOFError:
         raise TraceError(
@@ -86,21 +86,41 @@ def read_chunk(
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+def read_whole(path: Path, max_bytes: int, what: str) -> bytes:
+    """The whole content of a file, unpacked where it is gzip.
+
+    Args:
+        path: the file.
+        max_bytes: its largest size, unpacked.
+        what: words for such a file, such as "one status".
+
+    Raises:
+        TraceError: it cannot be read, is cut off, or is too large.
+    """
+    data = bytearray()
+    with open_bytes(path) as file:
+        while chunk := read_chunk(file, path):
+            data += chunk
+            if len(data) > max_bytes:
+                raise TraceError(f"{path} has more than {max_bytes:,} bytes; is it {what}?")
+    return bytes(data)
+
+
 class JsonStream:
     """The events of a file, one at a time.
 
-    Iterate once. ``header`` has the keys beside the events. Before the first event it has the keys
-    in front of the events; after the last event it has all.
+    It can be iterated once.
 
     Attributes:
-        header: key -> value beside the events; empty for a bare list.
+        header: key -> value beside the events; empty for a bare list. At the first event it has the
+            keys in front of the events; after the last event it has all.
         bare: whether the file is a bare list; known once the first event is asked for.
     """
 
     def __init__(
         self, path: Path, key: str = "traceEvents", shape: EventShape | None = None
     ) -> None:
-        """Open nothing yet.
+        """Open nothing yet: iteration opens the file.
 
         Args:
             path: the file.
@@ -113,7 +133,7 @@ class JsonStream:
         self.bare = False
         self._text, self._at = "", 0
         self._n_dropped, self._ended = 0, False
-        self._one_by_one_until = 0  # character of the file
+        self._one_by_one_until = 0  # position in the file, in characters
 
     def __iter__(self) -> Iterator[Any]:
         """The events.
@@ -187,13 +207,13 @@ class JsonStream:
         if self._n_dropped + self._at < self._one_by_one_until:
             return []
         end = self._text.rfind(_BETWEEN, self._at)
-        # To look again at each of these events would be slow.
+        # If parsing fails, do not try again at each of these events: that takes quadratic time.
         self._one_by_one_until = self._n_dropped + (len(self._text) if end < 0 else end)
         if end < 0:
             return []
         values = self._decoded(f"[{self._text[self._at : end]}}}]")
         if values:
-            self._forget(end + len(_BETWEEN) - 1)  # behind the comma, in front of the last event
+            self._forget(end + len(_BETWEEN) - 1)  # to the start of the last event
         return values
 
     def _decoded(self, text: str) -> list[Any]:
@@ -250,9 +270,15 @@ class JsonStream:
         self._forget(self._at)
         if len(self._text) > MAX_VALUE_CHARS:
             raise self._error("a value is not closed, or is too large for an event")
-        # Doubling: a value that needs many reads is parsed few times.
+        # Doubling the text: a long value is parsed again only a few times. A read of a gzip stream
+        # may give less than was asked for.
         data = read_chunk(self._file, self.path, max(CHUNK_BYTES, len(self._text)))
         self._ended = not data
+        parts, n_bytes = [data], len(data)
+        while n_bytes < len(self._text) and parts[-1]:
+            parts.append(read_chunk(self._file, self.path, len(self._text) - n_bytes))
+            n_bytes += len(parts[-1])
+        data = b"".join(parts)
         self._text += self._decode(data, not data)
         return True
 
@@ -299,30 +325,41 @@ def lines(path: Path) -> Iterator[str]:
 def whole_lines(path: Path, notes: list[str]) -> Iterator[str]:
     """The lines of a log, as :func:`lines`, without a last one that has no end.
 
-    A copy that was cut off ends within a line, perhaps within a number: "9" of "901.0". Of a
-    progress bar, whose states end with a carriage return, the last state is left out.
+    The states of a progress bar end with a carriage return; only the last state is left out.
 
     Args:
         path: the log.
-        notes: at the end of the log takes a note if a line was left out.
+        notes: gets a note, at the end of the log, if a line was left out.
     """
     for n, (line, has_end) in enumerate(_byte_lines(path)):
         kept = line if has_end else line[: line.rfind(b"\r") + 1]
         if kept or has_end:
             yield kept.decode("utf-8" if n else "utf-8-sig", errors="replace")
         if len(kept) < len(line):
-            notes.append(f"{path} ends within a line: it may be cut off, so that line is left out")
+            notes.append(ends_within_line(path, "that line is left out"))
+
+
+def ends_within_line(path: Path, consequence: str) -> str:
+    """The message about a text whose last line has no end.
+
+    A copy that was cut off may end so, perhaps within a number ("9" of "901.0") or a name, and
+    still look whole.
+
+    Args:
+        path: the text.
+        consequence: what the reader or the user does about it.
+    """
+    return f"{path} ends within a line, so it may be cut off: {consequence}"
 
 
 def end_notes(path: Path) -> tuple[str, ...]:
-    """A note if a table of text ends within a line, which may be cut off and still looks whole."""
+    """A note if a table of text ends within a line."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             return ()
         file.seek(-1, 2)
         has_end = file.read(1) in b"\r\n"
-    note = f"{path} ends within a line: it may be cut off, and its last number with it"
-    return () if has_end else (note,)
+    return () if has_end else (ends_within_line(path, "its last number may be wrong"),)
 
 
 def _byte_lines(path: Path) -> Iterator[tuple[bytes, bool]]:

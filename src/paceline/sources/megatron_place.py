@@ -9,7 +9,7 @@ from paceline.errors import TraceError
 from paceline.sources.fields import optional_whole
 from paceline.trace import Job
 
-#: Attribute -> field of the job, for the sizes that Megatron's data-parallel size leaves out.
+#: Attribute of a span -> the field of the job that it gives.
 SIZES = {
     "dl.data_parallel.size": "dp_size",
     "dl.pipeline_parallel.size": "pp_size",
@@ -19,7 +19,8 @@ SIZES = {
 }
 
 
-#: Number of all ranks. No attribute has the degree of context parallelism: it is the remaining one.
+#: Attribute with the number of all ranks. The degree of context parallelism follows from it where
+#: no attribute gives that degree.
 WORLD = "dl.world_size"
 
 
@@ -83,8 +84,8 @@ class MegatronPlace:
         for field, size in sizes.items():
             if getattr(known_job, field) != size:
                 raise TraceError(
-                    f"{where} was recorded with {field} {size}, the job given has "
-                    f"{getattr(known_job, field)}; correct it or leave it out"
+                    f"{where} was recorded with {field} {size}, but the given job has "
+                    f"{getattr(known_job, field)}; correct the job or leave it out"
                 )
         if max(self._ranks) >= known_job.ranks:
             raise TraceError(
@@ -94,7 +95,7 @@ class MegatronPlace:
         return known_job
 
     def _rest(self, sizes: Mapping[str, int]) -> int:
-        """The degree that no attribute has: Megatron's ranks are tp x cp x dp x pp."""
+        """The degree of context parallelism: Megatron's ranks are tp x cp x dp x pp."""
         product = sizes["dp_size"] * sizes["pp_size"] * sizes.get("tp_size", 1)
         rest, remainder = divmod(self.world, product)
         return rest if rest and not remainder else 1

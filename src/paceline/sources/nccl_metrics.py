@@ -1,10 +1,10 @@
 """NCCL Inspector's files for Prometheus: mean times of collectives, a file per GPU.
 
 Format: ``inspectorPromWriteCollBucket`` and ``inspectorPromWriteP2pBucket`` of
-``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). A file is rewritten every 30 s or
-more and holds the calls since the one before. Of each communicator, operation, range of sizes and
-algorithm it has the arithmetic mean of their times and the geometric mean of their bus bandwidths.
-Their number is not in it. The name of a file is that of its GPU.
+``plugins/profiler/inspector/inspector_prom.cc`` (NCCL v2.30.7-1). NCCL rewrites a file every 30 s
+or more, with the calls since it wrote it last. Calls are grouped by communicator, operation, range
+of sizes and algorithm. A group has the arithmetic mean of its times and the geometric mean of its
+bus bandwidths, but not the number of its calls. The file's name holds the UUID of the GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import head, open_bytes, read_chunk
+from paceline.sources.json_stream import ends_within_line, head, read_whole
 
 #: 256 communicators of 20 kinds of calls are some 5 MB.
 MAX_BYTES = 64 << 20
@@ -30,19 +30,19 @@ _BANDWIDTHS = {
     "nccl_p2p_bus_bandwidth_gbs": "p2p_operation",
 }
 _LINE = re.compile(r"(nccl_\w+)\{(.*)\} ([-+.\w]+)")
-#: A name may hold anything: the Inspector escapes nothing.
+#: A value may hold any character, even a quotation mark: the Inspector escapes none.
 _LABEL = re.compile(r'(\w+)="(.*?)"(?=,\w+="|$)')
 _FILE = re.compile(r"nccl_inspector_metrics_(.+)\.prom")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; several of a node may have one ``name``, where each process sees only its own.
+    """A GPU. If each process of a node sees only its own GPU, all these GPUs share a ``name``.
 
     Attributes:
         node: host name.
-        name: ``GPU`` and the number that its process knows it by.
-        uuid: of the file's name; empty where the file has another name.
+        name: ``GPU`` and its number in the process.
+        uuid: the UUID in the file's name; empty if the file was renamed.
     """
 
     node: str
@@ -56,15 +56,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Calls that have one mean.
+    """A group of calls with one mean.
 
     Attributes:
-        communicator: its name, ``unknown`` where the program gave it none.
-        n_ranks: of the communicator.
-        n_nodes: of the communicator.
+        communicator: its name; ``unknown`` if the program gave it none.
+        n_ranks: number of ranks of the communicator.
+        n_nodes: number of nodes of the communicator.
         operation: such as ``AllReduce`` or ``Send``.
         size: a range of sizes, such as ``4-5MB``.
-        algorithm: with its protocol, such as ``Ring_LL``; empty for sends and receives.
+        algorithm: algorithm and protocol, such as ``Ring_LL``; empty for sends and receives.
     """
 
     communicator: str
@@ -81,7 +81,7 @@ class Mean:
 
     Attributes:
         gpu: the measuring GPU.
-        bucket: which calls.
+        bucket: the calls.
         time_us: arithmetic mean of the calls' times; NaN where the file lacks it.
         bandwidth_gbs: geometric mean of their bus bandwidths, 10^9 bytes a second; NaN where the
             file lacks it.
@@ -149,8 +149,8 @@ def read(paths: Sequence[Path]) -> tuple[list[Mean], list[str]]:
     notes = []
     if n_twice:
         notes.append(
-            f"{n_twice:,} means are of communicators that share a name on one GPU, or were made "
-            "anew, and were left out"
+            f"{n_twice:,} means were left out: their communicators have one name on a GPU, or one "
+            "was created again, so they cannot be told apart"
         )
     return means, notes
 
@@ -183,21 +183,16 @@ def _read(path: Path) -> tuple[list[Mean], str, int]:
 
 
 def _text(path: Path) -> str:
-    with open_bytes(path) as file:
-        content = read_chunk(file, path, MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise TraceError(f"{path} is larger than {MAX_BYTES >> 20} MB: no file of NCCL Inspector")
-    text = content.decode(errors="replace")
+    text = read_whole(path, MAX_BYTES, "a file of NCCL Inspector").decode(errors="replace")
     if not text.endswith("\n"):
-        last = text.count("\n") + 1
-        raise TraceError(f"{path}, line {last} is cut off: NCCL was writing the file; take another")
+        raise TraceError(ends_within_line(path, "NCCL was writing the file; copy it again"))
     return text
 
 
 def _parsed(line: str, where: str) -> tuple[str, dict[str, str], float]:
     match = _LINE.fullmatch(line.rstrip("\r"))
     if match is None or match[1] not in {*_TIMES, *_BANDWIDTHS}:
-        raise TraceError(f"{where} is none of NCCL Inspector's (v5.1): {line[:80]!r}")
+        raise TraceError(f"{where} is no line of NCCL Inspector (v5.1): {line[:80]!r}")
     try:
         value = float(match[3])
     except ValueError:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole, whole
-from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
+from paceline.sources.json_stream import JsonStream, head, read_whole
 
 #: Largest status, which is read whole: 10,000 ranks in 20 communicators each need about 130 MB.
 MAX_BYTES = 1 << 30
@@ -30,7 +30,7 @@ _TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 #: NCCL 2.28.7 and 2.28.9 left out a comma (``jsonWriteMissingRank``, line 1963 of v2.28.9-1).
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status")')
 
-#: A status of a version that leaves it out.
+#: The start of a status of these versions.
 _LACKS_COMMA = re.compile(r'\s*\{\s*"nccl_version": "2\.28\.')
 
 #: ``ncclResult_t`` that are no errors: success, and in progress.
@@ -50,7 +50,7 @@ Absence = Literal["dead", "unresponsive", "not a member"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process of a rank: the same in every communicator.
+    """The process and GPU of a rank; they are the same in all communicators.
 
     Attributes:
         host: its address; "unknown" if RAS does not know it.
@@ -217,12 +217,7 @@ def _content(path: Path) -> tuple[Mapping[str, Any], list[Communicator]]:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_BYTES:
-                raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
+    data = read_whole(path, MAX_BYTES, "one status")
     text = _NO_COMMA.sub(r"\1,\2", data.decode("utf-8-sig", errors="replace"))
     # The socket answers "OK" to SET FORMAT json, in front of the status.
     start = max(text.find("{"), 0)
@@ -238,7 +233,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 class _Communicators:
-    """Makes communicators; ranks share equal processes and counts.
+    """Makes communicators. Equal processes and equal counts are one object, which saves memory.
 
     Args:
         where: the file, for errors.

@@ -1,10 +1,10 @@
-"""NCCL's RAS as text: the ranks that ``ncclras`` names, and the numbers of the unnamed ones.
+"""NCCL's RAS as text: the ranks that ``ncclras`` names, and how many ranks it does not name.
 
 Format: ``rasClientRunInit``, ``rasClientRunComms`` and ``rasClientBreakDownErrors`` of
 ``src/ras/client_support.cc``. Their format strings are the same from NCCL 2.27.3 to 2.30.7, except
 for digits of seconds. A line that they do not write is refused. The text names the ranks of a group
-only if the group is a single rank or small. ``rasCountIsOutlier`` decides: at most a quarter and
-10; with ``-v`` half.
+only if the group is a single rank or small (``rasCountIsOutlier``). A small group has at most a
+quarter of the ranks and at most 10; with ``-v``, at most half of the ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import head, open_bytes, read_chunk
+from paceline.sources.json_stream import ends_within_line, head, read_whole
 from paceline.sources.nccl_ras import Process
 
 #: The text is for people: 10 names for each of some thousand communicators are some MB.
@@ -48,11 +48,11 @@ _RANK = re.compile(
     r"  Rank (\d+)(?: has status ([A-Z]+)| has launched up to operation (\d+)"
     rf"| has not launched any (operations)| reported (.+?))? -- (?:{_WHO}|{_NOBODY})"
 )
-#: Statuses of ranks that answered, but are no members (yet, or any more).
+#: Statuses of ranks that answered, but have not joined the communicator or have left it.
 _GONE = ("NOCOMM", "UNKNOWN")
-#: Up to 2.28.9 ``rasClientRunComms`` misreads the communicator behind one that lacks ranks: it does
-#: not skip the missing ranks. Its JSON output is right.
-_MENDED = (2, 29)
+#: Before this version, after a communicator that lacks ranks, ``rasClientRunComms`` misreads the
+#: next one: it does not skip the missing ranks. Its JSON output is right.
+_FIXED_IN = (2, 29)
 _FAILURES = ("Initialization", "Asynchronous")
 
 
@@ -85,9 +85,9 @@ class Trouble:
 
     Attributes:
         place: group of the summary, and number within it.
-        hash: as NCCL's log has it.
+        hash: its hash in NCCL's log.
         size: number of its ranks.
-        missing: ranks without an answer, a group; None = none.
+        missing: the ranks without an answer; None if all answered.
         topics: difference (``status``, ``AllReduce``) or failure (``Initialization``,
             ``Asynchronous``) of ranks -> their groups.
         failed: kind of failure -> number of ranks with it.
@@ -111,7 +111,7 @@ class RasText:
         n_communicators: number of all communicators.
         troubles: communicators whose ranks differ, by their place.
         unresponsive: processes that did not answer: their number, and the named ones.
-        dead: processes that RAS gave up, likewise.
+        dead: processes that RAS gave up: their number, and the named ones.
         n_timeouts: how often RAS waited in vain for processes.
         misread: NCCL itself may have read communicators from a wrong place, so none is reported.
     """
@@ -142,7 +142,7 @@ def read(path: Path) -> RasText:
 
 
 class _Reader:
-    """Goes through the lines; each section has a function that takes its lines."""
+    """Reads line after line. Each section of the text has a method for its lines."""
 
     def __init__(self, path: Path) -> None:
         self.status = RasText(path)
@@ -262,10 +262,10 @@ class _Reader:
             status.misread, status.troubles = True, {}
         for trouble in status.troubles.values():
             kinds = {kind for kind, place in self._blocks if place == trouble.place}
-            if kinds != _told(trouble) or not _is_whole(trouble):
+            if kinds != _described_kinds(trouble) or not _is_whole(trouble):
                 raise TraceError(
-                    f"{path}: of the {trouble.size} ranks of communicator {trouble.hash} not all "
-                    "are told; is the file cut off? Ask again: ncclras"
+                    f"{path} describes only some of the {trouble.size} ranks of communicator "
+                    f"{trouble.hash}; is the file cut off? Ask again: ncclras"
                 )
 
     def _is_misread(self) -> bool:
@@ -276,33 +276,33 @@ class _Reader:
             for trouble in self.status.troubles.values()
         )
         version = re.match(r"(\d+)\.(\d+)", self.status.nccl_version)
-        old = version is not None and (int(version[1]), int(version[2])) < _MENDED
+        old = version is not None and (int(version[1]), int(version[2])) < _FIXED_IN
         return lacks and old and self.status.n_communicators > 1
 
 
-def _told(trouble: Trouble) -> set[str]:
-    """The kinds of trouble that the text details."""
+def _described_kinds(trouble: Trouble) -> set[str]:
+    """The kinds of trouble that the text describes."""
     differ = trouble.topics.keys() - {*_FAILURES}
     told = {"INCOMPLETE": trouble.missing, "ERROR": trouble.failed, "MISMATCH": differ}
     return {kind for kind, what in told.items() if what}
 
 
 def _is_whole(trouble: Trouble) -> bool:
-    """Whether each of its ranks is in one group of each topic, and is named with all of a group."""
+    """Whether each topic puts all ranks into groups, and each group names all its ranks or none."""
     missing = [] if trouble.missing is None else [trouble.missing]
-    n_told = trouble.size - sum(group.size for group in missing)
+    n_answered = trouble.size - sum(group.size for group in missing)
     states = trouble.topics.get("status", [])
-    n_members = n_told - sum(group.size for group in states if group.value in _GONE)
+    n_members = n_answered - sum(group.size for group in states if group.value in _GONE)
     for topic, groups in trouble.topics.items():
         n = sum(group.size for group in groups)
         if topic in _FAILURES:
             whole = n == trouble.failed[topic]
         else:
-            whole = len(groups) > 1 and n == (n_told if topic == "status" else n_members)
+            whole = len(groups) > 1 and n == (n_answered if topic == "status" else n_members)
         if not whole:
             return False
     groups = [*missing, *(group for groups in trouble.topics.values() for group in groups)]
-    # A rank alone is always named.
+    # NCCL always names a group of one rank.
     return all(
         len(group.named) == group.size or (not group.named and group.size > 1) for group in groups
     )
@@ -317,17 +317,8 @@ def _value(match: re.Match[str]) -> str | int:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_BYTES:
-                raise TraceError(f"{path} has more than {MAX_BYTES:,} bytes; is it one status?")
-    text = data.decode("utf-8-sig", errors="replace")
+    text = read_whole(path, MAX_BYTES, "one status").decode("utf-8-sig", errors="replace")
     lines = text.splitlines()
     yield from lines
     if text and not text.endswith(("\n", "\r")) and re.search(r" on node ?\S*$", lines[-1]):
-        raise TraceError(
-            f"{path} ends within a line, perhaps within the name of a node: copy it again, or ask "
-            "again: ncclras"
-        )
+        raise TraceError(ends_within_line(path, "copy it again, or ask again with ncclras"))

@@ -4,8 +4,8 @@ The tool: https://github.com/volcengine/veScale, held against commit 20cf5c7 (Ma
 legacy/vescale/ndtimeline. ``predefined.py`` has the metrics. ``handlers/local_timeline_handler.py``
 writes JSON arrays per host. There ``name`` is the metric, ``ts`` and ``dur`` are in microseconds,
 ``pid`` is the DP rank, and ``args`` has ``rank``, ``step``, ``tp`` and ``pp``.
-``handlers/local_raw_handler.py`` writes the raw log (:mod:`paceline.sources.ndtimeline_raw`). Its
-records: what-if paper, 3.1 and Table 1.
+``handlers/local_raw_handler.py`` writes the raw log (:mod:`paceline.sources.ndtimeline_raw`). The
+what-if paper describes the records (3.1 and Table 1).
 
 Two further forms are read, which the tool does not write. One has an event per line as a JSON
 object. The other has lines with a metric's name and ``name=value`` for ``rank``, ``step``, ``dp``,
@@ -39,7 +39,7 @@ from paceline.sources.json_stream import JsonStream, first_events, head, lines
 from paceline.sources.ndtimeline_raw import Flush, flush_of, is_raw
 from paceline.trace import Job, OpKind
 
-#: Metrics whose names differ from ours: veScale's, then those of the paper's Table 1.
+#: Metric -> kind: names of veScale, names of the paper's Table 1, and Paceline's own labels.
 METRICS = {
     "unshard-all-gather": OpKind.PARAMS_ALL_GATHER,
     "grad-reduce-scatter": OpKind.GRADS_REDUCE_SCATTER,
@@ -55,14 +55,14 @@ FUSED = {
     "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
 }
 
-#: A count of microbatches by start is right for every schedule that runs them in order. With
-#: several chunks per stage it also assumes Megatron's interleaved order.
+#: Certainty of microbatches counted by start. The count is right for every schedule that runs them
+#: in order. With several chunks per stage it also assumes Megatron's interleaved order.
 CERTAINTY, CERTAINTY_CHUNKS = 0.95, 0.8
 
-#: Larger times are damaged.
+#: A larger time comes from a damaged file.
 MAX_TIME_S = 1e294
 
-#: At most this many names of the user's own metrics are counted.
+#: Metrics of unknown names are counted by name up to this number of names.
 MAX_NAMES = 20
 
 _METRIC = re.compile(r"(?<![\w-])(" + "|".join((*FUSED, *METRICS)) + r")(?![\w-])")
@@ -92,7 +92,7 @@ def read(
         steps: step numbers to keep; None keeps all.
 
     Raises:
-        TraceError: a file is damaged or has no timeline, values are none, or ranks disagree.
+        TraceError: a file is damaged or has no timeline, a value is invalid, or ranks disagree.
     """
     ops, halves, unplaced = OpTable(), Halves(), Counter[str]()
     wanted = _Wanted(steps)
@@ -133,7 +133,7 @@ def read(
 
 
 class _Wanted:
-    """The steps asked for; of the others only the number of parts, and the range of steps."""
+    """The steps asked for. Of other steps it keeps the number of parts, and the range of steps."""
 
     def __init__(self, steps: frozenset[int] | None) -> None:
         self._steps = steps
@@ -289,7 +289,7 @@ def _json_line(line: str) -> Mapping[str, Any] | None:
 
 
 def _of_line(line: str) -> Mapping[str, Any] | None:
-    """The event of a line of the raw log; None if it has none."""
+    """The event that a line of text holds; None if it has none."""
     if line.lstrip().startswith("{"):
         return _json_line(line)
     metric = _METRIC.search(line)

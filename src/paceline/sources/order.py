@@ -1,4 +1,4 @@
-"""Microbatch and chunk of ops whose file lacks them: by their order within the step."""
+"""Microbatch and chunk of ops whose file lacks them, from their order within the step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ def number_by_order(columns: Columns, pp_size: int, vpp_size: int, where: str) -
     """Fill in the chunk and microbatch of computes and the chunk of collectives, where they are -1.
 
     All schedules except interleaved ones run microbatches in ascending order. With several chunks
-    per stage the order is Megatron's: ``pp_size`` microbatches through a chunk, then the next
-    chunk; backwards take the chunks from the last to the first. Collectives of parameters and
-    gradients are one per chunk, in the order in which the chunks need them. If their number
+    per stage the order is Megatron's: ``pp_size`` microbatches pass a chunk, then the next chunk.
+    Backwards take the chunks from the last to the first. Each chunk has one collective of
+    parameters and one of gradients, in the order in which the chunks need them. If their number
     differs from that of the chunks, they get no chunk.
 
     Args:
-        columns: with ``seq``, the number of an op among its kind on its rank in its step.
+        columns: the ops. Their ``seq`` counts the ops of one kind on one rank in one step.
         pp_size: pipeline stages.
         vpp_size: model chunks per stage.
         where: the name of the source, for messages.
 
     Raises:
-        TraceError: several chunks, but the computes of a step are no multiple of a whole round.
+        TraceError: there are several chunks, but the number of computes in a step is no multiple
+            of ``pp_size * vpp_size``.
     """
     chunk, microbatch = columns.chunk.copy(), columns.microbatch.copy()
     for kind in PASSES if vpp_size == 1 else _COMPUTES:

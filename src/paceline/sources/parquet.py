@@ -1,4 +1,4 @@
-"""Parquet traces: the columns of the public what-if artifact, which Paceline uses, too.
+"""Parquet traces, with the columns of the public what-if artifact.
 
 Written files carry the job (and, when synthesised, the injected truth) as JSON in the schema
 metadata (:mod:`paceline.sources.parquet_metadata`). ``docs/trace-format.md`` describes the format.
@@ -43,7 +43,7 @@ COLUMNS = {
     "gmc": "gmc",
 }
 
-#: Operations of a row group of a file that is written, at least one step.
+#: Most operations of a row group in a written file; but a row group has at least one step.
 GROUP_ROWS = 1 << 20
 
 #: Columns that a trace may have: the program of each worker, and ends that are upper bounds.
@@ -83,7 +83,8 @@ def read(
     Only the rows of ``steps`` are kept in memory, if they are given.
 
     Raises:
-        TraceError: not parquet, columns missing, kinds unknown, or anything ``arrange`` refuses.
+        TraceError: the file is no parquet, lacks a column or has an unknown kind, or ``arrange``
+            refuses it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -103,7 +104,7 @@ def read(
             table = _read_steps(file, steps, names)
             # In a damaged file a row may name an entry that the dictionary lacks.
             table.column("optype").validate(full=True)
-    except MemoryError:  # Arrow's, too, which says nothing against the file
+    except MemoryError:  # also Arrow's: the file may be readable
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -131,7 +132,7 @@ def trace_of(
         extremes: lowest and highest numbers of the whole trace, if the table has some steps only.
 
     Raises:
-        TraceError: kinds unknown, or anything ``arrange`` refuses.
+        TraceError: a kind is unknown, or ``arrange`` refuses the columns.
     """
     columns, gmc, n_ignored = _columns(table, ignore_kinds, where)
     del table
@@ -152,7 +153,7 @@ def check_names(names: Sequence[str], path: Path) -> None:
     """Check that a file has the columns of a trace, each once.
 
     Raises:
-        TraceError: one is missing, or there twice.
+        TraceError: one is missing, or is there twice.
     """
     missing = [name for name in COLUMNS if name not in names]
     if missing:
@@ -235,7 +236,7 @@ def _columns(
             values[name] = _numbers(column, name, where)
     gmc = values.pop("gmc")
     columns = Columns(**values)
-    check_waits(columns, where)  # with the rows that are ignored: one may wait behind these
+    check_waits(columns, where)  # before rows are dropped: others may wait behind them
     if ignored.any():
         keep = ~ignored
         return columns.take(keep), gmc[keep], int(ignored.sum())
@@ -250,7 +251,7 @@ def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
         raise TraceError(f"{where}: column {name} has {column.null_count} empty values")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise TraceError(f"{where}: column {name} holds {column.type}, not numbers")
-    # Not to_numpy(): that imports pandas where it is installed, a quarter of a second.
+    # Not to_numpy(): where pandas is installed, that imports it, which takes 0.25 s.
     return np.from_dlpack(_one_piece(column))
 
 
@@ -353,7 +354,7 @@ def _table(trace: Trace, turns: bool) -> Any:
 
     compute = np.isin(trace.kind, (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE))
     gmc = trace.gmc
-    # The column knows rounds only.
+    # The column cannot describe chunks that lie as a V.
     gmc[~compute | turns] = -1
     replica, pp = trace.replica, trace.pp
     arrays = {

@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Trace)
 METADATA_KEY = b"paceline"
 FORMAT_VERSION = 1
 
-#: Limits of the warnings in a file: they are for people.
+#: Most warnings in a file, and most characters of one: people read them.
 MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
 #: Longest name of a host or GPU, characters.
@@ -84,7 +84,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
     return replace(
         trace,
         truth=stored.get("truth"),
-        # Some of them the door has noticed again.
+        # The checks of the trace have found some of the stored ones again.
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,

@@ -26,9 +26,9 @@ class OtherTableError(Exception):
 def parts_of(file: Any) -> Parts | None:
     """The parts of an open parquet file; None if it must be read as a whole.
 
-    It must be if it is small, its columns have other types, values are missing, or the writer left
-    out the extremes of its columns. Reading raises :class:`OtherTableError` if a kind is unknown or
-    chunks are placed in another order.
+    That is so if it is small, its columns have other types, values are missing, or the writer left
+    out the extremes of its columns. Reading the parts raises :class:`OtherTableError` if a kind is
+    unknown or chunks are placed in another order.
     """
     import pyarrow as pa
 
@@ -65,14 +65,20 @@ def parts_of(file: Any) -> Parts | None:
     return Parts(n_rows, extremes, places, values)
 
 
+def column_places(file: Any) -> dict[str, int]:
+    """Column -> its place in a row group's metadata, where a nested column has several places."""
+    schema = file.metadata.schema
+    return {schema.column(place).path: place for place in range(len(schema))}
+
+
 def _extremes(file: Any) -> Extremes | None:
     """The extremes of the columns in the file's metadata; None if it lacks them."""
-    metadata, names = file.metadata, file.schema_arrow.names
+    metadata, places = file.metadata, column_places(file)
     ranges = []
     for name in _EXTREMES:
         lows, highs = [], []
         for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(names.index(name)).statistics
+            statistics = metadata.row_group(group).column(places[name]).statistics
             if statistics is None or not statistics.has_min_max or statistics.null_count:
                 return None
             lows.append(int(statistics.min))

@@ -55,7 +55,7 @@ def check_peers(trace: Trace, where: str) -> None:
 
 
 def _check_computes(trace: Trace, where: str) -> None:
-    """Check that a replica's stages run equally many forwards, at least one, and backwards."""
+    """Check that the stages of a replica run the same number of forwards and of backwards."""
     computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
     forwards = trace.counts[..., OpKind.FORWARD_COMPUTE]
     for s, dp, pp in np.argwhere(forwards == 0)[:1]:
@@ -63,7 +63,7 @@ def _check_computes(trace: Trace, where: str) -> None:
             f"{where}: {_replica(trace, dp)}stage {pp} has no forwards in step {trace.steps[s]}; "
             f"{ADVICE}"
         )
-    if trace.program is not None:  # passes are cut where programs launch and wait
+    if trace.program is not None:  # a program cuts its passes where it launches or waits
         return
     expected = forwards[:, :, 0]
     for kind in computes:

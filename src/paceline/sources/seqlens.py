@@ -35,7 +35,8 @@ def read_seqlens(path: str | Path) -> SeqLens:
     """Read sequence lengths; rows may lie in any order.
 
     Raises:
-        TraceError: unreadable, columns or rows missing, rows twice, or lengths below 1.
+        TraceError: the file is unreadable, lacks columns or rows, has a row twice, or a length is
+            below 1.
     """
     where = str(path)
     table = _table(Path(path))
@@ -79,6 +80,8 @@ def _table(path: Path) -> Any:
             table = file.read(columns=list(COLUMNS))
             table.validate(full=True)
             return table
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"{path} is not a readable parquet file: {reason}") from None
@@ -110,7 +113,7 @@ def _integers(column: Any, name: str, where: str) -> npt.NDArray[np.int64]:
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.chunks else pa.array([], pa.int64())
-    # Not to_numpy(): that imports pandas where it is installed, a quarter of a second.
+    # Not to_numpy(): where pandas is installed, that imports it, which takes 0.25 s.
     return np.from_dlpack(column).astype(np.int64, copy=False)
 
 
@@ -162,7 +165,7 @@ def _check_rows(
     microbatch: npt.NDArray[np.int64],
     where: str,
 ) -> tuple[int, int]:
-    """Check that sorted rows are complete; returns numbers of replicas and (most) microbatches."""
+    """Check that sorted rows are complete; returns the replicas and the most microbatches."""
     changes = (np.diff(step) != 0) | (np.diff(dp) != 0)
     first = np.append(0, np.flatnonzero(changes) + 1)
     lane = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(step))))

@@ -1,4 +1,4 @@
-"""Spans of many ranks, stored compactly, and the step of each."""
+"""Spans of many ranks, stored compactly, and the step of each span."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SpanTable:
         end_ns: int,
         ids: tuple[str, str],
     ) -> None:
-        """Add an operation; ``ids`` are those of its trace and its own."""
+        """Add an operation; ``ids`` are the ids of its trace and of its span."""
         number = -1 if microbatch is None else microbatch
         self._ops.extend((rank, kind, number, start_ns, end_ns, hash((rank, *ids))))
 
@@ -87,7 +87,7 @@ class SpanTable:
         return ordered
 
     def ops(self, where: str) -> SpanOps:
-        """The operations, by rank. Ask once: the table has none afterwards.
+        """The operations, by rank. Call it once: the table has none afterwards.
 
         Raises:
             TraceError: a rank has no step, has one twice, or its steps overlap.
@@ -98,7 +98,7 @@ class SpanTable:
     def _distinct(self) -> Ints:
         """[column, op] operations by rank, without duplicates."""
         rows = np.frombuffer(self._ops, np.int64).reshape(-1, _OP_WIDTH)
-        self._ops = array("q")  # two copies of them are enough, for a moment
+        self._ops = array("q")  # so that sorting frees the unsorted rows
         rank, kind, _, start, end, key = rows.T
         rows = rows[np.lexsort((key, kind, end, start, rank))]
         repeated = np.zeros(len(rows), dtype=bool)
@@ -112,7 +112,9 @@ class SpanTable:
         step = np.full(len(rank), -1, dtype=np.int64)
         for number in np.union1d(rank, steps[0]).tolist():
             low, high = np.searchsorted(rank, [number, number + 1])
-            _, name, begin, until = steps[:, steps[0] == number]
+            _, name, begin, until = steps[
+                :, slice(*np.searchsorted(steps[0], [number, number + 1]))
+            ]
             if not len(begin):
                 raise TraceError(
                     f"{where}: rank {number} has {high - low} operations but no whole "

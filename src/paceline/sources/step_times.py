@@ -23,8 +23,9 @@ Ints = npt.NDArray[np.int64]
 #: Columns with the planned work of a step.
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
+_COLUMNS = ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS)
 _MAX_CELLS = 1 << 28  # 2 GB of durations
-_MAX_STEP = 1 << 53  # beyond, JSON's numbers are not whole
+_MAX_STEP = 1 << 53  # from here, a float cannot hold every whole number
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class StepTimes:
         steps: [step] numbers, ascending.
         ranks: [rank] numbers, ascending.
         duration_s: [step, rank] seconds; nan = no sample.
-        warnings: counts of the reader, in words.
+        warnings: notes on empty, repeated and unsorted samples.
         workload: column -> [step] the step's planned work, for the columns that have it.
-        steps_per_sample: number of steps of a row, if only some steps are logged.
+        steps_per_sample: number of steps that a row stands for, if only some steps are logged.
     """
 
     steps: Ints
@@ -164,6 +165,7 @@ def _columns(path: Path) -> dict[str, Sequence[Any]]:
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV: {error}") from None
     head = [name.strip() for name in lines[0]]
+    _check_twice(path, head)
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(head):
             raise TraceError(f"{path}:{number} has {len(line)} cells, the header {len(head)}")
@@ -175,17 +177,25 @@ def _parquet(path: Path) -> dict[str, Sequence[Any]]:
     import pyarrow.parquet as pq
 
     try:
+        names = pq.read_schema(path).names
+        _check_twice(path, names)
         table = pq.read_table(path)
         table.validate(full=True)
-        names = table.column_names
     except FileNotFoundError:
         raise TraceError(f"{path}: No such file or directory") from None
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise TraceError(f"{path} is no parquet file: {error}") from None
-    columns = ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS)
-    wanted_names = [name for name in columns if name in names]
+    wanted_names = [name for name in _COLUMNS if name in names]
     values: dict[str, Sequence[Any]] = {name: table[name].to_pylist() for name in wanted_names}
     return values or {name: [] for name in names}
+
+
+def _check_twice(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in _COLUMNS if names.count(name) > 1]
+    if twice:
+        raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
 
 
 def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -221,7 +231,7 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
     if not (step.is_integer() and 0 <= step < _MAX_STEP and rank.is_integer()):
         raise TraceError(f"{where}: step and rank must be whole numbers, at least 0")
     if not 0 <= rank < ranks:
-        raise TraceError(f"{where}: rank {int(rank)} of {ranks}; say --ranks N")
+        raise TraceError(f"{where}: rank {int(rank)} is not one of {ranks} ranks; give --ranks N")
     return int(step), int(rank), seconds
 
 
@@ -240,7 +250,7 @@ def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
-    if name not in ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS):
+    if name not in _COLUMNS:
         return np.empty(0)
     numbers = np.empty(len(values))
     for i, value in enumerate(values):

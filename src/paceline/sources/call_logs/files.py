@@ -1,4 +1,4 @@
-"""Call logs of any format, by their content: one log of all ranks."""
+"""Call logs of any format, recognised by their content, as one log of all ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from paceline.sources.devices.xpu_timer import matches as is_timeline
 from paceline.sources.json_stream import end_notes
 from paceline.trace.calls import CallLog
 
-#: If calls of ranks are further apart, the ranks were not one job, or had other clocks. Ranks that
-#: wait for each other make their last calls together.
+#: Most seconds from a rank's last call to another rank's first call. Ranks that wait for each other
+#: make their last calls together; else they are of two jobs, or their clocks differ.
 MAX_APART_S = 60.0
 
 
@@ -32,13 +32,13 @@ def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]
     """Read call logs: Paceline's plugin, NCCL Inspector, flight recorder, and others.
 
     Args:
-        paths: files of one format, or folders of them; ranks apart or together.
+        paths: files of one format, or folders of them; a file has one rank or several.
 
     Returns:
         The calls of all ranks, and notes on what was inferred or is missing.
 
     Raises:
-        TraceError: unreadable, damaged, of several formats, or of several runs.
+        TraceError: a file is unreadable or damaged, or files are of several formats or runs.
     """
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
@@ -54,10 +54,10 @@ def load_call_log(paths: Iterable[str | Path]) -> tuple[CallLog, tuple[str, ...]
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or the files of a folder, except hidden ones and those named like timelines.
+    """A file, or the files of a folder, without hidden ones and the names of timelines.
 
-    Files of the NCCL profiler plugin exclude all others: hooks may record into the same folder.
-    Timelines do, too: xpu_timer merges them into other files there.
+    If a folder has files of the NCCL profiler plugin, only these are taken: hooks may record into
+    the same folder. The same goes for timelines, which xpu_timer merges into other files there.
     """
     if not path.is_dir():
         return [path]
@@ -87,14 +87,14 @@ def _format(path: Path) -> str:
     if nccl_metrics.matches(path):
         raise TraceError(
             f"{path} is NCCL Inspector's output for Prometheus: means of 30 s and more, without "
-            "single calls; give such files to paceline detect --collectives alone; or let it "
+            "single calls; give such files alone to paceline detect --collectives, or let it "
             "write its log: NCCL_INSPECTOR_PROM_DUMP=0 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
         )
     nccl_metrics.refuse_otlp(path)
     if nccl_ras.matches(path) or nccl_ras_text.matches(path):
         raise TraceError(
-            f"{path} is a status of NCCL RAS: how many calls ranks made, without a time; give it "
-            "to paceline detect --collectives alone"
+            f"{path} is a status of NCCL RAS: it counts the ranks' calls and has no times; give it "
+            "alone to paceline detect --collectives"
         )
     return "nccl-inspector" if nccl_inspector.matches(path) else "table"
 
@@ -146,7 +146,7 @@ _READERS: dict[str, Callable[[Sequence[Path]], tuple[CallLog, tuple[str, ...]]]]
 
 
 def join_logs(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
-    """Logs of different ranks as one; equal names become one name.
+    """Logs of different ranks as one; equal names of operations and communicators are joined.
 
     Raises:
         TraceError: a rank is in two of them, or their times have nothing in common.
@@ -183,7 +183,7 @@ def join_logs(logs: Sequence[CallLog], paths: Sequence[Path]) -> CallLog:
 
 
 def _check_clocks(log: CallLog) -> None:
-    """Refuse ranks whose calls are far from each other's."""
+    """Refuse ranks whose calls are far apart in time."""
     ranks = [(rank, log.time_s[rows]) for rank, rows in log.of_ranks()]
     late, begin = max(ranks, key=lambda entry: float(entry[1][0]))
     early, end = min(ranks, key=lambda entry: float(entry[1][-1]))

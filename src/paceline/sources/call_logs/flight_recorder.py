@@ -3,8 +3,8 @@
 The format was read in PyTorch 2.13 and held against dumps of it. The files are
 torch/csrc/distributed/c10d/FlightRecorder.hpp (keys, version 2.10), and loader.py and types.py of
 torch/distributed/flight_recorder/components. A dump is of one rank, and does not name it. The rank
-is the number at the end of the file's name, as in ``nccl_trace_rank_3``; PyTorch's own loader takes
-it from there, too. ``entries`` holds the newest 2,000 or TORCH_FR_BUFFER_SIZE calls.
+is the number at the end of the file's name, as in ``nccl_trace_rank_3``. PyTorch's own loader takes
+it from there, too. ``entries`` holds the newest TORCH_FR_BUFFER_SIZE calls, by default 2,000.
 ``time_created_ns`` is the time when the host queued the call, not when it ran. ``duration_ms`` is
 there only with TORCH_NCCL_ENABLE_TIMING=1.
 """
@@ -22,13 +22,14 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.call_logs.plain_pickle import load
 from paceline.sources.fields import number, optional_whole, whole
-from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk
+from paceline.sources.json_stream import JsonStream, head, open_bytes, read_chunk, read_whole
 from paceline.trace.calls import CallLog
 
 #: A dump of 100,000 entries has about 20 MB.
 MAX_PICKLE_BYTES = 512 << 20
 
-#: The recorder stamps under a lock, so times go back only if the clock was set.
+#: Nanoseconds by which times may go back. The recorder takes them under a lock, so they go back
+#: further only if the clock was set.
 MAX_BACK_NS = 1_000_000
 
 #: Largest number of tensors or dimensions of a call.
@@ -53,8 +54,8 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     Sizes are elements of the input (of the output, where there is no input).
 
     Raises:
-        TraceError: unreadable, damaged, no dump, contains code, of another version, of an unknown
-            rank, or with times that go back.
+        TraceError: the file is unreadable, damaged or no dump, contains code, is of another version
+            or an unknown rank, or its times go back.
     """
     rank = _rank_of(path)
     with open_bytes(path) as file:
@@ -79,13 +80,7 @@ def _rank_of(path: Path) -> int:
 
 
 def _read_pickle(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
-    data = bytearray()
-    with open_bytes(path) as file:
-        while chunk := read_chunk(file, path):
-            data += chunk
-            if len(data) > MAX_PICKLE_BYTES:
-                raise TraceError(f"{path} has more than {MAX_PICKLE_BYTES:,} bytes; is it a dump?")
-    dump = load(bytes(data), str(path))
+    dump = load(read_whole(path, MAX_PICKLE_BYTES, "a dump"), str(path))
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise TraceError(f"{path} is no dump of the flight recorder: it has no list of entries")
     return dump, dump["entries"]
@@ -120,8 +115,8 @@ def _log(path: Path, rank: int, entries: Iterable[Any]) -> tuple[CallLog, tuple[
     if int(back.max()) > MAX_BACK_NS:
         at = int(np.argmax(back > MAX_BACK_NS))
         raise TraceError(
-            f"{path}: record {records[at]} was made {back[at] * 1e-9:.3f} s before the one ahead "
-            "of it; the clock was set while it was recorded: take another dump"
+            f"{path}: record {records[at]} was made {back[at] * 1e-9:.3f} s before the previous "
+            "one; the clock was set during the recording: take another dump"
         )
     names, groups = list(dict.fromkeys(r[2] for r in rows)), list(dict.fromkeys(r[3] for r in rows))
     op_of, group_of = ({name: n for n, name in enumerate(values)} for values in (names, groups))

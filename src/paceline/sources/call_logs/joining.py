@@ -3,8 +3,8 @@
 Three clocks are involved. The plugin's host times are the wall clock of the rank's host. A
 profile's times are the same wall clock as CUPTI and Kineto convert it. The hooks' times start at
 that wall clock when the job begins. Afterwards they follow the monotonic clock. The exchange of
-clocks converts them to rank 0's clock. Hence only a rank's calls show the offset between the plugin
-and the other file. The spread of the offset shows whether they are the same calls at all.
+clocks converts them to rank 0's clock. So only the calls of a rank show the offset between the
+plugin and the other file. The spread of the offset shows whether these are the same calls at all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from paceline.sources.kineto.events import Collective, Profile
 from paceline.sources.recording.files import RankFile
 from paceline.trace import OpKind, Trace
 
-#: Largest spread of a match. A profile or the hooks see a launch some 10 us apart from the plugin;
-#: a busy host adds to it. A wrong match is off by the irregularity of a step.
+#: Largest spread of a match. A profile or the hooks see a launch about 10 us before or after the
+#: plugin; a busy host adds to that. In a wrong match the spread is that of the times within steps.
 SPREAD_S: Final = 2e-3
-#: Wall clocks of one host differ by less; beyond it, calls were matched by content alone.
+#: Wall clocks of one host differ by less. If they differ by more, only the content of calls counts.
 SAME_CLOCK_S: Final = 1.0
 #: The second-best match must be worse by this factor; otherwise the match is ambiguous.
 _WORSE: Final = 3.0
@@ -64,7 +64,7 @@ def with_profiles(calls: TimedCalls, profiles: Sequence[Profile]) -> TimedCalls:
     """
     clocks = align(profiles)
     if not clocks.aligned:
-        raise TraceError(f"{clocks.note}: waits between them cannot be told")
+        raise TraceError(f"{clocks.note}: waits between ranks cannot be measured")
     start_s, end_s = np.full(len(calls.rank), np.nan), np.full(len(calls.rank), np.nan)
     notes = [clocks.note] if len(profiles) > 1 else []
     for profile in profiles:
@@ -85,7 +85,7 @@ def with_profiles(calls: TimedCalls, profiles: Sequence[Profile]) -> TimedCalls:
 
 
 def _matched(calls: TimedCalls, profile: Profile) -> list[tuple[Ints, Sequence[Collective], float]]:
-    """For each group of a profile: rows of the plugin, its collectives, plugin minus profile."""
+    """[group of a profile] rows of the plugin, collectives, and plugin's time minus profile's."""
     mine = np.flatnonzero(calls.rank == profile.rank)
     if not len(mine):
         raise TraceError(f"{profile.path}: the plugin's files have no rank {profile.rank}")
@@ -113,20 +113,23 @@ def _places(
     """(spread, offset, rows) of each place where a communicator's calls match the collectives."""
     rows = rows[np.argsort(calls.host_s[rows], kind="stable")]
     n = len(collectives)
-    names = np.array([_family(calls.ops[op]) for op in calls.op[rows].tolist()])
+    names = np.array([_family(op) for op in calls.ops])[calls.op[rows]]
     size, members = calls.size[rows], calls.members[calls.group[rows]]
-    fits = np.array(
-        [(names == _family(c.name)) & _fits(size, c.elements, members) for c in collectives]
-    )
+    fits: dict[tuple[str, int], npt.NDArray[np.bool_]] = {}  # content -> [row] whether it matches
+    firsts = np.arange(max(0, len(rows) - n + 1))
+    for behind, one in enumerate(collectives):
+        content = _family(one.name), one.elements
+        if content not in fits:
+            fits[content] = (names == content[0]) & _fits(size, one.elements, members)
+        firsts = firsts[fits[content][firsts + behind]]
     launch_s = np.array([one.launch_s for one in collectives])
     places = []
-    for first in range(len(rows) - n + 1):
-        here = np.arange(first, first + n)
-        if fits[np.arange(n), here].all():
-            apart_s = calls.host_s[rows[here]] - launch_s
-            offset_s = float(np.median(apart_s))
-            spread_s = float(np.median(np.abs(apart_s - offset_s)))
-            places.append((spread_s, offset_s, rows[here]))
+    for first in firsts.tolist():
+        here = rows[first : first + n]
+        apart_s = calls.host_s[here] - launch_s
+        offset_s = float(np.median(apart_s))
+        spread_s = float(np.median(np.abs(apart_s - offset_s)))
+        places.append((spread_s, offset_s, here))
     return places
 
 
@@ -160,8 +163,8 @@ def _best(
         )
     if spread_s > SPREAD_S:
         raise TraceError(
-            f"{where} lie {spread_s * 1e3:,.1f} ms to and fro of the plugin's calls: they are not "
-            "of one run, or a clock was set meanwhile"
+            f"{where} differ from the plugin's calls by varying times ({spread_s * 1e3:,.1f} ms): "
+            "they are not of one run, or a clock was set meanwhile"
         )
     return rows, collectives, offset_s
 
@@ -183,7 +186,7 @@ def with_recording(calls: TimedCalls, trace: Trace, files: Sequence[RankFile]) -
         files: the recording's files.
 
     Raises:
-        TraceError: recorded operations have no calls at their begin: other clocks, or another run.
+        TraceError: recorded operations have no calls at their begin: clocks or runs differ.
     """
     start_s, end_s = np.full(len(calls.rank), np.nan), np.full(len(calls.rank), np.nan)
     base_s = trace.step_start_s[np.searchsorted(trace.steps, trace.step)]
@@ -237,8 +240,8 @@ def _launched(begin_s: Floats, end_s: Floats, host_s: Floats) -> tuple[Ints, Int
     """([call] its operation, -1 = none; [op] its number of calls).
 
     The hooks note an operation's begin, and then NCCL is called. So a call belongs to an operation
-    that began just before it and still runs: the first one without a call. If all have calls, it is
-    a further call of the last one.
+    that began just before the call and still runs: the first such operation without a call. If all
+    of them have calls, the call is a further one of the last operation.
     """
     order = np.argsort(host_s, kind="stable")
     first = np.searchsorted(begin_s, host_s - SPREAD_S)

@@ -1,7 +1,7 @@
 """Comparison of the ranks' clocks by their common calls, which NCCL's numbers identify.
 
 A collective ends on all devices at about the same time. On the hosts it begins at about the same
-time, unless one runs ahead of its GPU.
+time, unless a host runs ahead of its GPU.
 """
 
 from __future__ import annotations

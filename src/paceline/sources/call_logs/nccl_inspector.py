@@ -21,8 +21,9 @@ A line without a header belongs to the header above it. ``dump_stats`` (v4.2, no
 global rank is its rank in the communicator that holds all processes. Without such a communicator,
 processes are numbered by host and pid, and a note says so. The tool writes completed calls at
 intervals, by default only at the end of the communicator (``inspector.cc``, interval -1). A call
-begins at its kernels' start, or else its execution time before the dump. For calls that were dumped
-together, the latter is made up, and the file is refused.
+begins when its kernels start, or else when the host calls NCCL. Without both, the reader subtracts
+the execution time from the time of the dump. That is wrong for calls that were dumped together, so
+such files are refused.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from paceline.trace.calls import CallLog
 
 Process = tuple[str, int]
 
-#: A communicator's calls run one after the other, so less than this share begin before the call
-#: ahead ends. A larger share shows that the begins are only dump times.
+#: A communicator's calls run one after the other, so less than this share begin before the previous
+#: call ends. A larger share shows that the begins follow only from the times of dumps.
 MAX_OVERLAPPING = 0.5
 
-#: First keys of a line, and the key of the call's name.
+#: Families of calls: the prefix of their keys, and the key of the call's name.
 _FAMILIES = ("coll", "p2p")
 
 
 @dataclass
 class _Calls:
-    """Calls read so far: columns of equal length."""
+    """The calls so far, in columns of equal length."""
 
     process: list[int] = field(default_factory=list)
     communicator: list[int] = field(default_factory=list)
@@ -106,10 +107,10 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
                 others += not _add(index, calls, {**above, **entry}, place)
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} logs of NCCL Inspector"
     if not calls.op:
-        raise TraceError(f"{where}: no collective is in there (coll_perf, p2p_perf)")
+        raise TraceError(f"{where} has no collective (coll_perf, p2p_perf)")
     rank_of, notes = _ranks(index, where)
     if others:
-        notes.append(f"{others:,} lines are of no collective and were passed over")
+        notes.append(f"{others:,} lines describe no collective and are left out")
     _check_begins(calls, where)
     n_by_host = sum(calls.by_host)
     if n_by_host:
@@ -176,7 +177,7 @@ def _add(index: _Index, calls: _Calls, entry: Mapping[str, Any], place: str) -> 
 
 
 def _member(index: _Index, name: str, header: Mapping[str, Any], process: int, place: str) -> int:
-    """The communicator of a line, in which its process has a rank."""
+    """The communicator of a line; notes the rank of the line's process in it."""
     communicator = index.communicators.setdefault(name, len(index.communicators))
     rank, n_ranks = whole(header, "rank", place), whole(header, "n_ranks", place)
     before = index.ranks[communicator].setdefault(process, rank)
@@ -192,14 +193,14 @@ def _member(index: _Index, name: str, header: Mapping[str, Any], process: int, p
 def _pair(
     index: _Index, name: str, header: Mapping[str, Any], call: Mapping[str, Any], place: str
 ) -> int:
-    """The two ends of a send or recv as a separate communicator."""
+    """The communicator of a send or recv, which has only the two ends."""
     ends = sorted((whole(header, "rank", place), whole(call, "p2p_peer", place)))
     pair = f"{name}:{ends[0]}-{ends[1]}"
     return index.communicators.setdefault(pair, len(index.communicators))
 
 
 def _start_s(call: Mapping[str, Any], family: str, place: str) -> float | None:
-    """Begin of its first kernel, or else of the host's call; None if the file has neither."""
+    """Begin of the call's first kernel, or else of the host's call; None without both."""
     verbose = mapping(call, "event_trace_ts")
     kernels = verbose.get("kernel_events")
     starts = [
@@ -215,7 +216,7 @@ def _start_s(call: Mapping[str, Any], family: str, place: str) -> float | None:
 
 
 def _check_begins(calls: _Calls, where: str) -> None:
-    """Refuse begins that are only the times of a dump."""
+    """Refuse begins that follow only from the times of dumps."""
     columns = [calls.process, calls.sequence, calls.number, calls.start_s, calls.dump_s]
     process, sequence, call, start_s, dump_s = (np.array(values) for values in columns)
     order = np.lexsort((call, sequence, process))
@@ -224,9 +225,9 @@ def _check_begins(calls: _Calls, where: str) -> None:
     overlaps = same & (start_s[order][1:] < dump_s[order][:-1])
     if overlaps.sum() > MAX_OVERLAPPING * max(int(same.sum()), 1):
         raise TraceError(
-            f"{where}: {overlaps.sum():,} of {same.sum():,} calls would begin before the one ahead "
-            "of them had ended, as they were written together, so when calls began is not known: "
-            "set NCCL_INSPECTOR_DUMP_VERBOSE=1 (the begins are written), and "
+            f"{where}: {overlaps.sum():,} of {same.sum():,} calls would begin before the previous "
+            "one had ended: they were written together, so their begins are unknown. "
+            "Set NCCL_INSPECTOR_DUMP_VERBOSE=1 (the begins are written), and "
             "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500 (by default, -1, the log is "
             "written when the communicator ends)"
         )
@@ -278,7 +279,7 @@ def _log(
     back = same_sequence & (np.diff(columns["dump_s"]) < 0)
     for wrong, fault in (
         (twice, "there twice; was a log given twice?"),
-        (back, "dumped before the call ahead of it; was the clock set, or are these two runs?"),
+        (back, "dumped before the previous call; was the clock set, or are these two runs?"),
     ):
         if wrong.any():
             at = int(np.argmax(wrong)) + 1

@@ -1,8 +1,11 @@
 """The NICs of NCCL's channels, from its log with NCCL_DEBUG=INFO.
 
-One line a channel, peer and direction: ``HOST:PID:TID [DEV] NCCL INFO Channel 03/0 : 1[1] -> 9[1]
-[send] via NET/IB/3/GDRDMA`` (NVIDIA/nccl, ``src/transport/net.cc``, v2.27.3-1 to v2.30.7-1, and the
-shorter form of v2.12 and before). NCCL cuts the host's name at its first dot.
+NCCL writes one line per channel, peer and direction:
+
+    HOST:PID:TID [DEV] NCCL INFO Channel 03/0 : 1[1] -> 9[1] [send] via NET/IB/3/GDRDMA
+
+Source: NVIDIA/nccl, ``src/transport/net.cc``, v2.27.3-1 to v2.30.7-1. The shorter form of v2.12 and
+before is read, too. NCCL cuts the host's name at its first dot.
 """
 
 from __future__ import annotations

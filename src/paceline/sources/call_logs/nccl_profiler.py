@@ -1,8 +1,9 @@
 """Files of Paceline's NCCL profiler plugin: the collectives, sends and recvs of each process.
 
-Blocks as in :mod:`paceline.blockfile`, written by ``native/writer.c``; ``docs/nccl.md`` describes
-them and names NCCL's versions. A call begins with the first of its channels on the device and ends
-with the last. The least delay between GPU timer and host clock ties the two.
+``native/writer.c`` writes them as blocks (:mod:`paceline.blockfile`); ``docs/nccl.md`` describes
+the blocks and names NCCL's versions. A call begins with the first of its channels on the device and
+ends with the last. The smallest difference between host clock and GPU timer is taken as their
+offset.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class Process:
         records: [record] of its files, in the order in which they were written.
         communicators: number -> (id, its rank, ranks).
         recorded, dropped: the plugin's own counts of records; 0 if it was killed before.
-        left_out: records that were not made while recording was switched off.
-        skipped: records that were not made of steps that are left out.
-        damaged: damaged places in its files.
+        left_out: number of records that were not made while recording was switched off.
+        skipped: number of records that were not made, since their steps are left out.
+        damaged: number of damaged places in its files.
     """
 
     meta: Mapping[str, object]
@@ -88,7 +89,7 @@ def matches(path: Path) -> bool:
 def read_processes(paths: Sequence[Path]) -> list[Process]:
     """The processes that wrote files, by host and process number.
 
-    A running process removes its oldest files: those that are gone by now are left out.
+    A running process removes its oldest files. Files that are gone meanwhile are left out.
 
     Raises:
         TraceError: a file is damaged at its start, or unreadable; or all are gone.
@@ -116,9 +117,11 @@ def _whole(file: BlockFile, key: str, path: Path) -> int:
 
 
 def _process(files: Sequence[BlockFile]) -> Process:
-    blocks = [block for file in files for block in file.blocks]
-    of_type = {kind: [data for name, data in blocks if name == kind] for kind, _ in blocks}
-    # Earlier files have records with their texts; no process writes both.
+    of_type: dict[int, list[memoryview]] = defaultdict(list)
+    for file in files:
+        for kind, data in file.blocks:
+            of_type[kind].append(data)
+    # Earlier versions wrote records with their texts inside; no process writes both kinds.
     records = _table(of_type.get(_WHOLE_RECORDS, []), _RECORD)
     if _RECORDS in of_type:
         records = np.concatenate([_joined(data) for data in of_type[_RECORDS]])
@@ -143,7 +146,7 @@ def _process(files: Sequence[BlockFile]) -> Process:
 
 
 def _joined(data: memoryview) -> npt.NDArray[np.void]:
-    """Records of a block: how many, all heads, then the texts of those that have some."""
+    """The records of a block: their number, all heads, then the texts of records with texts."""
     n = int.from_bytes(data[:8], "little")
     middle = 8 + min(n, len(data) // _HEAD_ALONE.itemsize) * _HEAD_ALONE.itemsize
     heads, texts = _table([data[8:middle]], _HEAD_ALONE), _table([data[middle:]], _TEXTS_ALONE)
@@ -170,7 +173,7 @@ class PluginCall:
         start_s: begin of its first channel on the device, on the same clock; ``host_s`` without it.
         duration_s: time until its last channel's end; 0 where that is not known.
         op: NCCL's name.
-        size: bytes.
+        size: its size in bytes.
         communicator: identity of the communicator; that of a send or recv has the two ends only.
         members: ranks of this communicator.
         place: this process's rank in NCCL's communicator.
@@ -178,10 +181,10 @@ class PluginCall:
         seq: NCCL's number of a collective, by function; -1 for a send or recv.
         on_device: whether the device's times are known.
         group: handle of the group of calls that it was queued with; 0 where none was recorded.
-        step: number of the step that begins with it; -1 with most calls, or where all of the job
-            was recorded.
+        step: number of the step that begins with this call; -1 for other calls, or if all steps
+            were recorded.
         is_whole: whether all calls of that step were recorded.
-        every: each n-th step is recorded whole, this is n; 0 where ``step`` is -1.
+        every: n, if each n-th step is recorded whole; 0 where ``step`` is -1.
     """
 
     host_ns: int
@@ -255,7 +258,7 @@ def _groups(records: npt.NDArray[np.void], calls: npt.NDArray[np.void]) -> list[
 
 
 def _begins(process: Process) -> dict[int, dict[str, Any]]:
-    """Handle of a call with which a step begins -> what it tells of the step."""
+    """Handle of a call with which a step begins -> the call's fields about that step."""
     marks = step_marks(process.records)
     if marks is None:
         return {}
@@ -267,7 +270,7 @@ def _begins(process: Process) -> dict[int, dict[str, Any]]:
 
 
 def _name(entry: tuple[int, int, int], peer: int) -> str:
-    """Name of a communicator; the two ends of a send or recv are a communicator of their own."""
+    """Name of a communicator; a send or recv has a communicator of its two ends."""
     name, rank, _ = entry
     if peer < 0:
         return f"{name:#x}"

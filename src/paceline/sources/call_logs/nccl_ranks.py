@@ -22,8 +22,8 @@ def read_ranks(paths: Sequence[Path]) -> tuple[dict[int, Process], list[str]]:
     """The latest process of each rank of the latest job, and notes.
 
     Raises:
-        TraceError: damaged, no communicator, several ranks in one process, or two processes at once
-            that have one rank.
+        TraceError: a file is damaged, there is no communicator, a process has several ranks, or two
+            processes had one rank at the same time.
     """
     processes = [process for process in read_processes(paths) if process.communicators]
     if not processes:
@@ -46,7 +46,7 @@ def _refuse_several_ranks(processes: Sequence[Process]) -> None:
 
 
 def _latest_job(processes: Sequence[Process]) -> tuple[list[Process], list[str]]:
-    """The processes, without jobs that ended before the latest one began."""
+    """The processes without jobs that ended before the latest job began; and notes."""
     jobs = _jobs(processes)
     latest = max(jobs, key=lambda job: max(_begun_ns(process) for process in job))
     first_ns = min(_span_ns(process)[0] for process in latest)
@@ -64,23 +64,24 @@ def _latest_job(processes: Sequence[Process]) -> tuple[list[Process], list[str]]
 
 
 def _jobs(processes: Sequence[Process]) -> list[list[Process]]:
-    """Processes that share communicators, directly or through others."""
+    """[job] its processes: those that share communicators, directly or through others."""
     job_of: dict[int, int] = {}  # a communicator's identity -> the number of a job
     members: dict[int, list[Process]] = defaultdict(list)
     for number, process in enumerate(processes):
         names = {name for name, _, _ in process.communicators.values()}
-        for other in {job_of[name] for name in names if name in job_of}:
-            members[number] += members.pop(other)
-            job_of |= {name: number for name, job in job_of.items() if job == other}
-        job_of |= dict.fromkeys(names, number)
-        members[number].append(process)
+        first, *others = sorted({job_of[name] for name in names if name in job_of}) or [number]
+        for other in others:
+            members[first] += members.pop(other)
+            job_of |= {name: first for name, job in job_of.items() if job == other}
+        job_of |= dict.fromkeys(names, first)
+        members[first].append(process)
     return list(members.values())
 
 
 def _by_rank(processes: Sequence[Process]) -> tuple[dict[int, Process], list[str]]:
     """The latest process of each rank, and notes.
 
-    The rank is the launcher's (RANK), or else that in the process's largest communicator.
+    The launcher gives the rank (RANK); else it is the rank in the process's largest communicator.
     """
     of_rank: dict[int, Process] = {}
     again: dict[int, None] = {}
@@ -117,7 +118,7 @@ def _rank(process: Process) -> int:
 
 
 def _refuse_two_at_once(rank: int, earlier: Process, later: Process) -> None:
-    """Refuse ranks of two jobs, and processes without a rank."""
+    """Refuse two processes that were one rank at the same time: of two jobs, or without RANK."""
     if (earlier.meta.get("host"), earlier.meta["pid"]) == (
         later.meta.get("host"),
         later.meta["pid"],

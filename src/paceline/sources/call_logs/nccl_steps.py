@@ -1,7 +1,7 @@
 """Steps marked by the NCCL plugin when it records one step in n: see ``native/sampling.c``.
 
-Of a step that is left out, the files have only the first collective, so that each step's begin is
-known. Before the first mark and after the last one all calls are recorded. Steps there are counted
+For a step that is left out, the files have only the first collective, so the begin of each step is
+known. Before the first mark and after the last one, all calls are recorded. Steps there are counted
 from the marks, as far as the calls repeat.
 """
 
@@ -30,7 +30,7 @@ class StepMarks:
         is_whole: [step] whether all its records were written.
         host_ns: [step] time when the host queued that collective.
         calls: number of a step's collectives in that communicator.
-        every: n, if finally each n-th step was recorded.
+        every: n, if each n-th step was recorded at the end.
         communicator: the process's number of that communicator.
     """
 
@@ -82,7 +82,7 @@ def step_marks(records: Records) -> StepMarks | None:
 
 
 def _counted_on(own: Records, marks: Records, calls: int) -> dict[int, tuple[int, bool]]:
-    """Number of a step -> the place of its first call in ``own``, and whether it is whole."""
+    """Number of a step -> the index of its first call in ``own``, and whether the step is whole."""
     place = {handle: at for at, handle in enumerate(own["handle"].tolist())}
     marks = marks[[int(handle) in place for handle in marks["handle"]]]
     _, code = np.unique(own[["func", "datatype", "b"]], return_inverse=True)

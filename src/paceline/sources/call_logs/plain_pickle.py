@@ -3,9 +3,9 @@
 A pickle is a program for a small machine. This machine has only the instructions that make numbers,
 texts, lists, tuples and dicts. It refuses instructions that name, call or build anything else
 (GLOBAL, REDUCE, BUILD, INST, ...). It also refuses those that could ask for memory beyond the size
-of the file. The instructions: CPython's Lib/pickletools.py, protocols 2 to 5.
+of the file. CPython's Lib/pickletools.py describes the instructions (protocols 2 to 5).
 
-The result may still be nested very deep, or hold one list in very many places. So take the wanted
+The result may still be nested very deeply, or hold one list in very many places. So take the wanted
 parts from it, and never walk, print or compare all of it.
 """
 
@@ -59,7 +59,7 @@ def load(data: bytes, where: str) -> Any:
     machine = _Machine(data)
     try:
         return machine.run()
-    # Exceptions from a list of instructions in the wrong order.
+    # Instructions in a wrong order raise these exceptions.
     except (IndexError, KeyError, TypeError, ValueError, struct.error, _Damaged) as error:
         raise TraceError(
             f"{where} is no pickle of plain data: at byte {machine.at:,} of {len(data):,} "
@@ -68,7 +68,7 @@ def load(data: bytes, where: str) -> Any:
 
 
 class _Machine:
-    """The machine; a dump has some 40 instructions a call, so each has a method of its own."""
+    """The machine. A dump has some 40 instructions per call, so each has its own, fast method."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -178,14 +178,14 @@ class _Machine:
 
     def _update(self, values: list[Any]) -> None:
         keys = values[::2]
-        # Not tuples: to hash one made to exhaust would take for ever, or overflow the C stack.
+        # Not tuples: the hash of a malicious tuple can take forever, or overflow the C stack.
         if not _KEYS.issuperset(map(type, keys)):
             raise _Damaged("a key is no text or number")
         self._last(dict).update(zip(keys, values[1::2], strict=True))
 
     def _protocol(self) -> None:
         if not 2 <= self._take(1)[0] <= 5:
-            raise _Damaged("is a protocol that is not known")
+            raise _Damaged("is an unknown protocol")
 
     def _frame(self) -> None:
         self._take(8)  # only a hint for reading ahead
@@ -193,7 +193,7 @@ class _Machine:
     def _refused(self, op: int) -> None:
         if op in _CODE:
             raise _Damaged(f"it would run code ({_CODE[op]}), which is never done; do not trust it")
-        raise _Damaged(f"is an instruction (0x{op:02x}) that plain data has not")
+        raise _Damaged(f"is an instruction (0x{op:02x}) that plain data does not have")
 
     def _take(self, n_bytes: int) -> bytes:
         piece = self.data[self.at : self.at + n_bytes]

@@ -15,8 +15,8 @@ from paceline.sources.call_logs.nccl_ranks import read_ranks
 from paceline.trace.calls import CallLog
 from paceline.units import seconds
 
-#: Largest offset between equal clocks, without and with device times. Devices end a collective
-#: together, but a host may queue its calls earlier than another.
+#: Largest offset between equal clocks, with (True) and without (False) times on the device. Devices
+#: end a collective together, but a host may queue its calls earlier than another.
 MAX_APART_S: Final = {True: 0.05, False: 1.0}
 
 #: Sends and recvs of one group that begin within this time have no order on the device: their
@@ -28,10 +28,10 @@ def read(paths: Sequence[Path]) -> tuple[CallLog, tuple[str, ...]]:
     """The calls of all ranks, and notes.
 
     If a rank has several processes (the job was restarted, or the plugin loaded twice), the latest
-    one counts. Calls without a time on the device are left out if others have one.
+    process counts. If some calls have times on the device, calls without are left out.
 
     Raises:
-        TraceError: damaged, no calls, or two jobs at once.
+        TraceError: a file is damaged, there are no calls, or two jobs ran at once.
     """
     of_rank, notes = read_ranks(paths)
     calls = {rank: calls_of(process) for rank, process in of_rank.items()}
@@ -54,7 +54,7 @@ def _notes(
     if any(process.meta.get("abi") == 0 for process in processes):
         notes.append("recorded by the shim, which sees when the host calls NCCL and nothing more")
     elif not timed:
-        notes.append("no call has times on the device: when the host queued it counts")
+        notes.append("no call has times on the device: the time when the host queued it counts")
     elif n_without:
         notes.append(f"{n_without:,} calls without times on the device are left out")
     dropped = sum(process.dropped for process in processes)
@@ -65,8 +65,8 @@ def _notes(
         notes.append(f"{left_out:,} records were not made while recording was switched off")
     every = {row.every for rows in calls.values() for row in rows if row.every > 1}
     if every:
-        told = " or ".join(map(str, sorted(every)))
-        notes.append(f"of one step in {told} all calls were recorded, of the others the first")
+        numbers = " or ".join(map(str, sorted(every)))
+        notes.append(f"of one step in {numbers} all calls were recorded, of the others the first")
     damaged = sum(process.damaged for process in processes)
     if damaged:
         notes.append(f"{damaged:,} places of the files are damaged or cut; calls may be missing")
@@ -100,7 +100,7 @@ def _aligned(
         return calls, []
     note = f"clocks of the ranks are {seconds(apart_s)} apart: set by the calls that they share"
     if not timed:
-        note += "; a rank that is as late at every call does not show"
+        note += "; this hides a rank that is equally late at every call"
     return {
         rank: [replace(row, start_s=row.start_s - leads[rank]) for row in rows]
         for rank, rows in calls.items()

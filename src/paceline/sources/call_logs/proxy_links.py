@@ -45,7 +45,7 @@ class Link:
 
 
 def links(processes: Mapping[int, Process]) -> tuple[Link, ...]:
-    """The links of all proxies, slowest first; empty for shared memory, or without events 3."""
+    """The links of all proxies, slowest first; empty if there is no network, or no events 3."""
     places = {
         (name, place): rank
         for rank, process in processes.items()

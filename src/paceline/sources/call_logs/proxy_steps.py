@@ -44,8 +44,8 @@ class Operations:
         is_send: [op] the direction.
         channel: [op] NCCL's channel.
         size: [op] bytes; steps: [op] number of steps.
-        network_s: [op] time with at least one step in the network; for a recv in the network or not
-            yet sent.
+        network_s: [op] time with at least one step in the network; for a recv, the step may also be
+            not yet sent.
         gpu_s, peer_s: [op] sum of the steps' waits for the GPU and for the peer.
     """
 
@@ -187,7 +187,7 @@ class PluginEvents:
     Attributes:
         rank: rank of the process.
         plugin: "IB", "Socket", or the identifier of another.
-        device: one of the devices of NCCL's NIC (for example two ports); -1 if unknown.
+        device: one of the devices of NCCL's NIC, such as a port; -1 if unknown.
         direction: "send", "recv", or "unknown".
         events: number of ended events; size: their bytes, 0 if unknown.
         bytes_per_s: median over events; NaN without bytes.
@@ -222,8 +222,8 @@ def plugin_events(processes: Mapping[int, Process]) -> tuple[PluginEvents, ...]:
             groups[_group(row, int(is_send[i]))].append(i)
         for (plugin, device, direction), chosen in sorted(groups.items()):
             # InfiniBand's recvs have no length.
-            told = direction != "recv" or plugin != "IB"
-            size = begun["b"][chosen].astype(float) if told else np.zeros(len(chosen))
+            has_sizes = direction != "recv" or plugin != "IB"
+            size = begun["b"][chosen].astype(float) if has_sizes else np.zeros(len(chosen))
             timed = (size > 0) & (seconds[chosen] > 0)
             speeds = size[timed] / seconds[chosen][timed]
             speed = float(np.median(speeds)) if len(speeds) else np.nan

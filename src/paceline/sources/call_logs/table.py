@@ -24,7 +24,7 @@ def read_calls(path: str | Path) -> CallLog:
     """Read a call log; a name that ends in .csv means CSV, any other parquet.
 
     Raises:
-        TraceError: unreadable, columns or rows missing, or invalid values.
+        TraceError: the file is unreadable, has no rows, lacks a column, or has an invalid value.
     """
     path = Path(path)
     if not path.exists():
@@ -106,6 +106,8 @@ def _table(path: Path, csv: bool) -> Any:
             table = pq.read_table(path)
             table.validate(full=True)
         names = [name.strip() for name in table.column_names]  # not UTF-8: a ValueError
+    except MemoryError:  # also Arrow's: the file may be readable
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         sort = "CSV" if csv else "parquet"

@@ -1,7 +1,7 @@
-"""The plugin's calls of all ranks, each with its begin and end as exactly as known.
+"""The plugin's calls of all ranks, each with the best known begin and end.
 
-Without other files the device's times count, each on its rank's clock. Profiles of PyTorch's
-profiler, or a recording of the hooks, have begins and ends on one clock of all ranks. They are
+Without other files the times on the device count, each on its rank's clock. Profiles of PyTorch's
+profiler, or a recording of the hooks, have begins and ends on one clock for all ranks. They are
 matched with the plugin's calls. This separates the wait (until the last member begins) from the
 transfer.
 """
@@ -29,13 +29,13 @@ from paceline.sources.call_logs.nccl_steps import StepMarks, step_marks
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Source of a call's times. Exact: begins and ends on one clock. Device: those on each rank's own
-#: device. Host: only the time when each host queued it.
+#: Source of the calls' times. Exact: begins and ends on one clock. Device: begins and ends on each
+#: rank's own device. Host: only the times when the hosts queued the calls.
 Basis = Literal["exact", "device", "host"]
 
 #: Number in the header of a process's first file (``put_header`` of ``native/writer.c``).
 _FIRST_FILE: Final = 1
-#: More than a rank's sends to another in a step.
+#: More than the number of sends from a rank to another in a step.
 _SENDS_OF_STEP: Final = 1 << 32
 #: A send's or recv's number in ``PluginCall.seq``.
 _NO_SEQ: Final = -1
@@ -50,11 +50,11 @@ class TimedCalls:
         group: [call] index into ``groups``; a send and its recv have a group of two members.
         op: [call] index into ``ops``.
         flow: [call] 1 for a send, -1 for a recv, 0 for a collective.
-        number: [call] equal on all members of one call, among those of its group and op.
-        size: [call] bytes as counted by NCCL (those of a rank's part if ranks have parts).
+        number: [call] number among the calls of its group and op, equal on all members.
+        size: [call] bytes by NCCL's count; those of one rank's part if ranks have parts.
         host_s: [call] time when the host queued it, seconds since 1970 on the rank's clock.
         start_s, end_s: [call] times according to ``basis``; NaN if unknown.
-        ops, groups: their names; recvs have the op of their sends.
+        ops, groups: names; recvs have the op of their sends.
         members: [group] number of ranks.
         basis: source of the times.
         notes: notes on inferred and missing facts.
@@ -104,7 +104,7 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
     nothing else shows which of them belong together.
 
     Raises:
-        TraceError: no calls.
+        TraceError: there are no calls.
     """
     more = list(notes)
     marks = {rank: step_marks(process.records) for rank, process in processes.items()}
@@ -112,7 +112,7 @@ def timed_calls(processes: Mapping[int, Process], notes: Sequence[str]) -> Timed
     rows = [(rank, call) for rank in sorted(processes) for call in calls_of(processes[rank])]
     if any(marks.values()):
         rows = [(rank, call) for rank, call in rows if _step(call, marks[rank]) >= 0]
-        more.append("of one step in n all calls were recorded: seconds are those of these steps")
+        more.append("only of one step in n all calls were recorded: seconds are of these steps")
     if not whole and any(call.seq == _NO_SEQ for _, call in rows):
         rows = [(rank, call) for rank, call in rows if call.seq != _NO_SEQ]
         more.append("sends and recvs are left out: the files do not go back to the first")

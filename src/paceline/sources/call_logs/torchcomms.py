@@ -1,4 +1,4 @@
-"""torchcomms' clog: signatures of calls, and their times of queueing, begin and end, by line.
+"""torchcomms' clog: lines with signatures of calls, and their times of queueing, begin and end.
 
 Format: meta-pytorch/torchcomms at 59426ba, ``comms/torchcomms/hooks/clog``, version 1 of
 ``AI_TOOL_INSTRUCTIONS_V1.md`` and ``ClogHook.cpp``:
@@ -12,8 +12,8 @@ Format: meta-pytorch/torchcomms at 59426ba, ``comms/torchcomms/hooks/clog``, ver
     C1|E|+0.005
 
 A file is one rank's. Calls of one signature begin and end in the order in which they were queued.
-Times are the host's, in whole milliseconds. Calls in CUDA graphs (``G42|...``) are not in their
-order, so they are left out.
+Times are the host's, in whole milliseconds. Lines of calls in CUDA graphs (``G42|...``) are not in
+the order of the calls, so they are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.numbers: dict[_Signature, int] = {}
-        self.signature = array("i")  # [call] its number
+        self.signature = array("i")  # [call] number of its signature
         # [call] seconds after the header's, NaN where no line has it
         self.times = {kind: array("d") for kind in "QSE"}
 
@@ -204,7 +204,7 @@ def _event(log: _Log, pending: dict[str, deque[int]], match: re.Match[str], plac
         pending["E"].append(call)
         return
     if not pending[kind]:
-        raise TraceError(f"{place}: C{number_of} has more {kind} than calls; is the file cut off?")
+        raise TraceError(f"{place}: C{number_of} has more {kind} than Q; is the file cut off?")
     log.calls.times[kind][pending[kind].popleft()] = at
 
 
@@ -213,7 +213,7 @@ def _values(parts: list[str]) -> dict[str, str]:
 
 
 def _table(calls: _Calls, rank: int, base_s: float) -> tuple[CallLog, int]:
-    """The calls with both times, or all where none has; and the number of calls with both."""
+    """The calls with begin and end, or all if no call has both; and the number of such calls."""
     queued, begun, ended = (np.frombuffer(values) for values in calls.times.values())
     timed = np.flatnonzero(np.isfinite(begun) & np.isfinite(ended))
     rows, begin = (timed, begun) if len(timed) else (np.arange(len(calls)), queued)

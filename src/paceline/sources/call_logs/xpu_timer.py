@@ -1,8 +1,8 @@
 """Collectives in the timelines of DLRover's xpu_timer, a file per rank.
 
-Format: see :mod:`paceline.sources.devices.xpu_timer`. A collective has the hash of NCCL's
-communicator, the same on all its ranks, and its bytes. It also has when the stream came to it: the
-rank's arrival. Sends and recvs do not name their peer.
+Format: see :mod:`paceline.sources.devices.xpu_timer`. A collective has its bytes, and the hash of
+NCCL's communicator, which is the same on all its ranks. Its start is the time when the stream came
+to it: the rank's arrival. Sends and recvs do not name their peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.sources.devices.xpu_timer import (
 )
 from paceline.trace.calls import CallLog
 
-#: Range of a signed number; a size above is a damaged one.
+#: Largest size; a damaged file may have a larger one, which is cut to this.
 MAX_BYTES = 2**62
 
 _COLLECTIVE = 1
@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[CallLog, tuple[str, ...]]:
     """The collectives of one rank, and notes.
 
     Raises:
-        TraceError: the file is damaged, or has none.
+        TraceError: the file is damaged, or has no collectives.
     """
     names = names_of(path)
     ops: dict[str, int] = {}
@@ -75,7 +75,7 @@ def _log(
     ops: dict[str, int],
     groups: dict[str, int],
 ) -> CallLog:
-    """(start in s, op, bytes, communicator, duration in s) of a rank's calls, in order of start."""
+    """The log of rows (start in s, op, bytes, communicator, duration in s), sorted by start."""
     start_s, op, size, group, lasted_s = (np.array(values) for values in zip(*rows, strict=True))
     order = np.argsort(start_s, kind="stable")
     return CallLog(

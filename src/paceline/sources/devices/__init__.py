@@ -18,7 +18,7 @@ from paceline.sources.kineto.device import read_device
 
 @dataclass(frozen=True)
 class DeviceFormat:
-    """One format: its name, a label for messages, whether a file is of it, and its reader."""
+    """One format: its name, a label for messages, a test whether a file has it, and its reader."""
 
     name: str
     label: str

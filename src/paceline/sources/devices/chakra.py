@@ -22,17 +22,17 @@ from paceline.sources.fields import number, optional_whole
 from paceline.sources.json_stream import JsonStream, head
 from paceline.sources.kineto.device import Work, work_of
 
-#: How ``ExecutionTraceObserver`` begins its JSON; the linker changes the indentation.
+#: Begin of the JSON of ``ExecutionTraceObserver``; the linker changes the indentation.
 _START = re.compile(r'\s*\{\s*"schema"\s*:\s*"\d[^"]*"\s*,\s*"pid"\s*:\s*\d+')
 #: Field of ``GlobalMetadata`` with its attributes, and of ``AttributeProto`` with the name.
 _ATTRIBUTE, _NAME = 2, 1
 _NAMES = (b"schema", b"pid", b"time")
 
 _NOTE = (
-    "a linked trace of Chakra has neither launches nor the rank: idle time is not told apart, and "
-    "steps are annotations of the host"
+    "a linked trace of Chakra has neither launches nor the rank: causes of idle time are unknown, "
+    "and steps are annotations of the host"
 )
-_PROFILE = "pass the PyTorch profile that it was made beside to paceline ranks"
+_PROFILE = "pass the PyTorch profile of the same run to paceline ranks"
 
 
 def matches(path: Path) -> bool:
@@ -41,7 +41,7 @@ def matches(path: Path) -> bool:
 
 
 def _is_converted(path: Path) -> bool:
-    """Whether it begins with ``GlobalMetadata`` behind its length, as the converter writes it."""
+    """Whether it begins with a length and ``GlobalMetadata``, as the converter writes them."""
     try:
         with path.open("rb") as file:
             start = file.read(1 << 12)
@@ -58,7 +58,7 @@ def read_devices(path: Path) -> Devices:
     """Read a linked trace; about 36 bytes for each node of the device stay in memory.
 
     Raises:
-        TraceError: it is damaged, or lacks the begins of its nodes.
+        TraceError: it is damaged, or does not say when its nodes began.
     """
     if not _START.match(head(path, 1 << 12)):
         raise TraceError(

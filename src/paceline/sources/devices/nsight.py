@@ -3,8 +3,8 @@
 Schema: NVIDIA's "SQLite Export Schema Reference" (Nsight Systems 2021.5 to 2026.2, export schema
 3.25), held against exports of Nsight Systems 2026.2.1. Times are nanoseconds of one clock. A
 ``globalTid`` holds the process id in its bits 24 to 47; a ``globalPid`` is the same without a
-thread. Tables and columns exist only if they have content. Without kernels there are the NVTX
-ranges of the host, its steps among them.
+thread. Tables and columns exist only if they have content. Without kernels, the reader takes the
+NVTX ranges of the host; some of them are steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def matches(path: Path) -> bool:
 
 
 def is_report(path: Path) -> bool:
-    """Whether the file has the name of a report that was not exported; only nsys can read these."""
+    """Whether the file's name is that of a report that was not exported; only nsys reads those."""
     return path.suffix in (".nsys-rep", ".qdrep")
 
 
@@ -87,7 +87,7 @@ def read_devices(path: Path) -> Devices:
 
 
 class _Export(SqliteFile):
-    """An open export, for queries of its content."""
+    """An export, for queries of its content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(

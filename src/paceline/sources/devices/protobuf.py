@@ -9,7 +9,7 @@ VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 
 
 def fields(data: bytes | mmap) -> Iterator[tuple[int, int, bytes]]:
-    """(field, value, content) of a message: a number and nothing, or -1 and the bytes.
+    """(field, value, content) of a message. A number has no content; bytes have the value -1.
 
     Raises:
         ValueError: it is no message, or cut off.
@@ -35,7 +35,7 @@ def fields(data: bytes | mmap) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _varint(data: bytes | mmap, at: int, end: int) -> tuple[int, int]:
-    """A number and the place behind it."""
+    """The number at an index, and the index behind it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]

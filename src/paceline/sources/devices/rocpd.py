@@ -1,9 +1,9 @@
 """rocpd, the SQLite database that rocprofv3 writes by default since ROCm 7.
 
 Schema and writer: ROCm/rocm-systems at 1b1610f, ``projects/rocprofiler-sdk``:
-``source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql`` (version 3) and ``generateRocpd.cpp``. Every
-process has tables of its own, with its id at the end of their names. An event's ``stack_id`` is the
-number that a kernel shares with the call that launched it. Times are nanoseconds of one clock.
+``source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql`` (version 3) and ``generateRocpd.cpp``. Each
+process has its own tables, whose names end with its id. An event's ``stack_id`` is the number that
+a kernel shares with the call that launched it. Times are nanoseconds of one clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METADATA = "rocpd_metadata"
 #: Tables of ROCm/rocmProfileData, from which rocprofv3 took the names.
 _OTHER_TOOL = {"rocpd_op", "rocpd_api"}
 
-#: Columns that a report on a kernel needs; schema 4 keeps them elsewhere.
+#: Columns of a kernel that are needed; schema 4 has them in other tables.
 _NEEDED = {"start", "end", "agent_id", "kernel_id"}
 
 
@@ -61,7 +61,7 @@ def read_devices(path: Path) -> Devices:
 
 
 class _Database(SqliteFile):
-    """An open database, asked process by process."""
+    """A database, which is read process by process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class _Database(SqliteFile):
         """Activity of one process.
 
         Args:
-            of: the end of its tables' names.
+            of: the end of the names of its tables.
         """
         process = RocprofProcess(self.path)
         process.names = dict(self._gpus(of))
@@ -125,7 +125,7 @@ class _Database(SqliteFile):
             process.copy((str(source), str(target)), low, high, number)
 
     def _regions(self, process: RocprofProcess, of: str) -> None:
-        """Calls of HIP, and ranges that name a step: by roctx's message, or the region's name."""
+        """Add calls of HIP, and ranges by the message of roctx or else by the region's name."""
         strings = {n: str(text) for n, text in self._select(f"rocpd_string{of}", "id", "string")}
         calls = {n for n, text in strings.items() if "HIP" in text.upper()}
         markers = {n for n, text in strings.items() if "MARKER" in text.upper()}
@@ -143,14 +143,14 @@ class _Database(SqliteFile):
     def _events(
         self, what: str, of: str, wanted: Sequence[str], own: str = "", text: str = ""
     ) -> Iterator[tuple[Any, ...]]:
-        """Rows of a table: wanted columns, the number that an event shares, and ``own`` columns.
+        """Rows of a table: the wanted columns, the event's ``stack_id``, ``own`` and ``text``.
 
         Args:
             what: the table, without the common begin and end of all names.
             of: the end of the tables' names.
             wanted: columns of the table, whole numbers; -1 = none.
-            own: a further column of the event, a whole number.
-            text: SQL for a text of the event.
+            own: a further column of the event, a whole number; "" = none.
+            text: SQL for a text of the event; "" = none.
         """
         table, event = f"rocpd_{what}{of}", f"rocpd_event{of}"
         columns = self.columns.get(table, set())
@@ -176,7 +176,7 @@ class _Database(SqliteFile):
 
 
 def _message(extra: Any) -> str:
-    """Arguments of a roctx call, as ``insert_api_data`` keeps them."""
+    """The message of a roctx call, in the arguments that ``insert_api_data`` stores."""
     if not isinstance(extra, str):
         return ""
     try:

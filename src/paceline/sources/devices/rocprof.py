@@ -17,7 +17,7 @@ from paceline.sources.devices.rocprof_json import TOP, Records
 from paceline.sources.devices.rocprof_process import RocprofProcess
 from paceline.sources.devices.table import Devices
 from paceline.sources.fields import mapping
-from paceline.sources.json_stream import head, whole_lines
+from paceline.sources.json_stream import ends_within_line, head, whole_lines
 
 _JSON = re.compile(rf'\s*\{{\s*"{TOP}"\s*:')
 _TIMES = ("Start_Timestamp", "End_Timestamp")
@@ -133,7 +133,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV of rocprofv3: {error}; copy it again") from None
     if cuts:
-        raise TraceError(f"{path} ends within a line, so it is cut off; copy it again")
+        raise TraceError(ends_within_line(path, "copy it again"))
 
 
 def _csv_times(row: Mapping[str, str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""rocprofv3's JSON as a stream of records: only one of them is in memory at a time."""
+"""rocprofv3's JSON as a stream of records: only a part of the file is in memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from paceline.sources.json_stream import JsonStream, list_decoder
 
 TOP = "rocprofiler-sdk-tool"
 _RECORDS = (f"{TOP}.buffer_records", f"{TOP}.callback_records")
-#: Objects whose members come one by one; lists in records come item by item.
+#: Objects whose members are yielded one by one. Lists in ``_RECORDS`` are yielded item by item.
 _OPENED = (TOP, *_RECORDS)
-#: Between two records as the tool writes them: each is a C++ struct, its size first.
+#: Text between two records as the tool writes them: each is a C++ struct with its size first.
 _BETWEEN = '},{"size":'
 
 
 class Records(JsonStream):
-    """The values of a file, each as an object of one key: its place, with dots between keys.
+    """The values of a file, each as an object with one key: its place, with dots between keys.
 
-    ``rocprofiler-sdk-tool.buffer_records.kernel_dispatch`` comes once for each dispatch.
+    Each dispatch has the key ``rocprofiler-sdk-tool.buffer_records.kernel_dispatch``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,15 +64,15 @@ class Records(JsonStream):
         self._at += 1
 
     def _records(self) -> list[dict[str, Any]]:
-        """The records that are in memory but the last, in one go; none where that cannot be."""
+        """All records in memory but the last, parsed together; none if that is not possible."""
         end = self._text.rfind(_BETWEEN, self._at)
         if end < 0 or self._n_dropped + self._at < self._one_by_one_until:
             return []
         try:
             values: list[dict[str, Any]] = list_decoder()(f"[{self._text[self._at : end]}}}]")
         except (ValueError, RecursionError):
-            # The list ends in between: to try again at each of its records would be slow.
+            # The list ends in between. To try again at each record takes quadratic time.
             self._one_by_one_until = self._n_dropped + end
             return []
-        self._forget(end + 2)  # behind the comma, in front of the last record
+        self._forget(end + 2)  # to the start of the last record
         return values

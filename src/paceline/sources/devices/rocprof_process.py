@@ -17,7 +17,7 @@ _NOTE = "rocprofv3 does not say global ranks; GPUs are listed by process and num
 
 
 class RocprofProcess:
-    """Activity of one process, added record by record; ``names`` are its GPUs', by their key."""
+    """Activity of one process, added record by record; ``names``: key of a GPU -> its name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class RocprofProcess:
     def kernel(
         self, gpu: str, name: str, start_ns: int, end_ns: int, stream: int, number: int
     ) -> None:
-        """A kernel, launched by the call of the same number."""
+        """Add a kernel, which the call of the same number launched."""
         table = self._tables.get(gpu)
         if table is None:
             table = self._tables[gpu] = DeviceTable(self.path)
@@ -48,21 +48,21 @@ class RocprofProcess:
         table.add(name, work, start_ns, end_ns, stream, number)
 
     def copy(self, ends: tuple[str, str], start_ns: int, end_ns: int, number: int) -> None:
-        """A copy from one agent to another, one of them or both GPUs."""
+        """Add a copy from one agent to another; at least one of them is a GPU."""
         self._copies.append((ends, start_ns, end_ns, number))
 
     def call(self, number: int, start_ns: int, end_ns: int) -> None:
-        """A call of the host that may have launched something."""
+        """Add a call of the host, which may have launched an event."""
         self._calls.append((number, start_ns, end_ns))
 
     def range(self, name: str, start_ns: int, end_ns: int) -> None:
-        """A range of roctx; those that name a step count."""
+        """Add a range of roctx if it names a step."""
         match = STEP_NAME.fullmatch(name.strip())
         if match:
             self._steps.append((start_ns, end_ns, int(match[1])))
 
     def devices(self) -> Devices:
-        """Each GPU's events.
+        """The events of each GPU.
 
         Raises:
             TraceError: there are no kernels.

@@ -1,4 +1,4 @@
-"""A profiler's SQLite database, opened to be read and not trusted."""
+"""A profiler's SQLite database, opened only to be read. Its content is not trusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAGIC = b"SQLite format 3\0"
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether the file begins as SQLite's do."""
+    """Whether the file begins like an SQLite database."""
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -26,21 +26,21 @@ def is_sqlite(path: Path) -> bool:
 
 
 class SqliteFile:
-    """An open database, for queries of its content; errors of SQLite name the file."""
+    """A database, for queries of its content; errors of SQLite name the file."""
 
     def __init__(self, path: Path, what_it_is_not: str, advice: str) -> None:
         """Open it.
 
         Args:
             path: the file.
-            what_it_is_not: for a file that SQLite cannot read: "no export of Nsight Systems".
+            what_it_is_not: words about a file that cannot be read: "no export of Nsight Systems".
             advice: what to do about such a file.
 
         Raises:
             TraceError: SQLite cannot read the file.
         """
         self.path, self._not, self._advice = path, what_it_is_not, advice
-        #: Table -> its columns, without views, which may select missing tables.
+        #: Table -> its columns. Views are left out, since they may select missing tables.
         self.columns: dict[str, set[str]] = {
             table: {str(row[1]) for row in self.rows(f'pragma table_info("{table}")')}
             for (table,) in self.rows("select name from sqlite_master where type = 'table'")

@@ -23,8 +23,8 @@ class Devices:
     """Content of one file of a tool.
 
     Attributes:
-        ranks: one for each device of each process in it.
-        notes: notes on the limits of its numbers.
+        ranks: the activity of each device of each process in the file.
+        notes: notes on the limits of the file's numbers.
     """
 
     ranks: tuple[RankFile, ...]
@@ -85,7 +85,7 @@ class DeviceTable:
         rank: int | None = None,
         world_size: int = 0,
     ) -> RankFile:
-        """The events as a report takes them.
+        """The events of the device, for a report.
 
         Args:
             device: name of the device, with its process if a file has several.
@@ -131,7 +131,7 @@ class DeviceTable:
         )
 
     def _launched(self, first: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """[event] begin and end of the call with its number, in s since ``first``; nan = none."""
+        """[event] begin and end of the call that launched it, in s since ``first``; nan = none."""
         begin, end, of = (np.array(column, dtype=np.int64) for column in self._launches)
         wanted = np.array(self._correlation, dtype=np.int64)
         if not len(of):

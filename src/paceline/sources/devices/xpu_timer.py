@@ -1,9 +1,9 @@
-"""Timelines that xpu_timer of DLRover dumps, a file per rank -> what its device ran.
+"""Timelines of xpu_timer (DLRover), a file per rank -> the activity of the rank's device.
 
 Format: intelligent-machine-learning/dlrover (commit 7c3e964), ``xpu_timer/protos/hook.proto``:
-message ``KernelTraces``; names stand in the ``.meta`` beside it, as lines ``code,name``
+message ``KernelTraces``. The file ``.meta`` beside it has the names, as lines ``code,name``
 (``NvidiaGpuTimer::dumpTraceMeta``). Files are called ``rank-worldsize.timeline``. Times are
-microseconds since 1970 of the host's clock, at which the device's events were anchored.
+microseconds since 1970 by the host's clock, to which xpu_timer ties the device's events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.sources.kineto.device import Work
 from paceline.units import seconds
 
 _NAME = re.compile(r"(\d{5,})-(\d{5,})\.timeline")
-#: Tags and numbers of the fields of ``KernelTraces``.
+#: Tags of the fields of ``KernelTraces``, and their numbers.
 _FIRST_BYTES = (0x0A, 0x12, 0x18, 0x20)
 TRACES, _HOST_TRACES, RANK = 1, 2, 4
 #: Fields of ``KernelTrace``.
@@ -32,7 +32,7 @@ _WORKS = {0: Work.COMPUTE, 1: Work.COMMUNICATION, 2: Work.MEMORY}
 
 _MERGED = re.compile(r"(trace|matmul)_.*\.bin")
 
-#: Functions of the host that a note names, such as the garbage collector.
+#: Most functions of the host, such as the garbage collector, that get a note.
 MAX_FUNCTIONS = 3
 
 _NOTE = (
@@ -42,7 +42,7 @@ _NOTE = (
 
 
 def matches(path: Path) -> bool:
-    """Whether the file is called or lies as xpu_timer's timelines do, and begins like one."""
+    """Whether the file begins like a timeline, and has the name or the ``.meta`` of one."""
     if not (path.name.endswith(".timeline") or _meta(path).is_file()):
         return False
     try:
@@ -54,33 +54,34 @@ def matches(path: Path) -> bool:
 
 
 def refuse_merged(path: Path) -> None:
-    """Refuse what ``xpu_timer_gen_trace_timeline`` merges from timelines for Perfetto.
+    """Refuse a file that ``xpu_timer_gen_trace_timeline`` made from timelines for Perfetto.
 
-    DLRover 7c3e964, ``gen_trace_timeline.py``: it takes 10 µs off every kernel of more than 100 µs,
-    draws each launch as 10 µs. With ``--groups`` it holds the first group of each dimension only.
+    The tool (DLRover 7c3e964, ``gen_trace_timeline.py``) shortens every kernel of more than 100 µs
+    by 10 µs and draws each launch as 10 µs. With ``--groups`` it takes only the first group of each
+    dimension.
 
     Raises:
-        TraceError: the file is one.
+        TraceError: the file is such a file.
     """
     if _MERGED.fullmatch(path.name) and path.is_file():
         with path.open("rb") as file:
             if file.read(1) == b"\n":
                 raise TraceError(
-                    f"{path} is what xpu_timer merged for Perfetto: with other times and fewer "
-                    "ranks than the timelines that it was made of; give those (*.timeline)"
+                    f"{path} was merged by xpu_timer for Perfetto, with changed times and perhaps "
+                    "without some ranks; give the timelines that it was made of (*.timeline)"
                 )
 
 
 def is_names(path: Path) -> bool:
-    """Whether the file has the names of a timeline."""
+    """Whether the file is the ``.meta`` of a timeline, by its name."""
     return path.name.endswith(".timeline.meta")
 
 
 def read_devices(path: Path) -> Devices:
-    """Read one rank's timeline; some 60 bytes per event stay.
+    """Read one rank's timeline; some 60 bytes per event stay in memory.
 
     Raises:
-        TraceError: it is damaged, has no events of a device, or lies without its ``.meta``.
+        TraceError: it is damaged, has no events of a device, or its ``.meta`` is missing.
     """
     names = names_of(path)
     table, host = DeviceTable(path), Counter[str]()
@@ -104,7 +105,7 @@ def read_devices(path: Path) -> Devices:
 
 
 def read_fields(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """The fields of the file's ``KernelTraces``; of rank 0 there is no :data:`RANK`.
+    """The fields of the file's ``KernelTraces``; for rank 0 the field :data:`RANK` is missing.
 
     Raises:
         TraceError: it is damaged.
@@ -132,7 +133,7 @@ def parts(path: Path, message: bytes) -> tuple[dict[int, int], dict[int, bytes]]
 
 
 def world_size(path: Path, rank: int) -> int:
-    """The job's ranks as the file's name says; 0 = it does not.
+    """The number of the job's ranks in the file's name; 0 = the name does not have it.
 
     Raises:
         TraceError: the name says another rank.
@@ -159,14 +160,14 @@ def _meta(path: Path) -> Path:
 
 
 class Names(dict[int, str]):
-    """Code -> the name of a kernel, of a file that ought to have them all."""
+    """Code -> the name of a kernel, from a file that should have all names."""
 
     def __init__(self, meta: Path) -> None:
         super().__init__()
         self._meta = meta
 
     def __missing__(self, code: int) -> str:
-        """No name is made up: ranks would seem to call other collectives."""
+        """Refuse the code: with a made-up name, ranks would seem to call different collectives."""
         raise TraceError(
             f"{self._meta} has no name for code {code}: is it cut off, or of another dump? Copy it "
             "again with its timeline"
@@ -177,11 +178,11 @@ def names_of(path: Path) -> Names:
     """Code -> the name of a kernel.
 
     Raises:
-        TraceError: the file with them is absent; or, where a name is looked up, lacks it.
+        TraceError: the file with the names is missing; or later, when it lacks a name.
     """
     meta = _meta(path)
     if not meta.is_file():
-        raise TraceError(f"{path} lies without {meta.name}, which has its names; copy both")
+        raise TraceError(f"{path} is without {meta.name}, which has its names; copy both")
     names = Names(meta)
     for line in whole_lines(meta, []):
         code, _, name = line.strip().partition(",")

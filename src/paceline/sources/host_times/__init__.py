@@ -1,4 +1,4 @@
-"""Host times of ranks, from files that lack data for a trace: spans, timers in logs."""
+"""Host times of ranks, from files that are not enough for a trace: spans, timers in logs."""
 
 from paceline.sources.host_times.files import load_host_times
 from paceline.sources.host_times.table import HostTimes

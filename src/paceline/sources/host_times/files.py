@@ -11,7 +11,7 @@ from paceline.sources.host_times import timer_logs
 from paceline.sources.host_times.table import HostTimes
 from paceline.sources.otlp.times import read_times
 
-#: Name, whether a file or folder is of the format, and its reader.
+#: Name of a format, test whether a file or folder has it, and its reader.
 READERS: tuple[tuple[str, Callable[[Path], bool], Callable[[Sequence[Path]], HostTimes]], ...] = (
     ("otlp", otlp.matches, read_times),
     ("timer log", timer_logs.matches, timer_logs.read_times),
@@ -25,7 +25,7 @@ def load_host_times(paths: Iterable[str | Path]) -> HostTimes:
         paths: files of one format, or folders of them.
 
     Raises:
-        TraceError: unreadable, damaged, of no known format, or of several.
+        TraceError: a file is unreadable, damaged or of no known format, or formats are mixed.
     """
     by_format: dict[str, list[Path]] = {}
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""Times that a host's clock measured in each step, per rank or only their range over the ranks."""
+"""Times by the hosts' clocks in each step: those of each rank, or only their range over ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Measures with a meaning of their own: the whole step, the computing time of a rank, and its wait.
-#: A rank waits in the synchronisation of gradients until the last rank arrives.
+#: Measures that the analysis knows: the whole step, the computing time of a rank, and its wait. A
+#: rank waits in the synchronisation of gradients until the last rank arrives.
 STEP, COMPUTE, WAIT = "step", "compute", "grad sync"
 
 
@@ -74,7 +74,7 @@ class Samples:
         return _union([of[1] for of in self._of.values()])
 
     def repeated(self, measure: str) -> int:
-        """Number of a measure's samples that another sample of their step and column precedes."""
+        """Number of a measure's samples whose step and column already have a sample."""
         of = self._of.get(measure)
         if of is None:
             return 0
@@ -87,7 +87,7 @@ class Samples:
         Args:
             steps: all numbers of steps, ascending.
             columns: all numbers of columns, ascending.
-            add_up: samples of one place add up; else the last one counts.
+            add_up: samples of the same step and column are added; else the last one counts.
         """
         result: dict[str, Array] = {}
         for measure, of in self._of.items():

@@ -7,18 +7,21 @@ Megatron-LM (core 0.20.0, commit d98e8a6; ``megatron/core/timers.py``, ``trainin
     (min, max) time across ranks (ms):
         forward-backward ...............................: (1000.00, 1100.00)
 
-All of it is on one line up to the timers. ``max time across ranks (ms)`` has one number a timer.
-With ``--timing-log-option all``, ``times across ranks (ms)`` has a line ``rank  3: 1000.00`` for
-each rank, below the timer's name.
+The first two lines above are one line of the log. ``max time across ranks (ms)`` has one number for
+each timer. With ``--timing-log-option all``, ``times across ranks (ms)`` has a line
+``rank  3: 1000.00`` for each rank, below the timer's name.
 
 DeepSpeed (0.19.6, commit edaa722; ``deepspeed/utils/timer.py``, ``runtime/engine.py``), with
-``wall_clock_breakdown``, of rank 0 only and without a number of the step:
+``wall_clock_breakdown``, writes for rank 0 only and without the step's number:
 
     [Rank 0] time (ms) | fwd: 10.00 | bwd: 20.00 | bwd_inner: ... | bwd_allreduce: ... | step: 3.00
 
-and of its pipeline engine (run with 0.16.9 and 0.19.8), behind these timers, which are then sums
-since the line before, ``steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234``.
-A launcher may put its own words in front of each line.
+Its pipeline engine (run with 0.16.9 and 0.19.8) writes another line after these timers:
+
+    steps: 10 loss: 1.2000 iter time (s): 0.123 samples/sec: 1.234
+
+The timers are then sums since the last such line. A launcher may put its own words in front of each
+line.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ _ITERATION = re.compile(
 )
 _ACROSS = re.compile(r"(\(min, max\) time|max time|times) across ranks \(ms\):")
 _TIMER = re.compile(rf"([a-z][\w/-]{{1,80}}) \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})\s*$")
-_NAME, _RANK = re.compile(r"([a-z][\w/-]{1,80}):\s*$"), re.compile(rf"\brank +(\d+): {_NUMBER}\s*$")
+_NAME, _RANK = (
+    re.compile(r"([a-z][\w/-]{1,80}):\s*$"),
+    re.compile(rf"\brank +(\d{{1,9}}): {_NUMBER}\s*$"),
+)
 _ARGUMENT = re.compile(r"\b(world_size|pipeline_model_parallel_size) \.+ (\d{1,9})\s*$")
 
 _WALL_CLOCK = re.compile(r"\btime \(ms\)((?: \| \w+: \d+\.\d+)+)")
@@ -50,14 +56,14 @@ _PIPELINE = re.compile(rf"\bsteps: (\d{{1,10}}) .*?iter time \(s\): {_NUMBER}")
 _GLOBAL = {"fwd": "forward", "bwd": "backward", "step": "optimizer"}
 #: Parts of Megatron's step that are a rank's own work.
 _COMPUTES = ("forward-compute", "backward-compute")
-#: Timers are written behind the line of the step; another rank may also write them just before it.
+#: Timers stand within this number of lines after their heading "... across ranks (ms):".
 MAX_LINES_APART = 400
 
 _NO_RANKS = (
-    "the log names no ranks: who is slow shows with --timing-log-option all, and computes with "
-    "--timing-log-level 2"
+    "the log names no ranks: --timing-log-option all adds the times of each rank, and "
+    "--timing-log-level 2 adds the times of computes"
 )
-_ONE_RANK = "DeepSpeed writes the timers of rank 0 only, which waits for the others in bwd and step"
+_ONE_RANK = "DeepSpeed writes timers of rank 0 only; bwd and step include its waits for other ranks"
 _FIRST_STAGE = "DeepSpeed writes times of rank 0 only; a step includes its waits for other stages"
 
 
@@ -80,7 +86,7 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
     """The times of all steps in the logs of one run.
 
     Raises:
-        TraceError: no step is in there.
+        TraceError: the logs have no step.
     """
     log = _Log()
     for path in paths:
@@ -91,18 +97,22 @@ def read_times(paths: Sequence[Path]) -> HostTimes:
 
 
 class _Log:
-    """State of the lines so far."""
+    """The times in the lines so far."""
 
     def __init__(self) -> None:
         self.of_ranks = Samples()
         self.of_all = Samples()  # columns: 0 = least, 1 = most
         self.sizes: dict[str, int] = {}
-        self.wall_clock: list[dict[str, float]] = []  # DeepSpeed's timers, without a step's line
-        self.pipelined: dict[int, list[dict[str, float]]] = {}  # the last in front of a step's line
+        self.wall_clock: list[
+            dict[str, float]
+        ] = []  # DeepSpeed's timers since the last line of a step
+        self.pipelined: dict[
+            int, list[dict[str, float]]
+        ] = {}  # step -> the last timers before its line
         self.cuts: list[str] = []  # notes on logs that end within a line
         self._step: int | None = None
         self._timer: str | None = None
-        self._inside = 0  # lines for which timers may still come
+        self._inside = 0  # number of further lines that may be timers
 
     def add(self, text: str) -> None:
         """Take a line."""
@@ -144,7 +154,7 @@ class _Log:
             for name, value in re.findall(r"(\w+): (\d+\.\d+)", text)
             if name in _GLOBAL
         }
-        if len(seconds) == len(_GLOBAL):  # else of one microbatch, or of a part
+        if len(seconds) == len(_GLOBAL):  # else they are of one microbatch, or of a part
             self.wall_clock.append(seconds)
 
     def _add_deepspeed(self) -> None:
@@ -211,7 +221,7 @@ class _Log:
 
 
 def _with_computes(seconds: dict[str, Array]) -> dict[str, Array]:
-    """The tables, and that of the computes where a rank has all parts of them."""
+    """The tables, and a table of the sum of computes, for ranks that have all its parts."""
     if not seconds.keys() >= set(_COMPUTES):
         return seconds
     computes = np.sum([seconds[name] for name in _COMPUTES], axis=0)
@@ -221,5 +231,5 @@ def _with_computes(seconds: dict[str, Array]) -> dict[str, Array]:
 def _without_empty(
     ranges: dict[str, Array],
 ) -> dict[str, Array]:
-    """Only the columns with a number: a step has one, and ``max`` alone has no least."""
+    """The tables without empty columns: a whole step has one number, and so has ``max`` alone."""
     return {name: table[:, ~np.isnan(table).all(axis=0)] for name, table in ranges.items()}

@@ -1,4 +1,4 @@
-"""Clocks of the ranks of some profiles: a collective ends at one moment on all its members."""
+"""Comparison of the ranks' clocks: a collective ends at the same moment on all its members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.sources.kineto.events import Profile
 
 #: Offsets below these are noise. With kernels, members see the end of a collective some
-#: microseconds apart. If the host waits for it, each sees it when it gets to run.
+#: microseconds apart. If threads of the host wait for it, each sees the end once it runs again.
 NOISE_S, HOST_NOISE_S = 20e-6, 10e-3
 
 _Key = tuple[str, str, int]
@@ -93,7 +93,7 @@ def _ends(profile: Profile) -> dict[_Key, float]:
         if item.seq >= 0:
             ends[group, "", item.seq] = item.end_s
             continue
-        # Without a number: by order among its name, in its step (the files may begin elsewhere).
+        # Without a number, count those of a name in each step: files may begin at different steps.
         at = bisect_right(begin_s, item.launch_s) - 1
         name = f"{item.name} of step {profile.steps[at].number if at >= 0 else -1}"
         ends[group, name, counted[group, name]] = item.end_s

@@ -1,4 +1,4 @@
-"""Reading a PyTorch profile event by event: each event with a duration goes to its taker."""
+"""Reading a PyTorch profile event by event: each event with a duration goes to its handler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.sources.json_stream import JsonStream
 
 
 class Event(Protocol):
-    """The values of an event that takers read; None where it lacks one.
+    """The values of an event that handlers read; None where it lacks one.
 
     Attributes:
         name: name of the event.
@@ -26,31 +26,31 @@ class Event(Protocol):
     args: Any
 
 
-#: Takes an event with its start and end.
-Taker = Callable[[Event, float, float], None]
+#: A function of an event, its start and its end.
+Handler = Callable[[Event, float, float], None]
 
-#: Fields of an event for takers, beside ``args``.
+#: Fields of an event for handlers, beside ``args``.
 _KEYS = ("ph", "cat", "name", "ts", "dur", "tid")
 #: Larger numbers are no times.
 _MAX = 1e300
 
 
-def hand_out(
-    path: Path, takers: Mapping[str, Taker], per_us: float, args: tuple[str, ...]
+def dispatch(
+    path: Path, handlers: Mapping[str, Handler], per_us: float, args: tuple[str, ...]
 ) -> Mapping[str, Any]:
-    """Give each complete event (``ph`` "X") to the taker of its category; returns the header.
+    """Give each complete event (``ph`` "X") to the handler of its category; returns the header.
 
     Args:
         path: the profile, gzip or not; read as a stream.
-        takers: category in lower case -> taker of its events; other events are skipped.
-        per_us: units of time that takers count in, per microsecond.
-        args: keys of an event's ``args`` that takers read.
+        handlers: category in lower case -> handler of its events; other events are skipped.
+        per_us: the handlers' unit of time: how many of it are a microsecond.
+        args: keys of an event's ``args`` that handlers read.
 
     Raises:
         TraceError: the file is damaged, or an event has no time or ends before it begins.
     """
     stream = JsonStream(path, shape=event_shape(_KEYS, args))
-    taker_of: dict[str, Taker | None] = {}
+    handler_of: dict[str, Handler | None] = {}
     n_before = 0
     for batch in stream.batches():
         for place, event in enumerate(batch, n_before):
@@ -58,10 +58,10 @@ def hand_out(
             if event.ph != "X" or type(category) is not str:
                 continue
             try:
-                take = taker_of[category]
+                handle = handler_of[category]
             except KeyError:
-                take = taker_of[category] = takers.get(category.lower())
-            if take is None:
+                handle = handler_of[category] = handlers.get(category.lower())
+            if handle is None:
                 continue
             start_us, duration_us = event.ts, event.dur
             # All but damaged and old files have such numbers.
@@ -72,7 +72,7 @@ def hand_out(
                 and 0 <= duration_us < _MAX
             ):
                 start_us, duration_us = _checked(event, f"{path}, event {place}")
-            take(event, start_us * per_us, (start_us + duration_us) * per_us)
+            handle(event, start_us * per_us, (start_us + duration_us) * per_us)
         n_before += len(batch)
     return stream.header
 

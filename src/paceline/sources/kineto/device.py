@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole
-from paceline.sources.kineto.complete_events import Event, Taker, hand_out
+from paceline.sources.kineto.complete_events import Event, Handler, dispatch
 from paceline.sources.kineto.events import Span
 from paceline.sources.kineto.profile import STEP_RANGE
 
@@ -35,8 +35,8 @@ class Work(IntEnum):
     OTHER = 3
 
 
-#: NCCL and RCCL (``nccl...``), HCCL, NVSHMEM; DeepEP (``internode::dispatch``), which HTA counts as
-#: computing.
+#: NCCL and RCCL (``nccl...``), HCCL, NVSHMEM and DeepEP (``internode::dispatch``). HTA counts
+#: DeepEP as computing.
 _COMMUNICATION = re.compile(
     r"^nccl|^hccl|ncclKernel|ncclDevKernel|nvshmem|deep_ep::|\b(?:inter|intra)node(?:_ll)?::"
 )
@@ -54,7 +54,7 @@ _OPERATORS = ("cpu_op", "operator")
 _ARGS = ("correlation", "stream")
 
 
-#: If a schedule runs passes at once, its ranges name the direction: ``attn(F)``, ``dispatch(B)``,
+#: If a schedule overlaps passes, its ranges name the direction: ``attn(F)``, ``dispatch(B)``,
 #: ``mlp(W)`` (deepseek-ai/profile-data, commit 4496024, ``train.json``: DualPipe).
 _PASS_RANGE = re.compile(r"(.{1,80})\((F|B|W)\)")
 
@@ -132,7 +132,7 @@ def read_device(path: Path) -> RankFile:
         TraceError: it is damaged, or has neither kernels, operators nor steps.
     """
     reader = _Reader()
-    header = hand_out(path, reader.takers, 1.0, _ARGS)
+    header = dispatch(path, reader.handlers, 1.0, _ARGS)
     return reader.finish(path, header)
 
 
@@ -140,7 +140,7 @@ class _Reader:
     """Sorts a file's events; times in microseconds, as the file has them."""
 
     def __init__(self) -> None:
-        self.takers: dict[str, Taker] = {
+        self.handlers: dict[str, Handler] = {
             "user_annotation": self._annotation,
             "kernel": self._kernel,
             "mtia_ccp_events": self._on_mtia,
@@ -174,7 +174,7 @@ class _Reader:
         self._add(event, work, name, start_us, end_us)
 
     def _on_mtia(self, event: Event, start_us: float, end_us: float) -> None:
-        if event.args.stream is not None:  # else no work of a stream, as in HTA
+        if event.args.stream is not None:  # other events are not work of a stream (HTA's rule)
             self._kernel(event, start_us, end_us)
 
     def _copy(self, event: Event, start_us: float, end_us: float) -> None:
@@ -210,7 +210,7 @@ class _Reader:
         return self._names.setdefault(str(event.name), len(self._names))
 
     def finish(self, path: Path, header: Mapping[str, Any]) -> RankFile:
-        """The file, its times from the first event on.
+        """The content of the file; times count from its first event.
 
         Raises:
             TraceError: the file has nothing to report.
@@ -285,7 +285,7 @@ class _Reader:
 def outermost(
     start: npt.NDArray[Any], end: npt.NDArray[Any], thread: npt.NDArray[Any]
 ) -> npt.NDArray[np.intp]:
-    """The outermost ones of some ranges of each thread, by thread and start."""
+    """Indices of the ranges that are in no other range of their thread, by thread and start."""
     order = np.lexsort((-end, start, thread))
     outer = np.zeros(len(order), dtype=bool)
     for one in np.unique(thread):

@@ -1,7 +1,7 @@
 """Refusals by the headers of profiles, before their events are read.
 
 Kineto writes ``distributedInfo`` in front of the events (pytorch/kineto, commit 002d991,
-``libkineto/src/output_json.cpp``), but of profiles on demand behind them.
+``libkineto/src/output_json.cpp``). In profiles on demand it follows the events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_headers(paths: Sequence[Path], job: Job | None) -> None:
     """Refuse files that cannot make a whole job, as far as their headers show it.
 
     Raises:
-        TraceError: ranks are missing or there twice, or a file does not have its rank.
+        TraceError: ranks are missing or are there twice, or a file does not have its rank.
     """
     profiles = [_header_profile(path) for path in paths]
     whole = [profile for profile in profiles if profile is not None]

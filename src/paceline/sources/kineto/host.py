@@ -43,7 +43,8 @@ _FSDP_RANGE = re.compile(r"(FSDP::\w+)(?: \((.*)\))?(?: \[(pg=\d+)\])?")
 #: Ranges of collectives that run on a device: torch's ``nccl:all_reduce``, MTIA's ``hccl:...``.
 _ON_DEVICE = re.compile(r"(\w*ccl|ucc|mpi):\w+")
 
-#: Collective -> the collectives by which gloo may run it: torch 2.13 scatters by a sum of all.
+#: Collective -> names under which gloo may run it: torch 2.13 runs a reduce-scatter as a sum of
+#: all.
 _RUN_AS: Final = {"reducescatter": ("reducescatter", "allreduce")}
 
 
@@ -58,7 +59,7 @@ class HostEvents:
         self._gloo: list[Collective] = []
         self._launches: dict[int, list[Collective]] = defaultdict(list)
         self._ranges: dict[str, list[UnitRange]] = defaultdict(list)
-        #: Library of collectives that gloo does not run -> how many the host launched.
+        #: Library of collectives on a device -> number of them that the host launched.
         self.on_device: Counter[str] = Counter()
 
     def operator(self, name: str, thread: str, start_s: float, end_s: float) -> None:
@@ -72,7 +73,7 @@ class HostEvents:
             self._launches[self._number(thread)].append(launch)
 
     def annotation(self, name: str, thread: str, start_s: float, end_s: float) -> None:
-        """Add a range that the program or torch named; steps are not among them."""
+        """Add a range that the program or torch named, except the ranges of steps."""
         if name.startswith("gloo:"):
             self._gloo_threads.add(self._number(thread))
             if name not in ("gloo:send", "gloo:recv"):
@@ -99,11 +100,11 @@ class HostEvents:
     def work(self, base_s: float) -> Work:
         """The operators: autograd's, which are backward, and those outside of them.
 
-        Work of gloo's own threads is communication.
+        Operators of gloo's own threads are communication, so they are left out.
         """
         start_s, end_s, code = self._rows((OPERATOR, AUTOGRAD))
         backward = code == AUTOGRAD
-        # An event that begins before the latest end of an autograd op that has begun is inside it.
+        # An event is inside an autograd op if it begins before the latest end of those begun.
         chosen = backward | (start_s >= running_end(end_s, backward))
         start_s, end_s = start_s[chosen] + base_s, end_s[chosen] + base_s
         return Work(start_s, start_s, end_s, backward[chosen])
@@ -151,7 +152,7 @@ class HostEvents:
         )
 
     def host(self, step_thread: str, base_s: float, collectives: Iterable[Collective]) -> Host:
-        """The thread that runs steps; without events if other threads launch collectives, too."""
+        """The thread that runs steps; without launches if other threads launch collectives, too."""
         thread = self._threads.get(step_thread)
         if thread is None and len(self._launches) == 1:
             thread = next(iter(self._launches))
@@ -201,7 +202,7 @@ def plain_name(name: str) -> str:
 def _matched(
     launches: Sequence[Collective], runs: Sequence[Collective], unplaced: Counter[str]
 ) -> list[Collective]:
-    """Launches with the times of gloo's runs: of each name in order, none before its launch."""
+    """Launches with the times of gloo's runs: in order by name, no run before its launch."""
     waiting: dict[str, deque[Collective]] = defaultdict(deque)
     for run in sorted(runs):
         waiting[run.name].append(run)
@@ -230,7 +231,7 @@ def _bounds(
 ) -> tuple[Times, npt.NDArray[np.int8]]:
     """Starts and ends in order, and the code of the innermost event that runs until each.
 
-    A launch's inner events are its own: neither its parts nor its end are bounds.
+    Neither the end of a launch nor the events inside it are bounds.
     """
     at_s, inside = array("d"), array("b")
     running: list[tuple[float, int, bool]] = []  # end, code, whether it is a launch

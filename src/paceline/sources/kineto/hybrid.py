@@ -16,7 +16,7 @@ from paceline.errors import TraceError
 from paceline.sources.kineto.events import Collective, Group, Profile
 from paceline.sources.kineto.marks import launched_kind, range_at
 
-#: Dimensions as PyTorch's documentation of HSDP names them, and torchtitan 0.3.
+#: Names of the dimensions in PyTorch's documentation of HSDP, and in torchtitan 0.3.
 _REPLICAS: Final = re.compile(r"(?:mesh_)?(?:dp_)?replicate")
 _SHARDS: Final = re.compile(r"(?:mesh_)?(?:dp_)?shard|(?:mesh_)?fsdp")
 
@@ -34,7 +34,7 @@ def hybrid_groups(profile: Profile) -> tuple[Group, Group] | None:
 
 
 def _inner(profile: Profile) -> list[Group]:
-    """Groups of some ranks; one where a program made the same mesh several times."""
+    """Groups of only some ranks; each once, even if the program made its mesh several times."""
     some = [group for group in profile.groups if 1 < len(group.ranks) < profile.world_size]
     return list({(group.purpose, group.ranks): group for group in some}.values())
 
@@ -43,8 +43,8 @@ def with_groups(profile: Profile) -> Profile:
     """The profile with the group of each collective, if it is of a hybrid-sharded job on the host.
 
     Raises:
-        TraceError: the groups are ambiguous: the job is none of FSDP2, the mesh has other names,
-            or a collective that moves parameters or gradients was called outside of FSDP's ranges.
+        TraceError: the groups are ambiguous: the job does not use FSDP2, or its mesh has other
+            names. Or a collective of parameters or gradients is outside of FSDP's ranges.
     """
     host, groups = profile.host, hybrid_groups(profile)
     if host is None:
@@ -75,7 +75,7 @@ def _group(profile: Profile, item: Collective, replicas: Group, shards: Group) -
 
 
 def _refuse_unknown(profile: Profile, whose: str) -> None:
-    """Refuse collectives over groups that are not known; gloo names none at its collectives."""
+    """Refuse collectives whose groups are unknown: gloo names no group at its collectives."""
     inner = _inner(profile)
     piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
     launches = profile.host.launches if profile.host is not None else ()

@@ -1,4 +1,4 @@
-"""The marks of one rank's step on the host: beginnings and ends of passes, launches."""
+"""The marks of one rank's step on the host: begins and ends of passes, and launches."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _KINDS: Final = (
     ("allgather", OpKind.PARAMS_ALL_GATHER),
     ("broadcast", OpKind.PARAMS_ALL_GATHER),
 )
-#: Others in which ranks wait for each other, counted amid a step's passes only.
+#: Other collectives in which ranks wait for each other; they count only between a step's passes.
 _AMID: Final = (
     ("alltoall", OpKind.EXPERT_COMM),
     ("barrier", OpKind.GRADS_REDUCE_SCATTER),
 )
-#: Only one of the ranks waits for the others in these, or all for one.
+#: In these, one rank waits for all others, or all others wait for one rank.
 _ROOTED: Final = ("gather", "scatter")
 
 
 class Mark(NamedTuple):
-    """A moment that every rank's step has; ``microbatch`` is -1 if it belongs to none.
+    """A moment that the step of every rank has.
 
     Attributes:
         at_s: its time, seconds.
         what: ``begin`` or ``end`` of a pass, or a ``launch``.
         kind: kind of the pass or of the launched op.
-        microbatch: microbatch of the pass.
+        microbatch: microbatch of the pass; -1 = none.
         launch: index of the launch in the step, -1 = none.
     """
 
@@ -68,7 +68,7 @@ class HostStep:
     Attributes:
         rank: global rank.
         step: its number.
-        marks: in the order of the program.
+        marks: its marks in the order of the program.
         launches: the launched ops, by launch.
         units: [launch] FSDP unit, '' if no range names one.
         groups: [launch] the lowest rank of its group, -1 = all ranks.
@@ -94,14 +94,14 @@ class HostStep:
 
     @property
     def signature(self) -> tuple[tuple[str, OpKind, int], ...]:
-        """The program that steps share."""
+        """The marks without their times; equal for steps that ran the same program."""
         return tuple((mark.what, mark.kind, mark.microbatch) for mark in self.marks)
 
 
 def launched_kind(name: str) -> OpKind | None:
-    """The kind of a collective by its plain name; None: it moves neither parameters nor gradients.
+    """The kind of a collective by its plain name; None without parameters and gradients.
 
-    Without the tensors' sizes any sum over the group counts as one of gradients.
+    The sizes of tensors are unknown, so any sum over the group counts as one of gradients.
     """
     return next((kind for start, kind in _KINDS if name.startswith(start)), None)
 
@@ -129,10 +129,10 @@ def _host_step(profile: Profile, host: Host, step: Span) -> HostStep:
     }
     launches = tuple(kinds)
     for number, (item, kind) in enumerate(kinds.items()):
-        behind_scatter = item.name == "allreduce" and item.group  # within a copy (HSDP)
+        behind_scatter = item.name == "allreduce" and item.group  # the sum over replicas (HSDP)
         kind = OpKind.SEPARATE_GRADS_ALL_REDUCE if behind_scatter else kind
         marks.append(Mark(item.launch_s, "launch", kind, -1, number))
-    marks.sort(key=lambda mark: mark.at_s)  # a pass ends before the next begins, if at one moment
+    marks.sort(key=lambda mark: mark.at_s)  # stable: ends before begins
     ranges = sorted((*host.gathers, *host.reduces))
     units = [range_at(item.launch_s, ranges) for item in launches]
     members = {group.name: min(group.ranks) for group in profile.groups}
@@ -156,16 +156,16 @@ def _kind_amid(profile: Profile, item: Collective, computed: Span) -> OpKind | N
     """The kind of a collective of a step whose passes lie within ``computed``.
 
     Raises:
-        TraceError: it is amid the passes, and not all ranks wait for each other in it.
+        TraceError: it is between the passes, and not all ranks wait for each other in it.
     """
     kind = launched_kind(item.name)
     if kind is not None or not computed.start_s < item.launch_s < computed.end_s:
         return kind
     if item.name in _ROOTED:
         raise TraceError(
-            f"{profile.path}: a {item.name} amid a step's passes, in which one rank waits for the "
-            "others; such waits are not read: record the job with paceline.record, or leave such "
-            "steps out with --steps"
+            f"{profile.path}: a {item.name} between a step's passes, in which not all ranks wait "
+            "for each other. Such waits are not read: record the job with paceline.record, or "
+            "leave such steps out with --steps"
         )
     return next((kind for start, kind in _AMID if item.name.startswith(start)), None)
 
@@ -179,8 +179,8 @@ def range_at(at_s: float, ranges: Sequence[UnitRange]) -> UnitRange | None:
 def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]:
     """Begin and end of each forward, backward and of the optimizer.
 
-    A backward is a run of the autograd engine's operators, with FSDP's callback behind it. A
-    forward is the run of operators in front of it.
+    A backward is a run of the autograd engine's operators and FSDP's callback after them. A forward
+    is the run of operators before a backward.
     """
     start_s, end_s, backward, chosen = _operators(profile, host, rows)
     start_s, end_s, backward = start_s[chosen], end_s[chosen], backward[chosen]
@@ -210,7 +210,7 @@ def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]
 
 
 def _behind_barrier(host: Host, start_s: Times, first: int, last: int) -> int:
-    """Begin of a forward that follows a barrier: the barrier's operators are left out."""
+    """Begin of a forward without the operators of a barrier before it."""
     for item in host.launches:
         if item.name == "barrier" and start_s[first] <= item.launch_s < start_s[last - 1]:
             behind = int(np.searchsorted(start_s, item.end_s))
@@ -232,7 +232,7 @@ def _operators(
         low, high = np.searchsorted(start_s, [span.start_s, span.end_s])
         chosen[low:high] = False
     for tail in host.tails:
-        # The range itself, too: it may end behind the last operator, with a wait.
+        # Also the range itself: it may end with a wait, after the last operator.
         low, high = np.searchsorted(start_s, [tail.start_s, tail.end_s])
         backward[low:high] = chosen[low:high] = True
     return start_s, end_s, backward, chosen
@@ -243,13 +243,13 @@ def _check_passes(profile: Profile, step: Span, passes: Sequence[tuple[bool, int
     if not passes or 2 * forwards != len(passes) or passes[0][0]:
         raise TraceError(
             f"{profile.path}, step {step.number}: {forwards} forwards, {len(passes) - forwards} "
-            "backwards; a step without pipeline needs a backward behind each forward. Profile "
+            "backwards; a step without pipeline needs a backward after each forward. Profile "
             "whole steps, or leave the step out with --steps"
         )
 
 
 def _updates(profile: Profile, step: Span, computed_s: float) -> list[Mark]:
-    """Begin and end of the optimizers' updates behind the last pass; others are part of that."""
+    """Begin and end of the optimizers' updates after the last pass; earlier ones are part of it."""
     spans = [
         span
         for span in profile.optimizer

@@ -1,8 +1,8 @@
 """NCCL's kernels in a profile -> sends, recvs and collectives.
 
 The names of arguments are those of PyTorch's ``ParamCommsUtils`` (from memory): ``Collective
-name``, ``Process Group Name``, ``In msg nelems``, ``Seq``, and ``Dst Rank`` or ``Src Rank`` of a
-send or recv, counted within its group.
+name``, ``Process Group Name``, ``In msg nelems`` and ``Seq``. A send or recv also has ``Dst Rank``
+or ``Src Rank``, a number within its group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def communication(
 ) -> tuple[list[Transfer], list[Collective]]:
     """Sends and recvs, and all other communication.
 
-    A batch of sends and recvs is one kernel: it is given all calls since the kernel before.
+    A batch of sends and recvs has one kernel, which gets all calls since the last such kernel.
 
     Args:
         kernels: NCCL's kernels.
@@ -96,7 +96,7 @@ def _name(args: Any) -> str:
 
 
 def _collective(kernel: Kernel, args: Any | None) -> Collective:
-    """The collective of a kernel, by the arguments of PyTorch's calls; None without any."""
+    """The collective of a kernel; ``args`` are the arguments of PyTorch's call, None = unknown."""
     name, group, seq, elements = kernel.name.lower(), "", None, None
     if args is not None:
         name = _name(args) or name
@@ -118,13 +118,13 @@ def _collective(kernel: Kernel, args: Any | None) -> Collective:
 def _with_peers(transfers: Sequence[_Sided], groups: Sequence[Group], rank: int) -> list[Transfer]:
     """Peers as global ranks: the file counts them within the group, unless that is impossible."""
     members = {group.name: group.ranks for group in groups}
-    told = [(transfer, members.get(name, ()), peer) for transfer, name, peer in transfers]
+    with_ranks = [(transfer, members.get(name, ()), peer) for transfer, name, peer in transfers]
     within = all(
         peer < len(ranks) and ranks[peer] != rank
-        for _, ranks, peer in told
+        for _, ranks, peer in with_ranks
         if peer is not None and ranks
     )
     return [
         transfer._replace(peer=-1 if peer is None else ranks[peer] if within and ranks else peer)
-        for transfer, ranks, peer in told
+        for transfer, ranks, peer in with_ranks
     ]

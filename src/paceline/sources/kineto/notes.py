@@ -1,4 +1,4 @@
-"""How the computes and waits of some profiles were found, in words, and with what certainty."""
+"""Notes on the way in which computes and waits of profiles were found, and its certainty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CERTAINTY_RUNS = 0.8
 #: With several chunks per stage, Megatron's interleaved order is also assumed.
 CERTAINTY_CHUNKS = 0.65
 
-#: Waits by the rules of one version of FSDP; the ranges of the profile name its units.
+#: Waits follow the rules of one version of FSDP; the profile's ranges name its units.
 CERTAINTY_RULES = 0.9
 
 #: Waits within passes count as compute: a slow rank looks like the others.
@@ -26,10 +26,10 @@ class Way:
         runs: computes are runs of kernels, not ranges.
         overlapped: buckets of gradients cut backwards, by a rule.
         streamed: stream waits cut computes.
-        by_rule: these waits are FSDP2's rules, not events of the profile.
+        by_rule: these waits follow from FSDP2's rules, not from events of the profile.
         programmed: launches and waits of the host cut computes.
         on_host: there are no kernels.
-        hidden_waits: all-to-alls of several replicas within passes, where nothing cuts computes.
+        hidden_waits: number of all-to-alls of several replicas within passes that nothing cuts.
     """
 
     runs: bool
@@ -56,35 +56,35 @@ class Way:
             notes.append(
                 "computes are runs of kernels between calls to send and receive; "
                 f"{aside['too short']} short runs and {aside['after the last backward']} after a "
-                "step's last backward are none"
+                "step's last backward do not count"
             )
         if self.hidden_waits:
             notes.append(
-                f"{self.hidden_waits} all-to-alls run within forwards and backwards: what ranks "
-                "wait there counts as their compute, so S may be too low and a slow rank look like "
+                f"{self.hidden_waits} all-to-alls run within forwards and backwards: the ranks' "
+                "waits there count as compute. So S may be too low and a slow rank may look like "
                 "the others; profile with enable_cuda_sync_events"
             )
         if self.overlapped:
             notes.append(
-                "buckets of gradients overlap backwards: these are cut where buckets start; that "
-                "all are awaited behind the backward is a rule (DDP), no stream event of the "
-                "profile"
+                "buckets of gradients overlap backwards, which are cut where buckets start; the "
+                "profile has no stream events, so by DDP's rule the end of a backward waits for "
+                "all buckets"
             )
         if self.by_rule:
             notes.append(
-                "no stream waits are in the profiles, so what waits for FSDP's gathers and "
-                "reductions is told by the rules of torch 2.13; profile with "
-                "enable_cuda_sync_events to know it"
+                "the profiles have no stream waits, so waits for FSDP's gathers and reductions "
+                "follow the rules of torch 2.13; profile with enable_cuda_sync_events to record "
+                "them"
             )
         elif self.streamed:
             notes.append(
                 "computes are cut where streams waited for others (enable_cuda_sync_events): "
-                "behind what a collective waits for, and before what waits for it"
+                "after the event that a collective waits for, and before the one that waits for it"
             )
         if self.programmed:
             notes.append(
-                "computes are cut where the host launched collectives (c10d) and where it stood "
-                "until they ended (gloo); where nobody ever waited for one, a rule says where it "
+                "computes are cut where the host launched collectives (c10d) and where it waited "
+                "until they ended (gloo). If no rank ever waited for one, a rule says where it "
                 "was needed"
             )
         elif self.on_host:

@@ -14,7 +14,7 @@ from paceline.sources.kineto.events import Profile, Range, Span, Transfer
 from paceline.trace import OpKind
 
 #: A run with fewer kernels than this share of the longest run's belongs to no microbatch. It may be
-#: loss scaling, or a copy in front of a send. Kernels count, since times are noisy on a busy host.
+#: loss scaling, or a copy before a send. Kernels are counted, since a busy host makes times noisy.
 SHORT_SHARE = 0.3
 
 _TRANSFER_KIND = {
@@ -32,12 +32,12 @@ _IN_COMPUTE = {
 
 
 class RankOp(NamedTuple):
-    """An operation; if ``kind`` is None, ``peer`` tells the transfer's direction. Seconds.
+    """An operation. If ``kind`` is None, it is a transfer whose direction follows from ``peer``.
 
-    ``launch_s`` is the host's launch of its last kernel. ``tail_s`` is the time when the GPU had
-    done the work behind a backward. ``kernel`` is the correlation of a collective's kernel.
-    ``part``, ``issued``, ``awaited`` and ``group`` are those of a trace, if its rank's program is
-    known.
+    Times are in seconds. ``launch_s`` is the host's launch of its last kernel. ``tail_s`` is the
+    time when the GPU had done the work after a backward. ``kernel`` is the correlation of a
+    collective's kernel. ``part``, ``issued``, ``awaited`` and ``group`` are those of a trace; they
+    are known if the rank's program is.
     """
 
     kind: OpKind | None
@@ -62,7 +62,7 @@ def rank_ops(
 ) -> list[RankOp]:
     """Computes, transfers and updates of a rank within its steps.
 
-    The ranges of ``torch.distributed.pipelining`` tell the kind of each op. Without them a compute
+    The ranges of ``torch.distributed.pipelining`` give the kind of each op. Without them a compute
     is a run of kernels of one direction, between one call to send or receive and the next.
 
     Args:
@@ -72,8 +72,8 @@ def rank_ops(
         aside: counts runs that belong to no microbatch.
 
     Raises:
-        TraceError: the ranges are of a schedule that splits or overlaps passes. Or there are none,
-            and nothing else distinguishes backwards from forwards.
+        TraceError: the ranges are of a schedule that splits or overlaps passes. Or there are no
+            ranges, and nothing else distinguishes backwards from forwards.
     """
     for named in profile.ranges:
         _check_action(named, profile)
@@ -110,7 +110,7 @@ def _updates(profile: Profile, clock: _Steps) -> Iterator[RankOp]:
     """The optimizer's update of each step."""
     spans: dict[int, tuple[float, float]] = {}
     for update in profile.optimizer:
-        # Its middle: where updates end the steps, this one's end is the step's.
+        # The middle decides: the end of the update may be the end of its step.
         step = clock.at((update.start_s + update.end_s) / 2)
         window = _window(profile, update) if profile.on_gpu else update[:2]
         if step is not None and window is not None:
@@ -176,7 +176,7 @@ def _by_ranges(profile: Profile, clock: _Steps, unplaced: Counter[str]) -> list[
 def _compute_window(
     profile: Profile, item: Range, inside: Sequence[Transfer], arrived_s: float
 ) -> tuple[float, float] | None:
-    """Times of a compute: its kernels; on CPU its range without waits for input and sends."""
+    """Begin and end of a compute's kernels; on CPU, of its range without transfers."""
     if profile.on_gpu:
         return _window(profile, item, backward=False if item.action == "F" else None)
     start_s, end_s = max(item.start_s, arrived_s), item.end_s
@@ -196,8 +196,8 @@ def _check_action(item: Range, profile: Profile) -> None:
     elif item.action == "1F1B" or item.action.endswith(")"):
         raise TraceError(
             f"{profile.path}: its schedule runs a forward beside a backward (DualPipe's "
-            f"{item.action!r}); a trace can hold that, but these ranges do not tell the stage, the "
-            "chunk and the microbatch of either. Write a trace with them (docs/trace-format.md); "
+            f"{item.action!r}); a trace can hold that, but these ranges do not name the stage, the "
+            "chunk and the microbatch of both. Write a trace with them (docs/trace-format.md); "
             "paceline ranks reports on the file alone"
         )
     else:

@@ -1,9 +1,9 @@
 """Steps of data-parallel GPUs whose gradients are exchanged during the backward, as programs.
 
-A profile without stream events does not show waits. For gradients they are known all the same. A
-bucket's kernel starts when its gradients are there. The work behind the backward needs all buckets
-(DDP waits behind the last gradient). Gathers of parameters within a pass (FSDP) have no such rule,
-so these jobs are read as whole passes.
+A profile without stream events does not show waits. For gradients a rule gives them. A bucket's
+kernel starts when its gradients are there. The work after the backward needs all buckets, since DDP
+waits after the last gradient. Gathers of parameters within a pass (FSDP) have no such rule, so
+such jobs are read as whole passes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.trace import OpKind
 _PASSES: Final = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER)
 
 
-#: If a larger share of the shorter one overlaps, a forward and a backward are no passes of one
-#: stream. A smaller overlap may be copies on another stream at their ends.
+#: If a larger share of the shorter pass overlaps, a forward and a backward ran on two streams. A
+#: smaller overlap may be copies on another stream at their ends.
 MAX_OVERLAP_SHARE: Final = 0.1
 
 
 def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
-    """Refuse passes of which two run at once: their times would describe neither.
+    """Refuse two passes that run at the same time: the times of kernels would describe neither.
 
     Raises:
         TraceError: two computes of a step overlap.
@@ -44,10 +44,10 @@ def check_overlaps(ops: Sequence[RankOp], profile: Profile) -> None:
             assert after.kind is not None
             raise TraceError(
                 f"{profile.path}, step {before.step}: a {before.kind.label} and a "
-                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe; "
-                "which kernels are of which is not told, so this reader takes one pass at a time. "
-                "Write a trace with both (docs/trace-format.md); paceline ranks reports on the "
-                "file alone"
+                f"{after.kind.label} overlap by {shared_s * 1e3:.3g} ms, as in DualPipe. "
+                "The profile does not say which pass a kernel is of, so this reader takes one pass "
+                "at a time. Write a trace with both (docs/trace-format.md); paceline ranks reports "
+                "on the file alone"
             )
 
 
@@ -107,7 +107,7 @@ def _step(ops: Sequence[RankOp], step: int) -> list[RankOp]:
     here = sorted((op for op in ops if op.step == step), key=lambda op: op.start_s)
     passes = [op for op in here if op.kind in _PASSES]
     if not passes:
-        return []  # which the check of the ranks' ops names
+        return []  # the check of the ranks' ops reports it
     begun = [op.start_s for op in passes]
     launched: list[list[RankOp]] = [[] for _ in passes]
     for op in here:

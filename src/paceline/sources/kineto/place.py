@@ -25,7 +25,7 @@ NO_PURPOSE = "the process groups are not named after their purpose"
 
 @dataclass(frozen=True)
 class Places:
-    """Where the ranks sit.
+    """Places of the ranks in the job.
 
     Attributes:
         of_rank: global rank -> (dp, pp).
@@ -59,10 +59,10 @@ def find_places(profiles: Sequence[Profile], job: Job | None) -> Places:
 
 
 def check_places(profiles: Sequence[Profile], job: Job | None) -> None:
-    """Refuse files that no events can complete; only ranks and process groups are needed.
+    """Refuse files that are not a whole job, by their ranks and process groups, without events.
 
     Raises:
-        TraceError: ranks are missing or there twice.
+        TraceError: ranks are missing or are there twice.
     """
     _check_ranks(profiles)
     places = _by_hybrid(profiles, job) or _by_groups(profiles, job) or _by_job(profiles, job)
@@ -78,7 +78,7 @@ def _check_all(places: Places, n_files: int) -> None:
         for pp in range(places.job.pp_size):
             if (dp, pp) not in have:
                 raise TraceError(
-                    f"of dp {dp}, stage {pp} no rank's profile is here; {n_files} files "
+                    f"no profile is of dp {dp}, stage {pp}; {n_files} files "
                     f"are given for {places.job.dp_size} dp ranks x {places.job.pp_size} stages: "
                     f"give one file per rank, or {RANKS_HINT}"
                 )
@@ -107,7 +107,7 @@ def _check_ranks(profiles: Sequence[Profile]) -> None:
 
 
 def _by_hybrid(profiles: Sequence[Profile], job: Job | None) -> Places | None:
-    """Hybrid sharding alone: all ranks are data parallel, though a group has some of them only."""
+    """For hybrid sharding alone: all ranks are data parallel, though both groups have only some."""
     if any(hybrid_groups(profile) is None for profile in profiles):
         return None
     n = profiles[0].world_size
@@ -119,7 +119,7 @@ def _by_hybrid(profiles: Sequence[Profile], job: Job | None) -> Places | None:
 
 
 def _by_groups(profiles: Sequence[Profile], job: Job | None) -> Places | None:
-    """Positions in the groups that are named after their purpose."""
+    """The ranks' positions in the groups that are named after their purpose."""
     of_rank, sizes = {}, set()
     for profile in profiles:
         pp, pp_size = _position(profile, _PIPELINE)

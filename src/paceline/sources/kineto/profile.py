@@ -1,10 +1,10 @@
 """One rank's PyTorch profile (Kineto Chrome trace) -> the events that a pipeline's step needs.
 
-Format: the files of ``torch.profiler`` (``export_chrome_trace``, ``tensorboard_trace_handler``),
-read off files of torch 2.13 on CPU. For CUDA it is from memory of PyTorch's profiler and
-``ParamCommsUtils``. ``correlation`` ties kernels to the host's launch. Communication calls are
-``record_param_comms`` ops; NCCL's kernels carry the same arguments. These are ``Collective name``,
-``Process Group Name``, ``Dst Rank``, ``Src Rank`` and ``Seq``.
+Format: the files of ``torch.profiler`` (``export_chrome_trace``, ``tensorboard_trace_handler``), as
+torch 2.13 writes them on CPU. For CUDA it is from memory of PyTorch's profiler and
+``ParamCommsUtils``. ``correlation`` connects kernels with the host's launches. Communication calls
+are ``record_param_comms`` ops; NCCL's kernels carry the same arguments. These are ``Collective
+name``, ``Process Group Name``, ``Dst Rank``, ``Src Rank`` and ``Seq``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.sources.fields import mapping, optional_whole
-from paceline.sources.kineto.complete_events import Event, Taker, hand_out
+from paceline.sources.kineto.complete_events import Event, Handler, dispatch
 from paceline.sources.kineto.events import (
     Group,
     Profile,
@@ -67,18 +67,18 @@ def read_profile(path: Path) -> Profile:
     """Read one rank's file; memory grows with its kernels and operators (some 40 bytes each).
 
     Raises:
-        TraceError: it is damaged, no profile, or names no rank.
+        TraceError: the file is damaged, is no profile, or names no rank.
     """
     reader = _Reader(path)
-    return reader.finish(hand_out(path, reader.takers, 1e-6, _ARGS))
+    return reader.finish(dispatch(path, reader.handlers, 1e-6, _ARGS))
 
 
 class _Reader:
-    """Sorts the events of a file by their meaning; times relative to the file's base."""
+    """Sorts the events of a file by their meaning; times are relative to the file's base."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.takers: dict[str, Taker] = {
+        self.handlers: dict[str, Handler] = {
             "user_annotation": self._annotation,
             "cpu_op": self._operator,
             "operator": self._operator,
@@ -107,8 +107,8 @@ class _Reader:
         self.copies: list[tuple[float, float]] = []
         self.copy_calls: list[tuple[int, int]] = []  # correlation and stream of each copy
         self.kernel_stream = array("i")
-        # Of each stream wait: correlation of its call, its stream, the other stream, the record's
-        # correlation.
+        # For each stream wait: correlation of its call, its stream, the other stream, and the
+        # correlation of the record.
         self.waits: list[tuple[int, int, int, int]] = []
 
     def _annotation(self, event: Event, start_s: float, end_s: float) -> None:
@@ -179,7 +179,7 @@ class _Reader:
         call, stream = optional_whole(args.correlation), optional_whole(args.stream)
         other = optional_whole(args.wait_on_stream)
         record = optional_whole(args.wait_on_cuda_event_record_corr_id)
-        # An event recorded before the profile began causes no wait.
+        # An event that was recorded before the profile began lacks values; it is left out.
         if None not in (call, stream, other, record):
             self.waits.append((call or 0, stream or 0, other or 0, record or 0))
 
@@ -294,11 +294,11 @@ class _Reader:
         )
 
     def _unseen(self) -> str:
-        """Why a profile is refused whose host launched what no kernel of the file shows."""
+        """The error for a profile whose host launched collectives on a device without kernels."""
         ((library, count),) = self.host.on_device.most_common(1)
         return (
             f"{self.path} has {count} collectives that the host launched on {library}, but no CUDA "
-            "kernels that compute, and no other device's events are imported; profile with "
+            "kernels that compute, and no other device's events are imported. Profile with "
             "ProfilerActivity.CUDA, too; paceline ranks reports what is there"
         )
 
@@ -321,12 +321,12 @@ class _Reader:
         return self._launch_s[at], self._correlation[at] == wanted, self._thread[at]
 
     def _work(self, base_s: float, unplaced: Counter[str]) -> Work:
-        """The kernels that compute; those launched by another than the main thread are backward."""
+        """The kernels that compute; those that the main thread did not launch are backward."""
         launch_s, found, thread = self._launch_of(np.frombuffer(self.kernels, np.int64))
         unplaced["kernels whose launch is not in the file"] += int((~found).sum())
         start_s, end_s = (np.frombuffer(times)[found] for times in self.kernel_times)
         order = np.argsort(launch_s[found], kind="stable")
-        # Without a range that shows the main thread, it is the one that launched first.
+        # Without a range that shows the main thread, take the one that launched first.
         main = int(thread[found][order[0]]) if len(order) else 0
         main = self.threads.get(self.optimizer_thread, main)
         main = self.threads.get(self.step_thread, main)
@@ -338,7 +338,7 @@ class _Reader:
         )
 
     def _gloo(self) -> list[Transfer]:
-        """Gloo's sends and recvs: from the call (which may start the range late) to its end.
+        """Gloo's sends and recvs: from the call, after which the range may start late, to its end.
 
         Peers are known if shapes were recorded.
         """
@@ -360,11 +360,11 @@ def _stream_of(args: Any) -> int:
 
 
 def no_rank(path: Path) -> str:
-    """Why a file without its rank is refused."""
+    """The error for a file without its rank."""
     return (
         f"{path} has no distributedInfo with a rank; profile after "
-        "torch.distributed.init_process_group, so that the file says whose it is; paceline ranks "
-        "reports on it without that"
+        "torch.distributed.init_process_group, so that the file names its rank; paceline ranks "
+        "reports on the file without that"
     )
 
 

@@ -21,7 +21,7 @@ from paceline.sources.kineto.waits import Place, wait_places
 from paceline.trace import OpKind
 
 HOW_TO = (
-    "profile with ProfilerActivity.CPU from before the step's forward to behind its optimizer, "
+    "profile with ProfilerActivity.CPU from before the step's forward until after its optimizer, "
     "after init_process_group"
 )
 
@@ -29,8 +29,8 @@ HOW_TO = (
 def has_program(profile: Profile) -> bool:
     """Whether a profile has the host's launches of a data-parallel job, and no pipeline.
 
-    Gloo does not name the group of a collective. So with groups of some ranks only, it is not known
-    which group launched it, but of hybrid sharding (:mod:`paceline.sources.kineto.hybrid`).
+    Gloo does not name the group of a collective. So if groups have only some of the ranks, the
+    group is unknown, except for hybrid sharding (:mod:`paceline.sources.kineto.hybrid`).
     """
     whole = {tuple(sorted(group.ranks)) for group in profile.groups}
     piped = profile.transfers or any(item.action in ("F", "B") for item in profile.ranges)
@@ -45,7 +45,7 @@ def program_ops(profiles: Sequence[Profile]) -> dict[int, list[RankOp]]:
     """Rank -> its computes, collectives and updates with their places in the program.
 
     Raises:
-        TraceError: a rank launched no collective, or ranks launched unlike ones in most steps.
+        TraceError: a rank launched no collective, or has no step with the others' program.
     """
     steps: list[HostStep] = []
     for profile in profiles:
@@ -53,7 +53,7 @@ def program_ops(profiles: Sequence[Profile]) -> dict[int, list[RankOp]]:
         if not any(step.launches for step in of_rank):
             raise TraceError(
                 f"{profile.path} has no c10d:: operator with a gloo: range that exchanges "
-                f"parameters or gradients, so what its rank waits for cannot be told; {HOW_TO}"
+                f"parameters or gradients, so the waits of its rank are unknown; {HOW_TO}"
             )
         steps += of_rank
     alike: dict[tuple[tuple[str, OpKind, int], ...], list[HostStep]] = defaultdict(list)
@@ -141,7 +141,7 @@ class _Program:
         return self._ops
 
     def _cut(self, at_s: float) -> None:
-        """The open compute ends."""
+        """End the open compute."""
         if self._pass is None:
             return
         key = (self._pass.kind, self._pass.microbatch)
@@ -167,10 +167,10 @@ class _Program:
         self._open_s = mark.at_s
 
     def _wait(self, at: int, number: int) -> None:
-        """The program waits before the bound that is ``number`` bounds behind a mark."""
+        """Add a wait before the bound that is ``number`` bounds behind a mark."""
         launches = self._waits[at, number]
         idle_s, back_s = self._around(at, number)
-        # A stream that waits as soon as it has launched computes nothing in between.
+        # A thread that waits right after a launch computes nothing in between.
         if at < 0 or self._step.marks[at].what != "launch" or number > 0:
             self._cut(idle_s)
         end_s = max(self._step.launches[launch].end_s for launch in launches)

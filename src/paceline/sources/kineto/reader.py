@@ -86,7 +86,7 @@ def read(
             check_overlaps(ops, profile)
             ops_of[profile.rank] = with_tails(ops, profile)
             profile = replace(profile, host=None, copies=())
-        # Kernels are done with; the other ranks' need the memory.
+        # The kernels are not needed any more; the other ranks need the memory.
         profiles.append(replace(profile, work=_NO_WORK, steps=spans))
     if len(set(ways.values())) > 1:
         raise TraceError(
@@ -160,7 +160,7 @@ def _programmed(profiles: Sequence[Profile], places: Places) -> bool:
 
 
 def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
-    """Whether all are GPUs of a data-parallel job whose profiles have stream waits."""
+    """Whether all ranks are GPUs of a data-parallel job whose profiles have stream waits."""
     have = [
         profile.stream is not None and not profile.transfers and not profile.ranges
         for profile in profiles
@@ -179,15 +179,15 @@ def _streamed(profiles: Sequence[Profile], places: Places) -> bool:
 
 
 def _check_groups(profile: Profile, places: Places) -> None:
-    """Refuse exchanges within some of the data-parallel ranks: a program's meet all of them."""
+    """Refuse exchanges within some of the data-parallel ranks: a program needs those of all."""
     groups = {group.name: group for group in profile.groups}
     for name in {item.group for item in profile.collectives} & groups.keys():
         dp_ranks = {places.of_rank[rank][0] for rank in groups[name].ranks}
         if _over_data(groups[name], profile.rank, places) and len(dp_ranks) < places.job.dp_size:
             raise TraceError(
                 f"{profile.path}: the process group {name} has {len(dp_ranks)} of the "
-                f"{places.job.dp_size} data-parallel ranks (HSDP?), which a profile's reader has "
-                "no families for; record such a job with paceline.record"
+                f"{places.job.dp_size} data-parallel ranks (HSDP?), and this reader takes only "
+                "groups of all; record such a job with paceline.record"
             )
 
 
@@ -212,7 +212,7 @@ def _stream_programs(
 def _overlapped(
     profiles: Sequence[Profile], places: Places, ops_of: Mapping[int, Sequence[RankOp]]
 ) -> bool:
-    """Whether all are GPUs of a data-parallel job that exchange gradients during backwards."""
+    """Whether all ranks are GPUs of a data-parallel job that exchange gradients in backwards."""
     return (
         places.job.pp_size == 1
         and all(p.on_gpu and not p.transfers and not p.ranges for p in profiles)
@@ -223,7 +223,7 @@ def _overlapped(
 def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> None:
     dp, pp = places.of_rank[rank]
     for op in ops:
-        assert op.kind is not None  # with_direction has seen to it
+        assert op.kind is not None  # with_direction sets it
         compute = op.kind <= OpKind.BACKWARD_COMPUTE
         table.add(
             rank=rank,
@@ -243,9 +243,9 @@ def _add(table: OpTable, rank: int, ops: Sequence[RankOp], places: Places) -> No
 
 
 def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> list[RankOp]:
-    """Collectives over the rank's data-parallel peers, and of tied embeddings."""
+    """Collectives over the rank's data-parallel peers, and those of tied embeddings."""
     groups = {group.name: group for group in profile.groups}
-    if len(groups) == 1:  # gloo does not say the group; there is but one
+    if len(groups) == 1:  # gloo does not name the group, but there is only one
         groups[""] = profile.groups[0]
     over_data = {name for name, group in groups.items() if _over_data(group, profile.rank, places)}
     largest = max((c.elements for c in profile.collectives if c.group in over_data), default=0)
@@ -253,7 +253,7 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
     for item in profile.collectives:
         group = groups.get(item.group)
         if group is None:
-            unplaced["collectives whose group is not told"] += 1
+            unplaced["collectives of unknown groups"] += 1
             continue
         kind = _kind(item, largest) if item.group in over_data else None
         if "EMBEDDING" in group.purpose and "allreduce" in item.name:
@@ -270,7 +270,7 @@ def _collectives(profile: Profile, places: Places, unplaced: Counter[str]) -> li
 
 
 def _hidden_waits(profile: Profile, places: Places) -> int:
-    """All-to-alls of several replicas in the steps of a profile: experts exchange tokens."""
+    """Number of all-to-alls of several replicas in a profile's steps: experts exchange tokens."""
     groups = {group.name: group for group in profile.groups}
     return sum(
         "alltoall" in item.name

@@ -44,7 +44,7 @@ def _by_optimizer(profile: Profile) -> tuple[Span, ...]:
 
 
 def _by_period(profile: Profile) -> tuple[Span, ...]:
-    """Steps as the cycle of the rank's communication; one begins after the collectives.
+    """Steps are cycles of the rank's communication; a step begins after the collectives.
 
     Sends and recvs follow each other within a step, and collectives of gradients and parameters end
     it. So a step begins at the longest stretch without collectives.
@@ -74,7 +74,7 @@ def _by_period(profile: Profile) -> tuple[Span, ...]:
             f"{profile.path} has no ProfilerStep#N and no Optimizer.step ranges, and its "
             "communication shows no period; call prof.step() after each step"
         )
-    # Doubled, so that a stretch may run over the end of the cycle.
+    # Two cycles, so that a stretch may cross the end of a cycle.
     bounds = np.flatnonzero(np.diff(np.concatenate([[0], np.tile(cycle, 2), [0]]).astype(int)))
     begin, end = bounds[::2], bounds[1::2]
     phase = int(begin[int(np.argmax(np.minimum(end - begin, period)))]) % period

@@ -1,7 +1,7 @@
 """Steps of data-parallel GPUs whose stream waits are recorded, as programs of the main stream.
 
-Its computes are cut behind an event that a collective waits for, and before an event that waits for
-a collective. The module :mod:`paceline.sources.kineto.streams` finds these events.
+The computes of the stream are cut after an event that a collective waits for, and before an event
+that waits for a collective. The module :mod:`paceline.sources.kineto.streams` finds these events.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Step:
                 if low <= bound.before < issued:
                     raise TraceError(
                         f"step {step.number}: something waits for the kernel with correlation "
-                        f"{op.kernel} before that is launched; is the profile damaged?"
+                        f"{op.kernel} before its launch; is the profile damaged?"
                     )
                 if low <= bound.before < high:
                     self._awaited[bound.before].append(op.kernel)
@@ -96,7 +96,7 @@ class _Step:
         return self._ops
 
     def _compute(self, begin: int, end: int) -> None:
-        """Computes of the main stream from one row up to another."""
+        """Add the compute of the main stream from one row up to another."""
         owner = self._owners[begin - self._rows.start] if begin < end else None
         if owner is None:
             return
@@ -106,7 +106,7 @@ class _Step:
         self._add(op, owner)
 
     def _add(self, op: RankOp, counted: OpKind | _Owner | None) -> None:
-        assert counted is not None  # with_direction has seen to it
+        assert counted is not None  # with_direction sets it
         self._ops.append(op._replace(part=self._parts[counted], issued=len(self._ops)))
         self._parts[counted] += 1
 
@@ -119,9 +119,9 @@ class _Owner(NamedTuple):
 
 
 def _owner(launch_s: float, passes: Sequence[RankOp], updates: Sequence[Span]) -> _Owner | None:
-    """Owner of an event of the main stream; None: nothing in the step owns it.
+    """Owner of an event of the main stream; None if nothing in the step owns it.
 
-    Kernels behind a pass belong to the next pass; behind the last backward, to that backward.
+    Kernels after a pass belong to the next pass, but kernels after the last backward belong to it.
     """
     if any(span.start_s <= launch_s < span.end_s for span in updates):
         return _Owner(OpKind.OPTIMIZER, -1)

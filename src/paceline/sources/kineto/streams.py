@@ -34,7 +34,7 @@ class DeviceEvent(NamedTuple):
 
 
 class StreamWait(NamedTuple):
-    """A stream waits for an event that was recorded on another one. Seconds of the host's calls."""
+    """A stream's wait for an event of another one. Times are those of the host's calls, seconds."""
 
     wait_s: float
     stream: int
@@ -78,7 +78,7 @@ class MainStream:
 
 
 def main_stream(events: Sequence[DeviceEvent], waits: Sequence[StreamWait]) -> MainStream | None:
-    """The main stream, and the waits across streams; None: nothing computes."""
+    """The main stream, and the places of collectives in it; None if nothing computes."""
     busy_s: dict[int, float] = {}
     for event in events:
         if event.collective < 0:
@@ -99,7 +99,7 @@ def main_stream(events: Sequence[DeviceEvent], waits: Sequence[StreamWait]) -> M
 def _bounds(
     events: Sequence[DeviceEvent], waits: Sequence[StreamWait], main: int
 ) -> dict[int, Bound]:
-    """Follow the host's calls: the progress of each other stream that a stream waits for."""
+    """Follow the host's calls, and note how far each stream waits for each other stream."""
     calls: list[tuple[float, int, int]] = []  # time, what (record, wait, launch), index
     calls += [(wait.record_s, 0, n) for n, wait in enumerate(waits)]
     calls += [(wait.wait_s, 1, n) for n, wait in enumerate(waits)]

@@ -1,4 +1,4 @@
-"""Sends and recvs between the stages of some profiles: their direction, and where they end."""
+"""Sends and recvs between the stages of some profiles: their directions and their ends."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def with_direction(
     ops: Sequence[RankOp], rank: int, places: Places, unplaced: Counter[str]
 ) -> list[RankOp]:
     """The ops of a rank; the stage of a transfer's peer distinguishes forward from backward."""
-    told = []
+    directed = []
     for op in ops:
         kind = op.kind if op.kind is not None else _direction(op, rank, places)
         if kind is None:
-            unplaced["sends and recvs whose direction cannot be told"] += 1
+            unplaced["sends and recvs of unknown direction"] += 1
         else:
-            told.append(op._replace(kind=kind))
-    return told
+            directed.append(op._replace(kind=kind))
+    return directed
 
 
 def _direction(op: RankOp, rank: int, places: Places) -> OpKind | None:
@@ -46,11 +46,11 @@ def _direction(op: RankOp, rank: int, places: Places) -> OpKind | None:
 
 
 def end_together(ops_of: Mapping[int, list[RankOp]], places: Places) -> None:
-    """Let both sides of a transfer end when the first of them noticed, in place.
+    """Let both sides of a transfer end at the earlier of their two ends, in place.
 
-    On the host a send or recv ends with the wait for it, maybe much later than the data came. So
-    the side that waits sooner is nearer to the truth. Stage and microbatch match the sides if the
-    ranges have them; else their order does.
+    On the host a send or recv ends with the wait for it, perhaps much later than the data came. So
+    the earlier end is nearer to the truth. The sides are matched by stage and microbatch if the
+    ranges have them, else by order.
     """
     for send, recv, way in _PAIRS:
         sides: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)

@@ -1,10 +1,9 @@
 """Waits of a program on the host for its communication; no event of a profile shows them.
 
-The thread stands in a wait until the transfer has ended, on every rank and in every step. So no
-wait lies behind a moment that some rank passed while the transfer still ran. Candidates are moments
-that no rank passed too soon, and at which a thread stood idle until the end. The earliest of them
-is the wait. If no thread ever stood idle, the transfer is hidden on all ranks, and a rule gives the
-latest place where it is needed.
+A waiting thread is idle until the transfer has ended, on every rank and in every step. So the wait
+does not lie before a moment that some rank passed while the transfer still ran. The wait is at the
+earliest remaining moment, if some thread was idle there until the end. If no thread ever was, the
+transfer is hidden on all ranks, and a rule gives the latest place where it is needed.
 """
 
 from __future__ import annotations
@@ -24,27 +23,28 @@ from paceline.trace import OpKind
 #: Events may begin this much before a recorded end that they waited for.
 TOLERANCE_S: Final = 20e-6
 
-#: A thread waited for an end, whatever it ran, if it goes on within PROMPT_S plus PROMPT_SHARE of
-#: its wait. Inside an operator most ranks and steps must do so: an end may come while it computes.
+#: A thread waited for an end if it goes on within PROMPT_S plus PROMPT_SHARE of its wait. Inside an
+#: operator, which may compute, most ranks and steps must do so.
 PROMPT_S, PROMPT_SHARE = 0.2e-3, 0.1
 
-#: Gloo's thread may be held up between the end of a transfer and its record. Where most ranks and
-#: steps stood in a wait, EARLY_SHARE of them may seem to pass it, by at most EARLY_S plus
-#: PROMPT_SHARE of their idle time in front of it.
+#: Gloo's thread may be delayed between the end of a transfer and its record. Where most ranks and
+#: steps waited, EARLY_SHARE may seem to go on too early: by at most EARLY_S plus
+#: PROMPT_SHARE of their idle time.
 EARLY_S, EARLY_SHARE = 1e-3, 0.25
 
-#: Outside of operators a thread may come back later, when others use its core.
+#: Outside of operators, other threads may use the core: a thread may go on later, within AWAKE_S
+#: plus its wait. At least BLOCKED_SHARE of ranks and steps must have waited.
 AWAKE_S, BLOCKED_SHARE = 1e-3, 0.1
 
 Place = tuple[int, int]
 
 
-class Stood(NamedTuple):
+class _EndView(NamedTuple):
     """One rank's view of one transfer's end in a step.
 
     Attributes:
         place: place of the first bound behind the end.
-        waited_s: idle time of the thread at the end; at most 0: it was not idle.
+        waited_s: idle time of the thread at the end; 0 or less if it was not idle.
         back_s: time from the end to that bound.
         computing: whether the idle time is inside an operator, which may compute.
     """
@@ -56,7 +56,7 @@ class Stood(NamedTuple):
 
 
 def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
-    """[launch] the bound before which the program waits; None: it does not wait within its step.
+    """[launch] the bound before which the program waits; None if it does not wait in its step.
 
     Args:
         steps: steps of one signature, of any rank.
@@ -65,23 +65,23 @@ def wait_places(steps: Sequence[HostStep]) -> list[Place | None]:
     marks = steps[0].marks
     places: list[Place | None] = []
     for number in range(len(steps[0].launches)):
-        stood = [_stood(step, number, usual) for step in steps]
-        seen = [one for one in stood if one is not None]
+        views = [_end_view(step, number, usual) for step in steps]
+        seen = [one for one in views if one is not None]
         if 2 * len(seen) < len(steps):
             places.append(None)
             continue
         place = _seen_place(seen)
         if place is None:
-            place = _place_before_late_records(steps, number, stood)
+            place = _place_before_late_records(steps, number, views)
         places.append(place if place is not None else _needed_at(steps, number, marks))
     return places
 
 
 def _place_before_late_records(
-    steps: Sequence[HostStep], launch: int, stood: Sequence[Stood | None]
+    steps: Sequence[HostStep], launch: int, views: Sequence[_EndView | None]
 ) -> Place | None:
-    """The place where most threads stood until the end, but for ends that were recorded late."""
-    seen = [(step, one) for step, one in zip(steps, stood, strict=True) if one is not None]
+    """The place where most threads waited until the end, except for ends recorded late."""
+    seen = [(step, one) for step, one in zip(steps, views, strict=True) if one is not None]
     for place in sorted({one.place for _, one in seen}, reverse=True):
         until = [one for _, one in seen if one.place <= place]
         passed = [step for step, one in seen if one.place > place]
@@ -96,7 +96,7 @@ def _place_before_late_records(
 
 
 def _was_recorded_late(step: HostStep, launch: int, place: Place) -> bool:
-    """Whether a step went on from a place little before a transfer's recorded end."""
+    """Whether a step went on from a place only shortly before a transfer's recorded end."""
     rows, bound_s = step.bounds_of(place[0]), step.host.bound_s
     if not 0 <= place[1] < len(rows):
         return False
@@ -116,7 +116,7 @@ def _usual_sizes(steps: Sequence[HostStep]) -> Counter[int]:
     )
 
 
-def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
+def _end_view(step: HostStep, launch: int, usual: Counter[int]) -> _EndView | None:
     host, item = step.host, step.launches[launch]
     row = int(np.searchsorted(host.bound_s, item.end_s - TOLERANCE_S))
     row = max(row, int(np.searchsorted(host.bound_s, item.launch_s, "right")))
@@ -125,7 +125,7 @@ def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
     mark, number = step.place[row - step.bounds.start].tolist()
     if len(step.bounds_of(mark)) != usual[mark]:
         number = -1  # other events than usual: their number says nothing
-    return Stood(
+    return _EndView(
         (mark, number),
         item.end_s - float(host.bound_s[row - 1]),
         float(host.bound_s[row]) - item.end_s,
@@ -133,8 +133,8 @@ def _stood(step: HostStep, launch: int, usual: Counter[int]) -> Stood | None:
     )
 
 
-def _seen_place(seen: Sequence[Stood]) -> Place | None:
-    """The place where some thread stood until the end; None: no thread did."""
+def _seen_place(seen: Sequence[_EndView]) -> Place | None:
+    """The place where some thread waited until the end; None if no thread did."""
     place = max(one.place for one in seen)
     blocked = [one for one in seen if one.place == place and one.waited_s > 0]
     if not blocked or place[1] < 0:
@@ -170,7 +170,7 @@ def _needed_at(steps: Sequence[HostStep], launch: int, marks: Sequence[Mark]) ->
 
 
 def _copied(step: HostStep, launch: int) -> Place | None:
-    """The bound before which FSDP takes the parameters of a gather: its first range that copies."""
+    """The bound before which FSDP first copies the parameters of a gather."""
     begun_s, unit = step.launches[launch].launch_s, step.units[launch]
     copies = step.host.copies
     for item in copies[bisect_right(copies, begun_s, key=lambda item: item.start_s) :]:

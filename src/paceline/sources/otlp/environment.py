@@ -15,7 +15,7 @@ VARIABLES = {
     "MEGATRON_OTEL_EXPORT_STRATEGY": "all_ranks",
     "MEGATRON_OTEL_SPAN_GROUPS": GROUPS,
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    # The SDK drops spans beyond 2,048 that wait; a step of 64 microbatches has some 500.
+    # By default the SDK drops spans when 2,048 wait. A step of 64 microbatches has some 500.
     "OTEL_BSP_MAX_QUEUE_SIZE": "65536",
     "OTEL_BSP_SCHEDULE_DELAY": "1000",
 }

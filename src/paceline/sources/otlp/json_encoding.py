@@ -1,8 +1,9 @@
 """Spans in OTLP's JSON encoding, from the Collector's files.
 
-The file: output of the OpenTelemetry Collector's file exporter, one ExportTraceServiceRequest per
-line, or a single such object. The encoding: OTLP specification, "JSON Protobuf Encoding"
-(opentelemetry.io/docs/specs/otlp): lowerCamelCase keys, 64-bit numbers as text, ids in hex.
+The file exporter of the OpenTelemetry Collector writes one ExportTraceServiceRequest per line; a
+file may also hold a single such object. The OTLP specification (opentelemetry.io/docs/specs/otlp)
+describes the encoding, "JSON Protobuf Encoding": lowerCamelCase keys, 64-bit numbers as text, ids
+in hex.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _request(line: str, place: str) -> Any:
 
 
 def resources_of(request: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A request's ResourceSpans; one of metrics or logs, in the same file, has none."""
+    """A request's ResourceSpans. The same file may hold requests of metrics or logs without any."""
     if not isinstance(request, dict):
         raise TraceError(f"{place}: no ExportTraceServiceRequest but {repr(request)[:40]}")
     for resource in _objects(request, "resourceSpans", place):

@@ -32,7 +32,7 @@ RANK, INSTANCE = "dl.rank", "service.instance.id"
 #: Lens ended the span when the job stopped: its end is not that of the work.
 TRUNCATED = "nemo.span.truncated"
 
-#: The launch of a synchronisation whose end another span shows: no operation by itself.
+#: The launch of a synchronisation. Another span shows its end; together they are one operation.
 SYNC_START = 100
 
 _KINDS: Mapping[str, int] = {
@@ -48,14 +48,14 @@ _KINDS: Mapping[str, int] = {
     "megatron.optimizer_step": OpKind.OPTIMIZER,
 }
 
-#: ``{run}-rank{N}`` is Lens's; a bare number is set by hand.
+#: Lens writes ``{run}-rank{N}``; users may set a bare number.
 _INSTANCE = re.compile(r"(?:.*[^a-z])?(?:rank[ _:=-]*)(\d{1,9})|(\d{1,9})", re.IGNORECASE)
 
 
 def kind_of(name: str) -> int | None:
-    """The kind of operation of a span of this name, or SYNC_START; None: it is no part of one.
+    """The kind of operation of a span of this name, or SYNC_START; None for other spans.
 
-    ``megatron.p2p.*`` are four single calls. The fused ones of the steady state, such as
+    ``megatron.p2p.*`` are four single calls. The fused calls of the steady state, such as
     ``send_forward_recv_backward``, have no span.
     """
     return _KINDS.get(name)

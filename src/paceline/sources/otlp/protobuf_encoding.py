@@ -14,8 +14,8 @@ from typing import Any
 from paceline.errors import TraceError
 from paceline.extras import pip_install
 
-#: Limit of messages and texts of a request; a span has some 25. An empty one has two bytes in the
-#: request, and takes 250 decoded.
+#: Most messages and texts of a request; a span has some 25. An empty message takes two bytes in the
+#: request, but 250 bytes when decoded.
 MAX_PARTS = 500_000
 
 _IDS = ("traceId", "spanId", "parentSpanId")
@@ -32,7 +32,7 @@ def available() -> bool:
 
 
 def decode(body: bytes, where: str) -> dict[str, Any]:
-    """An ExportTraceServiceRequest in the form of a file.
+    """An ExportTraceServiceRequest in the JSON encoding.
 
     Raises:
         TraceError: it is no such request, or the package that decodes is not installed.
@@ -66,10 +66,10 @@ def decode(body: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_size(body: bytes, kind: Any) -> None:
-    """Count the objects in the bytes before they are made.
+    """Count the messages and texts in the bytes before they are decoded.
 
     Raises:
-        ValueError: there are too many, or it is no protobuf of today (groups are history).
+        ValueError: there are too many, or the bytes are cut off or hold a group (obsolete).
     """
     fields_of, n_parts = {kind: _parts_of(kind)}, 0
     waiting = [(0, len(body), kind)]
@@ -102,7 +102,7 @@ def _parts_of(kind: Any) -> dict[int, Any]:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, and the bytes behind it."""
+    """The number at an index, 7 bits a byte, and the index behind it."""
     value, shift = 0, 0
     while shift < 70 and at < len(body):
         value |= (body[at] & 127) << shift

@@ -1,8 +1,8 @@
 """Megatron-LM's OpenTelemetry spans, from the Collector's or the receiver's files.
 
 :mod:`paceline.sources.otlp.names` has the names, and the versions of Megatron-LM and NeMo Lens that
-they were held against. The rank is ``dl.rank``. The place follows from it in Megatron's default
-order of ranks (``tp-cp-ep-dp-pp``):
+they were held against. The rank is ``dl.rank``. The rank's place follows from it by Megatron's
+default order of ranks (``tp-cp-ep-dp-pp``):
 
     rank = ((stage * dp_size + dp) * cp_size + cp) * tp_size + tp
 
@@ -52,15 +52,15 @@ from paceline.trace import Job, OpKind
 #: The file that the receiver (``paceline otlp``) fills in its folder.
 FILE_NAME = "otlp.jsonl"
 
-#: As in NDTimeline, a count by order is right for every schedule that runs microbatches in order.
-#: With several chunks per stage it assumes Megatron's interleaved order.
+#: Certainty of microbatches counted by order, as for NDTimeline. The count is right for every
+#: schedule that runs them in order. With several chunks per stage it assumes Megatron's order.
 CERTAINTY_BY_ORDER, CERTAINTY_CHUNKS = 0.95, 0.8
-#: Transfers between two computes without a span have upper bounds only.
+#: Factor of the certainty if transfers had no span: their ends are only upper bounds.
 CERTAINTY_REBUILT = 0.9
 
 HOST_TIMES = (
     "times are the host's: a span ends when the host is done with the call. On a GPU a compute's "
-    "span is only its launch, and the GPU's time lies in the next call that waits for it, so "
+    "span is only its launch. The GPU's time lies in the next call that waits for it, so "
     "computes look too short and transfers too long"
 )
 NO_SPANS = (
@@ -71,14 +71,14 @@ NO_SPANS = (
 
 @dataclass
 class Spans:
-    """Content of files of spans, before it is a trace.
+    """The content of files of spans, before a trace is made of it.
 
     Attributes:
         table: steps and operations.
         place: the degrees of parallelism and the ranks.
         others: name -> number of spans that are no part of a step.
         unplaced: reason -> number of spans that could not be used.
-        microbatches: their number by the spans around all microbatches.
+        microbatches: numbers of microbatches a step, in the spans around all microbatches.
     """
 
     table: SpanTable = field(default_factory=SpanTable)
@@ -210,7 +210,7 @@ def _import(spans: Spans, where: str, job: Job | None, steps: frozenset[int] | N
     by_step = np.argsort(measured.step, kind="stable")
     numbers, first = np.unique(measured.step[by_step], return_index=True)
     for number, which in zip(numbers, np.split(by_step, first[1:]), strict=True):
-        if number >= 0:  # a step at a time: rows of Python take ten times the room
+        if number >= 0:  # one step at a time: Python's rows take ten times the memory
             rows, n = complete((Row(*row) for row in measured.rows(which)), job, where)
             by_order |= _fill(ops, rows, job)
             n_rebuilt += n
@@ -249,7 +249,7 @@ def check_any(spans: Spans, where: str) -> None:
 
 
 def _check_groups(ops: SpanOps, where: str) -> None:
-    """Refuse steps alone: they are no trace; groups of spans are switched on one by one."""
+    """Refuse spans without computes: a job may send steps only, which make no trace."""
     if not ((ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)).any():
         raise TraceError(
             f"{where} has no megatron.microbatch.forward in a step, so no trace can be made of it; "
@@ -258,7 +258,7 @@ def _check_groups(ops: SpanOps, where: str) -> None:
 
 
 def _with_chunks(job: Job, ops: SpanOps, spans: Spans, given: Job | None) -> Job:
-    """The job with its virtual stages, from the forwards of a step: no attribute has them."""
+    """The job with its virtual stages; without an attribute, by the forwards of a step."""
     if given is not None or job.vpp_size > 1 or len(spans.microbatches) != 1:
         return job
     forwards = (ops.kind == OpKind.FORWARD_COMPUTE) & (ops.step >= 0)
@@ -300,8 +300,8 @@ def _notes(spans: Spans, job: Job, by_order: bool, n_rebuilt: int) -> tuple[floa
     if n_rebuilt:
         certainty *= CERTAINTY_REBUILT
         notes.append(
-            f"{n_rebuilt} sends and recvs were fused calls, which have no span: they take from one "
-            "compute to the next, at most until the peer's call returned"
+            f"{n_rebuilt} sends and recvs were fused calls, which have no span: each is taken to "
+            "last from one compute to the next, or until the peer's call returned"
         )
     if spans.table.repeated:
         notes.append(f"{spans.table.repeated} spans were there twice (sent again?) and count once")

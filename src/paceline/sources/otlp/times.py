@@ -74,7 +74,7 @@ def _ordered(seconds: dict[str, Array]) -> dict[str, Array]:
 def _groups(
     spans: Spans, ranks: npt.NDArray[np.int64], where: str
 ) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-    """[rank] the stage, if the attributes have the degrees; else all are alike."""
+    """[rank] the stage; without degrees in the attributes, all ranks are in one group."""
     try:
         job = spans.place.job(None, where)
     except TraceError:

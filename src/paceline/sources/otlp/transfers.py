@@ -1,12 +1,12 @@
 """Megatron-LM's transfers between stages, as far as spans show or imply them.
 
 Only the four single calls have spans. The fused calls of 1F1B's steady state
-(``send_forward_recv_backward``, ``send_backward_recv_forward``) have none. A worker's calls stand
-between its computes. So a gap between two computes without a span is a fused call. Both of its
-transfers begin with it. It returns when both are over, so either side's return is an upper bound of
-a transfer's end; the earlier of the two counts.
+(``send_forward_recv_backward``, ``send_backward_recv_forward``) have none. A worker's calls lie
+between its computes. So a gap between two computes that has no span is a fused call. Both transfers
+of a fused call begin with it, and it returns when both are over. So the return on either side is an
+upper bound of a transfer's end; the earlier return counts.
 
-The single calls do nothing at the ends of the pipeline, but carry spans there.
+At the ends of the pipeline the single calls do nothing, but they have spans.
 
 Source: Megatron-LM core 0.20.0 (commit d98e8a6), ``core/pipeline_parallel/schedules.py``
 (``forward_backward_pipelining_without_interleaving``) and ``p2p_communication.py`` beside it.
@@ -92,7 +92,7 @@ def complete(rows: Iterable[Row], job: Job, where: str) -> tuple[list[Row], int]
 
 
 def _is_noop(row: Row, stage: int, job: Job) -> bool:
-    """Whether the call had no peer; with several chunks the ends meet, so any call may have one."""
+    """Whether the call had no peer; with several chunks, the last stage sends to the first."""
     if job.pp_size > 1 and job.vpp_size > 1:
         return False
     first = row.kind in (OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND) and stage == 0
@@ -116,7 +116,7 @@ def _synchronised(rows: Sequence[Row]) -> list[Row]:
 
 
 def _fused(rows: Sequence[Row], stage: int, pp_size: int) -> list[Row]:
-    """The transfers of a worker's step without a span."""
+    """The transfers of a worker's step that have no span."""
     computes = sorted((row for row in rows if row.kind in _AROUND), key=lambda row: row.start_s)
     has = {kind: _served(rows, computes, kind) for kind in P2P_KINDS}
     rebuilt = []
@@ -165,9 +165,10 @@ def _check_computes(rows: Sequence[Row], job: Job, where: str) -> None:
 
 
 def _served(rows: Sequence[Row], computes: Sequence[Row], kind: OpKind) -> list[bool]:
-    """[compute] whether a span of this kind is its recv or send: the next one's or the last one's.
+    """[compute] whether it has a span of this kind.
 
-    If the spans are as many as the computes that need one, each has one.
+    A recv belongs to the next compute, a send to the compute before it. If there are as many spans
+    as computes that need one, each compute has one.
     """
     compute, receives = next(
         (of, recv == kind) for of, (recv, send, _) in _AROUND.items() if kind in (recv, send)
@@ -196,13 +197,13 @@ def _check_spans(rows: Sequence[Row], job: Job, where: str) -> None:
             f"MEGATRON_OTEL_SPAN_GROUPS={GROUPS}, or see paceline times"
         )
     computes = sum(row.kind in _AROUND for row in rows)
-    # A microbatch passes all chunks both ways; a transfer less than chunks, of two sides.
+    # Each way, a microbatch passes n_chunks chunks by n_chunks - 1 transfers, which have two sides.
     n_chunks = job.pp_size * job.vpp_size
     if job.vpp_size > 1 and spans < 2 * computes * (n_chunks - 1) // n_chunks:
         raise TraceError(
             f"{where}: the interleaved schedule's transfers have no spans ({spans} for {computes} "
-            "computes), so when its stages waited is unknown: no trace; paceline times says what "
-            "the spans do tell"
+            "computes), so it is unknown when stages waited, and no trace can be made. paceline "
+            "times shows the times that the spans have"
         )
 
 

@@ -33,6 +33,7 @@ _SUMMED_OP = np.dtype([*_PROGRAM_OP.descr, ("transfer", "<i8")])
 #: Clocks of two hosts drift apart by less than this share, unless one of them is being set.
 DRIFT = 1e-5
 
+#: Exchanges before and after an exchange with which it is compared.
 _NEIGHBOURS = 64
 
 #: Latest time: 146 years from 1970.
@@ -48,7 +49,7 @@ class RankFile:
     Attributes:
         path: the file.
         meta: the process's own description.
-        session: names the start of the job that it belongs to.
+        session: name of the job's start that the process belongs to.
         steps: [step] numbers of the profiled steps, in the order of recording.
         start_ns: [step] starts, on rank 0's clock.
         first_op: [step + 1] where each step's operations begin in ``ops``.
@@ -58,10 +59,11 @@ class RankFile:
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
         residual_ns: possible error of the clock against rank 0's, at the last exchange; None =
             never compared.
-        dropped: profiled steps, and step times, that were dropped.
-        notes: hooked parts (``recorded``), and parts that could not be (``not_recorded``, ``how``).
+        dropped: numbers of dropped profiled steps and of dropped step times.
+        notes: hooked parts of the job (``recorded``), and parts without a hook and the way to
+            record them (``not_recorded``, ``how``).
         torn_bytes: bytes of an unfinished block at the end.
-        damaged: damaged places, skipped.
+        damaged: number of damaged places, which are skipped.
         n_bytes: size of the file.
         age_s: seconds since it was last written to.
     """
@@ -109,7 +111,7 @@ def is_recording(folder: Path) -> bool:
 
 
 def read_files(folder: Path) -> list[RankFile]:
-    """All files of a recording, by rank, those of one rank in the order of their starts.
+    """All files of a recording, sorted by rank, then by start.
 
     Raises:
         TraceError: there are no files, or one is unreadable, of another version, or contradictory.
@@ -122,8 +124,8 @@ def read_files(folder: Path) -> list[RankFile]:
     whole = [file for file in found if file is not None]
     if not whole:
         raise TraceError(
-            f"{folder}: all files are empty or end within their header; did the job end before it "
-            "began?"
+            f"{folder}: all files are empty or end within their header; did the job end before its "
+            "first write?"
         )
     return sorted(whole, key=lambda file: (file.rank, file.meta["started_ns"]))
 
@@ -198,7 +200,7 @@ def _check_clock(clock: npt.NDArray[np.int64], path: Path) -> None:
     wrong = (clock > MAX_NS) | (clock < -MAX_NS)
     if wrong.any():
         raise TraceError(
-            f"{path}: a clock exchange holds {clock[wrong][0]} ns, a time that no clock tells; the "
+            f"{path}: a clock exchange holds {clock[wrong][0]} ns, which is no possible time; the "
             "file is damaged: leave it out"
         )
 
@@ -208,7 +210,7 @@ def _check(meta: Mapping[str, Any], path: Path) -> None:
     for name in (*_DEGREES, "rank", "dp_rank", "pp_rank", "started_ns"):
         value = meta.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < (name in _DEGREES):
-            raise TraceError(f"{path}: the header's {name} is {value!r}, no number that it can be")
+            raise TraceError(f"{path}: the header's {name} is {value!r}, which is no valid number")
     for rank, size in (("rank", "world"), ("dp_rank", "dp"), ("pp_rank", "pp")):
         if meta[rank] >= meta[size]:
             raise TraceError(f"{path}: {rank} {meta[rank]} is not below {size} {meta[size]}")
@@ -229,7 +231,7 @@ def _table(payloads: list[memoryview], columns: int, path: Path) -> npt.NDArray[
 def _steps(
     of_type: Mapping[int, list[memoryview]], path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Numbers, starts and operations of the profiled steps; with programs where they have them."""
+    """Numbers, starts and operations of the profiled steps; with programs if they were recorded."""
     programs = _steps_of(of_type.get(blockfile.PROGRAM, []), _PROGRAM_OP, path)
     summed = _steps_of(of_type.get(blockfile.SUMMED, []), _SUMMED_OP, path)
     if not len(summed[0]):
@@ -255,7 +257,9 @@ def _steps_of(
             raise TraceError(f"{path}: a step's block is too short; was it edited?")
         number, start, _, n_ops = blockfile.STEP_HEAD.unpack_from(payload)
         if len(payload) != size + n_ops * entry.itemsize:
-            raise TraceError(f"{path}: step {number} has not the operations it announces")
+            raise TraceError(
+                f"{path}: step {number} has another number of operations than it announces"
+            )
         heads.append((number, start, n_ops))
         parts.append(payload[size:])
     table = np.array(heads, dtype=np.int64).reshape(-1, 3)
@@ -264,7 +268,7 @@ def _steps_of(
 
 
 def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Lead of the rank's clock over rank 0's; a straight line between the exchanges."""
+    """Lead of the rank's clock over rank 0's, interpolated linearly between the exchanges."""
     if not len(clock):
         return np.zeros(len(at_ns), dtype=np.int64)
     clock = _surest(clock)
@@ -275,7 +279,7 @@ def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt
 
 
 def _surest(clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The exchanges that are more precise than a neighbour's, with the clocks' drift since."""
+    """The exchanges without those whose error exceeds a neighbour's plus the drift in between."""
     clock = clock[np.argsort(clock[:, 0], kind="stable")]
     at_ns, _, residual_ns = clock.T.astype(np.float64)
     keep = np.ones(len(clock), dtype=bool)

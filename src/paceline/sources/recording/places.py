@@ -16,7 +16,7 @@ def place_in_header(meta: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def recorded_places(folder: Path) -> dict[int, tuple[str, str]]:
-    """Rank -> (host, GPU); without ranks that another start of the job had on another place.
+    """Rank -> (host, GPU). A rank that moved between starts of the job has no place.
 
     Unreadable headers give no place: the reader of the operations reports their error.
     """

@@ -50,8 +50,8 @@ def read(
     If the job was started several times, a step comes from the last start that recorded it.
 
     Raises:
-        TraceError: a worker has no rank that recorded it, no step is there on all ranks, or
-            anything ``arrange`` refuses.
+        TraceError: no rank recorded some worker, no step was recorded by all ranks, or ``arrange``
+            refuses the operations.
     """
     files = read_files(path)
     starts = _starts(files)
@@ -90,7 +90,7 @@ def load_recorded_step_times(folder: Path) -> StepTimes:
     """Duration of every step on every rank, profiled or not.
 
     Raises:
-        TraceError: no recording, or no step in it.
+        TraceError: the folder holds no recording, or no step.
     """
     files = [file for start in reversed(_starts(read_files(folder))) for file in start]
     step = np.concatenate([file.times[:, 0] for file in files])
@@ -112,7 +112,7 @@ def load_recorded_step_times(folder: Path) -> StepTimes:
 
 
 def _starts(files: Sequence[RankFile]) -> list[list[RankFile]]:
-    """The files by start of the job, the latest first; only those with the latest's degrees."""
+    """The files by start of the job, the latest first, if they have the degrees of the latest."""
     sessions: dict[str, list[RankFile]] = {}
     for file in files:
         sessions.setdefault(file.session, []).append(file)
@@ -137,7 +137,7 @@ def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> lis
     shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     said = f"{path} lacks the files of {len(missing)} of {world} ranks: {shown}"
     if fatal:
-        needed = "bring them here, one rank of every (dp, stage) is needed"
+        needed = "copy them here; one rank of every (dp, stage) is needed"
         raise TraceError("; ".join([said, *torn_headers(path), needed]))
     if not _is_whole(files):
         return [f"{said} since the job's last start; earlier starts are read"]
@@ -172,7 +172,7 @@ def _doubts(files: Sequence[RankFile]) -> list[str]:
 def _choose(
     starts: Sequence[Sequence[RankFile]], path: Path
 ) -> tuple[list[tuple[RankFile, Ints]], dict[int, str]]:
-    """Each file with the indices of its steps to use, and why others are left out."""
+    """Each file with the indices of its steps to use; and left-out steps with the reason."""
     taken: set[int] = set()
     chosen: list[tuple[RankFile, Ints]] = []
     left_out: dict[int, str] = {}
@@ -200,7 +200,7 @@ def _choose(
 def _with_or_without_programs(
     chosen: list[tuple[RankFile, Ints]], left_out: dict[int, str], path: Path
 ) -> tuple[list[tuple[RankFile, Ints]], dict[int, str]]:
-    """The files that record programs like the latest start does; other starts' are left out.
+    """The files with programs, if the latest start has them; else the files without programs.
 
     Raises:
         TraceError: ranks of one start differ.
@@ -221,9 +221,7 @@ def _with_or_without_programs(
     for file, index in used:
         if file.has_program != programs:
             why = "its start recorded no programs" if programs else "its start recorded programs"
-            left_out |= dict.fromkeys(
-                file.steps[index].tolist(), f"{why}, the latest start did otherwise"
-            )
+            left_out |= dict.fromkeys(file.steps[index].tolist(), f"{why}, unlike the latest start")
     return [(file, index) for file, index in used if file.has_program == programs], left_out
 
 
@@ -271,7 +269,7 @@ def _columns(
     Args:
         block: the files, each with the indices of its steps.
         ignore_kinds: kinds to leave out.
-        chosen: the files of all steps, which tell the columns.
+        chosen: the files of all steps; they decide which columns there are.
         counts: the dropped rows and the sends without an end are added here.
     """
     names = [*PROGRAM] if chosen[0][0].has_program else []
@@ -297,7 +295,7 @@ def _columns(
 
 
 def _seconds(columns: Columns, base_ns: int) -> Columns:
-    """The columns in seconds since a time."""
+    """The columns in seconds; starts are those since ``base_ns``."""
     return replace(
         columns,
         start=(columns.start - base_ns) / 1e9,
@@ -310,8 +308,8 @@ def _notes(counts: Mapping[str, int], ignore_kinds: frozenset[str]) -> list[str]
     notes = []
     if counts["alone"]:
         notes.append(
-            f"{counts['alone']} sends have no receive that tells their end; it is when they were "
-            "waited for"
+            f"{counts['alone']} sends have no matching receive, so their end is that of the wait "
+            "for them"
         )
     if counts["ignored"]:
         kinds = ", ".join(sorted(ignore_kinds))
@@ -382,9 +380,9 @@ def _number(rows: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def _peer_ends(rows: dict[str, npt.NDArray[Any]], n_pp: int) -> int:
-    """Give sends without an end of their own that of the peer's receive, in place.
+    """Give sends without an end of their own the end of the peer's receive, in place.
 
-    Returns the number of sends that no receive tells it.
+    Returns the number of sends without a matching receive.
     """
     if not (rows["flags"] & PEER_END).any():
         return 0

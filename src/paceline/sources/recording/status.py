@@ -1,4 +1,4 @@
-"""Present content of a recording, and the switch of the job that writes it."""
+"""The present content of a recording, and the switch that turns its recorders on and off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.sources.recording.files import RankFile
 
 #: Recorders read the control file once a second; a file system may take another second.
 _HEARD_WITHIN_S = 2.5
-#: Limit of the steps recorded for the slowest rank, if steps are short.
+#: Most steps that are recorded in advance until all recorders have read the control file.
 _MAX_AHEAD = 200
 
 
@@ -58,7 +58,7 @@ def summary(folder: Path, files: Sequence[RankFile]) -> dict[str, Any]:
 
 
 def _noted(files: Sequence[RankFile], *names: str) -> list[dict[str, Any]]:
-    """Notes with these texts, once each, with the ranks that have them."""
+    """The notes that have these names, each once with the ranks that wrote it."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for file in files:
         for note in file.notes:
@@ -86,7 +86,7 @@ def _wish(folder: Path) -> dict[str, Any] | None:
 
 
 def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
-    """Switch the recorders that write into a folder; they look once a second.
+    """Switch the recorders that write into a folder; they read the switch once a second.
 
     Args:
         folder: folder of the run.
@@ -106,10 +106,10 @@ def switch(folder: Path, *, on: bool, every: int | None = None) -> None:
 
 
 def record_now(folder: Path, steps: int, *, last_step: int, step_s: float) -> int:
-    """Ask all ranks for the operations of the next steps, independent of their turn.
+    """Ask all ranks for the operations of the next steps, whether or not it is their turn.
 
-    Recorders read the control file at different moments. So each records from then on, up to one
-    step number that is the same for all. All of them record the last ``steps`` before it.
+    Recorders read the control file at different moments. From its moment on, each recorder records
+    all steps up to the same step number. So all of them record the last ``steps`` before it.
 
     Args:
         folder: folder of the run.
@@ -130,7 +130,8 @@ def record_now(folder: Path, steps: int, *, last_step: int, step_s: float) -> in
         raise TraceError(f"{folder} is no folder; give the one that record.start() was given")
     ahead = min(math.ceil(_HEARD_WITHIN_S / step_s) + 1, _MAX_AHEAD)
     until = last_step + ahead + steps
-    # Double, for ranks that are ahead; a restart from an early step must not record all.
+    # The limit keeps a restart from an early step from recording all steps until then. It is
+    # doubled for ranks that are ahead.
     wish = {"on": True, **(_wish(folder) or {}), "until": until, "at_once": 2 * (ahead + steps)}
     write_files({folder / CONTROL: text_writer(json.dumps(wish) + "\n")}, force=True)
     return until

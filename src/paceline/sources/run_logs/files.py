@@ -19,12 +19,12 @@ from paceline.sources.run_logs.timeline import Timeline
 from paceline.sources.step_logs import event_files, json_files, mlperf
 from paceline.sources.step_logs.files import texts_of
 
-#: Limit of lines before the first step that are searched for the words of a tool.
+#: Most lines of a log that are searched for the words of a tool.
 _MAX_PREAMBLE = 1_000_000
 
 
 def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline:
-    """The life of a job from its logs, one or several; each may hold several starts.
+    """The timeline of a job from one or several logs. Each may hold several starts of the job.
 
     Args:
         paths: logs of one job. They are put in the order of their first dates; without dates the
@@ -76,7 +76,7 @@ def _load(path: Path, pattern: str | None) -> Timeline:
 
 
 def _read_text(path: Path) -> Timeline | None:
-    """A log whose tool has a reader of its own; None for others."""
+    """The timeline of a log of MLPerf or Megatron-LM; None for logs of other tools."""
     notes: list[str] = []
     lines = texts_of(path, notes)
     before: list[str] = []
@@ -97,7 +97,7 @@ def json_objects(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON file: a list of them, one per line, or a single one.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file is no JSON, or holds other values than objects.
     """
     text = "\n".join(lines_of(path))
     try:

@@ -1,9 +1,10 @@
 """Records of Google's goodput library (ml-goodput-measurement 0.2.3, ``src/goodput.py``).
 
-An entry is a mapping with ``job_name`` and one of the keys below, in seconds since the epoch. They
-lie in Cloud Logging; an export of it (``gcloud logging read --format json``) has them under
-``jsonPayload``. A step has a start only: it lasts until the next one's, the last until the job's
-end. Entries of Orbax (``checkpoint_badput_calculator.py``) tell how long checkpoints blocked.
+An entry is a mapping with ``job_name`` and a time under one of the keys below, in seconds since the
+epoch. Cloud Logging stores the entries; its export (``gcloud logging read --format json``) has them
+under ``jsonPayload``. A step has only a start. It lasts until the next step starts, or until the
+end of the job. Entries of Orbax (``checkpoint_badput_calculator.py``) give the time that
+checkpoints blocked.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _KINDS: frozenset[PauseKind] = frozenset({"setup", "data", "checkpoint", "restor
 
 
 def is_entry(entry: object) -> bool:
-    """Whether an object of a file is such a record."""
+    """Whether an object of a file is a record of the library."""
     return isinstance(entry, dict) and "job_name" in _payload(entry)
 
 
@@ -55,7 +56,7 @@ def _payload(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_google(entries: Iterable[Mapping[str, Any]], where: str) -> Timeline:
-    """A timeline of records in the order in which they were written.
+    """The timeline of records, given in the order in which they were written.
 
     Raises:
         TraceError: they are of several jobs, a value is no number, or nothing is recorded.
@@ -68,11 +69,11 @@ def read_google(entries: Iterable[Mapping[str, Any]], where: str) -> Timeline:
     try:
         for payload in payloads:
             reader.take(payload)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     starts = reader.starts()
     if not any(len(start.steps) for start in starts):
-        raise TraceError(f"{where} records no step that another one follows")
+        raise TraceError(f"{where} records no step before another one or before the job's end")
     evaluations: frozenset[PauseKind] = frozenset({"evaluation"})
     kinds = _KINDS | evaluations if reader.names_evaluations else _KINDS
     notes = () if reader.has_end else ("the log has no end of the job: its last step is left out",)
@@ -80,7 +81,7 @@ def read_google(entries: Iterable[Mapping[str, Any]], where: str) -> Timeline:
 
 
 class _Reader:
-    """Entries in, starts out."""
+    """Collects entries into starts of the job."""
 
     def __init__(self) -> None:
         self._closed: list[Start] = []
@@ -129,7 +130,7 @@ class _Reader:
         return "checkpoint" if "checkpoint" in custom.lower() else "other"
 
     def _close(self) -> None:
-        """The start that ran until now is over."""
+        """End the present start of the job."""
         if self._steps or self._pauses or self._begin is not None:
             times = [at for _, at in self._steps] + [pause.end_s for pause in self._pauses]
             begin = self._begin
@@ -150,7 +151,7 @@ class _Reader:
         self._begin = self._end = None
 
     def _table(self) -> Steps:
-        """Each step until the next one's start; the last until the job's end, if that is known."""
+        """Each step until the next one starts; the last until the job's end, if that is known."""
         ends = [at for _, at in self._steps[1:]] + ([] if self._end is None else [self._end])
         if not ends:
             return no_steps()

@@ -3,7 +3,7 @@
 Held against the source of core 0.20.0 (commit d98e8a6): the lines of ``training_log``, of
 ``print_datetime`` and of ``timers.log``. These are in ``megatron/training/training.py``,
 ``training/checkpointing.py`` and ``core/timers.py``. The clock of an iteration's line stops for
-evaluations and checkpoints. Their timers are printed when they end, behind the line of the last
+evaluations and checkpoints. Their timers are printed when they end, after the line of the last
 step.
 """
 
@@ -22,7 +22,7 @@ from paceline.sources.run_logs.timeline import (
 )
 from paceline.sources.step_logs.lines import stamp_seconds
 
-#: A word of the line of a step.
+#: Words in each line of a step.
 CUE = "elapsed time per iteration (ms):"
 _STAMP = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)"
 _STEP = re.compile(
@@ -32,9 +32,10 @@ _STEP = re.compile(
 _DATETIME = re.compile(rf"\[([^\]]{{1,120}})\] datetime: {_STAMP}")
 _SAVED = re.compile(rf"\[{_STAMP}\] successfully saved checkpoint from iteration +(\d+)")
 _LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
+_MS = r"(\d{1,12}(?:\.\d{1,9})?)"
 _TIMER = re.compile(
     r"^ {4}(save-checkpoint|save-checkpoint-non-persistent|load-checkpoint|evaluate) \.*: "
-    r"(?:\([\d.]+, ([\d.]+)\)|([\d.]+))"
+    rf"(?:\([\d.]+, {_MS}\)|{_MS}\s*$)"
 )
 _TIMERS: dict[str, PauseKind] = {
     "save-checkpoint": "checkpoint",
@@ -51,7 +52,7 @@ _NO_CLOCK = "lines have no dates (Megatron-LM before core 0.8): time between ste
 
 
 def read_megatron(lines: Iterable[str], where: str) -> Timeline:
-    """The timeline of one log, with all the starts that it has.
+    """The timeline of one log, which may hold several starts of the job.
 
     Raises:
         TraceError: it has no line of a step, or a date is invalid.
@@ -67,7 +68,7 @@ def read_megatron(lines: Iterable[str], where: str) -> Timeline:
 
 
 class _Reader:
-    """Lines in, starts out."""
+    """Collects lines into starts of the job."""
 
     def __init__(self, where: str) -> None:
         self.has_clock, self._where = True, where
@@ -130,7 +131,7 @@ class _Reader:
         self._cursor = at if self._cursor is None else max(self._cursor, at)
 
     def _timer(self, kind: PauseKind, seconds: float) -> None:
-        """A pause that follows the last known event, since no timer's line has a date."""
+        """Add a pause after the last known event: lines of timers have no date."""
         begin = self._cursor
         if begin is None:
             return
@@ -155,7 +156,7 @@ class _Reader:
         self._reset()
 
     def _shorten_first(self, spacing: int) -> None:
-        """A log may begin anywhere: its first line counts for no more steps than the next."""
+        """Let the first line count for no more steps than the next: a log may begin anywhere."""
         number, count, begin, end = self._rows[0]
         if count > spacing:
             begin = end - (end - begin) * spacing / count

@@ -1,6 +1,6 @@
 """Intervals of MLPerf logs (``:::MLLOG``, mlperf-logging 4.1.68): init, run, blocks, evaluations.
 
-Steps come from ``tracked_stats`` if a submission writes them, each at the end of its samples.
+If a submission writes ``tracked_stats``, each such line gives the mean time of the steps before it.
 Otherwise a block of training (``block_start`` to ``block_stop``, or an epoch) is one sample.
 """
 
@@ -30,7 +30,7 @@ def read_mlperf_events(lines: Iterable[str], where: str) -> Timeline:
     entries = [entry for line in lines if (entry := entry_of(line)) and "time_ms" in entry]
     try:
         start = _start(entries)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     if start is None:
         raise TraceError(f"{where} is a log of MLPerf without blocks and without train_step_time")
@@ -91,7 +91,7 @@ def _samples(entries: list[dict[str, Any]]) -> list[Row]:
 
 
 def _blocks(entries: list[dict[str, Any]]) -> list[Row]:
-    """Blocks as samples of one step each: their number of steps is not known."""
+    """Blocks as samples of one step each, since their number of steps is not known."""
     for name in _BLOCKS:
         intervals = _intervals(entries, name)
         if intervals:

@@ -1,8 +1,8 @@
 """Spans of NVIDIA's one logger, as its ``FileExporter`` writes them.
 
-Held against nv-one-logger-core and nv-one-logger-training-telemetry 2.3.1: one JSON object a line,
-``type`` start, stop, complete or event. Iterations are no spans there. An event
-``training_metrics_update``, every ``log_every_n_train_iterations``, has their total time.
+Held against nv-one-logger-core and nv-one-logger-training-telemetry 2.3.1. Each line is a JSON
+object; its ``type`` is start, stop, complete or event. Iterations have no spans. Instead, an event
+``training_metrics_update`` gives their total time every ``log_every_n_train_iterations``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import TraceError
 from paceline.sources.run_logs.timeline import Pause, PauseKind, Start, Timeline, steps_of
 
-#: Fields of every line of such a file.
+#: A key that every line of such a file has.
 CUE = '"count"'
 _APPLICATION, _LOOP, _METRICS = "application", "training_loop", "training_metrics_update"
 _SPANS: dict[str, PauseKind] = {
@@ -32,23 +32,23 @@ _KINDS: frozenset[PauseKind] = frozenset({"setup", "restore", "checkpoint", "eva
 
 
 def is_record(record: object) -> bool:
-    """Whether an object of a file is such a record."""
+    """Whether an object of a file is a record of one logger."""
     return isinstance(record, dict) and {"type", "count", "pid"} <= set(record)
 
 
 def read_one_logger(records: Iterable[Mapping[str, Any]], where: str) -> Timeline:
-    """A timeline of one file, which one start writes.
+    """The timeline of one file, which holds one start of the job.
 
     Raises:
-        TraceError: a record is damaged, or none has the ends of iterations.
+        TraceError: a record is damaged, or no record gives the end of iterations.
     """
     try:
         start = _start(list(records))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"{where} is damaged ({type(error).__name__}: {error})") from None
     if start is None or not len(start.steps):
         raise TraceError(f"{where} has no {_METRICS}: set log_every_n_train_iterations")
-    notes = ("iterations behind the last metrics update are not in the log",)
+    notes = ("iterations after the last metrics update are not in the log",)
     return Timeline("nv-one-logger", (start,), _KINDS, notes=notes if not start.has_ended else ())
 
 
@@ -80,7 +80,7 @@ def _start(records: list[Mapping[str, Any]]) -> Start | None:
 def _rows(
     updates: list[Mapping[str, Any]], loop_begin_s: float
 ) -> list[tuple[int, int, float, float]]:
-    """(last step, count, begin, end): the totals of updates are since the loop's begin."""
+    """(last step, count, begin, end) between updates, whose totals count from the loop's begin."""
     rows = []
     before_s, before_n = loop_begin_s, 0
     for update in updates:

@@ -12,10 +12,10 @@ from paceline.sources.run_logs.timeline import Start, Timeline, steps_of
 def read_recorded(folder: Path) -> Timeline:
     """The steps of the lowest rank of each start, by its own clock.
 
-    The time between two steps is unknown: the recorder sees the inside of steps.
+    The recorder sees only the inside of steps, so the timeline has no pauses.
 
     Raises:
-        TraceError: it is damaged, or holds no step.
+        TraceError: the recording is damaged, or holds no step.
     """
     by_session: dict[str, RankFile] = {}
     for file in read_files(folder):

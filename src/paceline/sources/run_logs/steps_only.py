@@ -15,6 +15,7 @@ from paceline.sources.step_times import load_step_times
 
 Array = npt.NDArray[np.float64]
 Row = tuple[int, int, float, float]
+_DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 _NO_CLOCK = "the log has no dates: time between steps is unknown"
 
 
@@ -27,8 +28,7 @@ def read_steps(path: Path, pattern: str | None) -> Timeline:
     columns, notes = load_columns(path, pattern)
     if columns is None:
         table = load_step_times(path)
-        with np.errstate(all="ignore"):
-            slowest = np.nanmax(table.duration_s, axis=1)
+        slowest = np.fmax.reduce(table.duration_s, axis=1)  # NaN without a sample
         columns = {"step": table.steps.astype(np.float64), "duration_s": slowest}
     rank = columns.get("rank", np.zeros(len(columns["step"])))
     mine = (rank == rank.min()) & (columns["duration_s"] > 0)
@@ -50,10 +50,10 @@ def read_steps(path: Path, pattern: str | None) -> Timeline:
 
 
 def _rows(step: npt.NDArray[np.int64], duration_s: Array, times: Array | None) -> list[Row]:
-    """(last step, count, begin, end) of one start; without dates one follows the other.
+    """(last step, count, begin, end) of one start; without dates, samples follow each other.
 
-    A sample stands for the usual number of steps at most: the log begins somewhere, and may lack
-    lines.
+    A sample stands for at most the usual number of steps: a log may begin in the middle of a run,
+    and may lack lines.
     """
     usual = int(np.median(np.diff(step))) if len(step) > 1 else 1
     counts = np.minimum(np.diff(step, prepend=step[0] - usual), usual)
@@ -67,16 +67,17 @@ def _rows(step: npt.NDArray[np.int64], duration_s: Array, times: Array | None) -
 def read_trainer_state(path: Path) -> Timeline:
     """``trainer_state.json`` of Hugging Face's Trainer (transformers 5.23.0).
 
-    ``train_runtime`` is the time since training began. Evaluations follow the step that they are
-    logged at; checkpoints are not logged and lie in the steps behind them.
+    ``train_runtime`` is the time since training began. Evaluations follow the step with which they
+    are logged. Checkpoints are not logged; their time is part of the next step.
 
     Raises:
-        TraceError: damaged, or without times (``include_num_input_tokens_seen="all"``).
+        TraceError: the file is damaged, or has no times
+            (``include_num_input_tokens_seen="all"`` adds them).
     """
     try:
         history = json.loads(path.read_bytes())["log_history"]
         start = _trainer_start(history)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, RecursionError, *_DAMAGED) as error:
         raise TraceError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     if start is None:
         raise TraceError(

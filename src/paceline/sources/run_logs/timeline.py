@@ -1,4 +1,4 @@
-"""A job's life on one clock: its starts, the steps of each, and the pauses that a log names."""
+"""The timeline of a job: its starts, and the steps and pauses of each, on one clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pause:
 
     Attributes:
         kind: kind of the pause.
-        begin_s, end_s: on the timeline's clock.
+        begin_s, end_s: seconds on the timeline's clock.
     """
 
     kind: PauseKind
@@ -38,7 +38,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps as a log has them: a sample may stand for several.
+    """Steps in a log. A sample may stand for several steps.
 
     Attributes:
         last: [sample] number of the sample's last step.
@@ -65,8 +65,8 @@ class Start:
     """One start of the job's processes.
 
     Attributes:
-        begin_s, end_s: begin of the processes, and the last known time of them.
-        has_begin: whether the log has the begin, or only a first line.
+        begin_s, end_s: seconds at which the processes began, and their last known time.
+        has_begin: whether the log has this begin; else ``begin_s`` is the first time in the log.
         has_ended: whether the log shows that the job ended of its own accord.
         steps: ascending in time.
         pauses: in any order; they may overlap each other and the steps.
@@ -82,11 +82,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A job's life.
+    """The timeline of a job.
 
     Attributes:
         tool: the tool that wrote the log.
-        starts: in their order.
+        starts: the starts of the job, in their order.
         recorded: kinds of pauses that the log would show if there were any.
         has_clock: whether the time between starts, and between steps, is known.
         notes: doubts of the reader.
@@ -100,14 +100,14 @@ class Timeline:
 
 
 def no_steps() -> Steps:
-    """The steps of a start that made none."""
+    """An empty table, for a start without steps."""
     return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
     """Steps from rows (last step, count, begin, end), ascending in time.
 
-    Logs round: so a sample is made to begin no earlier than the one before it ends.
+    Logs round their times. If a sample seems to begin before the last one ends, its begin is moved.
     """
     table = np.array(list(rows), dtype=np.float64).reshape(-1, 4)
     begin_s, end_s = table[:, 2].copy(), np.maximum.accumulate(table[:, 3])

@@ -1,9 +1,10 @@
 """Step times in TensorBoard's event files, read without TensorFlow.
 
-A file is TFRecords (length, its checksum, data, its checksum), each an ``Event``; fields by their
-numbers in tensorboard 2.21.0, ``compat/proto``: ``event.proto`` (wall_time 1, step 2, summary 5),
-``summary.proto`` (Summary.value 1; Value: tag 1, simple_value 2, tensor 8) and ``tensor.proto``
-(tensor_content 4, float_val 5). Checksums are not checked; a torn end is left out.
+A file is a sequence of TFRecords: length, its checksum, data, its checksum. The data is one
+``Event``. Fields have the numbers of tensorboard 2.21.0, ``compat/proto``: ``event.proto``
+(wall_time 1, step 2, summary 5), ``summary.proto`` (Summary.value 1; Value: tag 1, simple_value 2,
+tensor 8) and ``tensor.proto`` (tensor_content 4, float_val 5). Checksums are not checked. A last
+record that is cut off is left out.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from paceline.sources.step_logs.metrics import (
 #: Mark in the first event of each file, in front of its version.
 _MARK = b"brain.Event:"
 _MARK_WITHIN = 64
-_FRAME = 12  # bytes of a record before its data; 4 follow
-#: An image may be large; a longer record is damage.
+_FRAME = 12  # bytes of a record before its data; 4 follow the data
+#: Largest record: an image may be large. A longer one means a damaged file.
 _MAX_RECORD = 256 << 20
 _Point = tuple[float, float, float]  # step, wall time, value
 
@@ -56,7 +57,7 @@ def read_event_files(paths: Sequence[Path]) -> tuple[Columns, tuple[str, ...]]:
     if not points:
         raise TraceError(f"{paths[0]} holds no scalar")
     metric = step_time_metric(points, str(paths[0]))
-    # Without a step time the metric with the most points has the shortest times between them.
+    # Without a step time, take the metric with the most points: it has a point every few steps.
     series = np.array(points[metric or max(points, key=lambda tag: len(points[tag]))])
     step, values = series[:, 0], series[:, 1 if metric is None else 2]
     workload = {}
@@ -91,7 +92,7 @@ def _records(path: Path) -> Iterator[bytes]:
 def _add_scalars(event: bytes, points: dict[str, list[_Point]]) -> None:
     step, wall, summaries = 0, 0.0, []
     for field, value in _fields(event):
-        if field == 1 and isinstance(value, bytes):
+        if field == 1 and isinstance(value, bytes) and len(value) == 8:
             (wall,) = struct.unpack("<d", value)
         elif field == 2 and isinstance(value, int):
             step = value
@@ -127,9 +128,9 @@ def _tensor_scalar(tensor: bytes) -> float | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of a message's fields: whole numbers of varints, bytes of all others.
+    """(number, value) of a message's fields: a whole number for a varint, bytes for all others.
 
-    A message that is cut off ends there.
+    A message that is cut off gives the fields before the cut.
     """
     at = 0
     try:
@@ -152,7 +153,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it."""
+    """The number at an index, and the index behind it."""
     number = shift = 0
     while shift < 70:
         byte = message[at]

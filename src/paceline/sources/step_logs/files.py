@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 #: The project's own columns: a header with one of them is a table of step times.
 _OWN = {"step", "rank", "duration_s", "start_s"}
-#: Limit of lines before the first step; behind them a log has none.
+#: Most lines before the first step.
 _MAX_PREAMBLE = 1_000_000
 
 
@@ -35,11 +35,10 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
         path: a table (CSV, parquet, JSON lines), a log or metrics of a trainer, or a folder of
             TensorBoard's event files.
         pattern: pattern of a line, with named groups
-            (:mod:`paceline.sources.step_logs.lines`); None: the format is detected from the
-            content.
+            (:mod:`paceline.sources.step_logs.lines`); None detects the format from the content.
 
     Raises:
-        TraceError: unreadable, damaged, or of no known format.
+        TraceError: the file is unreadable, damaged, or of no known format.
     """
     columns, notes = load_columns(path, pattern)
     return load_step_times(path) if columns is None else _of_columns(path, columns, notes)
@@ -118,14 +117,14 @@ def _of_columns(path: Path, columns: Columns, notes: tuple[str, ...]) -> StepTim
     table = table_of(str(path), columns)
     spacing = int(np.median(np.diff(table.steps))) if len(table.steps) > 1 else 1
     if spacing > 1:
-        notes += (f"a sample every {spacing:,} steps: each counts for {spacing:,} in lost seconds",)
+        notes += (f"a sample every {spacing:,} steps: its lost seconds count {spacing:,} times",)
     changing = {
         name: column
         for name, column in table.workload.items()
         if np.unique(column[np.isfinite(column)]).size > 1
     }
-    told = (*table.warnings, *notes)
-    return replace(table, warnings=told, workload=changing, steps_per_sample=spacing)
+    reader_notes = (*table.warnings, *notes)
+    return replace(table, warnings=reader_notes, workload=changing, steps_per_sample=spacing)
 
 
 def texts_of(path: Path, notes: list[str]) -> Iterator[str]:
@@ -158,7 +157,7 @@ def _read_text(path: Path) -> tuple[Columns, tuple[str, ...]]:
         if number > _MAX_PREAMBLE:
             break
     raise TraceError(
-        f"{path} has no step times that are known ({', '.join(f.name for f in LINE_FORMATS)}, "
+        f"{path} has no step times of a known tool ({', '.join(f.name for f in LINE_FORMATS)}, "
         f"MLPerf); give --pattern, as paceline detect --help says; {quoted(first)}"
     )
 

@@ -3,16 +3,16 @@
 Held against their sources:
 
 - Megatron-LM core 0.20.0, commit d98e8a6: ``megatron/training/training.py``, ``training_log``.
-- Megatron-Bridge, commit 031e7de: ``training/utils/train_utils.py``, ``training_log``; the line of
-  Megatron-LM, with a line ``Step Time : 1.23s`` before it, which has no number of the step.
+- Megatron-Bridge, commit 031e7de: ``training/utils/train_utils.py``, ``training_log``. Before the
+  line of Megatron-LM it writes ``Step Time : 1.23s`` without the step's number.
 - NeMo: the lines of its ``ProgressPrinter`` (2.x) and of its progress bar (1.x).
-- torchtitan, commit c594d8a: ``components/metrics.py``, ``MetricsProcessor.log``; older ones
+- torchtitan, commit c594d8a: ``components/metrics.py``, ``MetricsProcessor.log``; older versions
   write ``wps`` for ``tps``.
-- nanoGPT: ``train.py``; modded-nanogpt: its records' ``train_gpt.py``, whose clock stops for
+- nanoGPT: ``train.py``. modded-nanogpt: ``train_gpt.py`` of its records; its clock stops for
   validations.
-- llm.c, commit f1e2ace: ``train_gpt2.cu`` and ``train_gpt2.py``; and the lines of build-nanogpt and
-  nanochat, whose step has ``dt``.
-- DeepSpeed 0.19.6, commit edaa722: ``utils/timer.py``, ``ThroughputTimer.stop``; and the line of
+- llm.c, commit f1e2ace: ``train_gpt2.cu`` and ``train_gpt2.py``.
+- build-nanogpt and nanochat: they write the step's time as ``dt``.
+- DeepSpeed 0.19.6, commit edaa722: ``utils/timer.py``, ``ThroughputTimer.stop``; also the line of
   its pipeline engine.
 """
 

@@ -12,18 +12,18 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.step_logs.lines import Columns, steps_of_elapsed
 
-#: Words in the head of such a file.
+#: Words in the first characters of each kind of file.
 TRAINER_STATE, PROMETHEUS = '"log_history"', '"resultType"'
 
-#: End of a metric's name -> seconds of its unit.
+#: Ending of a metric's name -> its unit, in seconds.
 _UNITS = {"_ms": 1e-3, "_milliseconds": 1e-3, "_us": 1e-6, "_microseconds": 1e-6}
 
 #: Number of series that a note names.
 _LISTED = 8
 
 _SCRAPES = (
-    "each sample is a scrape, not a step: steps are counted by scrapes, and lost seconds are those "
-    "of the sampled steps only"
+    "each sample is a scrape, not a step: scrapes are numbered as steps, and lost seconds are of "
+    "the sampled steps only"
 )
 
 
@@ -40,7 +40,7 @@ def read_json(path: Path, head: str) -> tuple[Columns, tuple[str, ...]]:
     read = _trainer_state if TRAINER_STATE in head else _prometheus
     try:
         return read(content, path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise TraceError(f"{path} is damaged ({reason[:200]})") from None
 
@@ -65,7 +65,7 @@ def _trainer_state(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[
 
 
 def _prometheus(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[str, ...]]:
-    """A matrix (HTTP API v1): per series a metric of labels, and values [time, "number"]."""
+    """A matrix (HTTP API v1). A series has its labels (``metric``) and values [time, "number"]."""
     data = content.get("data", content)
     if data["resultType"] != "matrix" or not data["result"]:
         raise TraceError(f"{path} holds no matrix; ask Prometheus' query_range for a gauge")
@@ -88,17 +88,17 @@ def _prometheus(content: dict[str, Any], path: Path) -> tuple[Columns, tuple[str
 
 
 def _numbered(labels: Sequence[Mapping[str, str]]) -> list[str]:
-    """Numbers of the series that are not named by their rank, in words."""
+    """A note on the numbers of series that lack the label rank."""
     if len(labels) < 2 or any("rank" in own for own in labels):
         return []
     names = sorted({name for own in labels for name in own})
     apart = [name for name in names if len({own.get(name) for own in labels}) > 1]
-    told = [
+    numbers = [
         f"{place} is {', '.join(f'{name} {own[name]}' for name in apart if name in own)}"
         for place, own in enumerate(labels[:_LISTED])
     ]
     more = [f"and {len(labels) - _LISTED:,} more"] if len(labels) > _LISTED else []
-    return ["series without a label rank are numbered as ranks: " + "; ".join([*told, *more])]
+    return ["series without a label rank are numbered as ranks: " + "; ".join([*numbers, *more])]
 
 
 def _rank(labels: dict[str, str], place: int) -> float:

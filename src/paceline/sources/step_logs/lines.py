@@ -1,11 +1,11 @@
 """Step times from lines of text, by a pattern with named groups.
 
-Groups (all but one that tells a time are optional):
+Groups, of which one of ``duration_*``, ``elapsed_*`` and ``rate`` is needed:
 
-    step          The step's number. Without it a rank's lines are counted.
+    step          The step's number. Without it, the lines of a rank are counted.
     rank          The rank that wrote the line.
     duration_s    Seconds of the step. Also duration_ms.
-    elapsed_s     Seconds since the start of the run. Also elapsed_ms. A step takes the difference.
+    elapsed_s     Seconds since the start of the run. Also elapsed_ms. Differences are step times.
     rate          Tokens or samples a second, of equal steps. Needs time, which gives the scale.
     time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma).
     tokens, samples, batch, sequence_length, window, flops    The step's planned work.
@@ -33,7 +33,8 @@ _GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COL
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
-#: Ticks of a clock in a sample: a tick is then 5% of it. Gaps that are no step, in seconds.
+#: Ticks of a coarse clock in a sample, which make its error 5%. And the shortest gap between lines,
+#: in seconds, that is no step.
 _FINE_TICKS, _LONG_S = 20, 600.0
 
 
@@ -43,7 +44,7 @@ class LineFormat:
 
     Attributes:
         name: the tool.
-        cue: words in a line of a step; searched for before the pattern, which is slower.
+        cue: words in a line of a step. They are searched first, since the pattern is slower.
         pattern: pattern with named groups.
     """
 
@@ -112,7 +113,9 @@ def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Co
 def _with_durations(columns: Columns, times: Array | None, where: str) -> Columns:
     """Columns with duration_s in place of other times; without rows that have none."""
     duration_s = np.full(len(columns["step"]), np.nan)
-    for name in set(columns) & {*_DURATIONS, *_ELAPSED, "rate"}:
+    for name in (*_DURATIONS, *_ELAPSED, "rate"):  # durations are more exact than differences
+        if name not in columns:
+            continue
         values = columns.pop(name)
         if name in _DURATIONS:
             seconds = values * _DURATIONS[name]
@@ -123,7 +126,7 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
         duration_s = np.where(np.isnan(duration_s), seconds, duration_s)
     known = np.isfinite(duration_s)
     if not known.any():
-        raise TraceError(f"{where} has one line of a step; a duration takes two")
+        raise TraceError(f"{where} has no duration of a step: it takes two lines of steps")
     columns["duration_s"] = duration_s
     if times is not None:
         columns["time_s"] = times
@@ -133,8 +136,8 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
 def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
     """[row] mean seconds a step since the rank's line before; nan for its first and at restarts.
 
-    A clock of whole seconds is too coarse for short steps. One line in :data:`_FINE_TICKS` seconds
-    has a value, the mean since the one before.
+    A clock of whole seconds is too coarse for short steps. Then only one line in about
+    :data:`_FINE_TICKS` seconds has a value: the mean since the line that had the last value.
     """
     seconds = np.full(len(step), np.nan)
     for one in np.unique(rank):
@@ -147,7 +150,7 @@ def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
 
 
 def _lines_of_a_sample(elapsed_s: Array) -> int:
-    """Lines between two that are compared: 1, but where rounding to whole seconds shows."""
+    """Lines from one that is compared to the next: 1, but more if times are in whole seconds."""
     spent_s = np.diff(elapsed_s)
     ahead_s = spent_s[(spent_s >= 0) & (spent_s < _LONG_S)]
     if len(ahead_s) < _FINE_TICKS or (elapsed_s != np.round(elapsed_s)).any():

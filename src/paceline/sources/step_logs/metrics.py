@@ -34,7 +34,7 @@ NAMES = ", ".join(STEP_TIMES)
 
 
 def bare_name(metric: str) -> str:
-    """A metric without the run in front of it, as an exported chart has it, and ``train/``."""
+    """A metric's name without the run's name, which charts put in front, and without ``train/``."""
     return metric.rsplit(" - ", 1)[-1].removeprefix("train/")
 
 
@@ -59,7 +59,7 @@ def step_time_metric(metrics: Iterable[str], where: str) -> str | None:
 def columns_of(
     step: Array, values: Array, metric: str | None, workload: Mapping[str, Array]
 ) -> Columns:
-    """Columns from a metric's points, or, without one, from times since the epoch at steps."""
+    """Columns from a metric's points; without a metric, ``values`` are times when steps ended."""
     if metric is None:
         seconds = steps_of_elapsed(step, np.zeros(len(step)), values)
     else:
@@ -71,6 +71,6 @@ def columns_of(
 
 #: Message if no metric is a step time.
 BETWEEN = (
-    "no metric is a step time, so a step takes the mean between two points, with evaluations and "
-    "checkpoints between them"
+    "no metric is a step time, so a step's time is the mean between two points, with the "
+    "evaluations and checkpoints there"
 )

@@ -3,7 +3,7 @@
 Held against results of training v3.1 (commit f33f944) and v5.1 (commit 4da2d1c) of mlcommons, and
 the callbacks of NVIDIA's submissions that write them. A line ``tracked_stats`` has a value
 ``train_step_time`` (seconds). Its metadata has ``step`` or ``samples_count``. Both count samples or
-tokens; the step's number is the count over that of one step.
+tokens; divided by the count of one step, they give the step's number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from paceline.errors import TraceError
 from paceline.sources.step_logs.lines import Columns
 
-#: Prefix of each line, behind a launcher's words.
+#: Prefix of each line; a launcher may put its own words in front.
 CUE = ":::MLLOG"
 _STATS, _BATCH, _LENGTH = '"tracked_stats"', '"global_batch_size"', '"max_sequence_length"'
 
@@ -34,9 +34,12 @@ def read_mlperf(lines: Iterable[str], where: str) -> Columns:
         if CUE not in line or not any(word in line for word in (_STATS, _BATCH, _LENGTH)):
             continue
         entry = entry_of(line)
-        if isinstance(entry.get("value"), int | float):
-            sizes[str(entry.get("key"))] = float(entry["value"])
-        sample = train_step_time(entry)
+        try:
+            if isinstance(entry.get("value"), int | float):
+                sizes[str(entry.get("key"))] = float(entry["value"])
+            sample = train_step_time(entry)
+        except OverflowError as error:
+            raise TraceError(f"{where} is damaged ({error})") from None
         if sample is not None:
             counts.append(sample[0])
             durations.append(sample[1])

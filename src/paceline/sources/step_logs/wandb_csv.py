@@ -46,14 +46,14 @@ def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
     notes: list[str] = []
     rows = csv.reader(_closed_lines(path, notes))
     try:
-        head = [cell.strip() for cell in next(rows)]
+        head = [cell.strip() for cell in next(rows, [])]
         every = [row for row in rows if row]
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV: {error}") from None
     cells = [row for row in every if len(row) == len(head)]
     if len(cells) < len(every):
         n_other = len(every) - len(cells)
-        notes.append(f"{n_other} lines with another number of cells than the header are left out")
+        notes.append(f"{n_other} lines are left out: their number of cells is not the header's")
     table = {name: i for i, name in enumerate(head)}
     metrics = [name for name in head if not name.endswith(("__MIN", "__MAX"))]
     metric = step_time_metric(metrics, str(path))
@@ -77,7 +77,7 @@ def read_wandb(path: Path) -> tuple[Columns, tuple[str, ...]]:
 
 
 def _closed_lines(path: Path, notes: list[str]) -> Iterator[str]:
-    """Whole lines, and a last one without an end if its last cell's quotes are closed."""
+    """Whole lines; also a last line without an end if a quotation mark closes its last cell."""
     yield from whole_lines(path, notes)
     if notes and (last := deque(lines(path), 1)) and last[0].endswith('"'):
         notes.clear()

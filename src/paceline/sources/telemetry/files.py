@@ -21,7 +21,7 @@ def load_telemetry(paths: Sequence[Path]) -> Telemetry:
     """Samples of all files: nvidia-smi's CSV, Prometheus' range JSON, an exporter's page.
 
     Raises:
-        TraceError: one cannot be read, or is of no known format.
+        TraceError: there is no file, or one cannot be read or is of no known format.
     """
     if not paths:
         raise TraceError("give files of nvidia-smi or Prometheus")
@@ -41,7 +41,7 @@ def _load(path: Path) -> Telemetry:
         raise TraceError(f"{path} cannot be read: {reason}") from None
     for begin, tool in _NO_TIMES.items():
         if head.startswith(begin):
-            raise TraceError(f"{path} is of {tool}, which tells no times: use nvidia-smi or DCGM")
+            raise TraceError(f"{path} is of {tool}, which writes no times: use nvidia-smi or DCGM")
     raise TraceError(
         f"{path} is no telemetry: known are the CSV of nvidia-smi --query-gpu=timestamp,index,... "
         "--format=csv, and fields of DCGM or xpu_timer in Prometheus' range JSON or on an "

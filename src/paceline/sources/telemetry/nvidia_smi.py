@@ -1,8 +1,8 @@
 """The CSV of ``nvidia-smi --query-gpu=... --format=csv``, repeated by ``-l`` or ``-lms``.
 
-The header has the fields' full names with units, "clocks.current.sm [MHz]"; names and values are
-those of drivers 418 to 580 (``nvidia-smi --help-query-gpu``). A field that a GPU lacks reads
-"[N/A]" or "[Not Supported]".
+The header has the full names of the fields with units: "clocks.current.sm [MHz]". Names and values
+are those of drivers 418 to 580 (``nvidia-smi --help-query-gpu``). A field that a GPU lacks has the
+value "[N/A]" or "[Not Supported]".
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ FIELDS = {
 }
 _REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_NUMBER, _MASK = re.compile(r"-?\d+(\.\d+)?"), re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _PERCENT = 100.0
-LOCAL_TIME = "nvidia-smi tells the host's local time, which is taken as it stands"
+LOCAL_TIME = "nvidia-smi writes the host's local time without its zone; it is read as UTC"
 
 
 def matches(head: str) -> bool:
@@ -49,21 +49,24 @@ def matches(head: str) -> bool:
 
 
 def load(path: Path) -> Telemetry:
-    """Read a file; the host is its name without the ending.
+    """Read a file. Its name without the ending is the name of the host.
 
     Raises:
         TraceError: it lacks the time or the GPU's number, or a line has other columns.
     """
     notes = [LOCAL_TIME]
     rows = csv.reader(whole_lines(path, notes), skipinitialspace=True)
-    names = [_UNIT.sub("", name.strip()) for name in next(rows, [])]
-    missing = [name for name in ("timestamp", "index") if name not in names]
-    if missing:
-        raise TraceError(
-            f"{path} lacks {' and '.join(missing)}: ask nvidia-smi for "
-            "--query-gpu=timestamp,index,clocks.sm,... --format=csv"
-        )
-    return telemetry_of(_rows(path, names, rows), notes)
+    try:
+        names = [_UNIT.sub("", name.strip()) for name in next(rows, [])]
+        missing = [name for name in ("timestamp", "index") if name not in names]
+        if missing:
+            raise TraceError(
+                f"{path} lacks {' and '.join(missing)}: ask nvidia-smi for "
+                "--query-gpu=timestamp,index,clocks.sm,... --format=csv"
+            )
+        return telemetry_of(_rows(path, names, rows), notes)
+    except csv.Error as error:
+        raise TraceError(f"{path} is no CSV of nvidia-smi: {error}; copy it again") from None
 
 
 def _rows(
@@ -71,10 +74,12 @@ def _rows(
 ) -> Iterator[tuple[Gpu, str, float, float]]:
     at, index = names.index("timestamp"), names.index("index")
     for number, row in enumerate(rows, start=2):
-        if not row or row[at].strip() in ("", "timestamp"):  # a header again: a second run
+        if not "".join(row).strip():
             continue
         if len(row) != len(names):
             raise TraceError(f"{path}, line {number}: {len(row)} columns, the header {len(names)}")
+        if row[at].strip() in ("", "timestamp"):  # a second run repeats the header
+            continue
         time_s = _seconds(row[at], path, number)
         gpu = Gpu(path.stem, row[index].strip())
         for name, text in zip(names, row, strict=True):
@@ -85,7 +90,7 @@ def _rows(
 def _values(name: str, text: str) -> Iterator[tuple[str, float]]:
     if name.startswith(_REASONS):
         reason = name.partition(".")[2]
-        if reason == "active" and text.lower().startswith("0x"):
+        if reason == "active" and _MASK.fullmatch(text):
             mask = int(text, 16)
             yield from ((name, float(bool(mask & bit))) for bit, name in REASON_BITS.items())
         elif reason in REASON_BITS.values() and text in ("Active", "Not Active"):

@@ -2,8 +2,9 @@
 
 DCGM's fields and xpu_timer's (:mod:`paceline.sources.telemetry.xpu_timer`) are known.
 
-DCGM's names, units and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at
-00d6d34); labels ``gpu`` and ``Hostname``, or the target's ``instance``. Blank values are left out.
+DCGM's names and labels are those of dcgm-exporter 4.2 (``etc/default-counters.csv`` at 00d6d34). A
+GPU is named by the labels ``gpu`` and ``Hostname``, or ``instance`` in place of ``Hostname``. Blank
+values are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from paceline.errors import TraceError
 from paceline.sources.telemetry import xpu_timer
 from paceline.sources.telemetry.table import REASON_BITS, Gpu, Telemetry, telemetry_of
 
+#: Nanoseconds by DCGM's ``dcgm_fields.h``; dcgm-exporter's file of counters said microseconds until
+#: its pull request 589.
+_NS = 1e-9
+
 #: DCGM's field -> (metric, value of one unit).
 FIELDS: Mapping[str, tuple[str, float]] = {
     "DCGM_FI_DEV_GPU_UTIL": ("utilization", 0.01),
@@ -30,8 +35,8 @@ FIELDS: Mapping[str, tuple[str, float]] = {
     "DCGM_FI_DEV_MEMORY_TEMP": ("memory_temperature_c", 1.0),
     "DCGM_FI_DEV_PCIE_LINK_GEN": ("pcie_generation", 1.0),
     "DCGM_FI_DEV_PCIE_LINK_WIDTH": ("pcie_width", 1.0),
-    "DCGM_FI_DEV_POWER_VIOLATION": ("power_violation_s", 1e-6),
-    "DCGM_FI_DEV_THERMAL_VIOLATION": ("thermal_violation_s", 1e-6),
+    "DCGM_FI_DEV_POWER_VIOLATION": ("power_violation_s", _NS),
+    "DCGM_FI_DEV_THERMAL_VIOLATION": ("thermal_violation_s", _NS),
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_corrected", 1.0),
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrected", 1.0),
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("remapped_rows", 1.0),
@@ -40,8 +45,9 @@ FIELDS: Mapping[str, tuple[str, float]] = {
     "DCGM_FI_DEV_XID_ERRORS": ("xid", 1.0),
 }
 _REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
-#: DCGM's 64-bit and 32-bit values from here on mean "blank" (dcgm_structs.h).
-_BLANK = 0x7FFFFFF0
+#: DCGM's values from here on mean "blank" (dcgm_structs.h): 32-bit ones, and 64-bit ones. Times may
+#: be larger than the first.
+_BLANK, _BLANK_TIME = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0
 _SERIES = re.compile(
     r"^((?:DCGM_FI|XPU_TIMER)_\w+)\{([^}]*)\}\s+(\S+)(?:\s+(\d+))?\s*$", re.MULTILINE
 )
@@ -112,8 +118,11 @@ def _of_page(
     for name, labels, value, at_ms in _SERIES.findall(text):
         time_s = float(at_ms) * _MS if at_ms else taken_s
         # Older exporters do not name the host, so the file's name is used.
-        told = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
-        yield from _values(name, told, time_s, float(value), hangs)
+        named = {"Hostname": path.stem, **dict(_LABEL.findall(labels))}
+        try:
+            yield from _values(name, named, time_s, float(value), hangs)
+        except (ValueError, OverflowError):
+            raise TraceError(f"{path}: {name} has the value {value[:40]!r}, no number") from None
 
 
 def _values(
@@ -123,8 +132,9 @@ def _values(
     value: float,
     hangs: dict[Gpu, tuple[float, float]],
 ) -> Iterator[tuple[Gpu, str, float, float]]:
-    """Rows of a value; ``hangs`` keeps the last one of a hanging rank."""
-    if not value < _BLANK:
+    """Rows of a value; ``hangs`` keeps the last value of the metric for hangs, by rank."""
+    is_time = FIELDS.get(name, ("", 0.0))[1] == _NS
+    if not value < (_BLANK_TIME if is_time else _BLANK):
         return
     if name == xpu_timer.FLOPS and xpu_timer.is_product(labels):
         yield xpu_timer.gpu_of(labels), xpu_timer.FASTEST, time_s, value

@@ -71,7 +71,7 @@ class Samples:
     value: Array
 
     def between(self, begin_s: float, end_s: float) -> Samples:
-        """The samples from ``begin_s`` to ``end_s``."""
+        """The samples from ``begin_s`` on and before ``end_s``."""
         rows = slice(*np.searchsorted(self.time_s, (begin_s, end_s)))
         return Samples(self.time_s[rows], self.value[rows])
 
@@ -108,7 +108,7 @@ def telemetry_of(
 
 
 def joined(parts: Iterable[Telemetry]) -> Telemetry:
-    """Several files as one; of two samples of one time, that of the later file counts."""
+    """Several files as one; of two samples at the same time, that of the later file counts."""
     parts = list(parts)
     by_key: dict[tuple[Gpu, str], list[tuple[float, float]]] = {}
     for part in parts:
