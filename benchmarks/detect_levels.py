@@ -58,7 +58,8 @@ def score(job, events, within):
                 count["kind"] += event.kind == kind
                 if kind != "relief":
                     count["errors"].append(error)
-                    count["held"].append(event.estimate.low <= factor <= event.estimate.high)
+                    said = event.estimate  # None of a relief where the change was a partial one
+                    count["held"].append(said is not None and said.low <= factor <= said.high)
                 if event.refined is not None and job.ramp is None:
                     last = event.refined
                     count["refined"].append(abs(last.factor / factor - 1))
