@@ -29,7 +29,7 @@ class World:
         path.write_text(text)
         alerts = str(path) if text else ""
         self.config = Config(data=data, store=store, alerts=alerts, base_url="http://here")
-        self.engine = open_database(self.config.store_url)
+        self.engine = open_database(self.config.store_url, pooled=False)
         self.bus, self.now, self.results = Bus(), 1_000_000.0, {}
         self.started_at = 0.0
         self.blobs = self

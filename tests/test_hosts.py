@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_the_file_is_kept_and_checked(store, tmp_path):
     assert len(again.results("node1")) == RECENT * 8
     assert again.forget("node1") == RECENT * 8
     assert {r.host for r in again.results()} == {"node0"}
-    with sqlite3.connect(store.path) as connection:
+    with closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("PRAGMA user_version = 9")
     with pytest.raises(StateError, match="version 9"):
         HostStore(store.path)

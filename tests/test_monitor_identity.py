@@ -26,7 +26,7 @@ class Place:
         self.data.mkdir(parents=True)
 
     def claim(self, now=1000.0, database=None):
-        engine = open_database(f"sqlite:///{database or self.database}")
+        engine = open_database(f"sqlite:///{database or self.database}", pooled=False)
         identity = StoreIdentity(engine, self.data, StepFiles(self.data / "steps"))
         try:
             identity.claim(now)
