@@ -1,6 +1,7 @@
 """Step times are judged as they come, whatever ends the service meanwhile."""
 
 import errno
+import threading
 import time
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import requires
 requires.installed("sqlalchemy")
 
 from monitor_web import eventually
+from paceline.detect import levels, machine_code
 from paceline.monitor import detectors as module
 from paceline.monitor.bus import Bus
 from paceline.monitor.detectors import Detectors
@@ -114,16 +116,33 @@ class TestDetectors:
         assert sum(ticks) < len(others) / 2
         site.stop()
 
-    @pytest.mark.parametrize("is_compiled", [False, True])
-    def test_machine_code_made_for_one_job_judges_the_next_from_its_first_steps(
-        self, site, monkeypatch, is_compiled
+    def test_jobs_are_judged_while_machine_code_is_made_and_by_it_once_it_is_there(
+        self, site, monkeypatch
     ):
-        monkeypatch.setattr(module.levels, "is_compiled", lambda: is_compiled)
-        for one in story(steps=3):
+        goes_on, calls = threading.Event(), []
+
+        def slowly_made():
+            calls.append(threading.current_thread().name)
+            goes_on.wait(60)
+            return levels.advance
+
+        monkeypatch.setattr(levels, "compiled_advance", slowly_made)
+        monkeypatch.setattr(levels, "INTERPRETED_SAMPLES", 100)
+        for name in ("_is_begun", "_is_ready"):
+            monkeypatch.setattr(machine_code, name, False)
+        for one in story():
             site.push(one)
         eventually(lambda: not site.detectors.n_waiting)
-        detector = site.detectors._live[site.job.id].stream.detector
-        assert (detector.expected_steps > module.levels.INTERPRETED_SAMPLES) == is_compiled
+        assert [kind for kind, _, _ in site.events()] == ["onset", "relief"]
+        assert calls == ["paceline-compiler"]
+        goes_on.set()
+        eventually(lambda: machine_code._is_ready)
+        other = jobs.register(site.engine, "default", "other", 1.0)
+        first = of_step(0, [1.0] * 4)  # of a new job
+        site.files.append(other.id, first)
+        site.detectors.feed(other, first)
+        eventually(lambda: not site.detectors.n_waiting)
+        assert set(calls[1:]) == {"paceline-detectors"}
         site.stop()
 
     def test_a_job_let_go_while_the_clock_was_ahead_lacks_no_step(self, site):

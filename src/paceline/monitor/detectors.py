@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Engine
 
-from paceline.detect import levels
 from paceline.detect.event import LEVEL_KINDS
 from paceline.detect.limits import WARM_UP
 from paceline.errors import StateError
@@ -356,9 +355,6 @@ class Detectors:
     def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
-        if live.stream.detector is not None and levels.is_compiled():
-            # Other jobs have already compiled this code, which takes a tenth of the time.
-            live.stream.detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
         yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
 

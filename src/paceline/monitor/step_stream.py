@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect import machine_code
 from paceline.detect.arrivals import RESTART_STEPS
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
@@ -337,6 +338,7 @@ class Stream:
         waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
             self.detector = Detector(len(self.ranks), like=self.earlier.since(step))
+        self.detector.advance = machine_code.aside  # other jobs must not wait for it
         events = self.detector.update(step, waiting.durations_s, self._workload.pop(step, None))
         self._workload = {number: w for number, w in self._workload.items() if number > step}
         self.last_step = step
