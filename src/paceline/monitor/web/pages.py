@@ -33,7 +33,7 @@ from paceline.monitor.web import (
     server_events,
 )
 from paceline.monitor.web.alert_groups import grouped
-from paceline.monitor.web.api import reads
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
 from paceline.monitor.web.night import alert_views, cordon_commands
