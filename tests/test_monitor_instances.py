@@ -13,7 +13,7 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import monitor_stores
-from monitor_web import eventually
+from monitor_web import eventually, monitor
 from paceline.errors import MonitorError
 from paceline.monitor.backup import write_backup
 from paceline.monitor.blobs import trace_key
@@ -21,13 +21,13 @@ from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.config import Config
 from paceline.monitor.instances import claim as claims
 from paceline.monitor.instances import membership as module
-from paceline.monitor.instances.ingest import JobGone, LogWriter
+from paceline.monitor.instances.ingest import LogWriter
 from paceline.monitor.instances.instance import Instance
 from paceline.monitor.instances.log_reader import LogReader, in_order
 from paceline.monitor.instances.membership import ALERTS, Membership, shard_of
 from paceline.monitor.instances.part_uploads import PartUploads
 from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
-from paceline.monitor.refusal import Refusal
+from paceline.monitor.refusal import JobGone, Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
@@ -554,3 +554,25 @@ def test_an_instance_finds_what_another_has_stored(url, engine, tmp_path, monkey
         two.stop()
     states = [step_log.state_of(engine, key.id) for key in keys]
     assert all(state is not None and state.detector for state in states)
+
+
+def test_a_job_that_another_instance_removed_is_begun_anew(url, tmp_path):
+    """Each instance has the numbers of the jobs that it has heard of."""
+    (tmp_path / "bucket").mkdir()
+    places = {"store": url, "blobs": f"file://{tmp_path / 'bucket'}"}
+    body = {"steps": [0], "ranks": [0], "durations_s": [1.0], "source": "s/0", "world": 1}
+    trace = {"sha256": "a" * 64, "size": 100, "file_name": "a.parquet"}
+    event = {"kind": "paused", "step": 1, "at": 1.0, "text": "a pause", "ranks": [0]}
+    with (
+        monitor(tmp_path / "a", instance="a", **places) as one,
+        monitor(tmp_path / "b", instance="b", **places) as two,
+    ):
+        token = one.token()
+        pushes = [("steps", {**body, "batch": 1}), ("uploads", trace), ("events", event)]
+        for path, content in pushes:
+            job = f"/api/v1/jobs/{path}"
+            first = two.ask("POST", f"{job}/steps", token=token, body={**body, "batch": 0})
+            assert first.status == 200, first.text
+            assert one.ask("DELETE", job, token=token).status == 200
+            answer = two.ask("POST", f"{job}/{path}", token=token, body=content)
+            assert answer.status == 200, (path, answer.text)

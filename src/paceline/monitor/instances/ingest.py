@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
 from paceline.monitor.instances.membership import shard_of
-from paceline.monitor.refusal import Refusal
+from paceline.monitor.refusal import JobGone
 from paceline.monitor.step_files import Batch, encode
 from paceline.monitor.store import step_log
 from paceline.monitor.store.step_log import NewBlock
@@ -19,13 +19,6 @@ from paceline.monitor.store.step_log import NewBlock
 _MOST, _MOST_BYTES = 1000, 16 << 20
 
 _Waiting = tuple[NewBlock, Future[bool]]
-
-
-class JobGone(Refusal):
-    """The job was removed while its steps came."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the job was removed; try again later", retry_s=1)
 
 
 class LogWriter:

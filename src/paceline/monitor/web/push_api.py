@@ -89,9 +89,9 @@ class PushApi:
         """POST /api/v1/jobs/{name}/events."""
         principal = require(request, "push")
         event = await read_body(request, self._body_bytes, event_of)
-        job = await self.jobs.of_path(request, principal)
-        number = await run_in_threadpool(
-            self.service.tell_event, job, event.kind, event.step, event.at, event.text, event.ranks
+        values = event.kind, event.step, event.at, event.text, event.ranks
+        number = await self.jobs.on_path(
+            request, principal, lambda job: self.service.tell_event(job, *values)
         )
         return JSONResponse({"id": number})
 
@@ -102,13 +102,11 @@ class PushApi:
         service.detectors.check_room(writes_to(request, principal))
         parse = functools.partial(batch_of, clock=service.clock)
         batch = await read_body(request, self._body_bytes, parse)
-        job = await self.jobs.of_path(request, principal)
-        return JSONResponse(await run_in_threadpool(self._store_steps, request, job, batch))
-
-    def _store_steps(self, request: Request, job: JobKey, batch: Batch) -> dict[str, Any]:
         take_samples(request, len(batch.steps))
-        new = self.service.take_steps(job, batch)
-        return {"accepted": len(batch.steps), "repeated": not new}
+        new = await self.jobs.on_path(
+            request, principal, lambda job: service.take_steps(job, batch)
+        )
+        return JSONResponse({"accepted": len(batch.steps), "repeated": not new})
 
     async def many_steps(self, request: Request) -> Response:
         """POST /api/v1/steps: batches of several jobs, each with its own result."""

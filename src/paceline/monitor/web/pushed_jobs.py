@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from paceline.monitor.refusal import JobGone
 from paceline.monitor.service import Service
 from paceline.monitor.store import jobs
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.asked_project import writes_to
 from paceline.monitor.web.bodies import checked_name
 from paceline.monitor.web.security import Principal
+
+T = TypeVar("T")
 
 #: Cached job numbers, so that batches of step times need no query.
 _MAX_CACHED_JOBS = 20_000
@@ -31,13 +38,26 @@ class PushedJobs:
         """Forget the number of a removed job."""
         self._keys.pop((project, name), None)
 
-    async def of_path(self, request: Request, principal: Principal) -> JobKey:
-        """The job of a request's path."""
+    async def on_path(
+        self, request: Request, principal: Principal, work: Callable[[JobKey], T]
+    ) -> T:
+        """Result of ``work`` on the job of a request's path, in a thread.
+
+        If another instance has removed the job whose number is cached, ``work`` gets a new one.
+        """
         name, project = checked_name(request.path_params["name"]), writes_to(request, principal)
-        job = self._keys.get((project, name))
-        if job is None:
-            job = (await run_in_threadpool(self.all_named, project, {name}))[name]
-        return job
+
+        def on_job() -> T:
+            return work(self.all_named(project, {name})[name])
+
+        def on_any() -> T:
+            try:
+                return on_job()
+            except (JobGone, IntegrityError):
+                self.forget(project, name)
+                return on_job()
+
+        return await run_in_threadpool(on_any)
 
     def all_named(self, project: str, names: set[str]) -> dict[str, JobKey]:
         """The jobs of these names."""

@@ -44,9 +44,11 @@ class UploadsApi:
         trace = await read_body(request, self._body_bytes, trace_of)
         service = self.service
         await run_in_threadpool(_check_sessions, service, writes_to(request, principal))
-        job = await self.jobs.of_path(request, principal)
-        begun = await run_in_threadpool(
-            service.uploads.begin, job.id, job.project, trace, service.clock()
+        now = service.clock()
+        begun = await self.jobs.on_path(
+            request,
+            principal,
+            lambda job: service.uploads.begin(job.id, job.project, trace, now),
         )
         return JSONResponse(begun)
 
