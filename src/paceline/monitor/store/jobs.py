@@ -80,6 +80,14 @@ def register_many(
     return {name: JobKey(found[name], project, name) for name in names}
 
 
+def learn(engine: Engine, job_id: int, gpus: int | None, degrees: Mapping[str, Any] | None) -> None:
+    """Fill in what a trace says of a job; a job removed meanwhile stays removed."""
+    values = {key: value for key, value in (("gpus", gpus), ("degrees", degrees)) if value}
+    if values:
+        with engine.begin() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
 def find(engine: Engine, project: str, name: str) -> JobKey | None:
     """The job of that name; in project "*", that of ``default``, else the newest."""
     condition = jobs.c.name == name if project == "*" else _has_name(project, name)
