@@ -29,6 +29,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder, self.now = folder, 0.0
+        self.jumps = []  # of the clock, that nobody has heard of yet
         self.engine = open_database(f"sqlite:///{folder / 'db'}")
         self.job = jobs.register(self.engine, "default", "job", 1.0)
         self.told = []
@@ -37,7 +38,12 @@ class Site:
     def start(self):
         self.files = StepFiles(self.folder / "steps")
         self.detectors = Detectors(
-            self.engine, self.files, Bus(), lambda: self.now, lambda *it: self.told.append(it)
+            self.engine,
+            self.files,
+            Bus(),
+            lambda: self.now,
+            lambda *it: self.told.append(it),
+            jump_s=lambda: self.jumps.pop() if self.jumps else 0.0,
         )
         self.detectors.start()
         self.detectors.resume([self.job])
@@ -46,6 +52,12 @@ class Site:
         self.now = max(self.now, one.at)
         if self.files.append(self.job.id, one):
             self.detectors.feed(self.job, one)
+
+    def jump(self, seconds):
+        """The clock jumps: as much later, or earlier."""
+        self.now += seconds
+        self.jumps.append(seconds)
+        eventually(lambda: not self.jumps)
 
     def crash(self):
         """Without saving anything."""
@@ -244,6 +256,73 @@ class TestDetectors:
         site.now = 1200.0
         site.stop()
         assert [kind for kind, *_ in site.events() if kind == "hang"] == ["hang"]
+
+    def test_a_clock_that_jumps_ahead_makes_no_job_hang(self, site):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(86_400.0)
+        time.sleep(0.05)
+        assert site.events() == []
+        site.now += 36.0
+        eventually(lambda: [kind for kind, *_ in site.events()] == ["hang"])
+        site.stop()
+
+    def test_a_service_that_was_paused_calls_no_job_hanging(self, site, monkeypatch):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        monkeypatch.setattr(module, "_AWAY_S", -1.0)  # each turn of its thread is after a pause
+        site.now += 300.0
+        time.sleep(0.05)
+        site.stop()
+        assert site.events() == []
+
+    @pytest.mark.parametrize("ahead_s", [60.0, 86_400.0])
+    def test_steps_that_began_while_the_clock_was_ahead_do_not_wait_for_it(self, site, ahead_s):
+        """Of a job that does not say how many ranks it has, and that goes back to a checkpoint."""
+        times = [1.0, 1.0]
+        for step in range(20):
+            site.push(of_step(step, times, world=0))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(ahead_s)
+        other = replace(site.job, id=jobs.register(site.engine, "default", "new", 1.0).id)
+
+        def push_other(step, ranks=(0, 1)):
+            one = of_step(step, times[: len(ranks)], at=site.now, ranks=ranks, world=0)
+            site.files.append(other.id, one)
+            site.detectors.feed(other, one)
+
+        push_other(0)
+        push_other(1, ranks=(0,))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(-ahead_s)
+        assert jobs.by_id(site.engine, other.id)["seen_at"] <= site.now
+        site.now += 31.0
+        push_other(2)
+        eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        assert jobs.by_id(site.engine, other.id)["last_step"] == 2
+
+    def test_a_job_that_went_back_while_the_clock_was_ahead_is_judged_on(self, site):
+        for step in range(20):
+            site.push(of_step(step, [1.0, 1.0], source=""))
+        eventually(lambda: not site.detectors.n_waiting)
+        begun = site.now
+        site.jump(86_400.0)
+        for step in range(10, 16):  # again
+            one = of_step(step, [1.0, 1.0], source="", at=site.now)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(-86_400.0)
+        assert site.now == begun
+        for step in range(16, 20):
+            one = of_step(step, [1.0, 1.0], source="", at=site.now + step)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        rows = site.files.rows(site.job.id)
+        assert rows["step"].tolist() == [*range(20), *range(10, 20)]
 
     def test_a_job_that_ended_does_not_hang(self, site):
         for one in story(steps=60, slow=slice(80, 80)):

@@ -195,6 +195,12 @@ def end(engine: Engine, job_id: int, now: float) -> None:
         connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
 
 
+def not_after(engine: Engine, now: float) -> None:
+    """Jobs seen later than now, by a clock that was ahead, were seen now."""
+    with engine.begin() as connection:
+        connection.execute(update(jobs).where(jobs.c.seen_at > now).values(seen_at=now))
+
+
 def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
     """Mark running jobs not seen since ``before`` as silent; returns them."""
     quiet = (jobs.c.status == "running") & (jobs.c.seen_at < before)
