@@ -10,7 +10,7 @@ from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, all_held
-from paceline.monitor.store.tables import jobs, sessions, stores
+from paceline.monitor.store.tables import IS_DONE, jobs, sessions, stores
 
 #: Sessions whose slowdown a job's row keeps, for its sparkline.
 TREND = 20
@@ -212,7 +212,7 @@ def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
 
 def summarise(connection: Any, job_id: int) -> None:
     """Update the job's row from its analysed sessions; without any it has no slowdown."""
-    done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
+    done = (sessions.c.job_id == job_id) & IS_DONE
     latest = list(
         connection.execute(
             select(sessions)
