@@ -20,6 +20,7 @@ from paceline.monitor.blobs import trace_key
 from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.config import Config
 from paceline.monitor.instances import claim as claims
+from paceline.monitor.instances import ingest
 from paceline.monitor.instances import membership as module
 from paceline.monitor.instances.ingest import LogWriter
 from paceline.monitor.instances.instance import Instance
@@ -222,6 +223,23 @@ class TestLog:
             connection.execute(update(tables.step_log).values(position=2**60))
         assert step_log.begin_anew_behind(engine)
         assert step_log.unread_jobs(engine, [shard_of(job.id)], 1) == [job.id]
+
+    def test_what_waits_for_a_database_that_hangs_has_a_limit(self, engine, monkeypatch):
+        job, goes_on = jobs.register(engine, "p", "a", 1.0), threading.Event()
+        real = step_log.append
+        monkeypatch.setattr(step_log, "append", lambda *given: goes_on.wait(60) and real(*given))
+        monkeypatch.setattr(ingest, "_MOST_WAITING_BYTES", 1000)
+        writer = LogWriter(engine)
+        writer.start()
+        futures = [writer.append(job.id, batch(step)) for step in range(100)]
+        refused = [future for future in futures if future.done()]
+        assert 80 < len(refused) < 100
+        with pytest.raises(Refusal, match="wait for the database"):
+            refused[0].result()
+        goes_on.set()
+        assert all(future.result(60) for future in futures if future not in refused)
+        assert writer.append(job.id, batch(99)).result(60)  # there is room again
+        writer.stop()
 
 
 class TestReader:
