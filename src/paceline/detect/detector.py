@@ -99,7 +99,7 @@ class Detector:
 
     #: Updates in all, where known: many are worth compiled code at once. A hint, no state.
     expected_steps: int = 0
-    #: What runs the kernel; a service has :func:`machine_code.aside`. No state.
+    #: The runner of the kernel; a service has :func:`machine_code.aside`. No state.
     advance: Callable[..., int] = staticmethod(machine_code.at_once)
 
     def __init__(

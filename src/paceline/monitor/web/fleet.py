@@ -179,7 +179,7 @@ def totals(rows: Sequence[Row]) -> Totals:
 
 @dataclass(frozen=True)
 class FleetView:
-    """What the page of a fleet shows."""
+    """The content of a fleet's page."""
 
     totals: Totals
     figures: list[Figure]
