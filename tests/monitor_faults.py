@@ -539,6 +539,7 @@ class Run:
     def _make(self, name: str, work: Callable[[], None]) -> None:
         alarm = Alarm(self.lab, f"alarm-{len(self.alarms)}")
         self.alarms.append(alarm)
+        self.uploads.hurry()  # the fault comes into it
         time.sleep(0.5)
         began = time.monotonic()
         self.lab.fault = name
@@ -547,6 +548,7 @@ class Run:
         work()
         self.lab.fault = "none"
         ended = time.monotonic()
+        self.uploads.hurry()
         times = {
             "ingest": [stream.acknowledged.at for stream in self.streams],
             "upload": [self.uploads.sessions.at],

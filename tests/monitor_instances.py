@@ -52,9 +52,15 @@ class Instances:
         command = [sys.executable, "-m", "paceline", "work", "--store", self.store]
         command += ["--blobs", self.blobs, "--instance", name, "--data", str(self.folder / name)]
         env = environment()
-        with (self.folder / f"{name}.log").open("ab") as log:
+        path = self.folder / f"{name}.log"
+        with path.open("ab") as log:
             worker = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         self.workers.append(worker)
+        until = time.monotonic() + 180
+        while b"working for" not in path.read_bytes():  # who starts it waits for the database
+            assert worker.poll() is None, f"the worker did not start: {path.read_text()[-3000:]}"
+            assert time.monotonic() < until, "the worker does not start"
+            time.sleep(0.05)
         return worker
 
     def client(self, patience_s: float = 120.0) -> Client:

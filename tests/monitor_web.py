@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from paceline.monitor.config import Config
+from paceline.monitor.instances.instance import Instance
 from paceline.monitor.service import Service
 from paceline.monitor.store.tokens import create_token
 from paceline.monitor.web.app import create_app
@@ -84,7 +85,7 @@ class Monitor:
 def monitor(data, clock=time.time, **settings):
     config = Config(data=data, **{"bind": "127.0.0.1:0", **settings})
     listening = listen(config)
-    service = Service(config, clock)
+    service = Instance(config) if config.instance else Service(config, clock)
     ready = threading.Event()
     server = server_of(create_app(service), config, ready.set, service.bus.close)
     thread = threading.Thread(target=server.run, args=([listening],))

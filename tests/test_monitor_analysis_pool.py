@@ -14,6 +14,7 @@ import requires
 
 requires.installed("starlette")
 
+from sqlalchemy import delete
 from sqlalchemy.exc import OperationalError
 
 from monitor_durability import make_trace
@@ -25,7 +26,7 @@ from paceline.monitor.blobs import FileBlobs
 from paceline.monitor.bucket import open_blobs
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
-from paceline.monitor.store import jobs, sessions
+from paceline.monitor.store import jobs, sessions, tables
 from paceline.monitor.store.database import open_database
 from paceline.monitor.uploads import Uploads
 
@@ -209,6 +210,26 @@ def test_the_newest_comes_first(make, monkeypatch):
     assert ended == sorted(ended, reverse=True)
 
 
+def test_a_job_removed_during_its_analysis_stays_removed(make, monkeypatch):
+    fake(monkeypatch, SUMMARY)
+    site = make()
+    real = Analyses._analyse
+
+    def removed_meanwhile(pool, row, folder):
+        summary = real(pool, row, folder)
+        with site.engine.begin() as connection:
+            connection.execute(delete(tables.jobs))
+        return summary
+
+    monkeypatch.setattr(Analyses, "_analyse", removed_meanwhile)
+    site.add(b"PAR1", 1.0)
+    site.start()
+    eventually(lambda: not jobs.list_jobs(site.engine, "*", -1, 10))
+    eventually(lambda: not site.pool._busy)
+    assert jobs.list_jobs(site.engine, "*", -1, 10) == []
+    assert site.done == []
+
+
 def test_what_the_end_cut_off_is_done_at_the_next_start(make, monkeypatch):
     fake(monkeypatch, "import time; time.sleep(60)")
     site = make()
@@ -246,10 +267,10 @@ def test_a_full_disk_is_no_fault_of_the_trace(make, monkeypatch, folder):
     assert site.done == [(site.job.id, number)]
 
 
-@pytest.mark.parametrize("name", ["start_next", "by_id", "register", "before"])
+@pytest.mark.parametrize("name", ["start_next", "by_id", "learn", "before"])
 def test_a_store_that_goes_away_at_any_moment_delays_and_no_more(make, monkeypatch, folder, name):
     monkeypatch.setattr(analysis_pool, "_PAUSE_S", 0.05)
-    where = analysis_pool.jobs if name in ("by_id", "register") else analysis_pool.sessions
+    where = analysis_pool.jobs if name in ("by_id", "learn") else analysis_pool.sessions
     real, calls = getattr(where, name), []
 
     def away(*args, **more):

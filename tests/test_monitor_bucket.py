@@ -177,6 +177,36 @@ def test_a_mark_that_cannot_be_read_is_named(place):
         blobs.claim("store-1")
 
 
+@pytest.mark.filterwarnings("ignore")  # those of botocore and aiohttp
+def test_what_others_write_and_remove_is_seen_after_a_listing(monkeypatch):
+    requires.installed("moto.server", "s3fs")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        another = boto3.client("s3")
+        another.create_bucket(Bucket="paceline")
+        place = {"Bucket": "paceline", "Key": "blobs/traces/ab/abc"}
+        another.put_object(**place, Body=b"first")
+        bucket = BucketBlobs("s3://paceline/blobs", Gate())
+        assert [key for key, _, _ in bucket.listed()] == ["traces/ab/abc"]
+        another.put_object(Bucket="paceline", Key="blobs/traces/ab/abd", Body=b"second")
+        assert bucket.exists("traces/ab/abd")
+        assert bucket.size("traces/ab/abd") == 6
+        assert content(bucket, "traces/ab/abd") == b"second"
+        another.delete_object(**place)
+        assert not bucket.exists("traces/ab/abc")
+    finally:
+        server.stop()
+
+
 def test_the_service_goes_on_while_its_bucket_hangs(tmp_path):
     """40 reports at a time are asked for: health, pages and step times do not wait for them."""
     with monitor(tmp_path / "data", blobs=f"memory://{tmp_path.name}") as site:

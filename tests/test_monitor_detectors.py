@@ -1,6 +1,7 @@
 """Step times are judged as they come, whatever ends the service meanwhile."""
 
 import errno
+import threading
 import time
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import requires
 requires.installed("sqlalchemy")
 
 from monitor_web import eventually
+from paceline.detect import levels, machine_code
 from paceline.monitor import detectors as module
 from paceline.monitor.bus import Bus
 from paceline.monitor.detectors import Detectors
@@ -27,6 +29,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder, self.now = folder, 0.0
+        self.jumps = []  # of the clock, that nobody has heard of yet
         self.engine = open_database(f"sqlite:///{folder / 'db'}")
         self.job = jobs.register(self.engine, "default", "job", 1.0)
         self.told = []
@@ -35,7 +38,12 @@ class Site:
     def start(self):
         self.files = StepFiles(self.folder / "steps")
         self.detectors = Detectors(
-            self.engine, self.files, Bus(), lambda: self.now, lambda *it: self.told.append(it)
+            self.engine,
+            self.files,
+            Bus(),
+            lambda: self.now,
+            lambda *it: self.told.append(it),
+            jump_s=lambda: self.jumps.pop() if self.jumps else 0.0,
         )
         self.detectors.start()
         self.detectors.resume([self.job])
@@ -44,6 +52,12 @@ class Site:
         self.now = max(self.now, one.at)
         if self.files.append(self.job.id, one):
             self.detectors.feed(self.job, one)
+
+    def jump(self, seconds):
+        """The clock jumps: as much later, or earlier."""
+        self.now += seconds
+        self.jumps.append(seconds)
+        eventually(lambda: not self.jumps)
 
     def crash(self):
         """Without saving anything."""
@@ -114,16 +128,33 @@ class TestDetectors:
         assert sum(ticks) < len(others) / 2
         site.stop()
 
-    @pytest.mark.parametrize("is_compiled", [False, True])
-    def test_machine_code_made_for_one_job_judges_the_next_from_its_first_steps(
-        self, site, monkeypatch, is_compiled
+    def test_jobs_are_judged_while_machine_code_is_made_and_by_it_once_it_is_there(
+        self, site, monkeypatch
     ):
-        monkeypatch.setattr(module.levels, "is_compiled", lambda: is_compiled)
-        for one in story(steps=3):
+        goes_on, calls = threading.Event(), []
+
+        def slowly_made():
+            calls.append(threading.current_thread().name)
+            goes_on.wait(60)
+            return levels.advance
+
+        monkeypatch.setattr(levels, "compiled_advance", slowly_made)
+        monkeypatch.setattr(levels, "INTERPRETED_SAMPLES", 100)
+        for name in ("_is_begun", "_is_ready"):
+            monkeypatch.setattr(machine_code, name, False)
+        for one in story():
             site.push(one)
         eventually(lambda: not site.detectors.n_waiting)
-        detector = site.detectors._live[site.job.id].stream.detector
-        assert (detector.expected_steps > module.levels.INTERPRETED_SAMPLES) == is_compiled
+        assert [kind for kind, _, _ in site.events()] == ["onset", "relief"]
+        assert calls == ["paceline-compiler"]
+        goes_on.set()
+        eventually(lambda: machine_code._is_ready)
+        other = jobs.register(site.engine, "default", "other", 1.0)
+        first = of_step(0, [1.0] * 4)  # of a new job
+        site.files.append(other.id, first)
+        site.detectors.feed(other, first)
+        eventually(lambda: not site.detectors.n_waiting)
+        assert set(calls[1:]) == {"paceline-detectors"}
         site.stop()
 
     def test_a_job_let_go_while_the_clock_was_ahead_lacks_no_step(self, site):
@@ -225,6 +256,73 @@ class TestDetectors:
         site.now = 1200.0
         site.stop()
         assert [kind for kind, *_ in site.events() if kind == "hang"] == ["hang"]
+
+    def test_a_clock_that_jumps_ahead_makes_no_job_hang(self, site):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(86_400.0)
+        time.sleep(0.05)
+        assert site.events() == []
+        site.now += 36.0
+        eventually(lambda: [kind for kind, *_ in site.events()] == ["hang"])
+        site.stop()
+
+    def test_a_service_that_was_paused_calls_no_job_hanging(self, site, monkeypatch):
+        for one in story(steps=60, slow=slice(80, 80)):
+            site.push(one)
+        eventually(lambda: not site.detectors.n_waiting)
+        monkeypatch.setattr(module, "_AWAY_S", -1.0)  # each turn of its thread is after a pause
+        site.now += 300.0
+        time.sleep(0.05)
+        site.stop()
+        assert site.events() == []
+
+    @pytest.mark.parametrize("ahead_s", [60.0, 86_400.0])
+    def test_steps_that_began_while_the_clock_was_ahead_do_not_wait_for_it(self, site, ahead_s):
+        """Of a job that does not say how many ranks it has, and that goes back to a checkpoint."""
+        times = [1.0, 1.0]
+        for step in range(20):
+            site.push(of_step(step, times, world=0))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(ahead_s)
+        other = replace(site.job, id=jobs.register(site.engine, "default", "new", 1.0).id)
+
+        def push_other(step, ranks=(0, 1)):
+            one = of_step(step, times[: len(ranks)], at=site.now, ranks=ranks, world=0)
+            site.files.append(other.id, one)
+            site.detectors.feed(other, one)
+
+        push_other(0)
+        push_other(1, ranks=(0,))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(-ahead_s)
+        assert jobs.by_id(site.engine, other.id)["seen_at"] <= site.now
+        site.now += 31.0
+        push_other(2)
+        eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        assert jobs.by_id(site.engine, other.id)["last_step"] == 2
+
+    def test_a_job_that_went_back_while_the_clock_was_ahead_is_judged_on(self, site):
+        for step in range(20):
+            site.push(of_step(step, [1.0, 1.0], source=""))
+        eventually(lambda: not site.detectors.n_waiting)
+        begun = site.now
+        site.jump(86_400.0)
+        for step in range(10, 16):  # again
+            one = of_step(step, [1.0, 1.0], source="", at=site.now)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(-86_400.0)
+        assert site.now == begun
+        for step in range(16, 20):
+            one = of_step(step, [1.0, 1.0], source="", at=site.now + step)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        rows = site.files.rows(site.job.id)
+        assert rows["step"].tolist() == [*range(20), *range(10, 20)]
 
     def test_a_job_that_ended_does_not_hang(self, site):
         for one in story(steps=60, slow=slice(80, 80)):

@@ -13,21 +13,22 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import monitor_stores
-from monitor_web import eventually
+from monitor_web import eventually, monitor
 from paceline.errors import MonitorError
 from paceline.monitor.backup import write_backup
 from paceline.monitor.blobs import trace_key
 from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.config import Config
 from paceline.monitor.instances import claim as claims
+from paceline.monitor.instances import ingest
 from paceline.monitor.instances import membership as module
-from paceline.monitor.instances.ingest import JobGone, LogWriter
+from paceline.monitor.instances.ingest import LogWriter
 from paceline.monitor.instances.instance import Instance
 from paceline.monitor.instances.log_reader import LogReader, in_order
 from paceline.monitor.instances.membership import ALERTS, Membership, shard_of
 from paceline.monitor.instances.part_uploads import PartUploads
 from paceline.monitor.instances.shared_steps import SharedKeeper, SharedSteps
-from paceline.monitor.refusal import Refusal
+from paceline.monitor.refusal import JobGone, Refusal
 from paceline.monitor.service import Service
 from paceline.monitor.step_files import Batch
 from paceline.monitor.step_series import ROW
@@ -222,6 +223,23 @@ class TestLog:
             connection.execute(update(tables.step_log).values(position=2**60))
         assert step_log.begin_anew_behind(engine)
         assert step_log.unread_jobs(engine, [shard_of(job.id)], 1) == [job.id]
+
+    def test_what_waits_for_a_database_that_hangs_has_a_limit(self, engine, monkeypatch):
+        job, goes_on = jobs.register(engine, "p", "a", 1.0), threading.Event()
+        real = step_log.append
+        monkeypatch.setattr(step_log, "append", lambda *given: goes_on.wait(60) and real(*given))
+        monkeypatch.setattr(ingest, "_MOST_WAITING_BYTES", 1000)
+        writer = LogWriter(engine)
+        writer.start()
+        futures = [writer.append(job.id, batch(step)) for step in range(100)]
+        refused = [future for future in futures if future.done()]
+        assert 80 < len(refused) < 100
+        with pytest.raises(Refusal, match="wait for the database"):
+            refused[0].result()
+        goes_on.set()
+        assert all(future.result(60) for future in futures if future not in refused)
+        assert writer.append(job.id, batch(99)).result(60)  # there is room again
+        writer.stop()
 
 
 class TestReader:
@@ -554,3 +572,25 @@ def test_an_instance_finds_what_another_has_stored(url, engine, tmp_path, monkey
         two.stop()
     states = [step_log.state_of(engine, key.id) for key in keys]
     assert all(state is not None and state.detector for state in states)
+
+
+def test_a_job_that_another_instance_removed_is_begun_anew(url, tmp_path):
+    """Each instance has the numbers of the jobs that it has heard of."""
+    (tmp_path / "bucket").mkdir()
+    places = {"store": url, "blobs": f"file://{tmp_path / 'bucket'}"}
+    body = {"steps": [0], "ranks": [0], "durations_s": [1.0], "source": "s/0", "world": 1}
+    trace = {"sha256": "a" * 64, "size": 100, "file_name": "a.parquet"}
+    event = {"kind": "paused", "step": 1, "at": 1.0, "text": "a pause", "ranks": [0]}
+    with (
+        monitor(tmp_path / "a", instance="a", **places) as one,
+        monitor(tmp_path / "b", instance="b", **places) as two,
+    ):
+        token = one.token()
+        pushes = [("steps", {**body, "batch": 1}), ("uploads", trace), ("events", event)]
+        for path, content in pushes:
+            job = f"/api/v1/jobs/{path}"
+            first = two.ask("POST", f"{job}/steps", token=token, body={**body, "batch": 0})
+            assert first.status == 200, first.text
+            assert one.ask("DELETE", job, token=token).status == 200
+            answer = two.ask("POST", f"{job}/{path}", token=token, body=content)
+            assert answer.status == 200, (path, answer.text)

@@ -25,7 +25,7 @@ from monitor_fleet import (
     serving,
 )
 from paceline.monitor.bus import Bus
-from paceline.monitor.web import server_events
+from paceline.monitor.web import fleet, server_events
 from paceline.synth import SynthSpec, synthesize
 
 
@@ -249,3 +249,22 @@ def test_a_stream_ends_when_the_service_does_and_after_a_while(monkeypatch):
     assert beats
     assert set(beats) == {": still here\n\n"}
     assert not bus._readers  # nobody is left behind
+
+
+def test_the_fleet_is_worked_out_anew_once_a_session_is_analysed_and_no_sooner(
+    tmp_path, monkeypatch
+):
+    monitor = Monitor(tmp_path)
+    calls, view = [], fleet.view
+    monkeypatch.setattr(fleet, "view", lambda *given: calls.append(given) or view(*given))
+    job = monitor.add_job("one")
+    with asking(app_of(monitor)) as ask:
+        for _ in range(3):
+            assert ask("/fleet")[0] == 200
+        assert len(calls) == 1
+        done = {"status": "done", "finished_at": NOW, "cause": "gc", "gpu_hours_lost": 1.0}
+        monitor.add_session(job, NOW, None, **done, slowdown=1.5, waste=0.3)
+        monitor.sum_up(job, [1.5], None, slowdown=1.5, waste=0.3, cause="gc", gpus=8)
+        assert "Straggling" in ask("/fleet")[2]
+        assert len(calls) == 2
+    monitor.close()

@@ -1,6 +1,9 @@
 """What the pages read, from both kinds of store."""
 
+import re
+
 import pytest
+from sqlalchemy import event
 
 import requires
 
@@ -8,7 +11,9 @@ requires.installed("starlette")
 
 from monitor_fleet import DAY_S, NOW, Monitor
 from monitor_stores import STORES
-from paceline.monitor.store import queries
+from paceline.monitor.store import alerts as alert_rows
+from paceline.monitor.store import events, jobs, queries, sessions
+from paceline.monitor.store.database import open_database
 from paceline.monitor.store.tables import alerts, deliveries, session_facts, silences
 
 WEEK_S = 7 * DAY_S
@@ -230,3 +235,28 @@ def test_the_list_tells_the_most_important_alert(store):
     assert rows["a"]["alert"]["rule"] == "fail-slow"
     assert rows["b"]["alert"] is None
     assert other != job
+
+
+def test_what_is_asked_of_one_job_looks_at_its_rows_only(tmp_path):
+    """Not at all events and sessions of the store, of which 5,000 jobs have many."""
+    engine = open_database(f"sqlite:///{tmp_path / 'db'}")
+    job, asked = jobs.register(engine, "p", "job", 1.0), []
+    trace = {"sha256": "a" * 64, "size_bytes": 1, "file_name": "t", "meta": {}}
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection, cursor, statement, parameters, context, many):
+        asked.append((statement, parameters))
+
+    sessions.enqueue(engine, job.id, trace, 1.0)  # summarises the job
+    alert_rows.facts_of(engine, job.id)
+    sessions.latest_done(engine, job.id)
+    events.list_events(engine, "*", job.id, None, 10)
+    plans = []
+    with engine.connect() as connection:
+        for statement, parameters in asked:
+            if statement.startswith("SELECT"):
+                rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                plans += [row[3] for row in rows if re.search(r" (events|sessions)\b", row[3])]
+    engine.dispose()
+    assert len(plans) >= 6
+    assert [plan for plan in plans if "job_id=?" not in plan] == []

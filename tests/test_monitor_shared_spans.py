@@ -24,10 +24,10 @@ from paceline.errors import MonitorError
 from paceline.monitor.blobs import BlobsAway, trace_key
 from paceline.monitor.bucket import DirectBlobs, Gate
 from paceline.monitor.instances import shared_spans as module
-from paceline.monitor.instances.ingest import JobGone
 from paceline.monitor.instances.membership import Membership
 from paceline.monitor.instances.shared_spans import SharedSpans
 from paceline.monitor.otlp_steps import steps_of
+from paceline.monitor.refusal import JobGone
 from paceline.monitor.store import database, jobs, sessions, span_log, tables
 
 ROWS = rows_of_steps(5, 6)

@@ -15,12 +15,12 @@ kernel is :mod:`paceline.detect.levels`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect import columns, levels
+from paceline.detect import columns, levels, machine_code
 from paceline.detect.cycles import MAX_PERIOD
 from paceline.detect.estimate import estimate
 from paceline.detect.event import SLOW_KINDS, Event, Kind
@@ -101,6 +101,8 @@ class Detector:
 
     #: Total number of updates, if known; for many, the first update compiles the kernel. Not saved.
     expected_steps: int = 0
+    #: The runner of the kernel; a service has :func:`machine_code.aside`. No state.
+    advance: Callable[..., int] = staticmethod(machine_code.at_once)
 
     def __init__(
         self,
@@ -265,10 +267,8 @@ class Detector:
         self._scale = scale
         jumped = ~((x >= MIN_STEP_S) & (x <= MAX_STEP_S))
         out = np.empty((2 * self.ranks, columns.N_OUT))
-        many = max(self.steps, self.expected_steps) * self.ranks
-        fast = many > levels.INTERPRETED_SAMPLES
-        advance = levels.compiled_advance() if fast else levels.advance
-        n = advance(
+        n = self.advance(
+            max(self.steps, self.expected_steps) * self.ranks,
             number,
             x,
             jumped,

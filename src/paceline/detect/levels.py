@@ -555,11 +555,6 @@ def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
     f[STRAY + i] = SIGMA_OF_MAD * np.median(np.abs(off)) + 0.25 * np.std(off)
 
 
-def is_compiled() -> bool:
-    """Whether this process has compiled :func:`advance`."""
-    return bool(compiled_advance.cache_info().currsize)
-
-
 @cache
 def compiled_advance() -> Callable[..., int]:
     """Compile :func:`advance` and the functions that it calls."""

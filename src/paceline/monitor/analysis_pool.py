@@ -279,14 +279,8 @@ class Analyses:
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Fields from the trace that the job's pusher did not send."""
         if not job["gpus"] or not job["degrees"]:
-            jobs.register(
-                self._engine,
-                job["project"],
-                job["name"],
-                self._clock(),
-                gpus=job["gpus"] or summary["gpus"],
-                degrees=job["degrees"] or summary["degrees"],
-            )
+            gpus, degrees = job["gpus"] or summary["gpus"], job["degrees"] or summary["degrees"]
+            jobs.learn(self._engine, job["id"], gpus, degrees)
 
     def _tell(self, row: Mapping[str, Any], job: Mapping[str, Any], status: str) -> None:
         news = {"job": job["name"], "job_id": job["id"], "id": row["id"], "status": status}

@@ -106,7 +106,9 @@ class BucketBlobs:
         try:
             import fsspec
 
-            options = {"config_kwargs": _S3} if url.startswith(("s3://", "s3a://")) else {}
+            options: dict[str, Any] = {"use_listings_cache": False}  # others write, too
+            if url.startswith(("s3://", "s3a://")):
+                options["config_kwargs"] = _S3
             self._fs, self._root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
             reason = " ".join(str(error).split())

@@ -9,17 +9,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Engine
 
-from paceline.detect import levels
 from paceline.detect.event import LEVEL_KINDS
 from paceline.detect.limits import WARM_UP
 from paceline.errors import StateError
 from paceline.monitor.bus import Bus
+from paceline.monitor.clock_jumps import LEAST_S
 from paceline.monitor.earlier_runs import find_earlier_runs, slow_start_of
 from paceline.monitor.keeper import Keeper, OneProcess
 from paceline.monitor.live_job import LATEST, LiveJob
@@ -49,6 +50,8 @@ TICK_S = 1.0
 _REST = 4.0
 #: Number of samples, and seconds of idleness, after which a stream is saved.
 _SAVE_SAMPLES, _IDLE_S = 1_000_000, 600.0
+#: Seconds after which this thread was paused, with the whole service perhaps.
+_AWAY_S = 10.0
 #: Most jobs taken up at once: each has a segment in memory and an open file.
 _MAX_LOADS = 8
 #: Memory limit of the streams; beyond it, the longest idle ones are saved and unloaded.
@@ -86,6 +89,7 @@ class Detectors:
         on_event: called with (job, event) numbers once an event is stored.
         keep_s: seconds for which ranks' step times are kept; 0 = always.
         keeper: further place of saved detectors.
+        jump_s: seconds by which the clock has jumped since the last call, usually 0.
     """
 
     def __init__(
@@ -97,10 +101,12 @@ class Detectors:
         on_event: Callable[[int, int], None],
         keep_s: float = 0.0,
         keeper: Keeper | None = None,
+        jump_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._engine, self._files, self._bus, self._clock = engine, files, bus, clock
         self._on_event, self._keep_s = on_event, keep_s
         self._keeper: Keeper = keeper or OneProcess()
+        self._jump_s = jump_s
         self._queue: queue.SimpleQueue[tuple[JobKey, _News] | None] = queue.SimpleQueue()
         self._count_lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # waiting samples of each project
@@ -181,10 +187,18 @@ class Detectors:
 
     def _run(self) -> None:
         ticked, rests_until, goes_on = 0.0, 0.0, True
+        was_here = time.monotonic()
         while time.monotonic() < self._stop_at and (goes_on or self._turns):
             goes_on = goes_on and self._sort(wait=not self._turns)
+            jump_s = self._jump_s()
             now = self._clock()
+            if jump_s:
+                self._shift(jump_s, now)
             began = time.monotonic()
+            if began - was_here > _AWAY_S:  # paused: nobody could send a batch
+                for live in self._live.values():
+                    live.stream.pulse.listen(now)
+            was_here = began
             if began >= rests_until and not 0 <= now - ticked < TICK_S:
                 ticked = now
                 self._tick(now)
@@ -194,6 +208,20 @@ class Detectors:
                 self._turns.take()
         self._forget_waiting()
         self._tick(self._clock(), stopping=True)
+
+    def _shift(self, jump_s: float, now: float) -> None:
+        """The clock has jumped."""
+        for live in self._live.values():
+            live.stream.shift(jump_s)
+            live.stream.not_after(now)
+            live.used_at, live.saved_at = live.used_at + jump_s, live.saved_at + jump_s
+        for failed in list(self._failed.values()):
+            due_at = failed.due_at + jump_s
+            self._failed[failed.job.id] = failed._replace(due_at=due_at)
+        try:
+            jobs.not_after(self._engine, now)
+        except Exception as error:
+            _say("times of the jobs", error)
 
     def _sort(self, *, wait: bool) -> bool:
         """Queue new batches for the turns of their jobs; False once the service stops."""
@@ -229,6 +257,9 @@ class Detectors:
                 if batch is not None or not self._is_saved(job):
                     yield from self._load(job)  # the batch is in the file
             elif batch is not None:
+                now = self._clock()
+                if batch.at > now + LEAST_S:  # the clock was ahead
+                    batch = replace(batch, at=now)
                 yield from self._digest_batch(live, batch)
                 live.changed |= live.stream.last_step >= 0  # for each batch: the job is not silent
                 if live.unsaved >= _SAVE_SAMPLES:
@@ -314,6 +345,7 @@ class Detectors:
         finally:
             self._n_loading -= 1
         live.saved_at = self._clock()
+        live.stream.not_after(live.saved_at)  # the clock may have been ahead
         live.stream.pulse.listen(live.saved_at)
         live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
         self._live[job.id] = live
@@ -356,9 +388,6 @@ class Detectors:
     def _digest_batch(self, live: LiveJob, batch: Batch, last: Any = None) -> Work:
         live.unsaved += len(batch.steps)
         live.under_way = True
-        if live.stream.detector is not None and levels.is_compiled():
-            # Other jobs have already compiled this code, which takes a tenth of the time.
-            live.stream.detector.expected_steps = levels.INTERPRETED_SAMPLES + 1
         yield from self._digest(live, live.stream.take(batch), last)
         live.under_way = False
 

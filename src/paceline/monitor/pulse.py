@@ -27,6 +27,14 @@ class Pulse:
         """The service started; earlier batches are unknown."""
         self._at = max(now, self._at)
 
+    def shift(self, jump_s: float) -> None:
+        """The clock has jumped by that."""
+        self._at += jump_s if self._at else 0.0
+
+    def not_after(self, now: float) -> None:
+        """No batch has come later than now."""
+        self._at = min(self._at, now)
+
     def overdue_s(self, now: float, step_s: float) -> float | None:
         """Seconds since the last batch, reported once if too long; otherwise None.
 

@@ -17,3 +17,10 @@ class Refusal(Exception):  # noqa: N818 (an answer, not an error)
     ) -> None:
         super().__init__(message)
         self.status, self.retry_s, self.extra = status, retry_s, extra
+
+
+class JobGone(Refusal):
+    """The job was removed while data for it came."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the job was removed; try again later", retry_s=1)

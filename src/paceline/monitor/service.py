@@ -21,6 +21,7 @@ from paceline.monitor.analysis_pool import Analyses
 from paceline.monitor.blobs import Blobs
 from paceline.monitor.bucket import open_blobs
 from paceline.monitor.bus import Bus
+from paceline.monitor.clock_jumps import ClockWatch
 from paceline.monitor.config import DAY_S, Config
 from paceline.monitor.detectors import Detectors
 from paceline.monitor.identity import StoreIdentity
@@ -75,7 +76,7 @@ class Service:
     detectors: Detectors
     analyses: Analyses
 
-    def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: Config, clock: Callable[[], float] | None = None) -> None:
         """Open the store and the data folder.
 
         Raises:
@@ -83,7 +84,8 @@ class Service:
                 they belong to different stores.
             OutputError: the data folder cannot be written.
         """
-        self.config, self.clock = config, clock
+        self.config, self.clock = config, clock or time.time
+        self._may_jump = clock is None or self._several  # a test's clock passes as that likes
         self.projects = load_projects(config.projects, config.keep_days)
         make_folder(config.data)
         self._lock = lock_file(config.data / "lock", str(config.data))
@@ -124,7 +126,7 @@ class Service:
         self._problems: list[str] = []
         self._has_cleared = False
         self.running = False
-        self.started_at = clock()
+        self.started_at = self.clock()
 
     def _open_blobs(self) -> Blobs:
         return open_blobs(self.config.blobs, self.config.data)
@@ -144,7 +146,13 @@ class Service:
         self.uploads = Uploads(config, self.engine, self.blobs)
         keep_s = self.projects.longest_days * DAY_S
         self.detectors = Detectors(
-            self.engine, self.steps, self.bus, self.clock, self._event, keep_s
+            self.engine,
+            self.steps,
+            self.bus,
+            self.clock,
+            self._event,
+            keep_s,
+            jump_s=self._watch_clock(),
         )
         self.analyses = Analyses(
             config, self.engine, self.blobs, self.bus, self.clock, self._session
@@ -153,6 +161,8 @@ class Service:
     def start(self) -> None:
         """Continue interrupted work, and start."""
         self.started_at = self.clock()
+        jobs.not_after(self.engine, self.started_at)  # the clock may have been ahead
+        self._jump_s = self._watch_clock()
         self.uploads.remove_strays()
         self.blobs.start()
         self.detectors.start()
@@ -312,9 +322,16 @@ class Service:
                 level, "problems" if problems else "no problem any more", reason="; ".join(problems)
             )
 
+    def _watch_clock(self) -> Callable[[], float]:
+        """Seconds by which the clock has jumped since the last call."""
+        return ClockWatch(self.clock).jump_s if self._may_jump else lambda: 0.0
+
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):
-            now = self.clock()
+            now, jump_s = self.clock(), self._jump_s()
+            if jump_s:
+                log(logging.WARNING, "the clock has jumped", seconds=round(jump_s))
+                self.started_at = now  # nobody is silent since a time of another clock
             self._safely("the store's lock", self._store_lock.keep)
             self._tick(now)
             self._safely("disk and bucket", self._tell_problems)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect import machine_code
 from paceline.detect.arrivals import RESTART_STEPS
 from paceline.detect.detector import Detector
 from paceline.detect.event import Event
@@ -213,6 +214,23 @@ class Stream:
         settled = now - self._joined_at >= PATIENCE_S
         return n >= self._world > 0 or gathered or settled
 
+    def shift(self, jump_s: float) -> None:
+        """The clock has jumped by that: what began before goes on to wait as long as it would."""
+        self._begun_at += jump_s if self._begun_at else 0.0
+        self._joined_at += jump_s if self._joined_at else 0.0
+        for waiting in self._waiting.values():
+            waiting.since += jump_s
+        self.pulse.shift(jump_s)
+
+    def not_after(self, now: float) -> None:
+        """Nothing was later than now: times of a clock that was ahead would hold batches up."""
+        self.seen_at, self.replayed_to = min(self.seen_at, now), min(self.replayed_to, now)
+        self._back_at = min(self._back_at, now)
+        self._begun_at, self._joined_at = min(self._begun_at, now), min(self._joined_at, now)
+        for waiting in self._waiting.values():
+            waiting.since = min(waiting.since, now)
+        self.pulse.not_after(now)
+
     def _is_new_session(self, session: str, batch: Batch) -> bool:
         """Whether a source names another start of the job than before."""
         if session in ("", self.session) or self.last_step < 0:
@@ -337,6 +355,7 @@ class Stream:
         waiting = self._waiting.pop(heappop(self._order))
         if self.detector is None:
             self.detector = Detector(len(self.ranks), like=self.earlier.since(step))
+        self.detector.advance = machine_code.aside  # other jobs must not wait for it
         events = self.detector.update(step, waiting.durations_s, self._workload.pop(step, None))
         self._workload = {number: w for number, w in self._workload.items() if number > step}
         self.last_step = step

@@ -134,7 +134,7 @@ class Alerts:
         if any(rule.kind == "fail-slow" and rule.lost_s for rule in self.settings.rules):
             slow = store.slow_jobs(self._service.engine, now - _OLD_S)
             jobs.update(dict.fromkeys(slow, True))  # their losses have grown
-        is_full_round = now - self._judged_at >= AGAIN_S
+        is_full_round = not 0 <= now - self._judged_at < AGAIN_S  # the clock may have been ahead
         kinds = {rule.name: rule.kind for rule in self.settings.rules}
         for row in firing:
             if is_full_round or kinds.get(row["rule"]) == "fail-slow":

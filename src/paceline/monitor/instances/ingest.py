@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
 from paceline.monitor.instances.membership import shard_of
-from paceline.monitor.refusal import Refusal
+from paceline.monitor.refusal import JobGone, Refusal
 from paceline.monitor.step_files import Batch, encode
 from paceline.monitor.store import step_log
 from paceline.monitor.store.step_log import NewBlock
@@ -18,14 +18,11 @@ from paceline.monitor.store.step_log import NewBlock
 #: Most batches and bytes of one transaction.
 _MOST, _MOST_BYTES = 1000, 16 << 20
 
+#: Most bytes that wait while the database hangs: who sends them gives up after a while, and sends
+#: them again.
+_MOST_WAITING_BYTES = 256 << 20
+
 _Waiting = tuple[NewBlock, Future[bool]]
-
-
-class JobGone(Refusal):
-    """The job was removed while its steps came."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the job was removed; try again later", retry_s=1)
 
 
 class LogWriter:
@@ -34,6 +31,8 @@ class LogWriter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._count_lock = threading.Lock()
+        self._n_bytes = 0  # of what waits
         self._thread = threading.Thread(target=self._run, name="paceline-log", daemon=True)
 
     def start(self) -> None:
@@ -50,8 +49,19 @@ class LogWriter:
         """Whether a batch is new, once it is in the log; raises errors of the database."""
         block = NewBlock(job_id, shard_of(job_id), batch.key(), encode(batch))
         future: Future[bool] = Future()
-        self._queue.put((block, future))
+        if self._is_full(len(block.block)):
+            message = "too many step times wait for the database; try again later"
+            future.set_exception(Refusal(503, message, retry_s=5))
+        else:
+            self._queue.put((block, future))
         return future
+
+    def _is_full(self, size: int) -> bool:
+        """Whether there is no room for some bytes; else they are counted."""
+        with self._count_lock:
+            is_full = self._n_bytes > 0 and self._n_bytes + size > _MOST_WAITING_BYTES
+            self._n_bytes += 0 if is_full else size
+            return is_full
 
     def _run(self) -> None:
         goes_on = True
@@ -59,6 +69,8 @@ class LogWriter:
             waiting, goes_on = self._gather()
             if waiting:
                 self._write(waiting)
+                with self._count_lock:
+                    self._n_bytes -= sum(len(block.block) for block, _ in waiting)
 
     def _gather(self) -> tuple[list[_Waiting], bool]:
         waiting: list[_Waiting] = []

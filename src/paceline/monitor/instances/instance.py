@@ -83,6 +83,7 @@ class Instance(Service):
             self._event,
             self.projects.longest_days * DAY_S,
             SharedKeeper(engine, self.members, steps),
+            self._watch_clock(),
         )
         self.analyses = Analyses(
             config, engine, self.blobs, self.bus, self.clock, self._session, self.members.id

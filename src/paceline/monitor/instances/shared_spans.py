@@ -12,12 +12,11 @@ from sqlalchemy.exc import IntegrityError
 
 from paceline.errors import PacelineError
 from paceline.monitor.blobs import Blobs, trace_key
-from paceline.monitor.instances.ingest import JobGone
 from paceline.monitor.instances.membership import Membership
 from paceline.monitor.log import log
 from paceline.monitor.otlp_jobs import CUT_BYTES, CUT_S, LATE_NS, MAX_BYTES, QUIET_S
 from paceline.monitor.otlp_steps import behind, steps_of
-from paceline.monitor.refusal import Refusal
+from paceline.monitor.refusal import JobGone, Refusal
 from paceline.monitor.store import jobs, sessions, span_log
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.store.leases import LeaseLost

@@ -15,7 +15,16 @@ from paceline.monitor.log import log
 from paceline.monitor.store.audit import SERVICE, Actor, record
 from paceline.monitor.store.due import due
 from paceline.monitor.store.inserts import insert_new
-from paceline.monitor.store.tables import alerts, deliveries, events, jobs, sessions, silences
+from paceline.monitor.store.tables import (
+    EVENT_ORDER,
+    IS_DONE,
+    alerts,
+    deliveries,
+    events,
+    jobs,
+    sessions,
+    silences,
+)
 from paceline.units import moment
 
 Row = dict[str, Any]
@@ -270,7 +279,7 @@ def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor
 
 def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:
     """A job's row, its latest analysed sessions and fail-slow events, both latest first."""
-    done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
+    done = (sessions.c.job_id == job_id) & IS_DONE
     # Without the meta column, which may name thousands of hosts.
     latest = (
         select(*(sessions.c[name] for name in _OF_SESSION))
@@ -279,7 +288,7 @@ def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | 
     )
     slow = events.c.kind.in_(LEVEL_KINDS)
     happened = select(events).where(events.c.job_id == job_id, slow)
-    happened = happened.order_by(desc(events.c.id))
+    happened = happened.order_by(desc(EVENT_ORDER))
     with engine.connect() as connection:
         job = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
         if job is None:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, delete, desc, or_, select, update
 from paceline.detect.event import LEVEL_KINDS
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, LeaseLost, all_held
-from paceline.monitor.store.tables import events, jobs
+from paceline.monitor.store.tables import EVENT_ORDER, events, jobs
 
 Row = dict[str, Any]
 
@@ -74,12 +74,13 @@ def list_events(
     query = select(events, jobs.c.name.label("job"), jobs.c.project, jobs.c.gpus).join(jobs)
     if project != "*":
         query = query.where(jobs.c.project == project)
+    order = events.c.id if job_id is None else EVENT_ORDER
     if job_id is not None:
         query = query.where(events.c.job_id == job_id)
     if before_id is not None:
         query = query.where(events.c.id < before_id)
     with engine.connect() as connection:
-        rows = connection.execute(query.order_by(desc(events.c.id)).limit(limit)).mappings()
+        rows = connection.execute(query.order_by(desc(order)).limit(limit)).mappings()
         return [dict(row) for row in rows]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, bindparam, case, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, all_held
-from paceline.monitor.store.tables import jobs, sessions, stores
+from paceline.monitor.store.tables import IS_DONE, jobs, sessions, stores
 
 #: Sessions whose slowdown a job's row keeps, for its sparkline.
 TREND = 20
@@ -78,6 +78,14 @@ def register_many(
             connection.execute(insert_new(engine, jobs), rows)
             found = {row.name: row.id for row in connection.execute(known)}
     return {name: JobKey(found[name], project, name) for name in names}
+
+
+def learn(engine: Engine, job_id: int, gpus: int | None, degrees: Mapping[str, Any] | None) -> None:
+    """Fill in what a trace says of a job; a job removed meanwhile stays removed."""
+    values = {key: value for key, value in (("gpus", gpus), ("degrees", degrees)) if value}
+    if values:
+        with engine.begin() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
 def find(engine: Engine, project: str, name: str) -> JobKey | None:
@@ -187,6 +195,12 @@ def end(engine: Engine, job_id: int, now: float) -> None:
         connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
 
 
+def not_after(engine: Engine, now: float) -> None:
+    """Jobs seen later than now, by a clock that was ahead, were seen now."""
+    with engine.begin() as connection:
+        connection.execute(update(jobs).where(jobs.c.seen_at > now).values(seen_at=now))
+
+
 def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
     """Mark running jobs not seen since ``before`` as silent; returns them."""
     quiet = (jobs.c.status == "running") & (jobs.c.seen_at < before)
@@ -198,7 +212,7 @@ def silence_quiet(engine: Engine, before: float) -> list[JobKey]:
 
 def summarise(connection: Any, job_id: int) -> None:
     """Update the job's row from its analysed sessions; without any it has no slowdown."""
-    done = (sessions.c.job_id == job_id) & (sessions.c.status == "done")
+    done = (sessions.c.job_id == job_id) & IS_DONE
     latest = list(
         connection.execute(
             select(sessions)

@@ -277,6 +277,15 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
     return _rows(connection, _of_project(query, project).order_by(jobs.c.id))
 
 
+def fleet_state(connection: Connection, project: str) -> tuple[Any, ...]:
+    """Changes with each analysis, and with each session or job that is added or removed."""
+    n_jobs = connection.execute(_of_project(select(func.count()).select_from(jobs), project))
+    done = select(func.count(), func.max(sessions.c.finished_at)).where(sessions.c.status == "done")
+    if project != ALL:
+        done = done.join(jobs, jobs.c.id == sessions.c.job_id).where(jobs.c.project == project)
+    return n_jobs.scalar_one(), *connection.execute(done).one()
+
+
 @dataclass(frozen=True)
 class Week:
     """Loss of a week.

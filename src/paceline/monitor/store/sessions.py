@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, delete, desc, func, insert, select, u
 from paceline.monitor.store.due import due
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.jobs import summarise
-from paceline.monitor.store.tables import jobs, session_facts, sessions, uploads
+from paceline.monitor.store.tables import IS_DONE, jobs, session_facts, sessions, uploads
 
 Row = dict[str, Any]
 #: Values of a session that is to be analysed as if it were new.
@@ -228,7 +228,7 @@ def latest_done(engine: Engine, job_id: int) -> Row | None:
     """The newest analysed session of a job, which the job's row describes."""
     query = (
         select(sessions)
-        .where((sessions.c.job_id == job_id) & (sessions.c.status == "done"))
+        .where((sessions.c.job_id == job_id) & IS_DONE)
         .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
         .limit(1)
     )

@@ -167,6 +167,10 @@ sessions = Table(
     Index(None, "created_at"),
 )
 
+#: For the sessions of one job. An expression, so that the index of all states is not taken for it:
+#: SQLite would walk through every analysed session of the store.
+IS_DONE = sessions.c.status.concat("") == "done"
+
 #: Fields of a session for the fleet's figures (results/facts.py).
 session_facts = Table(
     "session_facts",
@@ -207,6 +211,9 @@ events = Table(
     UniqueConstraint("job_id", "kind", "start", "step"),
     Index(None, "job_id", "at"),
 )
+
+#: Order of the events of one job; likewise, by which SQLite does not walk through all events.
+EVENT_ORDER = events.c.id + 0
 
 #: Alerts: one row from firing to resolved. fingerprint: rule and job, which prevents duplicates.
 alerts = Table(

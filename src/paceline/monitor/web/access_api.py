@@ -16,8 +16,9 @@ from starlette.routing import Route
 from paceline.errors import MonitorError
 from paceline.monitor.config import DAY_S, MIB
 from paceline.monitor.store import accounts, audit, logins, tokens
-from paceline.monitor.web.api import Handler, reads, with_refusals
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import MAX_ID, Body, bad, read_body, whole_number, whole_parameter
+from paceline.monitor.web.refusals import Handler, with_refusals
 from paceline.monitor.web.security import Principal, actor_of, require
 
 #: Longest life of a token made over HTTP.

@@ -15,7 +15,7 @@ from paceline.errors import MonitorError
 from paceline.monitor.config import DAY_S
 from paceline.monitor.store import accounts, audit, logins, queries, tokens
 from paceline.monitor.web.access_api import MAX_DAYS, granted_project, number_of
-from paceline.monitor.web.api import reads
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import form_of
 from paceline.monitor.web.security import Principal, actor_of, require
 from paceline.monitor.web.templating import render

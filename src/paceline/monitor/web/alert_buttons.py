@@ -16,7 +16,7 @@ from paceline.monitor.store import alerts as store
 from paceline.monitor.web.alert_groups import group_of
 from paceline.monitor.web.alerts_api import acknowledge_alert
 from paceline.monitor.web.answers import local_path
-from paceline.monitor.web.api import reads
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import form_of, whole_number
 from paceline.monitor.web.security import actor_of, require
 from paceline.monitor.web.templating import nav_query

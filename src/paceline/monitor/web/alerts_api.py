@@ -19,7 +19,7 @@ from paceline.monitor.config import MIB
 from paceline.monitor.store import acknowledgements, queries
 from paceline.monitor.store import alerts as store
 from paceline.monitor.web.alert_groups import group_of
-from paceline.monitor.web.api import Handler, reads
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import (
     Body,
     bad,
@@ -28,6 +28,7 @@ from paceline.monitor.web.bodies import (
     whole_number,
     whole_parameter,
 )
+from paceline.monitor.web.refusals import Handler
 from paceline.monitor.web.security import actor_of, require
 
 _STATUSES = ("", "firing", "resolved")

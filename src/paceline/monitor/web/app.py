@@ -26,13 +26,16 @@ from paceline.monitor.web import (
     ops,
     otlp_api,
     pages,
+    push_api,
     sign_on,
     upkeep_api,
+    uploads_api,
 )
 from paceline.monitor.web.answers import error_response
 from paceline.monitor.web.bodies import AT_A_TIME
 from paceline.monitor.web.envelope import Envelope, HttpCounts
 from paceline.monitor.web.limits import WRONG_TOKENS_PER_MINUTE, Limits, ProjectRates, Rates
+from paceline.monitor.web.pushed_jobs import PushedJobs
 from paceline.monitor.web.security import Authentication, Sessions
 
 
@@ -51,7 +54,7 @@ def create_app(service: Any) -> Starlette:
     sessions = Sessions(service, load_sign_on(config.sign_on, config.url))
     failures = Rates(WRONG_TOKENS_PER_MINUTE).take
     counts = HttpCounts()
-    handlers = api.Api(service)
+    pushed = PushedJobs(service)
     app = Starlette(
         routes=[
             *ops.routes(service),
@@ -59,7 +62,9 @@ def create_app(service: Any) -> Starlette:
             *sign_on.routes(service, sessions, failures),
             *access_api.routes(service),
             *access_page.routes(service),
-            *api.routes(service, handlers),
+            *push_api.routes(service, pushed),
+            *uploads_api.routes(service, pushed),
+            *api.routes(service),
             *otlp_api.routes(service),
             *alerts_api.routes(service),
             *upkeep_api.routes(service),
@@ -75,7 +80,7 @@ def create_app(service: Any) -> Starlette:
     )
     app.router.redirect_slashes = False  # it would trust the client's Host header
     app.state.service, app.state.counts = service, counts
-    app.state.forget_job = handlers.forget_job
+    app.state.forget_job = pushed.forget
     app.state.sample_rates = Rates(service.config.step_samples_per_minute)
     app.state.project_rates = ProjectRates(service.projects)
     app.state.unpacking = CapacityLimiter(AT_A_TIME)

@@ -14,8 +14,9 @@ from paceline.errors import TraceError
 from paceline.monitor.pusher import job_name
 from paceline.monitor.service import Service
 from paceline.monitor.store import jobs
-from paceline.monitor.web.api import with_refusals, writes_to
+from paceline.monitor.web.asked_project import writes_to
 from paceline.monitor.web.bodies import bad, check_values, checked_name, in_turn, unpacked
+from paceline.monitor.web.refusals import with_refusals
 from paceline.monitor.web.security import require
 from paceline.sources.fields import mapping
 from paceline.sources.json_stream import MAX_LINE_BYTES

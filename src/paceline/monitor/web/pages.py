@@ -33,7 +33,7 @@ from paceline.monitor.web import (
     server_events,
 )
 from paceline.monitor.web.alert_groups import grouped
-from paceline.monitor.web.api import reads
+from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
 from paceline.monitor.web.night import alert_views, cordon_commands
@@ -44,7 +44,9 @@ from paceline.monitor.web.templating import nav_query, render
 
 #: Cached results of the job page; each takes up to two megabytes.
 _MAX_VIEWS = 64
-#: Longest age of a job's cached ledger and rank view.
+#: Cached pages of a project's fleet; each has some values of each job.
+_MAX_FLEETS = 8
+#: Longest age of a job's cached ledger and rank view, and of a fleet's page.
 _MINUTE_S = 60.0
 
 
@@ -97,6 +99,7 @@ class Pages:
         self._views: ResultCache[job_page.SessionView] = ResultCache(_MAX_VIEWS)
         self._ledgers: ResultCache[Ledger | None] = ResultCache(_MAX_VIEWS)
         self._ranks: ResultCache[RankView | None] = ResultCache(_MAX_VIEWS)
+        self._fleets: ResultCache[fleet.FleetView] = ResultCache(_MAX_FLEETS)
 
     def jobs(self, request: Request) -> Response:
         """The list of jobs, the worst first."""
@@ -289,11 +292,17 @@ class Pages:
 
     def fleet(self, request: Request) -> Response:
         """The page of the whole fleet."""
-        project = _project(request)
+        project, now = _project(request), self.service.clock()
         with self.service.engine.connect() as connection:
-            rows = queries.fleet_jobs(connection, project)
-            weeks = queries.weeks(connection, project, self.service.clock(), fleet.N_WEEKS)
+            state = queries.fleet_state(connection, project)
             firing = queries.count_firing(connection, project)
+
+        def view() -> fleet.FleetView:
+            with self.service.engine.connect() as connection:
+                rows = queries.fleet_jobs(connection, project)
+                return fleet.view(rows, queries.weeks(connection, project, now, fleet.N_WEEKS))
+
+        shown = self._fleets.get((project, int(now / _MINUTE_S), state), view)
         return self._render(
             request,
             "fleet.html",
@@ -301,10 +310,10 @@ class Pages:
             title="Fleet",
             active="Fleet",
             firing=firing,
-            totals=fleet.totals(rows),
-            figures=fleet.figures(rows),
-            causes=fleet.causes_table(rows),
-            weeks=fleet.weeks_table(weeks),
+            totals=shown.totals,
+            figures=shown.figures,
+            causes=shown.causes,
+            weeks=shown.weeks,
         )
 
     def alerts(self, request: Request) -> Response:

@@ -13,8 +13,9 @@ from starlette.routing import Route
 from paceline.monitor import upkeep
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.jobs import JobKey
-from paceline.monitor.web.api import with_refusals, writes_to
+from paceline.monitor.web.asked_project import writes_to
 from paceline.monitor.web.bodies import checked_name, whole_number
+from paceline.monitor.web.refusals import with_refusals
 from paceline.monitor.web.security import actor_of, require
 
 
