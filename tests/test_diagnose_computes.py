@@ -231,7 +231,7 @@ def test_microbatches_show_the_error_where_steps_are_few(n_steps):
     off = 0.1 * np.array([1, -1, 1, -1, 1, -1])
     residual = np.broadcast_to(off[None, None, :, None, None], (2, 1, 6, n_steps, 1))
     graph = SimpleNamespace(n_pp=1, n_dp=1, variant_dps=(np.arange(1),))
-    _, error = _workers(graph, [residual], np.zeros(1, dtype=np.int64), [])
+    _, error = _workers(graph, [residual], np.zeros(1), np.zeros(1, dtype=np.int64), [])
     values = 2 * 6 * n_steps
     pooled = 1.2533 * 1.4826 * 0.1 / math.sqrt(values)
     assert error.item() == pytest.approx(pooled if n_steps < 4 else 0.0)
@@ -462,3 +462,22 @@ def test_noise_of_short_computes_does_not_dilute_the_factor_of_a_worker():
     cause = worker_cause(measured.durations, fit_computes(measured.durations), measured.steps)
     assert cause.where["workers"] == [[1, 0]]
     assert cause.evidence["factors"][0] == pytest.approx(3.7, rel=0.05)
+
+
+@pytest.mark.parametrize("backward", [0.85, 1.0, 1.1])
+def test_of_two_replicas_the_one_that_is_slow_in_its_forwards_alone_is_named(backward):
+    """As of a real DDP job of two ranks, of which one did more in its forward passes."""
+    base_s = {**BASE_S, OpKind.FORWARD_COMPUTE: 0.040, OpKind.BACKWARD_COMPUTE: 0.080}
+    spec = SynthSpec(
+        dp=2, pp=1, microbatches=1, steps=30, base_s=base_s, slow_workers=(SlowWorker(1, 0, 10.0),)
+    )
+    trace = synthesize(spec)
+    at = np.flatnonzero((trace.kind == OpKind.BACKWARD_COMPUTE) & (trace.dp == 1))
+    trace.end[at] = trace.start[at] + backward / 10.0 * (trace.end - trace.start)[at]
+    measured = from_trace(trace)
+    cause = worker_cause(measured.durations, fit_computes(measured.durations), measured.steps)
+    assert cause is not None
+    assert cause.where == {"workers": [[1, 0]]}
+    healthy_s = 0.040 + 0.080 * min(backward, 1.0)
+    factor = (10.0 * 0.040 + backward * 0.080) / healthy_s
+    assert cause.evidence["factors"] == pytest.approx([factor], rel=0.1)

@@ -225,7 +225,7 @@ def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
         for log, cost, dps in zip(table.logs, micro, graph.variant_dps, strict=True)
     ]
     mostly_slow = table.mostly_slow + ([REPLICAS] if (level > 0).mean() > 0.5 else [])
-    worker, error = _workers(graph, residual, stage_of_place, mostly_slow)
+    worker, error = _workers(graph, residual, level, stage_of_place, mostly_slow)
     return _Apart(level, level_error, micro, slope, worker, error, residual)
 
 
@@ -321,10 +321,14 @@ def _slopes(logs: list[Array], micro: list[Array]) -> Array:
 def _workers(
     graph: StepGraph,
     residual: list[Array],
+    level: Array,
     stage_of_place: npt.NDArray[np.int64],
     mostly_slow: Collection[int],
 ) -> tuple[Array, Array]:
     """[kind, stage, dp] median of the worker's ops beside its stage's typical worker.
+
+    Of two workers the typical one is the faster of each kind, with its replica's ``level`` [dp]. A
+    replica that is slow in its forwards alone has a level above its backwards.
 
     The second value is its standard error [stage, dp].
     """
@@ -341,7 +345,8 @@ def _workers(
                 deviation = flat - worker[:, stage, dps][:, None]
                 pooled_error = robust.median_error(np.concatenate(list(deviation)))
                 error[stage, dps] = np.maximum(error[stage, dps], pooled_error)
-    usual = lower_median(np.moveaxis(worker, 2, 0))
+    beside = level if graph.n_dp == 2 else np.zeros(graph.n_dp)
+    usual = lower_median(np.moveaxis(worker + beside, 2, 0))
     usual[:, [stage for stage in mostly_slow if stage != REPLICAS]] = 0.0
     worker -= usual[:, :, None]
     return worker, error
