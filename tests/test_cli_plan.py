@@ -72,6 +72,19 @@ def test_json_has_the_best_plans_and_the_front(job: Path, capsys: Captured) -> N
     assert sum(found["pruned"].values()) > 0
 
 
+def test_adapters_by_an_option_are_those_of_a_file(
+    job: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    by_file = tmp_path / "lora.yaml"
+    by_file.write_text(JOB.replace("tp: 2}", "adapter_rank: 16}"))
+    told = []
+    for argv in ([str(job), "--adapter-rank", "16"], [str(by_file)], [str(job)]):
+        assert run(["plan", *argv, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out)["plans"][0])
+    assert told[0] == told[1]
+    assert told[0]["memory_bytes"] < told[2]["memory_bytes"]
+
+
 def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
     argv = ["plan", str(job), "--gpus", "4,8", "-o", str(out)]

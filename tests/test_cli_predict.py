@@ -192,7 +192,7 @@ def test_expecting_a_synthesised_job(capsys, job, tmp_path):
         ([*FLAGS[:-1], "63"], "global_batch 63 not divisible by dp 4 x micro_batch 1"),
         ([*FLAGS, "--runs", "x.csv"], "leave out the job and its plan"),
         ([*FLAGS, "-o", "x.csv"], "-o is for --runs"),
-        (["predict", "--runs", "none.csv"], "none.csv: No such file"),
+        (["predict", "--runs", "none.csv"], "none.csv cannot be read: No such file"),
         (["predict", "none.yaml"], "none.yaml"),
         (["synth", "--scale", "2", "-o", "x.parquet"], "--scale is for --from-plan"),
         ([*FLAGS, "--profile", "none.json"], "none.json"),

@@ -158,8 +158,8 @@ def test_mail():
     )
     mail.send([replace(NOTICE, job="job\r\nBcc: all@x.org")], 1000.0)
     text = "\n".join(lines)
-    assert "rcpt TO:<a@x.org>" in text
-    assert "rcpt TO:<b@x.org>" in text
+    for address in ("a@x.org", "b@x.org"):  # Python 3.13 writes "rcpt to"
+        assert f"rcpt to:<{address}>" in text.replace("rcpt TO", "rcpt to")
     head = lines[: lines.index("", lines.index("data"))]
     assert not any(line.startswith("Bcc") for line in head)
     assert "Message-ID: <paceline-7-firing-1@x.org>" in text

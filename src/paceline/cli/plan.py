@@ -165,6 +165,7 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
     )
     space.add_argument("--precision", choices=(*_PRECISIONS, *more_precisions), help="of all plans")
     space.add_argument("--no-flash", action="store_true", help="attention is not fused")
+    add_adapter_rank(space)
     add_kernels(space)
     space.add_argument(
         "--schedule",
@@ -173,6 +174,16 @@ def add_space(parser: argparse.ArgumentParser, more_precisions: Sequence[str] = 
         "interleaved where vpp > 1)",
     )
     add_overlap_factor(space)
+
+
+def add_adapter_rank(group: argparse._ActionsContainer) -> None:
+    """--adapter-rank, of all commands that predict."""
+    group.add_argument(
+        "--adapter-rank",
+        metavar="R",
+        type=int,
+        help="LoRA adapters of this rank on the attention's products; all other weights are frozen",
+    )
 
 
 def add_kernels(group: argparse._ActionsContainer) -> None:
@@ -329,6 +340,7 @@ def space_options(args: argparse.Namespace) -> dict[str, Any]:
         "kernels": args.kernels,
         "schedule": args.schedule,
         "overlap_factor": args.overlap_factor,
+        "adapter_rank": args.adapter_rank,
     }
     return {**options, **{name: value for name, value in requested.items() if value is not None}}
 

@@ -14,7 +14,7 @@ from paceline.cli.engine_input import add_engine, mapper_of
 from paceline.cli.memory_options import add_memory, memory_rules
 from paceline.cli.packing_options import NAMES as PACKING
 from paceline.cli.packing_options import add_packing, packing_of
-from paceline.cli.plan import add_kernels, add_overlap_factor, tokens
+from paceline.cli.plan import add_adapter_rank, add_kernels, add_overlap_factor, tokens
 from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import file_name
 
@@ -129,12 +129,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for option, field, value, text in SWITCHES:
         plan.add_argument(option, dest=field, action="store_const", const=value, help=text)
     add_memory(parser)
-    plan.add_argument(
-        "--adapter-rank",
-        metavar="R",
-        type=int,
-        help="LoRA adapters of this rank on the attention's products; all other weights are frozen",
-    )
+    add_adapter_rank(plan)
     plan.add_argument(
         "--shards",
         metavar="N",
