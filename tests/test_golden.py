@@ -5,7 +5,9 @@ Their numbers are those of ``tests/golden/make.py``, whose docstrings say them.
 
 import gzip
 import importlib.util
+import io
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +73,11 @@ def test_they_are_small():
     assert sum(sizes) < 7_000 * len(sizes)
 
 
+def members(archive: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
 def test_equal_runs_make_equal_files(tmp_path):
     requires.installed("sqlalchemy")
     for name, made in make.formats().items():
@@ -79,7 +86,9 @@ def test_equal_runs_make_equal_files(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         now, then = (path.read_bytes() for path in (made(folder), GOLDEN / name))
-        if name.startswith("cluster"):  # fields that are added do not change its version
+        if name.endswith(".npz"):  # Python before 3.11.4 writes other headers of a zip archive
+            assert members(now) == members(then), name
+        elif name.startswith("cluster"):  # fields that are added do not change its version
             assert set(now.splitlines()) >= set(then.splitlines())
         else:
             assert now == then, name
