@@ -49,19 +49,20 @@ class LogWriter:
         """Whether a batch is new, once it is in the log; raises errors of the database."""
         block = NewBlock(job_id, shard_of(job_id), batch.key(), encode(batch))
         future: Future[bool] = Future()
-        if self._is_full(len(block.block)):
+        if self._reserve(len(block.block)):
+            self._queue.put((block, future))
+        else:
             message = "too many step times wait for the database; try again later"
             future.set_exception(Refusal(503, message, retry_s=5))
-        else:
-            self._queue.put((block, future))
         return future
 
-    def _is_full(self, size: int) -> bool:
-        """Whether there is no room for some bytes; else they are counted."""
+    def _reserve(self, size: int) -> bool:
+        """Count the bytes of a block, if there is room; one block alone always has some."""
         with self._count_lock:
-            is_full = self._n_bytes > 0 and self._n_bytes + size > _MOST_WAITING_BYTES
-            self._n_bytes += 0 if is_full else size
-            return is_full
+            if self._n_bytes and self._n_bytes + size > _MOST_WAITING_BYTES:
+                return False
+            self._n_bytes += size
+            return True
 
     def _run(self) -> None:
         goes_on = True
