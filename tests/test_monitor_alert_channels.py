@@ -15,7 +15,7 @@ requires.installed("starlette")
 import monitor_alerts
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.channels import Alertmanager, Email, Slack, Webhook
-from paceline.monitor.alerts.notice import Notice
+from paceline.monitor.alerts.notice import Notice, title_of
 from paceline.monitor.alerts.pagers import Discord, Opsgenie, PagerDuty, Teams
 
 hook = monitor_alerts.hook
@@ -78,8 +78,15 @@ def test_every_channel_says_all_of_it(hook):
     assert [word for text in sent for word in wanted if word not in text] == []
 
 
+def test_the_title_counts_jobs_not_alerts():
+    assert title_of([NOTICE] * 2) == "[WARNING] job-1: slow-job (2 alerts)"
+    other = replace(NOTICE, project="other")
+    assert title_of([NOTICE, NOTICE, other]) == "[WARNING] 2 jobs: slow-job"
+
+
 def test_slack(hook):
-    Slack("chat", hook.url).send([NOTICE] * 12, 1000.0)
+    notices = [replace(NOTICE, job=f"job-{number}") for number in range(1, 13)]
+    Slack("chat", hook.url).send(notices, 1000.0)
     (message,) = hook.wait(1)
     assert message["text"].startswith(
         "*[WARNING] 12 jobs: slow-job*\n<http://here/jobs/job-1|job-1>"

@@ -94,4 +94,7 @@ def title_of(notices: Sequence[Notice]) -> str:
     first = notices[0]
     if len(notices) == 1:
         return first.title
-    return f"[{first.heading}] {len(notices)} jobs: {first.rule}"
+    n_jobs = len({(notice.project, notice.job) for notice in notices})
+    if n_jobs == 1:
+        return f"{first.title} ({len(notices)} alerts)"
+    return f"[{first.heading}] {n_jobs} jobs: {first.rule}"
