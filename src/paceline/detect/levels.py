@@ -77,6 +77,10 @@ Floats = npt.NDArray[np.float64]
 #: 0.5 ms. The import of numba takes 0.3 s; the first compilation on a machine takes 7 s.
 INTERPRETED_SAMPLES = 2_000
 
+#: A rise's own level must exceed the level before by this many thresholds: at the default
+#: threshold by 10%, the least change that the paper counts (falcon, section 4.2).
+LEAST_RISE = 1.1
+
 #: Least number of healthy samples before a slowdown within the warm-up. The first steps of a job
 #: may be fast only because their input was prefetched.
 EARLY = 15
@@ -378,7 +382,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
     new = middle_mean(y[:count])
-    if new < level * (1 + threshold):
+    if new < level * (1 + LEAST_RISE * threshold):
         return False
     if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
         return False
