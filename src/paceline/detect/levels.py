@@ -483,13 +483,19 @@ def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: An
         return
     length = at - w[RISEN_AT]
     is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False (nan) without a rise
-    if not is_back or f[RISEN] > SWING_SHARE or length > SWING_STEPS:
+    if is_back:
+        record_swing(f[RISEN], length, at, f, w)
+
+
+def record_swing(height: float, length: int, at: int, f: Any, w: Any) -> None:
+    """Record a rise that went back at sample ``at``, unless it was high or long."""
+    if height > SWING_SHARE or length > SWING_STEPS:
         return
     if w[SWINGS] == 0 or at - w[SWING_AT] > SWING_MEMORY:
         w[SWINGS], w[SWING_LEN], f[SWING] = 0, 0, 0.0
     w[SWINGS] += 1
     w[SWING_LEN], w[SWING_AT] = max(w[SWING_LEN], length), at
-    f[SWING] = max(f[SWING], f[RISEN])
+    f[SWING] = max(f[SWING], height)
 
 
 def episode_factor(after: Floats, level: float, scale: float, f: Any) -> float:
@@ -577,6 +583,7 @@ def compiled_advance() -> Callable[..., int]:
             middle_mean,
             change,
             learn_swing,
+            record_swing,
             episode_factor,
             first_of,
         ),
