@@ -7,7 +7,8 @@ on a ramp from its begin until 10 steps after it reaches 1.12x; its factor is he
 ramp's level since the event's begin. "refined" is the factor at the end of the event's level;
 "intervals" are those of 95%, around the factor at first and around the refined one. "false" are
 events further than 20 steps from each change; on a ramp, upward ones are none until 30 steps after
-its end. Reliefs have no factor to check.
+its end. Reliefs have no factor to check. "recorded" are the false ones above 1 whose steps are at
+least 10% longer than the 32 before in the real run itself: the noise has a slow stretch there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from paceline.detect.refinement import Refinement
 
 DOWN = ("relief", "partial-relief", "faster")
 BARS = {"small": 92, "restart": 80, "planned": 0}
-COUNTS = ("changes", "found", "kind", "false", "steps", "planned", "plans")
+COUNTS = ("changes", "found", "kind", "false", "up", "recorded", "steps", "planned", "plans")
 
 
 def empty():
@@ -77,12 +78,20 @@ def score(job, events, within):
             near = since <= event.since_step <= np.argmax(job.ramp) + 30
         if i not in used and not near:
             count["false"] += 1
+            count["up"] += event.before_factor > 1
+            count["recorded"] += event.before_factor > 1 and is_recorded(job.noise, event)
             count["misses"].append(("false", *brief(event)))
     if job.planned:
         count["plans"] = 1
         count["planned"] = any(abs(event.step - job.planned) <= 30 for event in events)
     count["steps"] = len(job.x)
     return count
+
+
+def is_recorded(noise, event):
+    """Whether the real run itself has a stretch at least 10% slow where an event is told."""
+    before = noise[max(0, event.since_step - 32) : event.since_step]
+    return np.median(noise[event.since_step : event.step + 1]) >= 1.1 * np.median(before)
 
 
 def brief(event):
@@ -114,7 +123,7 @@ def shown(name, count, found_bar, kind_bar=95):
         f"factor's median error {np.median(errors):.1f}% (bar {factor_bar}), "
         f"within 2% {percent(errors < 2):.0f}%, refined {refined:.0f}%, intervals "
         f"hold {percent(count['held']):.0f}, {percent(count['refined held']):.0f}% of the time, "
-        f"false per 10,000 {false:.2f} (bar 0.3), "
+        f"false per 10,000 {false:.2f} (bar 0.3), recorded {count['recorded']} of {count['up']}, "
         f"planned flagged {count['planned']} of {count['plans']} (bar 2%)",
         flush=True,
     )

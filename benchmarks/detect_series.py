@@ -35,6 +35,7 @@ class Stream:
         restart: the step at which it goes back to a checkpoint, or None.
         planned: the step from which on plan makes steps longer, or None.
         ramp: the level at each step where it rises slowly, or None.
+        noise: [step] the recorded noise in ``x``, around 1.
     """
 
     x: np.ndarray
@@ -44,6 +45,7 @@ class Stream:
     restart: int | None = None
     planned: int | None = None
     ramp: np.ndarray | None = None
+    noise: np.ndarray | None = None
 
 
 def in_half(group, half):
@@ -111,7 +113,14 @@ def more(run, rng, steps=STEPS):
 def stream(case, noise, rng):
     """One job of a case."""
     run = noise[rng.integers(len(noise))]
-    x = more(run, rng) * rng.uniform(0.05, 5.0)
+    drawn = more(run, rng)
+    job = changed(case, run, drawn * rng.uniform(0.05, 5.0), rng)
+    job.noise = drawn
+    return job
+
+
+def changed(case, run, x, rng):
+    """The job of a case with this noise of a run."""
     at = int(rng.integers(600, 700))
     two = at + int(rng.integers(60, 400))
     three = two + int(rng.integers(60, 400))

@@ -49,8 +49,8 @@ def test_step_numbers_may_have_gaps():
 @pytest.mark.parametrize(
     ("level", "options", "found"),
     [
-        (1.0895, {}, False),
-        (1.0905, {}, True),
+        (1.0995, {}, False),
+        (1.1005, {}, True),
         (1.1995, {"threshold": 0.2}, False),
         (1.2005, {"threshold": 0.2}, True),
     ],
@@ -68,8 +68,8 @@ def test_the_threshold(level, options, found):
         (1.3, 1.06, "partial-relief"),
         (1.3, 1.18, "partial-relief"),  # 9% below the level before
         (1.3, 1.20, None),
-        (1.095, 1.049, "relief"),  # 5% at least
-        (1.095, 1.051, None),
+        (1.1005, 1.049, "relief"),  # 5% at least
+        (1.1005, 1.051, None),
     ],
 )
 def test_relief_is_near_health_and_else_partial(slow_s, healed_s, relieved):

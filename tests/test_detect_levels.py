@@ -102,6 +102,46 @@ def test_a_small_swing_is_told_once_and_a_higher_or_longer_level_again():
     assert [kind for kind, _ in told] == ["onset", "relief", "onset", "relief", "onset"]
 
 
+def with_small_rises(rises):
+    """2,000 steps; before 1,000, ``rises`` stretches of 40 steps are 1.085x slow."""
+    x = noise(2000, cov=0.004)
+    for begin in range(200, 200 + 200 * rises, 200):
+        x[begin : begin + 40] *= 1.085
+    return x
+
+
+def test_rises_that_are_too_small_for_an_event_make_a_similar_one_a_swing():
+    fresh, used = with_small_rises(0), with_small_rises(3)
+    for x in (fresh, used):
+        x[1000:1040] *= 1.105
+    assert [(e.kind, e.since_step) for e in events_of(fresh)] == [("onset", 1000), ("relief", 1040)]
+    assert events_of(used) == []
+
+
+@pytest.mark.parametrize(("factor", "within"), [(1.105, 60), (1.2, 10)])
+def test_after_small_rises_a_longer_or_higher_level_is_told(factor, within):
+    x = with_small_rises(3)
+    x[1000:] *= factor
+    (event,) = events_of(x)
+    assert (event.kind, event.since_step) == ("onset", 1000)
+    assert event.step <= 1000 + within
+
+
+def test_a_fault_that_an_onset_told_is_no_small_rise():
+    x = noise(2000, cov=0.004)
+    for begin in range(300, 1500, 200):
+        x[begin : begin + 40] *= 1.3
+    told = [(e.kind, e.since_step) for e in events_of(x)]
+    assert told == [("onset" if s % 200 == 100 else "relief", s) for _, s in told]
+    assert len(told) == 12
+
+
+def test_a_rise_of_less_than_a_tenth_is_no_onset():
+    x = noise(1500, cov=0.004)
+    x[500:] *= 1.095
+    assert events_of(x) == []
+
+
 def on_a_ramp():
     """A detector whose rank becomes slower with every step, up to 1.79 s in step 319."""
     detector, x = Detector(), noise(320, cov=0.005)

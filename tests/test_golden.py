@@ -54,6 +54,7 @@ def test_no_file_of_an_earlier_version_is_gone():
             "snapshot-1.1.npz",
             "snapshot-1.2.npz",
             "snapshot-1.3.npz",
+            "snapshot-1.4.npz",
             "result-1.json",
             "trace-1.parquet",
             "recording-1",

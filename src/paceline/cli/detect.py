@@ -109,7 +109,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--threshold",
         type=float,
         metavar="X",
-        help="share above the healthy level, beyond noise, that counts as slow (default 0.09)",
+        help="share above the healthy level, beyond noise, that counts as slow (default 0.1)",
     )
     parser.add_argument(
         "--method",

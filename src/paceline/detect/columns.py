@@ -21,13 +21,15 @@ RING = ANCHOR_STEPS
 # STRAY: the first of a column for each window: relative spread of its median.
 # CYCLE: the first of MAX_PERIOD columns: logarithms of the cycle's places.
 # MEAN: mean of healthy samples relative to the level.
+# SMALL_RISEN: relative height of a rise that gave no event and is not over, nan without one.
 (
     HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,
     STRAY,
 ) = range(11)  # fmt: skip
 CYCLE = STRAY + len(WINDOWS)
 MEAN = CYCLE + MAX_PERIOD
-N_FLOATS = MEAN + 1
+SMALL_RISEN = MEAN + 1
+N_FLOATS = SMALL_RISEN + 1
 # Columns of ``wholes``:
 # SEEN, MISSING: number of samples, and of steps without one since the last.
 # HOLD, PAUSED: number of samples after a pause that do not count yet; whether a pause lasts.
@@ -40,11 +42,12 @@ N_FLOATS = MEAN + 1
 # RISEN_AT: SEEN at the last rise.
 # SWINGS, SWING_LEN, SWING_AT: number of swings, the longest in samples, and SEEN at the last.
 # PERIOD: length of the cycle in steps, 0 = none.
+# SMALL_RISEN_AT: SEEN at the begin of the small rise.
 (
     SEEN, MISSING, HOLD, PAUSED, SLOW, AGE, INITIAL, SINCE, SINCE_STEP, SETTLE, BURSTS, BURST_LEN,
-    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD,
-) = range(18)  # fmt: skip
-N_WHOLES = PERIOD + 1
+    BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD, SMALL_RISEN_AT,
+) = range(19)  # fmt: skip
+N_WHOLES = SMALL_RISEN_AT + 1
 # Columns of ``out``, as in paceline.detect.event.Event.
 (
     OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY, OUT_BURSTS,

@@ -16,6 +16,7 @@ kernel is :mod:`paceline.detect.levels`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +39,13 @@ from paceline.errors import DetectError, StateError
 
 Array = npt.NDArray[np.float64]
 
-#: Least relative change of a level, before the allowance for noise. Falcon (4.3) uses 10%; 1% is
-#: left for the error of a level under a few percent of noise.
-THRESHOLD = 0.09
+#: Least relative change of a level, before the allowance for noise (falcon, 4.3).
+THRESHOLD = 0.1
 _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "faster", "silent")
 
 #: Name and version of the format of :meth:`Detector.state_dict`. A change of the fields, their
 #: meaning or the windows needs a new version, and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-detector", 4
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 5
 _STATE = {
     "ring": ArrayField("<f4", ("rank", columns.RING), nan=True, least=0.0),
     "number": ArrayField("<i8", ("rank", columns.RING)),
@@ -57,31 +57,40 @@ _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expect
 
 
 def _from_older(state: object) -> object:
-    """Convert a state of version 2 or 3 to this version; return any other unchanged.
+    """Convert a state of version 2, 3 or 4 to this version; return any other unchanged.
 
-    Version 2 has no columns for swings. Both have none for cycles and the mean.
+    Version 2 has no columns for swings. Versions 2 and 3 have none for cycles and the mean. None of
+    them has columns for small rises, and their threshold was that of the evidence.
     """
-    if not (isinstance(state, Mapping) and state.get("version") in (2, 3)):
+    if not (isinstance(state, Mapping) and state.get("version") in (2, 3, 4)):
         return state
-    floats, wholes = state.get("floats"), state.get("wholes")
+    floats, wholes, threshold = (state.get(name) for name in ("floats", "wholes", "threshold"))
     if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
+        return state
+    if not isinstance(threshold, float):
         return state
     if floats.ndim != 2 or wholes.ndim != 2 or floats.shape[1] <= columns.RISEN_FROM_S:
         return state
     if state["version"] == 2:
         unknown = [columns.RISEN_FROM_S] * (columns.STRAY - columns.RISEN_FROM_S)
         floats = np.insert(floats, unknown, np.nan, axis=1)
-        none = np.zeros((len(wholes), columns.PERIOD - columns.RISEN_AT), dtype=wholes.dtype)
-        wholes = np.hstack([wholes, none])
-    cycles = np.zeros((len(floats), columns.MEAN - columns.CYCLE), dtype=floats.dtype)
-    means = np.ones((len(floats), 1), dtype=floats.dtype)
-    periods = np.zeros((len(wholes), 1), dtype=wholes.dtype)
+        wholes = _widened(wholes, columns.PERIOD - columns.RISEN_AT, 0)
+    if state["version"] != 4:
+        floats = _widened(floats, columns.MEAN - columns.CYCLE, 0.0)
+        floats = _widened(floats, 1, 1.0)
+        wholes = _widened(wholes, 1, 0)
     return {
         **state,
         "version": STATE_VERSION,
-        "floats": np.hstack([floats, cycles, means]),
-        "wholes": np.hstack([wholes, periods]),
+        "threshold": threshold / levels.EVIDENCE,
+        "floats": _widened(floats, 1, np.nan),
+        "wholes": _widened(wholes, 1, 0),
     }
+
+
+def _widened(values: npt.NDArray[Any], count: int, value: float) -> npt.NDArray[Any]:
+    """[row, column] with ``count`` more columns of one value."""
+    return np.hstack([values, np.full((len(values), count), value, dtype=values.dtype)])
 
 
 class Detector:
@@ -273,7 +282,7 @@ class Detector:
             x,
             jumped,
             scale,
-            float(self.threshold),
+            levels.EVIDENCE * float(self.threshold),
             int(self.warm_up),
             self._ring,
             self._number,
@@ -367,6 +376,7 @@ class Detector:
         """End the episodes of some ranks without events, also for ramps that go on."""
         floats, wholes = self._floats, self._wholes
         floats[rows, columns.LOST_S] = floats[rows, columns.SPENT_S] = 0.0
+        floats[rows, columns.SMALL_RISEN] = np.nan
         on_ramp = wholes[rows, columns.INITIAL] == levels.ON_RAMP
         level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
         floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)

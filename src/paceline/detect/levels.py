@@ -48,6 +48,8 @@ from paceline.detect.columns import (
     SINCE,
     SINCE_STEP,
     SLOW,
+    SMALL_RISEN,
+    SMALL_RISEN_AT,
     SPENT_S,
     STRAY,
     SWING,
@@ -77,9 +79,9 @@ Floats = npt.NDArray[np.float64]
 #: 0.5 ms. The import of numba takes 0.3 s; the first compilation on a machine takes 7 s.
 INTERPRETED_SAMPLES = 2_000
 
-#: A rise's own level must exceed the level before by this many thresholds: at the default
-#: threshold by 10%, the least change that the paper counts (falcon, section 4.2).
-LEAST_RISE = 1.1
+#: Share of the threshold that a window's median must differ by. The rest is left for the error of a
+#: level under a few percent of noise. The new level itself must exceed the whole threshold.
+EVIDENCE = 0.9
 
 #: Least number of healthy samples before a slowdown within the warm-up. The first steps of a job
 #: may be fast only because their input was prefetched.
@@ -111,6 +113,9 @@ BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
 #: back if it ends within the share SWING_BACK of the level before it.
 SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
 SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
+#: The medians of LOW_OF samples show a small rise, which is no event, if one is above the first
+#: share. It is over when one is below the second share.
+SMALL_RISE, SMALL_RISE_OVER = 0.05, 0.025
 #: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
@@ -144,7 +149,7 @@ def advance(
         x: [rank] seconds divided by ``scale``.
         missing: [rank] whether the rank has no valid sample.
         scale: expected time of the step relative to a typical one.
-        threshold: least relative change of a level.
+        threshold: least relative change of a window's median (EVIDENCE).
         warm_up: least number of a rank's samples before its first level.
         ring: [rank, RING] the latest samples.
         number: [rank, RING] their step numbers.
@@ -253,6 +258,8 @@ def advance(
                 if not w[SLOW]:
                     f[LOST_S] = f[SPENT_S] = 0.0
         learn_noise(y, n, is_first, f, w)
+        if w[SEEN] % LOW_OF == 0 and w[AGE] >= LOW_OF and not w[SLOW]:
+            learn_small_rise(np.median(y[:LOW_OF]) / f[MIDDLE_S] - 1, f, w)
     return n_out
 
 
@@ -382,7 +389,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     if count < FEWEST or (window <= LOW_OF and np.mean(y[:count]) < (up + level) / 2):
         return False
     new = middle_mean(y[:count])
-    if new < level * (1 + LEAST_RISE * threshold):
+    if new < level * (1 + threshold / EVIDENCE):
         return False
     if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
         return False
@@ -478,6 +485,7 @@ def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
 def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
     """Record the height and length of a small rise that went back soon."""
     at = w[SEEN] - count
+    f[SMALL_RISEN] = np.nan
     if is_up:
         f[RISEN_FROM_S], f[RISEN], w[RISEN_AT] = level, new / level - 1, at
         return
@@ -485,6 +493,24 @@ def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: An
     is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False (nan) without a rise
     if is_back:
         record_swing(f[RISEN], length, at, f, w)
+
+
+def learn_small_rise(height: float, f: Any, w: Any) -> None:
+    """Record a swing that was too small or too uncertain for an event.
+
+    Args:
+        height: of the last LOW_OF samples above the level, as a share of it.
+        f: the rank's row of ``floats``.
+        w: the rank's row of ``wholes``.
+    """
+    is_risen = f[SMALL_RISEN] == f[SMALL_RISEN]
+    if height > SMALL_RISE:
+        if not is_risen:
+            f[SMALL_RISEN], w[SMALL_RISEN_AT] = height, w[SEEN]
+        f[SMALL_RISEN] = max(f[SMALL_RISEN], height)
+    elif height < SMALL_RISE_OVER and is_risen:
+        record_swing(f[SMALL_RISEN], w[SEEN] - w[SMALL_RISEN_AT], w[SEEN], f, w)
+        f[SMALL_RISEN] = np.nan
 
 
 def record_swing(height: float, length: int, at: int, f: Any, w: Any) -> None:
@@ -583,6 +609,7 @@ def compiled_advance() -> Callable[..., int]:
             middle_mean,
             change,
             learn_swing,
+            learn_small_rise,
             record_swing,
             episode_factor,
             first_of,
