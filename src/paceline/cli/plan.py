@@ -267,11 +267,13 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         from paceline.plan.launch.files import best_launch, launch_notes
 
         launch = best_launch(args.launch, result)
-        notes = launch_notes(args.launch, result.llm, result.plan(launch[0]))
+        plan, node_gpus = result.plan(launch.place), result.cluster.node.gpus
+        notes = launch_notes(args.launch, result.llm, plan, node_gpus)
     if args.out is not None:
         from paceline.report.search_folder import write_folder
 
-        file = None if launch is None else (args.launch, launch[1])
+        file = None if launch is None else (args.launch, launch.text)
+        notes = [*(map(str, launch.skipped) if launch is not None else ()), *notes]
         notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
@@ -280,7 +282,12 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         if explained is not None:
             mapping["explained"] = explained.to_mapping()
         if launch is not None:
-            mapping["launch"] = {"framework": args.launch, "rank": launch[0] + 1, "text": launch[1]}
+            mapping["launch"] = {
+                "framework": args.launch,
+                "rank": launch.place + 1,
+                "text": launch.text,
+                "skipped": [skipped.to_mapping() for skipped in launch.skipped],
+            }
         sys.stdout.write(lines_of_json(mapping))
         return notes
     from paceline.report.terminal import print_lines, standard_output
@@ -291,8 +298,9 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         screen += report.explained_lines(explained, console.width)
     print_lines(screen, console)
     if launch is not None and args.out is None:
-        head = f"plan {launch[0] + 1}, {result.plan(launch[0]).describe()}:"
-        print(f"\n{head}\n\n{launch[1]}", end="")
+        head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
+        lines = [*map(str, launch.skipped), head]
+        print("", *lines, "", launch.text, sep="\n", end="")
     return notes
 
 

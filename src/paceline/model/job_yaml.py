@@ -305,6 +305,7 @@ def _changed(llm: LLM, values: Mapping[str, Any]) -> LLM:
         "ffn": llm.ffn == 4 * llm.hidden and "hidden" in values,
         "max_positions": isinstance(values.get("seq_len"), int)
         and values["seq_len"] > llm.max_positions,
+        "context": "max_positions" in values,
     }
     renewed = {field: 0 for field, follows in derived.items() if follows}
     return replace(llm, **{**renewed, **values})

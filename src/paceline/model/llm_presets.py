@@ -15,6 +15,7 @@ from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
+from paceline.model.llm_contexts import CONTEXTS
 from paceline.model.llm_preset_families import (
     MODERN,
     deepseek_v4,
@@ -508,7 +509,11 @@ _FAMILIES = (
 )
 
 LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
-    {llm.name: llm for family in _FAMILIES for llm in family()}
+    {
+        llm.name: replace(llm, context=CONTEXTS.get(llm.name, llm.context))
+        for family in _FAMILIES
+        for llm in family()
+    }
 )
 
 # Other names in common use and in published tables.
