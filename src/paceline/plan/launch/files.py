@@ -18,7 +18,6 @@ from paceline.plan.launch.torch_based import (
     deepspeed_start,
     torchtitan_config,
 )
-
 from paceline.units import count
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def deepspeed_start(plan: Plan, node_gpus: int) -> list[str]:
     return [
         f"start with: deepspeed --hostfile HOSTFILE --num_nodes {nodes} {script}",
         f"HOSTFILE has a line for each node: NAME slots={ranks}",
-        f".deepspeed_env, in the same folder, has the line {EXPANDABLE_SEGMENTS}",
+        f"the file .deepspeed_env, where you start it, has the line {EXPANDABLE_SEGMENTS}",
     ]
 
 
@@ -190,8 +190,6 @@ _MEETING_POINT: Table = {
     "machine_rank": 0,
     "main_process_ip": "HOST",
     "main_process_port": 29500,
-    "rdzv_backend": "static",
-    "same_network": True,
 }
 
 
