@@ -48,9 +48,9 @@ def llm_preset(name: str) -> LLM:
         if preset is not None:
             return LLM_PRESETS[preset]
     near = get_close_matches(_key(text), _BY_KEY, n=6, cutoff=0.5)
-    names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3] or sorted(LLM_PRESETS)
-    hint = "the nearest are" if near else "there are"
-    raise ModelError(f"there is no model preset {text!r}; {hint} {', '.join(names)}")
+    names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3]
+    hint = f"; the nearest are {', '.join(names)}" if near else ""
+    raise ModelError(f"there is no model preset {text!r}{hint} (`paceline presets` lists all)")
 
 
 def _key(name: str) -> str:
