@@ -35,14 +35,14 @@ def seconds(value: float) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """``344.7``, ``431``, ``3,447``: this number of digits, but never an exponent or a bare dot."""
+    """``344.7``, ``431``, ``3,447``: this number of digits, without an exponent or a bare dot."""
     if not math.isfinite(value):
         return NONE
-    size = abs(value)
-    for _ in range(2):  # 99.96 becomes 100.0, which has a digit more before its dot
-        decimals = digits - 1 - math.floor(math.log10(size)) if size else 0
+    size, decimals = abs(value), 0
+    for _ in range(2 * (size > 0)):  # 99.96 becomes 100.0, which has a digit more before its dot
+        decimals = max(0, digits - 1 - math.floor(math.log10(size)))
         size = round(size, decimals)
-    return _signed(f"{size:,.{max(0, decimals)}f}", value)
+    return _signed(f"{size:,.{decimals}f}", value)
 
 
 def seconds_range(low: float, high: float) -> str:
