@@ -162,6 +162,17 @@ def test_dp_follows_from_the_gpus():
         derive_dp(100, tp=8, pp=35)
 
 
+def test_the_longest_sample_is_that_of_the_model_and_not_of_the_job(written):
+    text = JOB.replace("model: gpt3-175b", "model: {preset: gpt3-175b, CHANGE}")
+    longer = load_job(written(text.replace("CHANGE", "seq_len: 4096"))).llm
+    assert (longer.context, longer.max_positions) == (2048, 4096)
+    table = load_job(written(text.replace("CHANGE", "max_positions: 4096"))).llm
+    assert table.context == 4096
+    own = load_job(written(text.replace("CHANGE", "seq_len: 4096, context: 8192"))).llm
+    assert own.context == 8192
+    assert own == longer  # a note, not a size
+
+
 def test_options_that_contradict_each_other():
     with pytest.raises(ModelError, match="one of the two"):
         job_from_options(model="gpt3-175b")

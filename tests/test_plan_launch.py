@@ -319,6 +319,7 @@ def test_the_start_of_deepspeed():
     ]
 
 
+@pytest.mark.filterwarnings("ignore")  # DeepSpeed's own
 def test_deepspeed_itself_takes_the_start():
     requires.installed("deepspeed")
     from deepspeed.launcher.runner import parse_args

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _FAMILIES: tuple[tuple[int, tuple[str, ...]], ...] = (
-    # litgpt 0006c97, config.py: block_size.
+    # litgpt 0006c97, config.py: block_size (for Mistral 7B a comment beside it).
     (4096, ("llama2-7b", "llama2-13b", "llama2-70b", "olmo-2-7b", "olmo-2-13b")),
     (8192, ("llama3-8b", "llama3-70b")),
     (16384, ("phi-4",)),
-    (32768, ("mixtral-8x7b",)),
+    (32768, ("mixtral-8x7b", "mistral-7b")),
     (40960, ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b")),
     (40960, ("qwen3-30b-a3b", "qwen3-235b-a22b")),
     (65536, ("mixtral-8x22b",)),

@@ -135,7 +135,7 @@ def _opt() -> Iterator[LLM]:
         ("66b", 64, 9216, 72),
         ("175b", 96, 12288, 96),
     )
-    return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
+    return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050, context=2048)
 
 
 def _llama() -> Iterator[LLM]:
