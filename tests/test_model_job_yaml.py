@@ -311,7 +311,10 @@ def test_files_have_a_mebibyte_at_most(written):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("300e9", 300e9), ("'300e9'", "300e9"), ("1e999", "1e999"), ("3e", "3e"), ("-2E3", -2000.0)],
+    [
+        *(("300e9", 300e9), ("'300e9'", "300e9"), ("1e999", "1e999"), ("3e", "3e")),
+        *(("-2E3", -2000.0), ("3.1e9", 3.1e9), (".5e-3", 5e-4), ("'3.1e9'", "3.1e9")),
+    ],
 )
 def test_numbers_as_people_write_them(written, text, value):
     from paceline.marked_yaml import read_marked
