@@ -12,6 +12,13 @@ from paceline.plan.search import search
 
 DOC = Path(__file__).parents[1] / "docs" / "plan.md"
 PREDICT = DOC.with_name("predict.md").read_text(encoding="utf-8")
+#: Python of both pages, as blocks of lines.
+SNIPPETS = [
+    re.sub("^    ", "", block, flags=re.M)
+    for page in (DOC.read_text(encoding="utf-8"), PREDICT)
+    for block in re.findall(r"(?<=\n\n)(?: {4}.*\n)+", page)
+    if re.match(r" +(?:import|from) \w", block)
+]
 #: The page's lines that say a model, each for a job file of its own.
 MODELS = re.findall(r"^    (model: \{.+\})$", PREDICT, re.M)
 
@@ -57,3 +64,12 @@ def test_a_line_that_says_a_model_is_a_job_file(line: str, tmp_path: Path) -> No
     path = tmp_path / "job.yaml"
     path.write_text(f"{line}\ncluster: h100\ngpus: 8\nplan: {{global_batch: 8}}\n")
     assert run(["predict", str(path)]) == 0
+
+
+@pytest.mark.parametrize("code", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_python_runs_as_it_is_written(code: str) -> None:
+    exec(code, {})
+
+
+def test_python_was_found() -> None:
+    assert len(SNIPPETS) >= 2

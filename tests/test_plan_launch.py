@@ -382,6 +382,15 @@ def test_searches_leave_out_what_torchtitan_cannot_express():
         launch_text("torchtitan", LLAMA, plan)
 
 
+def test_a_search_without_a_plan_names_the_rules_of_the_framework():
+    rules = SPACES["torchtitan"]["exclusions"]
+    h100 = cluster_preset("h100")
+    with pytest.raises(PlanError, match=r"express zero 1; .*\. Try another zero or sequence_par"):
+        search(LLAMA, h100, 8, 64, zeros=(1,), max_pp=1, exclusions=rules)
+    with pytest.raises(PlanError, match="use zero 3, GPUs with more memory"):
+        search(llm_preset("llama3-70b"), h100, 8, 64, zeros=(0,), exclusions=rules)
+
+
 def test_better_plans_that_are_skipped_are_named():
     small = replace(llm_preset("llama3.2-1b"), packing=Packing(documents={512: 8, 4096: 1}))
     result = search(

@@ -202,9 +202,11 @@ def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
         )
     reasons = sorted(pruned.items(), key=lambda item: -item[1])
     counted = "; ".join(f"{reason} ({count:,})" for reason, count in reasons[:4])
+    excluded = any(exclusion.reason in pruned for exclusion in space.exclusions)
+    advice = "Try another zero or sequence_parallel" if excluded else _nearest(llm, space)
     return (
         f"no legal plan for {llm.name} on {gpus} with global_batch {space.base.global_batch}; "
-        f"plans ruled out: {counted}. {_nearest(llm, space)}"
+        f"plans ruled out: {counted}. {advice}"
     )
 
 

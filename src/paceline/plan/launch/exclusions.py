@@ -39,6 +39,11 @@ def _unsharded(c: Columns) -> Mask:
     return mask
 
 
+def _optimizer_shards(c: Columns) -> Mask:
+    mask: Mask = (c["zero"] == 1) & (c["dp"] * c["cp"] > 1)
+    return mask
+
+
 def _more_than_replicas(c: Columns) -> Mask:
     return _unsharded(c) & (c["tp"] * c["pp"] * c["cp"] * c["ep"] > 1)
 
@@ -67,12 +72,18 @@ EXCLUSIONS: MappingProxyType[str, tuple[Exclusion, ...]] = MappingProxyType(
     {
         TORCHTITAN: (
             _rule(
+                TORCHTITAN,
+                "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
+                _optimizer_shards,
+            ),
+            _rule(
                 TORCHTITAN, "tp, pp, cp or ep > 1 without FSDP (zero 2 or 3)", _more_than_replicas
             ),
             _rule(TORCHTITAN, "tp > 1 without sequence_parallel", _unsplit_norms),
         ),
         DEEPSPEED: (_rule(DEEPSPEED, "sequence_parallel in its configuration", _split_norms),),
         ACCELERATE: (
+            _rule(ACCELERATE, "zero 1 (use DeepSpeed's)", _optimizer_shards),
             _rule(ACCELERATE, "tp or cp > 1 without FSDP (zero 2 or 3)", _more_than_replicas),
             _rule(ACCELERATE, "shards of context-parallel ranks alone", _context_shards),
             _rule(ACCELERATE, "sequence_parallel", _split_norms),

@@ -66,11 +66,6 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     """TOML table -> its keys."""
-    refuse(
-        TORCHTITAN,
-        "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
-        plan.zero == 1 and plan.dp > 1,
-    )
     refuse_excluded(TORCHTITAN, plan)
     refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     gated = llm.delta is not None or llm.gated_attention
@@ -231,7 +226,6 @@ def accelerate_keys(plan: Plan) -> Table:
     """The keys of the configuration, without the numbers of machines and processes."""
     refuse(ACCELERATE, "pp > 1", plan.pp > 1)
     refuse(ACCELERATE, "ep > 1", plan.ep > 1)
-    refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
     refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
     refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
     refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
