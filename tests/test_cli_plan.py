@@ -162,6 +162,10 @@ def test_the_start_of_deepspeed_is_printed(capsys: Captured) -> None:
     err = capsys.readouterr().err
     assert "start with: deepspeed --hostfile HOSTFILE --num_nodes 8 --num_gpus 8 your_" in err
     assert "the file .deepspeed_env" in err
+    argv = ["plan", *LLAMA, *FEW, "--max-tp", "1", "--top", "1", "--launch", "deepspeed", "--json"]
+    assert run(argv) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["launch"]["notes"] == err.splitlines()
 
 
 def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:

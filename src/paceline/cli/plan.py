@@ -266,18 +266,18 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
     explained = None
     if args.explain is not None:
         explained = explain(result, args.explain[0], args.explain[1], cost)
-    launch, notes = None, list[str]()
+    launch, start, notes = None, list[str](), list[str]()
     if args.launch is not None:
         from paceline.plan.launch.files import best_launch, launch_notes
 
         launch = best_launch(args.launch, result)
         plan, node_gpus = result.plan(launch.place), result.cluster.node.gpus
-        notes = launch_notes(args.launch, result.llm, plan, node_gpus)
+        start = launch_notes(args.launch, result.llm, plan, node_gpus)
     if args.out is not None:
         from paceline.report.search_folder import write_folder
 
         file = None if launch is None else (args.launch, launch.text)
-        notes = [*(map(str, launch.skipped) if launch is not None else ()), *notes]
+        notes += [] if launch is None else map(str, launch.skipped)
         notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
@@ -286,14 +286,9 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         if explained is not None:
             mapping["explained"] = explained.to_mapping()
         if launch is not None:
-            mapping["launch"] = {
-                "framework": args.launch,
-                "rank": launch.place + 1,
-                "text": launch.text,
-                "skipped": [skipped.to_mapping() for skipped in launch.skipped],
-            }
+            mapping["launch"] = {"framework": args.launch, **launch.to_mapping(), "notes": start}
         sys.stdout.write(lines_of_json(mapping))
-        return notes
+        return [*notes, *start]
     from paceline.report.terminal import print_lines, standard_output
 
     console = standard_output()
@@ -305,7 +300,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
         lines = [*map(str, launch.skipped), head]
         print("", *lines, "", launch.text, sep="\n", end="")
-    return notes
+    return [*notes, *start]
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:

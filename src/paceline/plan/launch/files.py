@@ -99,6 +99,11 @@ class Launch(NamedTuple):
     text: str
     skipped: tuple[Skipped, ...]
 
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        skipped = [skipped.to_mapping() for skipped in self.skipped]
+        return {"rank": self.place + 1, "text": self.text, "skipped": skipped}
+
 
 def best_launch(framework: str, result: SearchResult) -> Launch:
     """The best plan that a framework can express, and its text.
