@@ -6,7 +6,8 @@ requires.installed("starlette")
 
 import monitor_alerts
 from monitor_alerts import HOUR, World
-from paceline.monitor.alerts.engine import Alerts, going_on
+from paceline.monitor.alerts.engine import Alerts
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.store import jobs
 
 world = monitor_alerts.world
@@ -102,9 +103,15 @@ def test_a_job_that_begins_anew_is_not_slow_for_ever(world):
     assert world.firing() == []
 
 
+def going_on(job, events, *, settled):
+    return LevelChanges.of([{"at": 1.0, **event} for event in events]).going_on(
+        job, settled=settled
+    )
+
+
 def test_what_goes_on():
     job = {"status": "running", "slow_since_step": 5}
-    about = {"ranks": [1, 2], "factor": 1.5, "text": "slow"}
+    about = {"at": 1.0, "ranks": [1, 2], "factor": 1.5, "text": "slow"}
     onset, relief = ({"kind": kind, **about} for kind in ("onset", "relief"))
     other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow"}
     half = {"kind": "relief", "ranks": [1]}

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.job_ledger import stored_ledger
+from paceline.monitor.levels import LevelChanges, Levels
 from paceline.monitor.service import Service
 from paceline.monitor.store import events, jobs, sessions
-from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import (
@@ -59,6 +59,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._levels = Levels()
 
     async def list_jobs(self, request: Request) -> Response:
         """GET /api/v1/jobs."""
@@ -82,11 +83,11 @@ class Api:
     def _with_step_loss(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows of jobs with ``by_step_times``, the loss of a current fail-slow, or None."""
         slow = [row["id"] for row in rows if row["slow_since_step"] is not None]
-        of_job: dict[int, list[dict[str, Any]]] = {}
+        of_job: dict[int, LevelChanges] = {}
         if slow:
             with self.service.engine.connect() as connection:
-                of_job = events_of_slow(connection, slow)
-        losses = [step_loss(row, of_job.get(row["id"], ())) for row in rows]
+                of_job = self._levels.of(connection, slow)
+        losses = [step_loss(row, of_job.get(row["id"])) for row in rows]
         return [
             {**row, "by_step_times": None if loss is None else asdict(loss)}
             for row, loss in zip(rows, losses, strict=True)
