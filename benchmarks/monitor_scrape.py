@@ -32,7 +32,7 @@ from paceline.monitor.config import Config
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.tables import alerts, events, jobs, sessions
 from paceline.monitor.web.envelope import HttpCounts
-from paceline.monitor.web.metrics import metrics_text
+from paceline.monitor.web.metrics import Metrics
 from paceline.monitor.web.security import Principal
 
 #: Changes of level of a slow job, and ranks of an event.
@@ -94,11 +94,12 @@ def service_of(data: Path, store: str) -> Any:
 def scrape(service: Any) -> None:
     """Each format, three times."""
     principal = Principal("bench", scope="read", project="*")
+    metrics = Metrics(service, "0")
     for name, accept in FORMATS.items():
         took = []
         for _ in range(3):
             begin = time.perf_counter()
-            text, _kind = metrics_text(service, HttpCounts(), principal, "0", accept)
+            text, _kind = metrics.text(HttpCounts(), principal, accept)
             took.append(time.perf_counter() - begin)
         lines = text.count(b"\n")
         print(f"  /metrics, {name}: {min(took):.2f} s, first {took[0]:.2f} s ({lines:,} lines)")
