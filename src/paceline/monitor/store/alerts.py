@@ -42,7 +42,7 @@ Row = dict[str, Any]
 _SESSIONS = 200
 _OF_SESSION = (
     *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "step_s"),
-    *("cause", "cause_gain", "headline"),
+    *("cause", "place", "cause_gain", "headline"),
 )
 #: Columns of an alert that later information may change.
 _SAID = ("session_id", "headline", "cause", "place", "hosts", "gain")

@@ -28,6 +28,7 @@ from paceline.monitor.web.bodies import (
     whole_parameter,
 )
 from paceline.monitor.web.event_cost import step_loss, with_cost
+from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
 from paceline.monitor.web.refusals import Handler, routes_of
 from paceline.monitor.web.security import require
@@ -79,6 +80,10 @@ class Api:
             raise HTTPException(404, "there is no such job")
         rows = await run_in_threadpool(self._with_step_loss, [row])
         return JSONResponse(finite(rows[0]))
+
+    def _with_who(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        with self.service.engine.connect() as connection:
+            return with_who(connection, rows)
 
     def _with_step_loss(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows of jobs with ``by_step_times``, the loss of a current fail-slow, or None."""
@@ -165,6 +170,7 @@ class Api:
         rows = await run_in_threadpool(
             events.list_events, self.service.engine, project, job_id, after, limit
         )
+        rows = await run_in_threadpool(self._with_who, rows)
         return _rows("events", [with_cost(row) for row in rows], limit)
 
     async def _session(self, request: Request) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
+from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
@@ -158,6 +159,7 @@ class Pages:
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
             changes = LevelChanges.of(events)
+            events = with_who(connection, events)
             alerts = queries.job_alerts(connection, job["id"])
             silences = queries.active_silences(connection, job["project"], self.service.clock())
             meta = queries.latest_meta(connection, job["id"]) if alerts else None

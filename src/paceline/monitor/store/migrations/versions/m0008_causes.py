@@ -16,10 +16,18 @@ _COLUMNS = (
 )
 
 
+#: The pages tell who is slow beside the text, as a later session may name them.
+_UNKNOWN = ("; who: unknown, run paceline validate", "; why: unknown, run paceline validate")
+
+
 def upgrade() -> None:
     """Add the columns; sessions analysed before lack their values."""
     for table, name, kind in _COLUMNS:
         op.add_column(table, sa.Column(name, kind, nullable=True))
+    events = sa.table("events", sa.column("text", sa.Text()))
+    for words in _UNKNOWN:
+        change = events.update().where(events.c.text.like(f"%{words}%"))
+        op.execute(change.values(text=sa.func.replace(events.c.text, words, "")))
 
 
 def downgrade() -> None:
