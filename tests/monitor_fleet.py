@@ -253,10 +253,7 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
         monitor.sum_up(job_id, trend, analysis, gpu_hours_lost=lost, **live)
 
 
-SLOWER = (
-    "step 1,604: rank 11: 1.35x slower since step 1,600; why: unknown, run paceline validate; "
-    "2.8 s lost by 2026-09-21 13:08 UTC"
-)
+SLOWER = "step 1,604: rank 11: 1.35x slower since step 1,600; 2.8 s lost by 2026-09-21 13:08 UTC"
 
 
 def slow_steps(rng: np.random.Generator, n: int = 3000) -> np.ndarray:

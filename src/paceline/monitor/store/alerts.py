@@ -103,9 +103,12 @@ def change(
     if not names:
         return []
     with engine.begin() as connection:
-        query = select(alerts).where(alerts.c.fingerprint.in_(names), _FIRES).with_for_update()
+        # Instances that change the same alerts lock and insert them in one order.
+        query = select(alerts).where(alerts.c.fingerprint.in_(names), _FIRES)
+        query = query.order_by(alerts.c.id).with_for_update()
         rows = {row["fingerprint"]: dict(row) for row in connection.execute(query).mappings()}
-        known = [(rows.get(one.alert["fingerprint"]), one) for one in firing]
+        in_order = sorted(firing, key=lambda one: one.alert["fingerprint"])
+        known = [(rows.get(one.alert["fingerprint"]), one) for one in in_order]
         begins = [one for row, one in known if row is None]
         updates = [(row, one.alert) for row, one in known if row is not None]
         ends = [(rows[end.fingerprint], end.why) for end in endings if end.fingerprint in rows]

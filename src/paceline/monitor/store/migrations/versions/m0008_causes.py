@@ -32,6 +32,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop them."""
-    for table, name, _ in _COLUMNS:
-        with op.batch_alter_table(table) as batch:
-            batch.drop_column(name)
+    for table, name, _ in _COLUMNS:  # no batch: a copy of the jobs would lose their events
+        op.drop_column(table, name)
