@@ -1,4 +1,4 @@
-"""Who caused an onset: by the job's sessions, on the page and in the API."""
+"""The slow workers behind an onset: by the job's sessions, on the page and in the API."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_an_onset_names_who_its_latest_session_names(site):
     assert whos(site) == [("onset", None, None)]
     number = add(site, sessions, **{**DONE, "sha256": "c"}, created_at=NOW - 200)
     assert whos(site) == [("onset", DONE["place"], number)]
-    assert f"Who: <bdi>{DONE['place']}</bdi>, by <a" in page(site)
+    assert f"Slow: <bdi>{DONE['place']}</bdi>, by <a" in page(site)
 
 
 def test_a_session_behind_the_relief_tells_nothing_about_the_onset(site):
@@ -63,10 +63,10 @@ def test_a_session_behind_the_relief_tells_nothing_about_the_onset(site):
 
 def test_the_page_says_where_the_name_comes_from_while_there_is_none(site):
     add(site, events, **ONSET, at=NOW - 400)
-    assert "Who: no session" not in page(site)  # it does not go on
+    assert "No session of" not in page(site)  # it does not go on
     with site.service.engine.begin() as connection:
         connection.execute(jobs.jobs.update().values(slow_since_step=100, status="running"))
-    assert "Who: no session of this fail-slow names them yet" in page(site)
+    assert "No session of this fail-slow names the slow worker yet" in page(site)
 
 
 def test_three_events_stand_before_the_others(site):

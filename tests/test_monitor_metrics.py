@@ -162,7 +162,7 @@ def test_lines_of_jobs_are_those_of_prometheus_client(is_openmetrics):
             "step_s": 1e-7 * k,
             "healthy_s": None if k else 0.5,
             "slow_since_step": None,
-            "slowdown": math.inf,
+            "slowdown": math.inf, "slowdown_lasting": 1.0,
             "waste": None,
             "stake_gpu_hours": -0.5,
             "n_sessions": k,

@@ -25,7 +25,7 @@ _MAX_KEPT = 20_000
 
 @dataclass(frozen=True)
 class LevelChanges:
-    """What a job's onsets and reliefs leave.
+    """The state that a job's onsets and reliefs leave.
 
     Attributes:
         latest_at: time of the latest event; -inf without one.

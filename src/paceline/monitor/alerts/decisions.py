@@ -29,7 +29,7 @@ _OF_SPEED, _BY_SESSIONS = ("fail-slow", "slowdown", "regression"), ("slowdown", 
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to the alerts of a job.
+    """The changes of the alerts of a job.
 
     Attributes:
         begins: rules and alarms of alerts that start or are updated.

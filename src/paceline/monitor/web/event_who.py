@@ -1,4 +1,4 @@
-"""Who caused an onset, by the job's sessions: step times alone cannot tell."""
+"""The slow workers behind an onset, by the job's sessions: step times alone cannot tell."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ Sample = tuple[str, float | None]
 #: Metric -> column of the job, help, factor to base units.
 _OF_JOB = (
     ("slowdown_ratio", "slowdown", "S of the latest session: step time over the ideal one.", 1.0),
+    ("lasting_slowdown_ratio", "slowdown_lasting", "S without variation that passes.", 1.0),
     ("waste_ratio", "waste", "Share of the GPU time lost to stragglers, 1 - 1/S.", 1.0),
     ("step_seconds", "step_s", "Median time of the latest steps.", 1.0),
     ("healthy_step_seconds", "healthy_s", "Step time without fail-slows.", 1.0),
