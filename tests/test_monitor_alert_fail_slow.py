@@ -164,6 +164,25 @@ def test_the_end_of_a_job_ends_its_fail_slow(world):
     assert jobs.by_id(world.engine, world.job.id)["slow_since_step"] is None
 
 
+def test_a_job_that_has_ended_is_not_slow_once_its_steps_are_seen_again(world):
+    jobs.end(world.engine, world.job.id, world.now)
+    row = {"job_id": world.job.id, "seen_at": world.now - 10, "last_step": 90, "step_s": 1.5}
+    jobs.update_live(world.engine, [{**row, "healthy_s": 1.0, "slow_since_step": 80}])
+    found = jobs.by_id(world.engine, world.job.id)
+    assert (found["status"], found["slow_since_step"]) == ("ended", None)
+    later = {**row, "seen_at": world.now + 10, "healthy_s": 1.0, "slow_since_step": 80}
+    jobs.update_live(world.engine, [later])
+    found = jobs.by_id(world.engine, world.job.id)
+    assert (found["status"], found["slow_since_step"]) == ("running", 80)
+
+
+def test_a_hang_relieves_no_rank():
+    job = {"status": "running", "slow_since_step": 5}
+    onset = {"kind": "onset", "ranks": [1, 2], "factor": 1.5, "text": "slow", "at": 1.0}
+    hang = {"kind": "hang", "ranks": [1, 2], "factor": None, "text": "hangs", "at": 2.0}
+    assert going_on(job, [hang, onset], settled=True) == onset
+
+
 def test_all_ranks_are_named_as_such(world):
     world.happened("onset", 100, ranks=range(64))
     (row,) = world.rows()
