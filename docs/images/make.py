@@ -62,7 +62,7 @@ def main() -> None:
             push_job(Client(url, token), Path(folder), result)
             for theme in THEMES:
                 address = f"{url}/jobs/llm-pretrain-17"
-                shoot(browser, theme, "monitor", address, 1240, "Slowdown over the sessions", token)
+                shoot(browser, theme, "monitor", address, 1240, "Remedies: changes and their gains", token)
         browser.close()
 
 
