@@ -68,9 +68,9 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
 def _size(finding: Finding, report: JobReport) -> str:
     """Its cost with interval, confidence and a bar; no cost for a part of another finding."""
     if finding.part_of:
-        link = (
-            f'<a href="#finding-{escape(finding.part_of)}">{_capital(part_of(finding, report))}</a>'
-        )
+        text = part_of(finding, report)
+        name = escape(text[:1].upper() + text[1:])
+        link = f'<a href="#finding-{escape(finding.part_of)}">{name}</a>'
         sure = escape(confidence_text(finding.confidence))
         return f'<p class="size">{link}; <strong>{sure}</strong></p>'
     low, high = finding.interval
