@@ -17,7 +17,14 @@ from paceline.sources.json_stream import head as head_of
 from paceline.sources.json_stream import whole_lines
 from paceline.sources.step_logs import event_files, json_files, mlperf, wandb_csv
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
-from paceline.sources.step_logs.lines import QUOTED_LINES, Columns, pattern_of, quoted, read_lines
+from paceline.sources.step_logs.lines import (
+    PATTERN_EXAMPLE,
+    QUOTED_LINES,
+    Columns,
+    pattern_of,
+    quoted,
+    read_lines,
+)
 from paceline.sources.step_times import StepTimes, load_step_times, table_of
 
 Array = npt.NDArray[np.float64]
@@ -158,7 +165,8 @@ def _read_text(path: Path) -> tuple[Columns, tuple[str, ...]]:
             break
     raise TraceError(
         f"{path} has no step times of a known tool ({', '.join(f.name for f in LINE_FORMATS)}, "
-        f"MLPerf); give --pattern, as paceline detect --help says; {quoted(first)}"
+        f"MLPerf); run the command again with the pattern of its lines, {PATTERN_EXAMPLE}; "
+        f"{quoted(first)}"
     )
 
 

@@ -30,6 +30,8 @@ Columns = dict[str, Array]
 _DURATIONS = {"duration_s": 1.0, "duration_ms": 1e-3}
 _ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3}
 _GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COLUMNS}
+#: A pattern that users can adapt.
+PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
@@ -59,7 +61,7 @@ def pattern_of(text: str) -> re.Pattern[str]:
     Raises:
         TraceError: it is invalid, or its groups do not give the duration of a step.
     """
-    usage = r"such as 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
+    usage = f"such as {PATTERN_EXAMPLE}"
     try:
         pattern = re.compile(text[:_MAX_PATTERN])
     except re.error as error:
