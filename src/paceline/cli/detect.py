@@ -155,6 +155,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="list each change of level of each group of ranks, not only the begin and the end of "
+        "a fail-slow",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
     parser.set_defaults(run=run)
 
@@ -163,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
     """Feed the detector, print its events."""
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import THRESHOLD, Detector
+    from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     if args.gpus is not None and args.gpus < 1:
@@ -174,17 +181,20 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError("--like and --accept are for --method medians")
     like = _earlier_runs(args)
 
-    def detector_of(ranks: int) -> Detector | Bocd:
+    def detector_of(ranks: int, warm_up: int = WARM_UP) -> Detector | Bocd:
         if args.method == "bocd":
             return Bocd(ranks)
         threshold = THRESHOLD if args.threshold is None else args.threshold
-        return Detector(ranks, threshold=threshold, like=[seconds for _, seconds in like])
+        durations = [seconds for _, seconds in like]
+        return Detector(ranks, threshold=threshold, warm_up=warm_up, like=durations)
 
     if args.input == "-":
         if args.collectives or args.trace or args.telemetry:
             raise DetectError(
                 "--collectives, --trace and --telemetry are for a file, not for a stream"
             )
+        if args.verbose:
+            raise DetectError("--verbose is for files; of a stream each change is printed")
         if args.pattern is not None or args.running:
             raise DetectError("--pattern and --running are for files, not for standard input")
         ranks = 1 if args.ranks is None else args.ranks

@@ -32,6 +32,10 @@ CUE = " ["
 _SMOOTHING = 0.3
 #: Spans of the clock in seconds over which rates must agree with it: within a tick and 1%.
 _SPANS_S, _AGREES, _TICK_S = (20.0, 100.0, 1000.0), 0.01, 1.0
+#: Neighbours that differ in turn by more than rounding are rates that had no smoothing.
+_TURNS, _ROUNDINGS, _AROUND = -0.3, 3.0, 9
+#: Share of the states whose count falls, from which on they are of several processes.
+_MIXED = 0.2
 _UNITS = "it|its|iter|iters|step|steps|batch|batches|ba|update|updates"
 _STATE = re.compile(
     rf"(?:^|[\s|])(?P<n>\d{{1,12}})(?:/(?P<total>\d{{1,12}}|\?)|(?:{_UNITS})) "
@@ -146,12 +150,16 @@ def _runs_of(states: list[_State], where: str) -> list[list[_State]]:
     """Runs of a bar from its start to its end; of several states of a count the first."""
     runs: list[list[_State]] = []
     last: _State | None = None
+    falls = 0
     for state in states:
-        if last is not None and state.n < last.n and state.clock_s >= last.clock_s > 1:
-            raise TraceError(
-                f"{where} mixes the progress bars of several processes (count {state.n} comes "
-                f"after {last.n}); log one rank alone, or give --pattern"
-            )
+        if last is not None and state.n < last.n:
+            falls += 1
+            is_restart = state.clock_s < last.clock_s or last.clock_s <= 1
+            if not is_restart or falls > _MIXED * len(states) + 1:
+                raise TraceError(
+                    f"{where} mixes the progress bars of several processes (count {state.n} comes "
+                    f"after {last.n}); log one rank alone, or give --pattern"
+                )
         if last is None or state.clock_s < last.clock_s or state.n < last.n:
             runs.append([])
         if not runs[-1] or state.n > runs[-1][-1].n:
@@ -182,7 +190,25 @@ def _of_rates(run: list[_State]) -> Array | None:
         return None
     if not _agree(np.concatenate([[0.0], np.cumsum(spent_s)]), clock_s, rounding):
         return None
+    if _turns(spent_s / steps, rounding):
+        return None
     return np.where(spent_s > 0, spent_s / steps, np.nan)
+
+
+def _turns(step_s: Array, rounding: float) -> bool:
+    """Whether long and short steps take turns, as undoing a smoothing that was none makes them."""
+    gaps = np.diff(step_s)
+    if len(gaps) < FINE_TICKS:
+        return False
+    weight = (1 - _SMOOTHING) / _SMOOTHING + 1 / _SMOOTHING
+    error_s = np.median(step_s) * rounding * weight
+    around = np.lib.stride_tricks.sliding_window_view(step_s, _AROUND)
+    level = step_s[_AROUND // 2 : -(_AROUND // 2)] - np.median(around, axis=1)
+    limit = 5 * float(np.median(np.abs(level))) + 1e-12  # without pauses and other levels
+    near = (np.abs(level[1:]) < limit) & (np.abs(level[:-1]) < limit)
+    if np.median(np.abs(gaps)) < _ROUNDINGS * error_s or near.sum() < FINE_TICKS:
+        return False
+    return bool(np.corrcoef(level[1:][near], level[:-1][near])[0, 1] < _TURNS)
 
 
 def _agree(passed_s: Array, clock_s: Array, rounding: float) -> bool:
