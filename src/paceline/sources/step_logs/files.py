@@ -210,7 +210,8 @@ def _read_text(path: Path) -> Samples:
     names = ", ".join(known.name for known in LINE_FORMATS)
     advice = "give --pattern, as paceline detect --help says"
     if proposal is not None:
-        advice = f"its lines suggest --pattern '{proposal.pattern}'"
+        guess = " (the unit is a guess)" if proposal.unit_is_guessed else ""
+        advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
     raise TraceError(
         f"{path} has no step times of a known tool ({names}, MLPerf, a tqdm bar); {advice}; "
         f"{quoted(lines[:QUOTED_LINES])}"

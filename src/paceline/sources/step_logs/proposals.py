@@ -18,7 +18,7 @@ from paceline.sources.step_logs.progress_bars import is_bar
 LINES, _FEWEST = 5_000, 3
 _LONG = 2_000
 _TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
-_NUMBER = r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _FIELD = re.compile(rf"(?P<stamp>{_TIME})|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)")
 _STEP_WORD = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter|iteration|it|update|batch)s?\W*$")
 _TIME_WORD = re.compile(
@@ -33,7 +33,7 @@ _PART_WORD = re.compile(
 _RATE_WORD = re.compile(
     r"(?:^|[^a-z])(?:tps|wps|throughput|(?:tok|token|sample|image)\w*[/_ ]?(?:per_)?s)"
 )
-_UNIT = re.compile(r"\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
+_UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
 _STEPS_PER_S = re.compile(r"\s?(?:it|iter|step|batch)(?:s|es)?/s")
 _PER_STEP = re.compile(r"\s?s(?:ec)?/(?:it|iter|step|batch)")
 _WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")
@@ -47,10 +47,12 @@ class Proposal:
         pattern: a regular expression with named groups.
         is_certain: whether words and units name the step and one time, so that the pattern may be
             used without asking.
+        unit_is_guessed: whether no unit stands beside the time.
     """
 
     pattern: str
     is_certain: bool
+    unit_is_guessed: bool
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,20 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
         return None
     best = max(choice.score for choice in times)
     time = next(choice for choice in times if choice.score == best)
-    steps = [c for place in range(len(first)) if (c := _step_of(place, texts, columns)) is not None]
+    ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
+    one_rank = list(range(len(lines)))
+    if ranks:
+        of_line = columns[ranks[0]]
+        one_rank = [row for row, rank in enumerate(of_line) if rank == of_line[0]]
+    rows = [[column[row] for row in one_rank] for column in columns]
+    steps = [c for place in range(len(first)) if (c := _step_of(place, texts, rows)) is not None]
     steps = [choice for choice in steps if choice.place != time.place]
     step = max(steps, key=lambda choice: choice.score, default=None)
     chosen = {time.place: time.group}
     if step is not None:
         chosen[step.place] = "step"
+    if ranks and ranks[0] not in chosen:
+        chosen[ranks[0]] = "rank"
     if time.group == "rate" and first[0].lastgroup == "stamp":
         chosen[0] = "time"
     pattern = _pattern(chosen, texts, columns)
@@ -100,7 +110,14 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
         return None
     is_alone = sum(choice.score == best for choice in times) == 1
     certain = best == 3 and is_alone and step is not None and step.score == 2
-    return Proposal(pattern, certain)
+    is_guess = time.score == 1 and time.group.startswith(("duration", "elapsed"))
+    return Proposal(pattern, certain, is_guess)
+
+
+def _is_rank(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Whether a number is that of the rank that wrote the line."""
+    named = re.search(r"(?:^|[^a-z])rank\W*$", texts[place].lower()) is not None
+    return named and all(value.isdigit() for value in columns[place])
 
 
 def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
@@ -162,9 +179,9 @@ def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Seq
             pieces.append(r"\S+?")
         elif group == "time":
             pieces.append(rf"(?P<time>{_TIME})")
-        elif group == "step":
+        elif group in ("step", "rank"):
             digits = r"[\d,]+" if any("," in value for value in columns[place]) else r"\d+"
-            pieces.append(f"(?P<step>{digits})")
+            pieces.append(f"(?P<{group}>{digits})")
         else:
             pieces.append(rf"(?P<{group}>[\d.,eE+-]*\d)")
     pieces.append(_literal(re.split(r"[,;|\[\]{}]", texts[last + 1])[0].rstrip()[:12]))
