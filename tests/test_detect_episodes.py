@@ -87,7 +87,8 @@ def test_an_episode_is_one_block(capsys, tmp_path):
     path = table(tmp_path / "it.csv", LEVELS[:, None] * noise(len(LEVELS), 1))
     lines = said(capsys, path)[1].splitlines()
     assert [line[:5] for line in lines] == ["step ", "  in ", "  3 c", "step ", "700 s"]
-    assert "3 changes until step 440: levels from 1.3" in lines[2]
+    assert lines[2].startswith("  3 changes until step 440: levels from 1.")
+    assert "x to 1.80x, " in lines[2]
     assert lines[2].endswith("lost by then; --verbose lists them")
     assert "700 steps of 1 rank: 1 fail-slow, healthy at the end" in lines[-1]
     every = said(capsys, path, "--verbose")[1]

@@ -27,8 +27,10 @@ examples:
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, llm.c,
-DeepSpeed, MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
-Prometheus' range JSON.
+DeepSpeed, LitGPT, MaxText, OLMo-core, Composer, nanotron, PaddleNLP, fairseq, ColossalAI, MMEngine,
+Detectron2, timm, a tqdm bar (Hugging Face, Lightning, torchtune), MLPerf (:::MLLOG),
+trainer_state.json, Weights & Biases' CSV, TensorBoard's event files, Prometheus' range JSON.
+Of any other log the words are read; if they are unclear, the error proposes a --pattern.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
 where there are several. The columns tokens, samples, batch, sequence_length, window and
 flops give the work of a step: changes of step time that they explain are planned.
@@ -64,8 +66,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--pattern",
         metavar="REGEX",
         help="for other log formats: a regular expression for a step's line, with groups such as "
-        "(?P<step>\\d+), "
-        "(?P<duration_s>...) or duration_ms or elapsed_s, rank, tokens, batch",
+        "(?P<step>\\d+), (?P<duration_s>...) or duration_ms, steps_per_s, interval_s, elapsed_s, "
+        "rate, time, and rank, tokens, batch",
     )
     parser.add_argument(
         "--collectives",

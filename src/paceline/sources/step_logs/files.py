@@ -45,7 +45,7 @@ _MAX_PREAMBLE = 1_000_000
 
 
 class Samples(NamedTuple):
-    """What a log holds.
+    """Content of a log.
 
     Attributes:
         columns: samples in the order of the file; None: a table of the project's own.

@@ -51,8 +51,8 @@ _MAX_PATTERN = 2000
 #: in seconds, that is no step.
 FINE_TICKS, _LONG_S = 20, 600.0
 
-#: What the time in a line covers where only some steps have a line: all steps since the line before
-#: ("mean"), or the step of the line alone ("last").
+#: Steps that a line's time covers where only some steps have a line: all since the line before
+#: ("mean"), or its own step alone ("last").
 Covers = Literal["mean", "last"]
 
 
