@@ -57,17 +57,35 @@ def test_slow_steps_are_written_as_seconds_a_step(tmp_path):
     assert times.duration_s[:, 0] == pytest.approx(SECONDS * 10, rel=0.01)
 
 
-@pytest.mark.parametrize("smoothing", [0, 0.05, 1])
+@pytest.mark.parametrize("smoothing", [0.05, 1])
 def test_rates_of_another_smoothing_are_not_believed(tmp_path, smoothing):
-    """Lightning has 0: its rates are means since the start. Only the clock counts then."""
+    """Only the clock counts then."""
     times = load_step_log(written(tmp_path / "train.log", bar(SECONDS, smoothing=smoothing)))
     spacing = times.steps_per_sample
     assert spacing == 20
     healthy, slow = times.steps <= 200, times.steps >= 200 + spacing
     assert times.duration_s[healthy, 0] == pytest.approx(0.4, rel=0.1)
     assert times.duration_s[slow, 0] == pytest.approx(0.6, rel=0.1)
-    assert "clock of whole seconds" in times.warnings[0]
+    assert "a progress bar's clock, which is coarse" in times.warnings[0]
     assert "the mean of 20 steps" in times.warnings[-1]
+
+
+def test_rates_of_lightning_are_means_since_the_start(tmp_path):
+    """They give the clock with more digits: 0.33 s after 140 s, so 15 steps are a sample."""
+    times = load_step_log(written(tmp_path / "train.log", bar(SECONDS, smoothing=0)))
+    spacing = times.steps_per_sample
+    assert 12 <= spacing <= 16
+    healthy, slow = times.steps <= 200, times.steps >= 200 + spacing
+    assert times.duration_s[healthy, 0] == pytest.approx(0.4, rel=0.08)
+    assert times.duration_s[slow, 0] == pytest.approx(0.6, rel=0.08)
+
+
+def test_a_jump_to_the_checkpoint_is_no_step(tmp_path):
+    """Hugging Face's Trainer sets the count of a new bar to its first step."""
+    states = [*bar(SECONDS)[:251], state(0, 300, 0, 0), *bar(SECONDS[:100], first=200)[1:]]
+    times = load_step_log(written(tmp_path / "train.log", states))
+    assert times.steps.tolist() == list(range(1, 301))
+    assert times.duration_s[260:, 0] == pytest.approx(SECONDS[60:100], rel=0.03)
 
 
 def test_bars_of_data_and_of_validations_do_not_count(tmp_path):

@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +35,8 @@ _SPANS_S, _AGREES, _TICK_S = (20.0, 100.0, 1000.0), 0.01, 1.0
 _TURNS, _ROUNDINGS, _AROUND = -0.3, 3.0, 9
 #: Share of the states whose count falls, from which on they are of several processes.
 _MIXED = 0.2
+#: A first count this many times as large as the usual one goes on from a checkpoint.
+_JUMP = 10
 _UNITS = "it|its|iter|iters|step|steps|batch|batches|ba|update|updates"
 _STATE = re.compile(
     rf"(?:^|[\s|])(?P<n>\d{{1,12}})(?:/(?P<total>\d{{1,12}}|\?)|(?:{_UNITS})) "
@@ -79,10 +80,10 @@ def read_bars(lines: Iterable[str], where: str, notes: list[str]) -> tuple[Colum
     if not bars:
         raise TraceError(f"{where}: its progress bars are of validation or of data, not of steps")
     name, states = max(bars.items(), key=lambda bar: _seconds(bar[1]))
-    runs = _runs_of(states, where)
+    total = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else None
+    runs = [_steady(run, total) for run in _runs_of(states, where)]
     if len(bars) > 1:
         notes.append(f"of {len(bars)} progress bars the longest one counts ({name.strip() or '-'})")
-    total = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else None
     offset = 0
     steps: list[float] = []
     seconds: list[float] = []
@@ -90,7 +91,7 @@ def read_bars(lines: Iterable[str], where: str, notes: list[str]) -> tuple[Colum
     by_rates = all(times is not None for times in refined)
     spacing = 1 if by_rates else _spacing_of_clock(runs)
     for run, times in zip(runs, refined, strict=True):
-        if steps and run[0].n < steps[-1] - offset:
+        if steps and run[0].n <= 1 < steps[-1] - offset:  # else from a checkpoint on
             offset += total if total is not None else int(steps[-1]) - offset
         if by_rates and times is not None:
             count, of_run = np.array([state.n for state in run[1:]]), times
@@ -104,8 +105,8 @@ def read_bars(lines: Iterable[str], where: str, notes: list[str]) -> tuple[Colum
         "times of steps are a progress bar's rates without their smoothing; they agree with its "
         "clock"
         if by_rates
-        else "times of steps are a progress bar's clock of whole seconds, so a sample is the mean "
-        f"of about {spacing:,} steps"
+        else "times of steps are a progress bar's clock, which is coarse: a sample is the mean of "
+        f"about {spacing:,} steps"
     )
     rank = np.zeros(len(steps))
     columns = {"step": np.array(steps, float), "rank": rank, "duration_s": np.array(seconds)}
@@ -168,6 +169,19 @@ def _runs_of(states: list[_State], where: str) -> list[list[_State]]:
     return [run for run in runs if len(run) > 1]
 
 
+def _steady(run: list[_State], total: int | None) -> list[_State]:
+    """A run without a jump to its checkpoint, and without an end that its closing has drawn."""
+    steps = np.diff([state.n for state in run])
+    usual = float(np.median(steps))
+    if steps[0] > _JUMP * usual and len(run) > 2:
+        run, steps = run[1:], steps[1:]
+    # tqdm closes with the mean rate since the start, which is the first state of the last count
+    # if the bar was not drawn at it.
+    if run[-1].n == total and steps[-1] < usual and len(run) > 2:
+        run = run[:-1]
+    return run
+
+
 def _of_rates(run: list[_State]) -> Array | None:
     """[state, from the second on] seconds a step; None if they disagree with the clock."""
     n = np.array([state.n for state in run], float)
@@ -227,24 +241,44 @@ def _agree(passed_s: Array, clock_s: Array, rounding: float) -> bool:
     return True
 
 
+def _clock_of(run: list[_State]) -> tuple[Array, float]:
+    """[state] seconds since the bar began, and their error.
+
+    Rates that are means since the start (``smoothing=0``) give the time with more digits.
+    """
+    clock_s = np.array([state.clock_s for state in run], float)
+    n = np.array([state.n for state in run], float)
+    rate = np.array([state.rate for state in run])
+    n -= n[0] if rate[0] == 0 else 0.0
+    known = rate > 0
+    by_rate_s = np.where(known, n / np.where(known, rate, 1.0), clock_s)
+    error_s = by_rate_s * np.array([state.rounding for state in run])
+    is_mean = np.abs(by_rate_s - clock_s - _TICK_S / 2) <= _TICK_S / 2 + error_s
+    if is_mean[known].mean() > 0.99 and error_s.max() < _TICK_S / 2:
+        return by_rate_s, float(error_s.max())
+    return clock_s, _TICK_S
+
+
 def _spacing_of_clock(runs: list[list[_State]]) -> int:
-    """Steps in a sample: its error by the clock's tick, or by a shorter step, is 5%."""
+    """Steps in a sample: its error by the clock's, or by a shorter step, is 5%."""
     seconds = sum(run[-1].clock_s - run[0].clock_s for run in runs)
     steps = sum(run[-1].n - run[0].n for run in runs)
     step_s = seconds / max(steps, 1)
-    error_s = min(_TICK_S, step_s)
+    error_s = min(max(_clock_of(run)[1] for run in runs), step_s)
     return max(1, int(np.ceil(FINE_TICKS * error_s / step_s))) if step_s > 0 else max(1, steps)
 
 
 def _of_clock(run: list[_State], spacing: int) -> tuple[Array, Array]:
     """Counts, and seconds a step since the count before, from states at which the clock moves."""
-    moves = [later for state, later in pairwise(run) if later.clock_s > state.clock_s]
+    clock_s, _ = _clock_of(run)
+    moves = np.flatnonzero(np.diff(clock_s) > 0) + 1
     counts: list[int] = []
     seconds: list[float] = []
-    last = moves[0] if moves else None
-    for state in moves[1:]:
-        if last is not None and state.n - last.n >= spacing:
-            counts.append(state.n)
-            seconds.append((state.clock_s - last.clock_s) / (state.n - last.n))
-            last = state
+    last = int(moves[0]) if len(moves) else 0
+    for row in moves[1:].tolist():
+        steps = run[row].n - run[last].n
+        if steps >= spacing:
+            counts.append(run[row].n)
+            seconds.append(float(clock_s[row] - clock_s[last]) / steps)
+            last = row
     return np.array(counts, float), np.array(seconds)
