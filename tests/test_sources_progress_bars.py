@@ -88,6 +88,12 @@ def test_a_jump_to_the_checkpoint_is_no_step(tmp_path):
     assert times.duration_s[260:, 0] == pytest.approx(SECONDS[60:100], rel=0.03)
 
 
+def test_odd_and_even_steps_may_differ(tmp_path):
+    seconds = SECONDS * np.tile([1.0, 1.15], 150)
+    times = load_step_log(written(tmp_path / "train.log", bar(seconds)))
+    assert times.duration_s[:, 0] == pytest.approx(seconds, rel=0.03)
+
+
 def test_bars_of_data_and_of_validations_do_not_count(tmp_path):
     def other(head, n):
         return bar([30.0] * n, head=head)

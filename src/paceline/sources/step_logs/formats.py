@@ -125,7 +125,9 @@ LINE_FORMATS = (
     LineFormat(
         "LitGPT",
         "iter time: ",
-        re.compile(rf"\biter {_STEP} step \d+ \|.*?\biter time: (?P<duration_ms>{_NUMBER}) ?ms\b"),
+        re.compile(
+            rf"\biter +{_STEP} step +\d+ \|.*?\biter time: +(?P<duration_ms>{_NUMBER}) ?ms\b"
+        ),
         "last",
     ),
     LineFormat(

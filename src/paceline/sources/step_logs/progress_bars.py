@@ -210,19 +210,26 @@ def _of_rates(run: list[_State]) -> Array | None:
 
 
 def _turns(step_s: Array, rounding: float) -> bool:
-    """Whether long and short steps take turns, as undoing a smoothing that was none makes them."""
-    gaps = np.diff(step_s)
-    if len(gaps) < FINE_TICKS:
+    """Whether neighbours differ in turn, as undoing a smoothing that was none makes them.
+
+    Jobs whose odd and even steps differ are alike two steps apart, which tells them.
+    """
+    if len(step_s) < FINE_TICKS + _AROUND:
         return False
     weight = (1 - _SMOOTHING) / _SMOOTHING + 1 / _SMOOTHING
     error_s = np.median(step_s) * rounding * weight
     around = np.lib.stride_tricks.sliding_window_view(step_s, _AROUND)
     level = step_s[_AROUND // 2 : -(_AROUND // 2)] - np.median(around, axis=1)
     limit = 5 * float(np.median(np.abs(level))) + 1e-12  # without pauses and other levels
-    near = (np.abs(level[1:]) < limit) & (np.abs(level[:-1]) < limit)
-    if np.median(np.abs(gaps)) < _ROUNDINGS * error_s or near.sum() < FINE_TICKS:
+    near = np.abs(level) < limit
+    if np.median(np.abs(np.diff(step_s))) < _ROUNDINGS * error_s or near.sum() < FINE_TICKS:
         return False
-    return bool(np.corrcoef(level[1:][near], level[:-1][near])[0, 1] < _TURNS)
+
+    def alike(lag: int) -> float:
+        both = near[lag:] & near[:-lag]
+        return float(np.corrcoef(level[lag:][both], level[:-lag][both])[0, 1])
+
+    return alike(1) < _TURNS and alike(2) < -_TURNS
 
 
 def _agree(passed_s: Array, clock_s: Array, rounding: float) -> bool:
