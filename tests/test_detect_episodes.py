@@ -124,6 +124,40 @@ def test_a_rank_that_alone_is_slow_is_named(capsys, tmp_path):
     assert not any(e["together"] for e in events)
 
 
+@pytest.mark.parametrize("slow", [0, 2])
+def test_a_column_of_waits_names_the_slow_rank(capsys, tmp_path, slow):
+    """All wait for the slow rank; only its own work has risen."""
+    duration_s = waiting(3)
+    work_s = 0.9 * noise(len(LEVELS), 3)
+    work_s[:, slow] *= LEVELS
+    lines = ["step,rank,duration_s,wait_s"]
+    for step, rank in np.ndindex(duration_s.shape):
+        seconds = duration_s[step, rank]
+        lines.append(f"{step},{rank + 8},{seconds:.6f},{seconds - work_s[step, rank]:.6f}")
+    path = tmp_path / "it.csv"
+    path.write_text("\n".join(lines) + "\n")
+    out = said(capsys, path)[1]
+    assert f"slower since step 200; rank {8 + slow}; compute; " in out
+    assert f"  rank {8 + slow}; compute: 1.1" in out
+    assert "of own work a step instead of 0.9" in out
+    onset = json.loads(said(capsys, path, "--json")[1].splitlines()[0])
+    (who,) = onset["who"]
+    assert (who["ranks"], who["kind"]) == ([8 + slow], "compute")
+    assert who["factor"] == pytest.approx(1.3, abs=0.02)
+
+
+def test_waits_without_a_rank_that_works_longer_name_nobody(capsys, tmp_path):
+    """Transfers have become slower: all wait longer, and nobody works longer."""
+    duration_s = waiting(2)
+    lines = ["step,rank,duration_s,wait_s"]
+    for step, rank in np.ndindex(duration_s.shape):
+        seconds = duration_s[step, rank]
+        lines.append(f"{step},{rank},{seconds:.6f},{seconds - 0.8:.6f}")
+    path = tmp_path / "it.csv"
+    path.write_text("\n".join(lines) + "\n")
+    assert "slower since step 200; who: nobody stands out; " in said(capsys, path)[1]
+
+
 def test_the_largest_factor_names_its_ranks(capsys, tmp_path):
     duration_s = noise(len(LEVELS), 3)
     duration_s[:, 1] *= LEVELS

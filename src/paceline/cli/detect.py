@@ -32,7 +32,8 @@ Detectron2, timm, a tqdm bar (Hugging Face, Lightning, torchtune), MLPerf (:::ML
 trainer_state.json, Weights & Biases' CSV, TensorBoard's event files, Prometheus' range JSON.
 Of any other log the words are read; if they are unclear, the error proposes a --pattern.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. The columns tokens, samples, batch, sequence_length, window and
+where there are several. wait_s, the part of duration_s in which the rank waits for others, names
+the slow rank. The columns tokens, samples, batch, sequence_length, window and
 flops give the work of a step: changes of step time that they explain are planned.
 From standard input an event is printed as soon as it is certain. Events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,

@@ -97,6 +97,7 @@ def _tell_events(
     from paceline.detect.episodes import are_together, episodes_of
     from paceline.detect.event import counted
     from paceline.detect.job import job_events
+    from paceline.detect.who_works import with_suspects
 
     n_ranks = len(times.ranks)
     detector = detector_of(n_ranks, warm_up)
@@ -111,6 +112,11 @@ def _tell_events(
     if together and not (args.json or args.by_rank or args.verbose):
         detector = detector_of(1, warm_up)
         merged = _of_median(times, detector, args, merged)
+    if times.wait_s is not None:
+        duration_s, wait_s = times.duration_s, times.wait_s
+        merged = with_suspects(
+            merged, times.steps.tolist(), times.ranks.tolist(), duration_s, wait_s
+        )
     job_wide = _locate(args, merged, log, step_times)
     events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
     bursts = bursts_of(events)
