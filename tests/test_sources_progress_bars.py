@@ -141,6 +141,14 @@ def test_a_count_that_is_drawn_again_counts_once(tmp_path):
     assert times.duration_s[:, 0] == pytest.approx(SECONDS, rel=0.03)
 
 
+def test_lines_of_hugging_faces_trainer_between_the_states(tmp_path):
+    states = bar(SECONDS)
+    states[60] += "\n{'loss': 5.53, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.2}\n"
+    path = written(tmp_path / "train.log", states)
+    path.write_text("{'loss': 9.9, 'epoch': 0.0}\n" + path.read_text())
+    assert load_step_log(path).steps.tolist() == list(range(1, 301))
+
+
 def test_mixed_bars_of_several_processes_are_refused(tmp_path):
     one, other = bar(SECONDS), bar(SECONDS * 1.02)
     states = [s for pair in zip(one[20:], other[:-20], strict=True) for s in pair]

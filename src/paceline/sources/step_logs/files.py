@@ -93,7 +93,8 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
         return Samples(*json_files.read_json(path, head))
     cells = {cell.strip() for cell in first.split(",")}
-    if path.suffix in (".parquet", ".pq") or not first or first[0] == "{" or cells & _OWN:
+    is_json = first.startswith("{") and not first.startswith("{'")  # a printed dict is no JSON
+    if path.suffix in (".parquet", ".pq") or not first or is_json or cells & _OWN:
         return Samples(None, ())
     if wandb_csv.is_header(first):
         return Samples(*wandb_csv.read_wandb(path))
