@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -183,7 +184,7 @@ def texts_of(path: Path, notes: list[str]) -> Iterator[str]:
 def _read_text(path: Path) -> Samples:
     """The step times of a log of a known tool, of a progress bar, or of clear words, and notes."""
     lines: list[str] = []
-    bars: list[str] = []
+    bars: list[re.Match[str]] = []
     notes: list[str] = []
     heads: dict[str, str] = {}
     texts = texts_of(path, notes)
@@ -196,8 +197,9 @@ def _read_text(path: Path) -> Samples:
             steps = known.steps_in(chain(begin, texts))
             columns = read_lines(steps, known.pattern, str(path), notes)
             return Samples(columns, tuple(notes), known.covers)
-        if progress_bars.is_bar(line):
-            bars.append(line)
+        state = progress_bars.state_of(line)
+        if state is not None:
+            bars.append(state)
         elif len(lines) < proposals.LINES and line.strip():
             lines.append(line)
         if number > _MAX_PREAMBLE:

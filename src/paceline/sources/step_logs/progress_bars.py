@@ -60,28 +60,30 @@ class _State:
     rounding: float
 
 
-def is_bar(line: str) -> bool:
-    """Whether a line is a state of a bar that counts steps."""
-    return CUE in line and _STATE.search(line) is not None
+def state_of(line: str) -> re.Match[str] | None:
+    """The state of a bar that counts steps; None if the line has none."""
+    return _STATE.search(line) if CUE in line else None
 
 
-def read_bars(lines: Iterable[str], where: str, notes: list[str]) -> tuple[Columns, Covers]:
+def read_bars(
+    states: Iterable[re.Match[str]], where: str, notes: list[str]
+) -> tuple[Columns, Covers]:
     """The step times of the bar that runs longest, and what they cover.
 
     Args:
-        lines: states of bars, in the order of the file.
+        states: states of bars (:func:`state_of`), in the order of the file.
         where: the file, for errors.
         notes: the way in which times were found is added to them.
 
     Raises:
         TraceError: no bar is of training, bars of several processes are mixed, or states are few.
     """
-    bars = _bars_of(lines)
+    bars = _bars_of(states)
     if not bars:
         raise TraceError(f"{where}: its progress bars are of validation or of data, not of steps")
-    name, states = max(bars.items(), key=lambda bar: _seconds(bar[1]))
+    name, longest = max(bars.items(), key=lambda bar: _seconds(bar[1]))
     total = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else None
-    runs = [_steady(run, total) for run in _runs_of(states, where)]
+    runs = [_steady(run, total) for run in _runs_of(longest, where)]
     if len(bars) > 1:
         notes.append(f"of {len(bars)} progress bars the longest one counts ({name.strip() or '-'})")
     offset = 0
@@ -114,14 +116,11 @@ def read_bars(lines: Iterable[str], where: str, notes: list[str]) -> tuple[Colum
     return {key: values[good] for key, values in columns.items()}, "mean"
 
 
-def _bars_of(lines: Iterable[str]) -> dict[str, list[_State]]:
+def _bars_of(states: Iterable[re.Match[str]]) -> dict[str, list[_State]]:
     """Name without numbers, and total -> states of a bar of training."""
     bars: dict[str, list[_State]] = defaultdict(list)
-    for line in lines:
-        match = _STATE.search(line)
-        if match is None:
-            continue
-        head = _PERCENT.split(line[: match.start("n")], maxsplit=1)[0]
+    for match in states:
+        head = _PERCENT.split(match.string[: match.start("n")], maxsplit=1)[0]
         if _OTHER.search(head):
             continue
         name = re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?|\bnan\b|\binf\b|\x1b\[A", "", head)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.sources.step_logs.progress_bars import is_bar
+from paceline.sources.step_logs.progress_bars import state_of
 
 #: Lines that are looked at, and the fewest lines of a group.
 LINES, _FEWEST = 5_000, 3
@@ -66,7 +66,7 @@ def proposal_for(lines: Sequence[str]) -> Proposal | None:
     """The pattern for the most frequent lines that have a time; None if no lines have one."""
     groups: dict[str, list[str]] = defaultdict(list)
     for line in lines[:LINES]:
-        if 0 < len(line) < _LONG and not is_bar(line):
+        if 0 < len(line) < _LONG and state_of(line) is None:
             groups[_FIELD.sub("\0", " ".join(line.split()))].append(" ".join(line.split()))
     for text in sorted(groups, key=lambda text: -len(groups[text])):
         proposal = _of_group(groups[text]) if len(groups[text]) >= _FEWEST else None
