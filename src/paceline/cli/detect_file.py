@@ -326,7 +326,7 @@ def _locate(
     """Events with the slow ranks, if a trace or a call log shows them."""
     from paceline.detect import locate
     from paceline.detect.who_calls import is_comparable, who_from_calls
-    from paceline.errors import TraceError
+    from paceline.errors import GraphError, TraceError
     from paceline.mitigate.advice import advice
     from paceline.sources import load
 
@@ -334,12 +334,12 @@ def _locate(
     if args.trace is not None and onsets:
         try:
             trace = load(args.trace, args.job)
-        except TraceError as error:
+            events = locate.locate_in_trace(events, trace, advise=advice)
+        except (TraceError, GraphError) as error:
             if str(args.trace) != args.input:
                 raise
             print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
             return events
-        events = locate.locate_in_trace(events, trace, advise=advice)
         if all(event.suspects is None for event in events):
             print(
                 f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
