@@ -56,6 +56,7 @@ PACKAGES = {
     "megatron.bridge": "--no-deps megatron-bridge",
     "nemo": "git+https://github.com/NVIDIA-NeMo/Lens.git",
     "torchtitan": "torchtitan triton",
+    "tqdm": "tqdm",
     "triton": "triton",
 }
 

@@ -165,7 +165,7 @@ def test_lines_of_a_stream_that_cannot_be(capsys, monkeypatch, line, words):
         ("step,duration_s\n1.5,2\n", "row 1: step must be a whole number"),
         ("step,duration_s\n1e30,2\n", "row 1: step must be a whole number"),
         ("step,duration_s\n1,2,3\n", "has 3 cells, the header 2"),
-        ("step,duration_s\n1,2\n", "has 1 steps; the first 50 are the warm-up"),
+        ("step,duration_s\n1,2\n", "has 1 step; the first 50 are the warm-up"),
         ("step,duration_s\n", "holds no sample"),
         ("{not json\n", "is no JSON object"),
     ],

@@ -27,10 +27,13 @@ examples:
   tail -f steps.jsonl | paceline detect - --ranks 8 --json
 
 Logs are told by their content: Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanoGPT, llm.c,
-DeepSpeed, MLPerf (:::MLLOG), trainer_state.json, Weights & Biases' CSV, TensorBoard's event files,
-Prometheus' range JSON.
+DeepSpeed, LitGPT, MaxText, OLMo-core, Composer, nanotron, PaddleNLP, fairseq, ColossalAI, MMEngine,
+Detectron2, timm, a tqdm bar (Hugging Face, Lightning, torchtune), MLPerf (:::MLLOG),
+trainer_state.json, Weights & Biases' CSV, TensorBoard's event files, Prometheus' range JSON.
+Of any other log the words are read; if they are unclear, the error proposes a --pattern.
 Columns (CSV, parquet), or keys of a JSON line: step, duration_s (or start_s, in files), and rank
-where there are several. The columns tokens, samples, batch, sequence_length, window and
+where there are several. wait_s, the part of duration_s in which the rank waits for others, names
+the slow rank. The columns tokens, samples, batch, sequence_length, window and
 flops give the work of a step: changes of step time that they explain are planned.
 From standard input an event is printed as soon as it is certain. Events are merged over ranks.
 A call log has the columns rank, time_s, op, size, communicator and,
@@ -64,8 +67,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--pattern",
         metavar="REGEX",
         help="for other log formats: a regular expression for a step's line, with groups such as "
-        "(?P<step>\\d+), "
-        "(?P<duration_s>...) or duration_ms or elapsed_s, rank, tokens, batch",
+        "(?P<step>\\d+), (?P<duration_s>...) or duration_ms, steps_per_s, interval_s, elapsed_s, "
+        "rate, time, and rank, tokens, batch",
     )
     parser.add_argument(
         "--collectives",
@@ -155,6 +158,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--by-rank", action="store_true", help="do not merge the events of several ranks"
     )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="list each change of level of each group of ranks, not only the begin and the end of "
+        "a fail-slow",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object per event")
     parser.set_defaults(run=run)
 
@@ -163,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
     """Feed the detector, print its events."""
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import THRESHOLD, Detector
+    from paceline.detect.limits import WARM_UP
     from paceline.errors import DetectError
 
     if args.gpus is not None and args.gpus < 1:
@@ -174,17 +184,20 @@ def run(args: argparse.Namespace) -> int:
         raise DetectError("--like and --accept are for --method medians")
     like = _earlier_runs(args)
 
-    def detector_of(ranks: int) -> Detector | Bocd:
+    def detector_of(ranks: int, warm_up: int = WARM_UP) -> Detector | Bocd:
         if args.method == "bocd":
             return Bocd(ranks)
         threshold = THRESHOLD if args.threshold is None else args.threshold
-        return Detector(ranks, threshold=threshold, like=[seconds for _, seconds in like])
+        durations = [seconds for _, seconds in like]
+        return Detector(ranks, threshold=threshold, warm_up=warm_up, like=durations)
 
     if args.input == "-":
         if args.collectives or args.trace or args.telemetry:
             raise DetectError(
                 "--collectives, --trace and --telemetry are for a file, not for a stream"
             )
+        if args.verbose:
+            raise DetectError("--verbose is for files; of a stream each change is printed")
         if args.pattern is not None or args.running:
             raise DetectError("--pattern and --running are for files, not for standard input")
         ranks = 1 if args.ranks is None else args.ranks

@@ -7,12 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.cli import detect_metrics, detect_ras, telemetry, trace_input
+from paceline.cli import detect_metrics, detect_ras, detect_report, telemetry, trace_input
 from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def run(
-    args: argparse.Namespace, detector_of: Callable[[int], Detector | Bocd], like: list[Any]
+    args: argparse.Namespace, detector_of: Callable[[int, int], Detector | Bocd], like: list[Any]
 ) -> int:
-    """Detect in a file or a call log; merge events over ranks and name slow ranks."""
-    from dataclasses import replace
+    """Detect in a file or a call log; merge events over ranks and name slow ranks.
 
-    from paceline.detect.bursts import bursts_of
-    from paceline.detect.event import counted
-    from paceline.detect.job import job_events
-    from paceline.detect.limits import WARM_UP, usable
+    Args:
+        args: the options.
+        detector_of: makes a detector of a number of ranks and of samples before any event.
+        like: step times of earlier runs.
+    """
+    from paceline.detect.limits import WARM_UP, usable, warm_up_of
     from paceline.errors import DetectError
 
     log = step_times = None
@@ -54,45 +55,24 @@ def run(
         raise DetectError("give a FILE of step times, - for standard input, or --collectives LOG")
     for warning in times.warnings:
         print(f"note: {warning}", file=sys.stderr)
-    n_steps, n_ranks = times.duration_s.shape
-    if n_steps <= WARM_UP:
-        few = f"{n_steps} steps; the first {WARM_UP} are the warm-up"
+    n_steps = len(times.steps)
+    warm_up = WARM_UP if args.method == "bocd" else warm_up_of(times.steps_per_sample)
+    if n_steps <= warm_up:
+        samples = " samples" if times.steps_per_sample > 1 else ""
+        few = f"{detect_report.extent(times)}; the first {warm_up}{samples} are the warm-up"
         if args.input is not None:
             raise DetectError(f"{args.input} has {few}, give more")
-        print(f"note: the log has {few}, so {WARM_UP + 1 - n_steps} more at least", file=sys.stderr)
+        print(f"note: the log has {few}, so {warm_up + 1 - n_steps} more at least", file=sys.stderr)
         if args.running:
             _tell_hang(args, times, log)
         return _whole_log(args, log, step_times)
-    if args.input is not None and not (usable(times.duration_s).sum(axis=0) > WARM_UP).any():
+    if args.input is not None and not (usable(times.duration_s).sum(axis=0) > warm_up).any():
         raise DetectError(
-            f"{args.input}: no rank has more than {WARM_UP} durations that can be used, of "
+            f"{args.input}: no rank has more than {warm_up} durations that can be used, of "
             f"{n_steps:,} steps; durations of 0 or less, infinite or missing durations cannot"
         )
     _tell_slow_start(args, times, like)
-    detector = detector_of(n_ranks)
-    rank_events = _events(times, detector, args.accept)
-    merged = [replace(event, gpus=args.gpus) for event in job_events(rank_events, n_ranks)]
-    job_wide = _locate(args, merged, log, step_times)
-    events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
-    bursts = bursts_of(events)
-    if args.json:
-        for place, event in enumerate(events):
-            print(json.dumps({**event.to_mapping(), "burst": place in bursts}))
-    else:
-        _print_events(events, bursts)
-    if not args.json:
-        stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
-        if stake is not None:
-            print(f"  {stake}")
-        for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
-            print(f"  {suspect.explain()}")
-        onsets = sum(event.kind == "onset" for event in events) - len(bursts)
-        short = f" and {counted(len(bursts), 'burst')}" if bursts else ""
-        end_text = _at_the_end(detector, job_wide, times, args.gpus)
-        print(
-            f"{counted(n_steps, 'step')} of {counted(n_ranks, 'rank')}: "
-            f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
-        )
+    job_wide = _tell_events(args, times, detector_of, warm_up, log, step_times)
     _tell_long_steps(args, times)
     if args.running:
         _tell_hang(args, times, log)
@@ -102,71 +82,89 @@ def run(
     return 0
 
 
-def _print_events(events: Sequence[Event | JobEvent], bursts: Container[int]) -> None:
-    """Events in words; of clock jumps in consecutive steps the first one, and a count."""
-    from paceline.detect.bursts import changes_of, ranks_of
+def _tell_events(
+    args: argparse.Namespace,
+    times: Table,
+    detector_of: Callable[[int, int], Detector | Bocd],
+    warm_up: int,
+    log: CallLog | None,
+    step_times: StepTimes | None,
+) -> list[JobEvent]:
+    """Detect, print the events and the state at the end; returns the events of the job."""
+    from dataclasses import replace
 
-    last_change = {rank: places[-1] for rank, places in changes_of(events).items()}
-    last_jump, repeats = None, 0
-    for place, event in enumerate(events):
-        if event.kind == "clock-jump":
-            is_repeat = last_jump is not None and event.step <= last_jump + 1
-            last_jump = event.step
-            if is_repeat:
-                repeats += 1
-                continue
-        print(event.explain())
-        if place in bursts and event.refined is not None:
-            median = f"the median of its {event.refined.samples:,} samples is healthy"
-            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
-        elif event.refined is not None:
-            goes_on = any(last_change[rank] == place for rank in ranks_of(event))
-            print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
-    if repeats:
-        print(f"{repeats:,} more impossible durations followed such a duration directly")
+    from paceline.detect.bursts import bursts_of
+    from paceline.detect.episodes import are_together, episodes_of
+    from paceline.detect.event import counted
+    from paceline.detect.job import job_events
+    from paceline.detect.who_works import with_suspects
+
+    n_ranks = len(times.ranks)
+    detector = detector_of(n_ranks, warm_up)
+    rank_events = _events(times, detector, args.accept)
+    together = args.input is not None and are_together(
+        times.duration_s, times.steps.tolist(), rank_events
+    )
+    merged = [
+        replace(event, gpus=args.gpus, together=together)
+        for event in job_events(rank_events, n_ranks)
+    ]
+    if together and not (args.json or args.by_rank or args.verbose):
+        detector = detector_of(1, warm_up)
+        merged = _of_median(times, detector, args, merged)
+    if times.wait_s is not None:
+        duration_s, wait_s = times.duration_s, times.wait_s
+        merged = with_suspects(
+            merged, times.steps.tolist(), times.ranks.tolist(), duration_s, wait_s
+        )
+    job_wide = _locate(args, merged, log, step_times)
+    events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
+    bursts = bursts_of(events)
+    if args.json:
+        for place, event in enumerate(events):
+            mapping = {**event.to_mapping(), "burst": place in bursts, "together": together}
+            print(json.dumps(mapping))
+        return job_wide
+    detect_report.print_events(events, bursts, verbose=args.verbose)
+    stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
+    if stake is not None:
+        print(f"  {stake}")
+    for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
+        print(f"  {suspect.explain()}")
+    begins = [episode.places[0] for episode in episodes_of(events)]
+    onsets = sum(events[place].kind == "onset" and place not in bursts for place in begins)
+    n_bursts = sum(place in bursts for place in begins)
+    short = f" and {counted(n_bursts, 'burst')}" if n_bursts else ""
+    end_text = detect_report.at_the_end(detector, job_wide, times, args.gpus, warm_up)
+    print(
+        f"{detect_report.extent(times)} of {counted(n_ranks, 'rank')}: "
+        f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
+    )
+    return job_wide
 
 
-def _at_the_end(
-    detector: Detector | Bocd, job_wide: list[JobEvent], times: Table, gpus: int | None
-) -> str:
-    """Ranks that are slow at the end of the file, and the lost time."""
+def _of_median(
+    times: Table, detector: Detector | Bocd, args: argparse.Namespace, merged: list[JobEvent]
+) -> list[JobEvent]:
+    """Events of ranks that are slow together: level changes of their median, others as they are."""
+    from dataclasses import replace
+
     import numpy as np
 
-    from paceline.detect.detector import Detector
-    from paceline.detect.event import counted, duration
-    from paceline.detect.limits import SILENT_AFTER, WARM_UP, usable
+    from paceline.detect.event import LEVEL_KINDS
+    from paceline.detect.job import job_events
+    from paceline.sources.step_logs.files import median_of_ranks
 
-    slow, is_usable = detector.slow, usable(times.duration_s)
-    is_silent = ~is_usable[-SILENT_AFTER:].any(axis=0)
-    is_short = is_usable.sum(axis=0) <= WARM_UP
-    is_warming = np.zeros_like(is_short)
-    if isinstance(detector, Detector):
-        is_warming = np.isnan(detector.healthy_s) & ~is_short
-    text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
-    if len(slow) == 1:
-        text = "slow at the end" if slow.any() else "healthy at the end"
-        if is_silent.any():
-            text = f"no sample in the last {SILENT_AFTER} steps"
-        elif is_warming.any():
-            text = "not judged (its steps become shorter still)"
-    elif is_silent.any():
-        text += f", {counted(int(is_silent.sum()), 'rank')} silent"
-    if is_short.any():
-        text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {WARM_UP} samples)"
-    if is_warming.any() and len(slow) > 1:
-        warming = counted(int(is_warming.sum()), "rank")
-        text += f", {warming} not judged (steps become shorter still)"
-    if not slow.any() or not job_wide:
-        if gpus is None:
-            return text
-        lost = [
-            event.gpu_hours(event.lost_s) or 0.0 for event in job_wide if event.kind == "relief"
-        ]
-        return f"{text}, {sum(lost):,.3g} GPU-hours lost in all"
-    lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
-    hours = job_wide[-1].gpu_hours(lost_s)
-    of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
-    return f"{text}, {duration(lost_s)}{of_gpus} lost so far"
+    median = median_of_ranks(times.duration_s)[:, None]
+    one = replace(times, ranks=np.zeros(1, dtype=np.int64), duration_s=median)
+    ranks = tuple(times.ranks.tolist())
+    of_job = [
+        replace(event, ranks=ranks, of=len(ranks), gpus=args.gpus, together=True)
+        for event in job_events(_events(one, detector, args.accept), 1)
+        if event.kind in LEVEL_KINDS
+    ]
+    others = [event for event in merged if event.kind not in LEVEL_KINDS]
+    return sorted([*of_job, *others], key=lambda event: event.step)
 
 
 def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) -> None:
@@ -328,7 +326,7 @@ def _locate(
     """Events with the slow ranks, if a trace or a call log shows them."""
     from paceline.detect import locate
     from paceline.detect.who_calls import is_comparable, who_from_calls
-    from paceline.errors import TraceError
+    from paceline.errors import GraphError, TraceError
     from paceline.mitigate.advice import advice
     from paceline.sources import load
 
@@ -336,12 +334,12 @@ def _locate(
     if args.trace is not None and onsets:
         try:
             trace = load(args.trace, args.job)
-        except TraceError as error:
+            events = locate.locate_in_trace(events, trace, advise=advice)
+        except (TraceError, GraphError) as error:
             if str(args.trace) != args.input:
                 raise
             print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
             return events
-        events = locate.locate_in_trace(events, trace, advise=advice)
         if all(event.suspects is None for event in events):
             print(
                 f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "

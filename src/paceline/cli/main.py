@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from paceline import __version__
 from paceline.cli.commands import HELP, module_of
+from paceline.cli.parsers import CommandParser
 from paceline.errors import PacelineError
 
 DESCRIPTION = """\
@@ -50,7 +51,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         words: the arguments to parse; only the command that they name is loaded. None: all are
             loaded.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="paceline",
         description=DESCRIPTION,
         epilog=EXAMPLES,

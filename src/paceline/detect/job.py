@@ -46,6 +46,7 @@ class JobEvent:
         bursts_every: the largest of the events' values.
         waiting: hang: calls that some members have not made.
         stacks: hang: stacks of the job's processes on this host; None if not read.
+        together: whether all ranks became slow together, so that step times cannot tell who is.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class JobEvent:
     bursts_every: int = 0
     waiting: tuple[Waiting, ...] = ()
     stacks: Stacks | None = None
+    together: bool = False
 
     def details(self) -> list[str]:
         """Further lines about a hang: calls in which ranks wait, then the ranks' stacks."""
@@ -81,7 +83,7 @@ class JobEvent:
             says_unknown: say that the cause is unknown, if it is.
         """
         head = f"step {self.step:,}:"
-        if len(self.ranks) < self.of or self.of == 1:
+        if (len(self.ranks) < self.of or self.of == 1) and not self.together:
             head += self._place
         if self.kind == "onset":
             phrases = [
@@ -150,6 +152,8 @@ class JobEvent:
     @property
     def who(self) -> str:
         """The slow ranks and their slow operations, in words."""
+        if self.suspects is None and self.together:
+            return "who: unknown, as ranks that wait are slow together; run paceline validate"
         if self.suspects is None:
             question = "why" if len(self.ranks) < self.of else "who"
             return f"{question}: unknown, run paceline validate"

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 #: Columns with the planned work of a step.
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
-_COLUMNS = ("step", "rank", "duration_s", "start_s", *WORKLOAD_COLUMNS)
+_COLUMNS = ("step", "rank", "duration_s", "start_s", "wait_s", *WORKLOAD_COLUMNS)
 _MAX_CELLS = 1 << 28  # 2 GB of durations
 _MAX_STEP = 1 << 53  # from here, a float cannot hold every whole number
 
@@ -39,6 +39,7 @@ class StepTimes:
         warnings: notes on empty, repeated and unsorted samples.
         workload: column -> [step] the step's planned work, for the columns that have it.
         steps_per_sample: number of steps that a row stands for, if only some steps are logged.
+        wait_s: [step, rank] seconds in which a rank waited for others; None if not given.
     """
 
     steps: Ints
@@ -47,6 +48,7 @@ class StepTimes:
     warnings: tuple[str, ...]
     workload: Mapping[str, Array] = field(default_factory=dict)
     steps_per_sample: int = 1
+    wait_s: Array | None = None
 
     def workload_of(self, row: int) -> dict[str, float] | None:
         """A step's work, by column; None if it is not known."""
@@ -87,7 +89,8 @@ def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) 
 
     Args:
         where: the file, for errors.
-        columns: ``step``, ``duration_s`` and, optionally, ``rank`` and workload, each [sample].
+        columns: ``step``, ``duration_s`` and, optionally, ``rank``, ``wait_s`` and workload, each
+            [sample].
         starts: the column is ``start_s`` in place of ``duration_s``: a step lasts until the rank's
             next one starts.
 
@@ -104,7 +107,20 @@ def table_of(where: str, columns: Mapping[str, Array], *, starts: bool = False) 
         if len(bad):
             raise TraceError(f"{where}: row {bad[0] + 1}: {name} must be a whole number")
     table = _table(where, step.astype(np.int64), rank.astype(np.int64), value, starts)
-    return replace(table, workload=_workload(columns, step.astype(np.int64), table.steps))
+    workload = _workload(columns, step.astype(np.int64), table.steps)
+    return replace(table, workload=workload, wait_s=_waits(columns, step, rank, table))
+
+
+def _waits(
+    columns: Mapping[str, Array], step: Array, rank: Array, table: StepTimes
+) -> Array | None:
+    """[step, rank] the waits of samples, if they have any."""
+    if "wait_s" not in columns:
+        return None
+    wait_s = np.full((len(table.steps), len(table.ranks)), np.nan)
+    row, column = np.searchsorted(table.steps, step), np.searchsorted(table.ranks, rank)
+    wait_s[row, column] = columns["wait_s"]
+    return wait_s
 
 
 def _workload(columns: Mapping[str, Array], step: Ints, steps: Ints) -> dict[str, Array]:

@@ -25,7 +25,7 @@ def read_steps(path: Path, pattern: str | None) -> Timeline:
     Raises:
         TraceError: as of :func:`paceline.sources.step_logs.files.load_step_log`.
     """
-    columns, notes = load_columns(path, pattern)
+    columns, notes, _ = load_columns(path, pattern)
     if columns is None:
         table = load_step_times(path)
         slowest = np.fmax.reduce(table.duration_s, axis=1)  # NaN without a sample

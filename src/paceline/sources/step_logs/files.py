@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,22 @@ import numpy.typing as npt
 from paceline.errors import DetectError, TraceError
 from paceline.sources.json_stream import head as head_of
 from paceline.sources.json_stream import whole_lines
-from paceline.sources.step_logs import event_files, json_files, mlperf, wandb_csv
+from paceline.sources.step_logs import (
+    event_files,
+    json_files,
+    mlperf,
+    progress_bars,
+    proposals,
+    wandb_csv,
+)
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import (
     PATTERN_EXAMPLE,
     QUOTED_LINES,
     Columns,
+    Covers,
+    LineFormat,
+    covers_of,
     pattern_of,
     quoted,
     read_lines,
@@ -35,6 +46,20 @@ _OWN = {"step", "rank", "duration_s", "start_s"}
 _MAX_PREAMBLE = 1_000_000
 
 
+class Samples(NamedTuple):
+    """Content of a log.
+
+    Attributes:
+        columns: samples in the order of the file; None: a table of the project's own.
+        notes: on the file and on assumptions about it.
+        covers: steps that a sample covers, if that is known.
+    """
+
+    columns: Columns | None
+    notes: tuple[str, ...]
+    covers: Covers | None = None
+
+
 def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
     """Read step times.
 
@@ -47,32 +72,34 @@ def load_step_log(path: Path, pattern: str | None = None) -> StepTimes:
     Raises:
         TraceError: the file is unreadable, damaged, or of no known format.
     """
-    columns, notes = load_columns(path, pattern)
-    return load_step_times(path) if columns is None else _of_columns(path, columns, notes)
+    samples = load_columns(path, pattern)
+    return load_step_times(path) if samples.columns is None else _of_samples(path, samples)
 
 
-def load_columns(path: Path, pattern: str | None = None) -> tuple[Columns | None, tuple[str, ...]]:
-    """Samples in the order of the file, and notes; None if it is a table of the project's own.
+def load_columns(path: Path, pattern: str | None = None) -> Samples:
+    """Samples in the order of the file, and notes.
 
     Args, Raises: as of :func:`load_step_log`.
     """
     if pattern is not None:
         notes: list[str] = []
-        columns = read_lines(texts_of(path, notes), pattern_of(pattern), str(path))
-        return columns, tuple(notes)
+        compiled = pattern_of(pattern)
+        columns = read_lines(texts_of(path, notes), compiled, str(path), notes)
+        return Samples(columns, tuple(notes), covers_of(compiled))
     if path.is_dir():
-        return event_files.read_event_files(_event_files(path))
+        return Samples(*event_files.read_event_files(_event_files(path)))
     if event_files.is_event_file(path):
-        return event_files.read_event_files([path])
+        return Samples(*event_files.read_event_files([path]))
     head = head_of(path)
     first = next((line for line in head.splitlines() if line.strip()), "").strip()
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
-        return json_files.read_json(path, head)
+        return Samples(*json_files.read_json(path, head))
     cells = {cell.strip() for cell in first.split(",")}
-    if path.suffix in (".parquet", ".pq") or not first or first[0] == "{" or cells & _OWN:
-        return None, ()
+    is_json = first.startswith("{") and not first.startswith("{'")  # a printed dict is no JSON
+    if path.suffix in (".parquet", ".pq") or not first or is_json or cells & _OWN:
+        return Samples(None, ())
     if wandb_csv.is_header(first):
-        return wandb_csv.read_wandb(path)
+        return Samples(*wandb_csv.read_wandb(path))
     return _read_text(path)
 
 
@@ -119,12 +146,19 @@ def _event_files(folder: Path) -> Sequence[Path]:
     return files
 
 
-def _of_columns(path: Path, columns: Columns, notes: tuple[str, ...]) -> StepTimes:
+def _of_samples(path: Path, samples: Samples) -> StepTimes:
     """A table; its samples may stand for several steps each."""
-    table = table_of(str(path), columns)
+    table = table_of(str(path), samples.columns or {})
+    notes = samples.notes
     spacing = int(np.median(np.diff(table.steps))) if len(table.steps) > 1 else 1
     if spacing > 1:
-        notes += (f"a sample every {spacing:,} steps: its lost seconds count {spacing:,} times",)
+        covers = {
+            "mean": f"the mean of {spacing:,} steps",
+            "last": f"one step of {spacing:,}; a long step between two samples does not show",
+            None: f"for {spacing:,} steps; the log does not say whether it is their mean",
+        }[samples.covers]
+        lost = f"its lost seconds count {spacing:,} times"
+        notes += (f"a sample every {spacing:,} steps, {covers}: {lost}",)
     changing = {
         name: column
         for name, column in table.workload.items()
@@ -148,30 +182,66 @@ def texts_of(path: Path, notes: list[str]) -> Iterator[str]:
             yield line
 
 
-def _read_text(path: Path) -> tuple[Columns, tuple[str, ...]]:
-    """The step times of a log of a known tool, and notes."""
-    first: list[str] = []
+def _read_text(path: Path) -> Samples:
+    """The step times of a log of a known tool, of a progress bar, or of clear words, and notes."""
+    lines: list[str] = []
+    bars: list[re.Match[str]] = []
     notes: list[str] = []
+    heads: dict[str, str] = {}
     texts = texts_of(path, notes)
     for number, line in enumerate(texts):
         if mlperf.CUE in line:
-            return mlperf.read_mlperf(chain([line], texts), str(path)), tuple(notes)
-        pattern = _pattern_for(line)
-        if pattern is not None:
-            return read_lines(chain([line], texts), pattern, str(path)), tuple(notes)
-        if len(first) < QUOTED_LINES and line.strip():
-            first.append(line)
+            return Samples(mlperf.read_mlperf(chain([line], texts), str(path)), tuple(notes))
+        known = _format_of(line, heads)
+        if known is not None:
+            begin = [heads[known.head], line] if known.head else [line]
+            steps = known.steps_in(chain(begin, texts))
+            columns = read_lines(steps, known.pattern, str(path), notes)
+            return Samples(columns, tuple(notes), known.covers)
+        state = progress_bars.state_of(line)
+        if state is not None:
+            bars.append(state)
+        elif len(lines) < proposals.LINES and line.strip():
+            lines.append(line)
         if number > _MAX_PREAMBLE:
             break
+    proposal = proposals.proposal_for(lines)
+    if proposal is not None and proposal.is_certain:
+        return _read_proposed(path, proposal.pattern)
+    if bars:
+        columns, covers = progress_bars.read_bars(bars, str(path), notes)
+        return Samples(columns, tuple(notes), covers)
+    names = ", ".join(known.name for known in LINE_FORMATS)
+    advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
+    if proposal is not None:
+        guess = " (the unit is a guess)" if proposal.unit_is_guessed else ""
+        advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
     raise TraceError(
-        f"{path} has no step times of a known tool ({', '.join(f.name for f in LINE_FORMATS)}, "
-        f"MLPerf); run the command again with the pattern of its lines, {PATTERN_EXAMPLE}; "
-        f"{quoted(first)}"
+        f"{path} has no step times of a known tool ({names}, MLPerf, a tqdm bar); {advice}; "
+        f"{quoted(lines[:QUOTED_LINES])}"
     )
 
 
-def _pattern_for(line: str) -> re.Pattern[str] | None:
+def _read_proposed(path: Path, text: str) -> Samples:
+    """The step times of a log whose words say what its numbers are."""
+    notes: list[str] = []
+    pattern = pattern_of(text)
+    columns = read_lines(texts_of(path, notes), pattern, str(path), notes)
+    return Samples(columns, (*notes, f"read as --pattern '{text}'"), covers_of(pattern))
+
+
+def _format_of(line: str, heads: dict[str, str]) -> LineFormat | None:
+    """The format of a line of a step; remembers heads of formats with several lines.
+
+    Args:
+        line: a line.
+        heads: words of a head -> the last line with them.
+    """
     for candidate in LINE_FORMATS:
-        if candidate.cue in line and candidate.pattern.search(line):
-            return candidate.pattern
+        if candidate.head and candidate.head in line:
+            heads[candidate.head] = line
+        if candidate.cue in line:
+            text = f"{heads.get(candidate.head, '')} {line}" if candidate.head else line
+            if candidate.pattern.search(text):
+                return candidate
     return None

@@ -14,6 +14,23 @@ Held against their sources:
 - build-nanogpt and nanochat: they write the step's time as ``dt``.
 - DeepSpeed 0.19.6, commit edaa722: ``utils/timer.py``, ``ThroughputTimer.stop``; also the line of
   its pipeline engine.
+- LitGPT, commit 2685705: ``litgpt/pretrain.py`` and ``litgpt/finetune``. An iter is a micro-batch.
+- MaxText, commit e591f30: ``src/maxtext/common/metric_logger.py``; also a log of a run.
+- OLMo-core, commit fa6c501: ``train/callbacks/console_logger.py`` and ``speed_monitor.py``.
+- Composer and LLM Foundry, commit 6405188: ``loggers/console_logger.py``,
+  ``callbacks/speed_monitor.py``. Its hours have four digits, so a tick is 0.36 s.
+- nanotron, commit 2411b02: ``trainer.py``, ``train_step_logs``; three digits.
+- PaddleNLP: ``trainer/trainer_utils.py``, ``speed_metrics``, commit 01f7436; also logs of runs.
+- fairseq, commit 3d262bb: ``logging/progress_bar.py`` (simple and JSON), ``trainer.py``.
+  ``ups`` has two digits behind the point, so the lines' times count below 0.5.
+- ColossalAI, commit 4f9953b: ``examples/language/gpt/gemini/train_gpt_demo.py`` and its likes.
+- MMEngine, commit 2543429: ``runner/log_processor.py``.
+- Detectron2, commit 02b5c4e: ``utils/events.py``. Its ``time`` is the mean since the start, so
+  ``last_time`` is read.
+- timm, commit aa4b585: ``train.py``.
+- PyTorch's ImageNet example and its many copies: ``imagenet/main.py``, pytorch/examples 0221496.
+
+``covers`` is as these sources define the time.
 """
 
 from __future__ import annotations
@@ -23,6 +40,7 @@ import re
 from paceline.sources.step_logs.lines import LineFormat
 
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
+_STEP = r"(?P<step>\d{1,10})"
 _TIME = r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
 
 #: Formats in the order in which a line is tested.
@@ -35,6 +53,7 @@ LINE_FORMATS = (
             rf".*?elapsed time per iteration \(ms\): (?P<duration_ms>{_NUMBER})"
             r"(?:.*?global batch size: +(?P<batch>\d{1,10}))?"
         ),
+        "mean",
     ),
     LineFormat(
         "NeMo",
@@ -44,6 +63,7 @@ LINE_FORMATS = (
             r"global_step(?:: |=)(?P<step>\d{1,10})(?:\.0*)?\b"
             rf".*?train_step_timing in s(?:: |=)(?P<duration_s>{_NUMBER})"
         ),
+        "last",
     ),
     LineFormat(
         "torchtitan",
@@ -52,6 +72,7 @@ LINE_FORMATS = (
             rf"(?:\[rank(?P<rank>\d{{1,9}})\]:.*?)?{_TIME}.*?step: +(?P<step>\d{{1,10}})\b"
             r".*?\b(?:tps|wps): (?P<rate>[\d,]{1,20})"
         ),
+        "mean",
     ),
     LineFormat(
         "modded-nanogpt",
@@ -60,6 +81,7 @@ LINE_FORMATS = (
             r"\bstep:(?P<step>\d{1,10})/\d+ (?:train_loss:\S+ )?"
             rf"train_time:(?P<elapsed_ms>{_NUMBER})ms"
         ),
+        "mean",
     ),
     LineFormat(
         "nanoGPT",
@@ -68,6 +90,7 @@ LINE_FORMATS = (
             r"\biter (?P<step>\d{1,10}): loss [^,\s]+, "
             rf"time (?P<duration_ms>{_NUMBER})ms"
         ),
+        "last",
     ),
     LineFormat(
         "llm.c",
@@ -76,16 +99,19 @@ LINE_FORMATS = (
             r"\bstep +(?P<step>\d{1,10})/\d+(?: \||:) (?:train )?loss .*?"
             rf"[|(] *(?P<duration_ms>{_NUMBER}) ms\b"
         ),
+        "last",
     ),
     LineFormat(
         "nanochat",
         " dt: ",
         re.compile(rf"\bstep:? +(?P<step>\d{{1,10}})\b.*?\bdt: (?P<duration_ms>{_NUMBER}) ?ms\b"),
+        "last",
     ),
     LineFormat(
         "DeepSpeed's pipeline",
         "iter time (s):",
         re.compile(rf"\bsteps: (?P<step>\d{{1,10}}) .*?iter time \(s\): (?P<duration_s>{_NUMBER})"),
+        "mean",
     ),
     LineFormat(
         "DeepSpeed",
@@ -94,6 +120,104 @@ LINE_FORMATS = (
             rf"{_TIME}.*?\bglobal_step=(?P<step>\d{{1,10}}), "
             r".*?CurrSamplesPerSec=(?P<rate>\d{1,12}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?)"
         ),
+        "last",
+    ),
+    LineFormat(
+        "LitGPT",
+        "iter time: ",
+        re.compile(
+            rf"\biter +{_STEP} step +\d+ \|.*?\biter time: +(?P<duration_ms>{_NUMBER}) ?ms\b"
+        ),
+        "last",
+    ),
+    LineFormat(
+        "MaxText",
+        "completed step: ",
+        re.compile(rf"\bcompleted step: {_STEP}, seconds: (?P<duration_s>{_NUMBER})\b"),
+        "last",
+    ),
+    LineFormat(
+        "OLMo-core",
+        "throughput/device/BPS=",
+        re.compile(
+            rf"\[step={_STEP}/[^\]]*\].*?throughput/device/BPS=(?P<steps_per_s>[\d.E+-]{{1,20}})"
+        ),
+        "last",
+        head="[step=",
+    ),
+    LineFormat(
+        "Composer",
+        "time/train: ",
+        re.compile(rf"\btime/batch: {_STEP}\b.*?\btime/train: (?P<elapsed_h>{_NUMBER})"),
+        "mean",
+        head="time/batch: ",
+    ),
+    LineFormat(
+        "nanotron",
+        "time_per_iteration_ms: ",
+        re.compile(
+            rf"\biteration: {_STEP} / \d+ \|"
+            r".*?\btime_per_iteration_ms: (?P<duration_ms>\d{1,12}(?:\.\d{1,9})?[KMBT]?)"
+        ),
+        "last",
+    ),
+    LineFormat(
+        "PaddleNLP",
+        "interval_runtime: ",
+        re.compile(rf"\bglobal_step: {_STEP},.*?\binterval_runtime: (?P<interval_s>{_NUMBER})"),
+        "mean",
+    ),
+    LineFormat(
+        "fairseq",
+        "num_updates",
+        re.compile(
+            rf'(?:{_TIME}.*?)?\bups"?[=:] ?"?'
+            r"(?:(?P<steps_per_s>(?:0\.[5-9]|[1-9]\d{0,8}(?:\.|\b))\d{0,9})|[\d.]+)"
+            rf'.*?\bnum_updates"?[=:] ?"?{_STEP}\b'
+        ),
+        "mean",
+    ),
+    LineFormat(
+        "ColossalAI",
+        "Step time: ",
+        re.compile(
+            r"(?:\bRank(?P<rank>\d{1,9}) , )?"
+            rf"\[{_STEP}/\d+\] (?:Loss:\S+|,) ?Step time: (?P<duration_s>{_NUMBER})s, TFLOPS: "
+        ),
+        "last",
+    ),
+    LineFormat(
+        "MMEngine",
+        "(train)",
+        re.compile(
+            rf"\b(?:Iter\(train\) +\[|Epoch\(train\) +\[(?P<epoch>\d{{1,9}})\] *\[) *{_STEP}/"
+            rf"(?P<epoch_steps>\d{{1,10}})\] .*?  time: (?P<duration_s>{_NUMBER})  data_time: "
+        ),
+        "mean",
+    ),
+    LineFormat(
+        "Detectron2",
+        " last_time: ",
+        re.compile(rf"\biter: {_STEP}  .*?  last_time: (?P<duration_s>{_NUMBER})  "),
+        "last",
+    ),
+    LineFormat(
+        "timm",
+        "Train: ",
+        re.compile(
+            rf"\bTrain: (?P<epoch>\d{{1,9}}) \[ *{_STEP}/(?P<epoch_steps>\d{{1,10}}) +\( *\d+%\)\]"
+            rf".*?  Time: (?P<duration_s>{_NUMBER})s, "
+        ),
+        "last",
+    ),
+    LineFormat(
+        "ImageNet example",
+        "Epoch: [",
+        re.compile(
+            rf"\bEpoch: \[(?P<epoch>\d{{1,9}})\] ?\[ *{_STEP}/(?P<epoch_steps>\d{{1,10}})\]\s+"
+            rf"Time +(?P<duration_s>{_NUMBER}) \( *\d"
+        ),
+        "last",
     ),
 )
 

@@ -1,22 +1,32 @@
 """Step times from lines of text, by a pattern with named groups.
 
-Groups, of which one of ``duration_*``, ``elapsed_*`` and ``rate`` is needed:
+Groups, of which one that gives a time is needed:
 
     step          The step's number. Without it, the lines of a rank are counted.
+    epoch, epoch_steps    Where step begins anew in each epoch: the epoch, and its steps.
     rank          The rank that wrote the line.
-    duration_s    Seconds of the step. Also duration_ms.
-    elapsed_s     Seconds since the start of the run. Also elapsed_ms. Differences are step times.
-    rate          Tokens or samples a second, of equal steps. Needs time, which gives the scale.
-    time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma).
+    duration_s    Seconds of the step. Also duration_ms. 1.23K means 1,230.
+    interval_s    Seconds of all steps since the rank's line before. Also interval_ms.
+    steps_per_s   Steps a second (a progress bar's it/s).
+    elapsed_s     Seconds since the start of the run. Also elapsed_ms, elapsed_h. Differences are
+                  step times.
+    rate          Tokens or samples a second, of equal steps. The times of the lines give the scale.
+                  Without time, the median step counts as 1 s.
+    time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma). Alone, its
+                  differences are step times.
     tokens, samples, batch, sequence_length, window, flops    The step's planned work.
+
+Of several the first in this order counts, line by line: duration, interval, steps_per_s, elapsed,
+rate, time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +38,12 @@ Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
 
 _DURATIONS = {"duration_s": 1.0, "duration_ms": 1e-3}
-_ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3}
-_GROUPS = {"step", "rank", *_DURATIONS, *_ELAPSED, "rate", "time", *WORKLOAD_COLUMNS}
+_INTERVALS = {"interval_s": 1.0, "interval_ms": 1e-3}
+_ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3, "elapsed_h": 3600.0}
+#: Groups that give the time of a step, the most exact ones first.
+TIMED = (*_DURATIONS, *_INTERVALS, "steps_per_s", *_ELAPSED, "rate", "time")
+_GROUPS = {"step", "rank", "epoch", "epoch_steps", *TIMED, *WORKLOAD_COLUMNS}
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 #: A pattern that users can adapt.
 PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
 #: Number of lines that an error quotes.
@@ -37,7 +51,11 @@ QUOTED_LINES = 3
 _MAX_PATTERN = 2000
 #: Ticks of a coarse clock in a sample, which make its error 5%. And the shortest gap between lines,
 #: in seconds, that is no step.
-_FINE_TICKS, _LONG_S = 20, 600.0
+FINE_TICKS, _LONG_S = 20, 600.0
+
+#: Steps that a line's time covers where only some steps have a line: all since the line before
+#: ("mean"), or its own step alone ("last").
+Covers = Literal["mean", "last"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +66,29 @@ class LineFormat:
         name: the tool.
         cue: words in a line of a step. They are searched first, since the pattern is slower.
         pattern: pattern with named groups.
+        covers: steps that a line's time covers; None if the tool's source does not say.
+        head: words in an earlier line that has other groups of the pattern. The pattern is searched
+            in the last such line and the line with the cue, joined by a space. "": one line has
+            all groups.
     """
 
     name: str
     cue: str
     pattern: re.Pattern[str]
+    covers: Covers | None = None
+    head: str = ""
+
+    def steps_in(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines, each with its head before it."""
+        if not self.head:
+            yield from lines
+            return
+        head = ""
+        for line in lines:
+            if self.head in line:
+                head = line.strip()
+            if self.cue in line:
+                yield f"{head} {line}"
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
@@ -70,10 +106,11 @@ def pattern_of(text: str) -> re.Pattern[str]:
     if unknown:
         names = ", ".join(sorted(_GROUPS))
         raise TraceError(f"--pattern has a group {unknown[0]}; the groups are {names}")
-    if not {*_DURATIONS, *_ELAPSED, "rate"} & set(pattern.groupindex):
-        raise TraceError(f"--pattern needs a group duration_s, duration_ms or elapsed_s, {usage}")
-    if "rate" in pattern.groupindex and "time" not in pattern.groupindex:
-        raise TraceError("--pattern with a group rate needs a group time, which gives the scale")
+    if not set(TIMED) & set(pattern.groupindex):
+        names = ", ".join(TIMED)
+        raise TraceError(f"--pattern needs a group that gives a time ({names}), {usage}")
+    if ("epoch" in pattern.groupindex) != ("epoch_steps" in pattern.groupindex):
+        raise TraceError("--pattern needs both groups epoch and epoch_steps, or none of them")
     return pattern
 
 
@@ -83,8 +120,24 @@ def quoted(lines: Iterable[str]) -> str:
     return f"its first lines are {texts}"
 
 
-def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Columns:
+def covers_of(pattern: re.Pattern[str]) -> Covers | None:
+    """Steps that the times of a pattern cover, if its groups say it."""
+    groups = set(pattern.groupindex)
+    if not groups & {*_DURATIONS, "steps_per_s", "rate"}:
+        return "mean"
+    return None
+
+
+def read_lines(
+    lines: Iterable[str], pattern: re.Pattern[str], where: str, notes: list[str]
+) -> Columns:
     """Columns step, duration_s and, if the lines have them, rank, time_s and workload.
+
+    Args:
+        lines: the log.
+        pattern: a pattern of a step's line, with named groups.
+        where: the file, for errors.
+        notes: assumptions about the lines are added to them.
 
     Raises:
         TraceError: no line matches (the message quotes the first ones); or a number is invalid.
@@ -106,25 +159,64 @@ def read_lines(lines: Iterable[str], pattern: re.Pattern[str], where: str) -> Co
     columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
     if "step" not in columns:
         columns["step"] = _counted(columns["rank"])
+        notes.append("the lines have no step number: steps are counted in the order of the lines")
     elif np.isnan(columns["step"]).any():
         raise TraceError(f"{where}: a line that matches the pattern has no step")
+    if "epoch" in columns:
+        columns["step"] = columns["step"] + _epochs_before(columns)
+    ticks = {name: _decimals(named[name]) for name in _ELAPSED if name in named}
     times = None if stamps is None else np.array([stamp_seconds(stamp, where) for stamp in stamps])
-    return _with_durations(columns, times, where)
+    return _with_durations(columns, times, ticks, where, notes)
 
 
-def _with_durations(columns: Columns, times: Array | None, where: str) -> Columns:
+def _epochs_before(columns: Columns) -> Array:
+    """[row] steps of earlier epochs, counted from the first epoch of the log."""
+    epoch, size = columns.pop("epoch"), columns.pop("epoch_steps")
+    known = epoch[np.isfinite(epoch)]
+    first = known.min() if len(known) else 0.0
+    passed: Array = np.nan_to_num((epoch - first) * size)
+    return passed
+
+
+def _decimals(texts: Sequence[str | None]) -> int:
+    """Digits behind the point that the numbers have at most."""
+    return max((len(text.partition(".")[2]) for text in texts if text), default=0)
+
+
+def _with_durations(
+    columns: Columns, times: Array | None, decimals: dict[str, int], where: str, notes: list[str]
+) -> Columns:
     """Columns with duration_s in place of other times; without rows that have none."""
     duration_s = np.full(len(columns["step"]), np.nan)
-    for name in (*_DURATIONS, *_ELAPSED, "rate"):  # durations are more exact than differences
-        if name not in columns:
+    has_rate = "rate" in columns
+    for name in TIMED:  # durations are more exact than differences
+        if name == "time" and times is not None and not has_rate:
+            values = times
+        elif name in columns:
+            values = columns.pop(name)
+        else:
             continue
-        values = columns.pop(name)
+        step, rank = columns["step"], columns["rank"]
         if name in _DURATIONS:
             seconds = values * _DURATIONS[name]
+        elif name in _INTERVALS:
+            seconds = _of_intervals(step, rank, values * _INTERVALS[name])
+        elif name == "steps_per_s":
+            seconds = np.where(values > 0, 1.0 / np.where(values > 0, values, 1.0), np.nan)
         elif name in _ELAPSED:
-            seconds = steps_of_elapsed(columns["step"], columns["rank"], values * _ELAPSED[name])
+            unit_s = _ELAPSED[name]
+            tick_s = unit_s * 10.0 ** -decimals[name]
+            seconds = steps_of_elapsed(step, rank, values * unit_s, tick_s)
+        elif name == "time":
+            seconds = steps_of_elapsed(step, rank, values)
         elif times is not None:
-            seconds = _of_rates(columns["step"], columns["rank"], values, times, where)
+            seconds = _of_rates(step, rank, values, times, where)
+        else:
+            seconds = _of_rates_alone(values)
+            notes.append(
+                "the lines have rates without times: a step of the median rate counts as 1 s, so "
+                "factors hold, but seconds do not"
+            )
         duration_s = np.where(np.isnan(duration_s), seconds, duration_s)
     known = np.isfinite(duration_s)
     if not known.any():
@@ -135,31 +227,58 @@ def _with_durations(columns: Columns, times: Array | None, where: str) -> Column
     return {name: values[known] for name, values in columns.items()}
 
 
-def steps_of_elapsed(step: Array, rank: Array, elapsed_s: Array) -> Array:
+def steps_of_elapsed(
+    step: Array, rank: Array, elapsed_s: Array, tick_s: float | None = None
+) -> Array:
     """[row] mean seconds a step since the rank's line before; nan for its first and at restarts.
 
     A clock of whole seconds is too coarse for short steps. Then only one line in about
-    :data:`_FINE_TICKS` seconds has a value: the mean since the line that had the last value.
+    :data:`FINE_TICKS` seconds has a value: the mean since the line that had the last value.
+
+    Args:
+        step: [row] the step of a line.
+        rank: [row] its rank.
+        elapsed_s: [row] the clock.
+        tick_s: the clock's resolution. None: 1 s if all its times are whole seconds, else none.
     """
     seconds = np.full(len(step), np.nan)
     for one in np.unique(rank):
         rows = np.flatnonzero((rank == one) & np.isfinite(elapsed_s))
-        rows = rows[:: _lines_of_a_sample(elapsed_s[rows])]
+        rows = rows[:: _lines_of_a_sample(elapsed_s[rows], tick_s)]
         steps, spent_s = np.diff(step[rows]), np.diff(elapsed_s[rows])
         goes_on = (steps > 0) & (spent_s > 0)
         seconds[rows[1:][goes_on]] = spent_s[goes_on] / steps[goes_on]
     return seconds
 
 
-def _lines_of_a_sample(elapsed_s: Array) -> int:
-    """Lines from one that is compared to the next: 1, but more if times are in whole seconds."""
+def _lines_of_a_sample(elapsed_s: Array, tick_s: float | None) -> int:
+    """Lines from one that is compared to the next: 1, but more if the clock is coarse."""
     spent_s = np.diff(elapsed_s)
     ahead_s = spent_s[(spent_s >= 0) & (spent_s < _LONG_S)]
-    if len(ahead_s) < _FINE_TICKS or (elapsed_s != np.round(elapsed_s)).any():
+    if tick_s is None:
+        tick_s = 1.0 if (elapsed_s == np.round(elapsed_s)).all() else 0.0
+    if len(ahead_s) < FINE_TICKS or (ahead_s == ahead_s[0]).all():
         return 1
-    if (ahead_s == ahead_s[0]).all():
-        return 1
-    return max(1, int(np.ceil(_FINE_TICKS / max(float(ahead_s.mean()), 1e-3))))
+    return max(1, int(np.ceil(FINE_TICKS * tick_s / max(float(ahead_s.mean()), 1e-3))))
+
+
+def _of_intervals(step: Array, rank: Array, interval_s: Array) -> Array:
+    """[row] mean seconds a step of the steps since the rank's line before; nan for its first."""
+    seconds = np.full(len(step), np.nan)
+    for one in np.unique(rank):
+        rows = np.flatnonzero((rank == one) & np.isfinite(interval_s))
+        steps = np.diff(step[rows])
+        goes_on = steps > 0
+        seconds[rows[1:][goes_on]] = interval_s[rows[1:][goes_on]] / steps[goes_on]
+    return seconds
+
+
+def _of_rates_alone(rate: Array) -> Array:
+    """Seconds a step where a step of the median rate takes 1 s."""
+    positive = np.where(rate > 0, rate, np.nan)
+    with np.errstate(invalid="ignore"):
+        seconds: Array = np.nanmedian(positive) / positive if (rate > 0).any() else positive
+    return seconds
 
 
 def _of_rates(step: Array, rank: Array, rate: Array, times: Array, where: str) -> Array:
@@ -186,10 +305,15 @@ def _counted(rank: Array) -> Array:
 
 def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
     try:
-        # torchtitan writes 7,034
-        return np.array([float(v.replace(",", "")) if v else np.nan for v in values])
+        # torchtitan writes 7,034, nanotron 1.23K
+        return np.array([_number(v.replace(",", "")) if v else np.nan for v in values])
     except ValueError:
         raise TraceError(f"{where}: the group {name} is no number in some line") from None
+
+
+def _number(text: str) -> float:
+    scale = _SUFFIXES.get(text[-1:])
+    return float(text) if scale is None else float(text[:-1]) * scale
 
 
 def stamp_seconds(stamp: str | None, where: str) -> float:

@@ -1,0 +1,160 @@
+"""The printed report of ``paceline detect FILE``: a block for each episode, and the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from paceline.detect.bocd import Bocd
+    from paceline.detect.detector import Detector
+    from paceline.detect.event import Event
+    from paceline.detect.job import JobEvent
+    from paceline.sources.step_times import StepTimes
+
+
+def print_events(
+    events: Sequence[Event | JobEvent], bursts: Container[int], *, verbose: bool
+) -> None:
+    """A block for each episode; of clock jumps in consecutive steps the first one, and a count.
+
+    Args:
+        events: the events in the order of their steps.
+        bursts: places of onsets that were bursts.
+        verbose: print each event of an episode, not only the first and the last.
+    """
+    from paceline.detect.bursts import changes_of, ranks_of
+    from paceline.detect.episodes import episodes_of
+
+    last_change = {rank: places[-1] for rank, places in changes_of(events).items()}
+    last_jump, repeats = None, 0
+
+    def tell(place: int) -> None:
+        event = events[place]
+        print(event.explain())
+        if place in bursts and event.refined is not None:
+            median = f"the median of its {event.refined.samples:,} samples is healthy"
+            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
+        elif event.refined is not None:
+            goes_on = any(last_change[rank] == place for rank in ranks_of(event))
+            print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
+
+    if verbose:
+        for place in _without_repeats(events):
+            tell(place)
+    else:
+        shown = set(_without_repeats(events))
+        for episode in episodes_of(events):
+            first, *_ = episode.places
+            if first not in shown:
+                continue
+            tell(first)
+            if episode.changes:
+                print(f"  {_changes_text([events[p] for p in (first, *episode.changes)])}")
+            if episode.is_over and len(episode.places) > 1:
+                tell(episode.places[-1])
+    for event in events:
+        if event.kind == "clock-jump":
+            repeats += last_jump is not None and event.step <= last_jump + 1
+            last_jump = event.step
+    if repeats:
+        print(f"{repeats:,} more impossible durations followed such a duration directly")
+
+
+def _without_repeats(events: Sequence[Event | JobEvent]) -> list[int]:
+    """Places of the events, without clock jumps that follow one directly."""
+    places, last_jump = [], None
+    for place, event in enumerate(events):
+        if event.kind == "clock-jump":
+            is_repeat = last_jump is not None and event.step <= last_jump + 1
+            last_jump = event.step
+            if is_repeat:
+                continue
+        places.append(place)
+    return places
+
+
+def _changes_text(events: Sequence[Event | JobEvent]) -> str:
+    """The changes of an episode after its onset, in words."""
+    from paceline.detect.bursts import ranks_of
+    from paceline.detect.episodes import factor_of
+    from paceline.detect.event import SLOW_KINDS, counted, duration
+    from paceline.detect.who import name_ranks
+
+    slow = sorted((event for event in events if event.kind in SLOW_KINDS), key=factor_of)
+    least, most = slow[0], slow[-1]
+    is_part = len({ranks_of(event) for event in events}) > 1
+    place = f" ({name_ranks(ranks_of(most))})" if is_part else ""
+    lost = duration(max(event.lost_s for event in events))
+    return (
+        f"{counted(len(events) - 1, 'change')} until step {events[-1].since_step:,}: levels from "
+        f"{factor_of(least):.2f}x to {factor_of(most):.2f}x{place}, {lost} lost by then; --verbose "
+        "lists them"
+    )
+
+
+def extent(times: StepTimes) -> str:
+    """Number of steps, and of samples if a sample stands for several steps."""
+    from paceline.detect.event import counted
+
+    n_samples = len(times.steps)
+    if times.steps_per_sample == 1:
+        return counted(n_samples, "step")
+    steps = counted(n_samples * times.steps_per_sample, "step")
+    return f"{counted(n_samples, 'sample')} ({steps})"
+
+
+def at_the_end(
+    detector: Detector | Bocd,
+    job_wide: list[JobEvent],
+    times: StepTimes,
+    gpus: int | None,
+    warm_up: int,
+) -> str:
+    """Ranks that are slow at the end of the file, and the lost time.
+
+    Args:
+        detector: of all ranks; or of one that stands for all, if they are slow together.
+        job_wide: events of the job.
+        times: the step times of all ranks.
+        gpus: number of GPUs; None: one for each of several ranks.
+        warm_up: number of samples before any event.
+    """
+    import numpy as np
+
+    from paceline.detect.detector import Detector
+    from paceline.detect.event import counted, duration
+    from paceline.detect.limits import SILENT_AFTER, usable
+
+    slow, is_usable = detector.slow, usable(times.duration_s)
+    is_silent = ~is_usable[-SILENT_AFTER:].any(axis=0)
+    is_short = is_usable.sum(axis=0) <= warm_up
+    is_warming = np.zeros_like(is_short)
+    if isinstance(detector, Detector) and slow.size == is_short.size:
+        is_warming = np.isnan(detector.healthy_s) & ~is_short
+    text = f"{counted(int(slow.sum()), 'rank')} slow at the end"
+    if len(slow) == 1:
+        text = "slow at the end" if slow.any() else "healthy at the end"
+        if is_silent.all():
+            text = f"no sample in the last {SILENT_AFTER} steps"
+        elif is_warming.any():
+            text = "not judged (its steps become shorter still)"
+    if is_silent.any() and len(is_silent) > 1:
+        text += f", {counted(int(is_silent.sum()), 'rank')} silent"
+    if is_short.any():
+        text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {warm_up} samples)"
+    if is_warming.any() and len(slow) > 1:
+        warming = counted(int(is_warming.sum()), "rank")
+        text += f", {warming} not judged (steps become shorter still)"
+    if not slow.any() or not job_wide:
+        if gpus is None:
+            return text
+        lost = [
+            event.gpu_hours(event.lost_s) or 0.0 for event in job_wide if event.kind == "relief"
+        ]
+        return f"{text}, {sum(lost):,.3g} GPU-hours lost in all"
+    lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
+    hours = job_wide[-1].gpu_hours(lost_s)
+    of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
+    return f"{text}, {duration(lost_s)}{of_gpus} lost so far"

@@ -1,0 +1,101 @@
+"""Episodes of a file: the events from an onset until all its ranks are healthy again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.detect.bursts import ranks_of
+from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
+from paceline.detect.job import JobEvent
+
+Array = npt.NDArray[np.float64]
+
+#: Least excess of the fastest rank in slow steps, as a share of that of the slowest, from which on
+#: all ranks became slow together. Ranks that wait have about 1, ranks that do not wait about 0.
+_TOGETHER = 0.75
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Events that belong together, by their places in the list of events.
+
+    Attributes:
+        places: [event] the first one is the onset, unless the episode is a single other event.
+        is_over: whether the last event is the relief of the last slow rank.
+    """
+
+    places: tuple[int, ...]
+    is_over: bool
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Places of the events between the onset and the last relief."""
+        return self.places[1:-1] if self.is_over else self.places[1:]
+
+
+def episodes_of(events: Sequence[Event | JobEvent]) -> list[Episode]:
+    """Episodes in the order of their first events; any other event is one of its own.
+
+    Events of single ranks (:class:`Event`) make an episode per rank.
+    """
+    places: dict[int, list[int]] = {}  # key of the open episode -> its places
+    slow: dict[int, set[int]] = {}
+    done: list[Episode] = []
+    for place, event in enumerate(events):
+        if event.kind not in LEVEL_KINDS:
+            done.append(Episode((place,), False))
+            continue
+        key = event.rank if isinstance(event, Event) else -1
+        ranks = slow.setdefault(key, set())
+        was_slow = bool(ranks)
+        ranks.update(ranks_of(event))
+        if event.kind not in SLOW_KINDS:
+            ranks.difference_update(ranks_of(event))
+        if not was_slow and event.kind != "onset":  # such as "faster", or a relief after a restart
+            done.append(Episode((place,), False))
+            ranks.clear()
+            continue
+        places.setdefault(key, []).append(place)
+        if not ranks:
+            done.append(Episode(tuple(places.pop(key)), True))
+    done += [Episode(tuple(of_key), False) for of_key in places.values()]
+    return sorted(done, key=lambda episode: episode.places[0])
+
+
+def factor_of(event: Event | JobEvent) -> float:
+    """The factor of the level that an event begins, refined where that is known."""
+    return event.factor if event.refined is None else event.refined.factor
+
+
+def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event]) -> bool:
+    """Whether all ranks became slow together, as ranks do that wait for each other.
+
+    Then step times cannot tell the slow rank from those that wait.
+
+    Args:
+        duration_s: [step, rank] step times.
+        steps: [step] numbers.
+        events: the events of the ranks.
+    """
+    if duration_s.shape[1] < 2:
+        return False
+    numbers = np.asarray(steps)
+    is_slow = np.zeros(len(numbers), dtype=bool)
+    since: dict[int, int] = {}
+    for event in events:
+        if event.kind == "onset":
+            since[event.rank] = event.since_step
+        elif event.kind == "relief" and event.rank in since:
+            is_slow |= (numbers >= since.pop(event.rank)) & (numbers < event.since_step)
+    for begin in since.values():
+        is_slow |= numbers >= begin
+    known = np.isfinite(duration_s).all(axis=1)
+    slow, healthy = duration_s[is_slow & known], duration_s[~is_slow & known]
+    if not len(slow) or not len(healthy):
+        return False
+    excess = slow.mean(axis=0) / np.median(healthy, axis=0) - 1
+    return bool(excess.min() > 0 and excess.min() >= _TOGETHER * excess.max())

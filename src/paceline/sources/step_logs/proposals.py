@@ -1,0 +1,201 @@
+"""A pattern for a log of no known tool, made from its own lines.
+
+The lines are grouped by their text without numbers. In the most frequent group each number is
+judged by the words before it and the unit behind it, and by whether it grows from line to line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.sources.step_logs.progress_bars import state_of
+
+#: Lines that are looked at, and the fewest lines of a group.
+LINES, _FEWEST = 5_000, 3
+_LONG = 2_000
+_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+_NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_FIELD = re.compile(rf"(?P<stamp>{_TIME})|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)")
+_STEP_WORD = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter|iteration|it|update|batch)s?\W*$")
+_TIME_WORD = re.compile(
+    r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch|train)[_ -]?time|time[_ ](?:per|of)[_ ]\w+|"
+    r"time|dt|duration|took|elapsed|runtime)"
+    r"(?:[_ ]?\(?(?P<unit>ms|msec|s|sec|secs|seconds)\)?)?\W*$"
+)
+_PART_WORD = re.compile(
+    r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|optim|val|eval|sav|"
+    r"avg|average|mean|wait|comm|sync|lr)"
+)
+_RATE_WORD = re.compile(
+    r"(?:^|[^a-z])(?:tps|wps|throughput|(?:tok|token|sample|image)\w*[/_ ]?(?:per_)?s)"
+)
+_UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
+_STEPS_PER_S = re.compile(r"\s?(?:it|iter|step|batch)(?:s|es)?/s")
+_PER_STEP = re.compile(r"\s?s(?:ec)?/(?:it|iter|step|batch)")
+_WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A pattern made from a log's lines.
+
+    Attributes:
+        pattern: a regular expression with named groups.
+        is_certain: whether words and units name the step and one time, so that the pattern may be
+            used without asking.
+        unit_is_guessed: whether no unit stands beside the time.
+    """
+
+    pattern: str
+    is_certain: bool
+    unit_is_guessed: bool
+
+
+@dataclass(frozen=True)
+class _Choice:
+    place: int
+    group: str
+    score: int
+
+
+def proposal_for(lines: Sequence[str]) -> Proposal | None:
+    """The pattern for the most frequent lines that have a time; None if no lines have one."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for line in lines[:LINES]:
+        if 0 < len(line) < _LONG and state_of(line) is None:
+            groups[_FIELD.sub("\0", " ".join(line.split()))].append(" ".join(line.split()))
+    for text in sorted(groups, key=lambda text: -len(groups[text])):
+        proposal = _of_group(groups[text]) if len(groups[text]) >= _FEWEST else None
+        if proposal is not None:
+            return proposal
+    return None
+
+
+def _of_group(lines: Sequence[str]) -> Proposal | None:
+    """The pattern for lines that differ in their numbers alone; None if there is no time."""
+    fields = [list(_FIELD.finditer(line)) for line in lines]
+    first = fields[0]
+    bounds = [0, *(field.end() for field in first)]
+    texts = [lines[0][begin : field.start()] for begin, field in zip(bounds, first, strict=False)]
+    texts.append(lines[0][bounds[-1] :])
+    columns = [[row[place].group() for row in fields] for place in range(len(first))]
+    times = [c for place in range(len(first)) if (c := _time_of(place, texts, columns)) is not None]
+    if not times:
+        return None
+    best = max(choice.score for choice in times)
+    time = next(choice for choice in times if choice.score == best)
+    ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
+    one_rank = list(range(len(lines)))
+    if ranks:
+        of_line = columns[ranks[0]]
+        one_rank = [row for row, rank in enumerate(of_line) if rank == of_line[0]]
+    rows = [[column[row] for row in one_rank] for column in columns]
+    steps = [c for place in range(len(first)) if (c := _step_of(place, texts, rows)) is not None]
+    steps = [choice for choice in steps if choice.place != time.place]
+    step = max(steps, key=lambda choice: choice.score, default=None)
+    chosen = {time.place: time.group}
+    if step is not None:
+        chosen[step.place] = "step"
+    if ranks and ranks[0] not in chosen:
+        chosen[ranks[0]] = "rank"
+    if time.group == "rate" and first[0].lastgroup == "stamp":
+        chosen[0] = "time"
+    pattern = _pattern(chosen, texts, columns)
+    matches = [re.search(pattern, line) for line in lines]
+    if not all(matches):
+        return None
+    is_alone = sum(choice.score == best for choice in times) == 1
+    certain = best == 3 and is_alone and step is not None and step.score == 2
+    is_guess = time.score == 1 and time.group.startswith(("duration", "elapsed"))
+    return Proposal(pattern, certain, is_guess)
+
+
+def _is_rank(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Whether a number is that of the rank that wrote the line."""
+    named = re.search(r"(?:^|[^a-z])rank\W*$", texts[place].lower()) is not None
+    return named and all(value.isdigit() for value in columns[place])
+
+
+def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
+    """The group of a number that is a time or a rate, with a score of how sure that is."""
+    before, behind, values = texts[place].lower(), texts[place + 1], columns[place]
+    if re.fullmatch(_TIME, values[0]):
+        return _Choice(place, "time", 0)
+    label = re.split(r"[,;|\[\]{}\t]", before)[-1]
+    word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
+    if _PART_WORD.search(label):
+        return None
+    if _STEPS_PER_S.match(behind) or re.search(r"(?:it|iter|step)s?[/_]s(?:ec)?\W*$", label):
+        return _Choice(place, "steps_per_s", 2)
+    if _PER_STEP.match(behind):
+        return _Choice(place, "duration_s", 2)
+    if _WORK_PER_S.match(behind) or _RATE_WORD.search(label):
+        return _Choice(place, "rate", 1)
+    if word is None and unit is None:
+        return None
+    numbers = [_float(value) for value in values]
+    name = unit["unit"] if unit else word["unit"] if word else None
+    if name is None:
+        middle = sorted(numbers)[len(numbers) // 2]
+        name = "ms" if middle >= 50 and "elapsed" not in label else "s"
+        score = 1
+    else:
+        score = 3 if word else 2
+    grows = all(a <= b for a, b in pairwise(numbers))
+    kind = "elapsed" if grows and numbers[-1] > 2 * numbers[0] >= 0 else "duration"
+    return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score)
+
+
+def _step_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
+    """A number that counts the steps, with a score of how sure that is."""
+    if not all(value.replace(",", "").isdigit() for value in columns[place]):
+        return None
+    numbers = [_float(value) for value in columns[place]]
+    grows = sum(a < b for a, b in pairwise(numbers))
+    if grows < 0.9 * (len(numbers) - 1):
+        return None
+    named = _STEP_WORD.search(re.split(r"[,;|{}\t]", texts[place].lower())[-1])
+    gaps = {b - a for a, b in pairwise(numbers)}
+    if named is None and len(gaps) > 1:
+        return None
+    return _Choice(place, "step", 2 if named else 1)
+
+
+def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    """The text from the words before the first chosen number to the unit behind the last one."""
+    first, last = min(chosen), max(chosen)
+    pieces = []
+    for place in range(first, last + 1):
+        before = texts[place]
+        if place == first:
+            before = re.split(r"[,;|\[\]{}]", before)[-1].lstrip()
+        pieces.append(_literal(before))
+        group = chosen.get(place)
+        if group is None:
+            pieces.append(r"\S+?")
+        elif group == "time":
+            pieces.append(rf"(?P<time>{_TIME})")
+        elif group in ("step", "rank"):
+            digits = r"[\d,]+" if any("," in value for value in columns[place]) else r"\d+"
+            pieces.append(f"(?P<{group}>{digits})")
+        else:
+            pieces.append(rf"(?P<{group}>[\d.,eE+-]*\d)")
+    pieces.append(_literal(re.split(r"[,;|\[\]{}]", texts[last + 1])[0].rstrip()[:12]))
+    return "".join(pieces)
+
+
+def _literal(text: str) -> str:
+    """A text as a regular expression that a shell takes in single quotes."""
+    words = [re.escape(word).replace("'", ".") for word in text.split(" ")]
+    return r"\s+".join(words)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return float("nan")
