@@ -12,6 +12,7 @@ from paceline.monitor.alerts import delivery
 from paceline.monitor.alerts.engine import Alerts
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import Config
+from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
 from paceline.monitor.store.database import open_database
 from paceline.monitor.store.tables import alerts, events, sessions
@@ -19,6 +20,12 @@ from paceline.monitor.store.tables import jobs as job_table
 
 HOUR, DAY = 3600.0, 86_400.0
 HOOK = "channels:\n  hook: {{type: webhook, url: '{url}', secret: abc}}\ngroup_wait_s: {wait}\n"
+
+
+def fire(engine, alert, now):
+    """Start an alert without a channel; returns its number."""
+    (told,) = store.change(engine, [store.Firing(alert)], [], now, now)
+    return told.id
 
 
 class World:
@@ -74,9 +81,7 @@ class World:
             status="done",
             slowdown=slowdown,
             step_s=step_s,
-            headline="Worker dp 3, stage 1 is slow.",
-            cause="worker",
-            **more,
+            **{"headline": "Worker dp 3, stage 1 is slow.", "cause": "worker", **more},
         )
         self.alerts.session_done(self.job.id, number)
         return number

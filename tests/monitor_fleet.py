@@ -36,6 +36,7 @@ from paceline.monitor.store.tables import (
     silences,
 )
 from paceline.remedies import REMEDIES, Case, advise
+from paceline.results.causes import cause_place, cause_remedy
 from paceline.results.document import JobReport
 from paceline.results.facts import best_gain, fleet_facts, main_cause
 from paceline.results.headline import headline
@@ -94,15 +95,20 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
     diagnosis = diagnose(measured, result, hosts or {})
     advice = advise(Case(measured, result, diagnosis), REMEDIES)
     report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
+    cause = main_cause(report)
+    remedy = cause_remedy(report, cause)
     columns = {
         "first_step": min(report.steps),
         "last_step": max(report.steps),
         "step_s": float(report.traced_s.mean()),
         "slowdown": float(report.slowdown),
         "waste": max(0.0, float(report.waste)),
-        "cause": main_cause(report),
+        "cause": cause,
         "headline": headline(report),
         "best_gain": best_gain(report),
+        "slowdown_lasting": report.lasting_slowdown,
+        "place": cause_place(report, cause),
+        "cause_gain": remedy and remedy.gain,
     }
     facts = fleet_facts(report, forward_backward_correlation(measured.durations))
     text = report.to_mapping()
@@ -247,10 +253,7 @@ def fill(monitor: Monitor, made: list[Analysis], n_jobs: int = 200) -> None:
         monitor.sum_up(job_id, trend, analysis, gpu_hours_lost=lost, **live)
 
 
-SLOWER = (
-    "step 1,604: rank 11: 1.35x slower since step 1,600; why: unknown, run paceline validate; "
-    "2.8 s lost by 2026-09-21 13:08 UTC"
-)
+SLOWER = "step 1,604: rank 11: 1.35x slower since step 1,600; 2.8 s lost by 2026-09-21 13:08 UTC"
 
 
 def slow_steps(rng: np.random.Generator, n: int = 3000) -> np.ndarray:

@@ -147,6 +147,18 @@ def set_column(name: str, change: Callable[[list[object]], list[object]]) -> obj
 
 BAD_FILES = {
     "text": (lambda _, path: path.write_text("hello"), "is not a trace file"),
+    "log of Megatron": (
+        lambda _, path: path.write_text(Path("examples/train.log").read_text()),
+        "is a log, which holds no operations of a trace; for its step times: paceline detect /",
+    ),
+    "log of a loop": (
+        lambda _, path: path.write_text("step 1: loss 2.5\nstep 2: loss 2.4, 0.1 s\n"),
+        "is a log, which holds no operations of a trace; for its step times: paceline detect /",
+    ),
+    "text on a step": (
+        lambda _, path: path.write_text("see step 7 of 1.5\n"),
+        "is not a trace file",
+    ),
     "empty file": (lambda _, path: path.write_bytes(b""), "is not a"),
     "no rows": (broken(lambda table: table.slice(0, 0)), "has no rows"),
     "columns": (
@@ -176,7 +188,7 @@ BAD_FILES = {
 def test_bad_traces(name: str, trace: Path, tmp_path: Path, capsys: Captured) -> None:
     write, message = BAD_FILES[name]
     path = tmp_path / "bad.pq"
-    if name == "text":
+    if name == "text" or "log" in name or name == "text on a step":
         path = tmp_path / "bad.txt"
     write(trace, path)
     assert message in fails(["analyze", str(path)], capsys)

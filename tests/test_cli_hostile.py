@@ -57,7 +57,7 @@ def test_odd_widths_print_the_screen(
     out, err = capsys.readouterr()
     flowing = " ".join(out.split())
     assert "dp 2 × pp 2 on 4 GPUs" in flowing
-    assert "share of the loss" in flowing
+    assert "share of T - T_ideal" in flowing
     assert err == ""
 
 

@@ -1,6 +1,7 @@
 """``paceline plan`` and ``paceline optimal`` as a user runs them."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -83,6 +84,88 @@ def test_adapters_by_an_option_are_those_of_a_file(
         told.append(json.loads(capsys.readouterr().out)["plans"][0])
     assert told[0] == told[1]
     assert told[0]["memory_bytes"] < told[2]["memory_bytes"]
+
+
+LLAMA = ["--model", "llama3.1-8b", "--gpu", "h100", "--gpus", "64", "--global-batch", "256"]
+FEW = ["--max-pp", "1", "--micro-batch", "1", "--recompute", "none"]
+
+
+def test_adapters_are_named(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    argv = ["plan", str(job), "--adapter-rank", "16", "--zero", "1"]
+    assert run([*argv, "-o", str(tmp_path / "out")]) == 0
+    head = "small on 8 GPUs (a100-80g) · LoRA of rank 16 · global batch 64 x 1,024 tokens"
+    assert head in " ".join(capsys.readouterr().out.split())
+    assert head in (tmp_path / "out" / "report.html").read_text()
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["adapter_rank"] == 16
+    degrees = ["--gpus", "8", "--global-batch", "64"]
+    model = ["--model", "gpt2-355m", "--gpu", "a100-80g", "--adapter-rank", "16"]
+    assert run(["predict", *model, *degrees]) == 0
+    assert " zero1 · LoRA of rank 16 · 8 microbatches · " in capsys.readouterr().out
+    assert run(["plan", str(job), "--zero", "1"]) == 0
+    assert "LoRA" not in capsys.readouterr().out
+
+
+def test_a_sample_longer_than_the_models_config_is_a_warning(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    words = "a sample of 200,000 tokens is longer than llama3.1-8b allows: its config has 131,072"
+    argv = ["plan", *LLAMA, *FEW, "--seq-len", "200000", "--top", "1"]
+    assert run([*argv, "-o", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert words in " ".join(out.split())
+    assert not re.search(r"\d\.[– ]", out), "a number ends in a dot"
+    assert words in (tmp_path / "out" / "report.html").read_text()
+    (warning,) = json.loads((tmp_path / "out" / "result.json").read_text())["warnings"]
+    assert warning.startswith(words)
+    assert run(["plan", *LLAMA, *FEW, "--seq-len", "131072", "--top", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
+def test_two_plans_within_each_others_interval_are_not_sure(capsys: Captured) -> None:
+    argv = ["plan", *LLAMA, "--max-pp", "2", "--micro-batch", "1"]
+    assert run([*argv, "--explain", "2", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "Why B beats A" in out
+    doubt = "and each lies within the other's interval: the difference is not sure."
+    assert doubt in " ".join(out.split())
+    assert run([*argv, "--explain", "1", "2", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)["explained"]
+    assert explained["sure"] is False
+    assert run([*argv, "--explain", "1", "30", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best, other = found["explained"]["step_time_s"]
+    assert found["explained"]["sure"] == (other > found["plans"][0]["high_s"])
+    assert best < other
+
+
+def test_the_launch_of_another_plan_names_the_skipped_one(tmp_path: Path, capsys: Captured) -> None:
+    argv = ["plan", "--model", "llama3.2-1b", "--gpu", "h100", "--gpus", "8"]
+    argv += ["--global-batch", "64", "--documents", "512x8,4096", "--max-pp", "1", "--max-tp", "1"]
+    argv += ["--micro-batch", "1,2", "--zero", "1", "--top", "1", "--launch", "nemo"]
+    line = "skipped plan 1 (tp1 pp1 dp8 mb2 zero1): Megatron-Bridge v0.6.0 cannot express packed"
+    assert run(argv) == 0
+    out = capsys.readouterr().out
+    assert [text[: len(line)] for text in out.splitlines() if "skipped" in text] == [line]
+    assert out.index(line) < out.index("plan 2, tp1 pp1 dp8 mb1 zero1:")
+    assert run([*argv, "-o", str(tmp_path / "out")]) == 0
+    assert line in capsys.readouterr().err
+    assert run([*argv, "--json"]) == 0
+    launch = json.loads(capsys.readouterr().out)["launch"]
+    assert launch["rank"] == 2
+    (skipped,) = launch["skipped"]
+    assert (skipped["rank"], skipped["plans"]) == (1, 1)
+    assert skipped["reason"].startswith("Megatron-Bridge v0.6.0 cannot express packed documents")
+
+
+def test_the_start_of_deepspeed_is_printed(capsys: Captured) -> None:
+    assert run(["plan", *LLAMA, *FEW, "--max-tp", "1", "--top", "1", "--launch", "deepspeed"]) == 0
+    err = capsys.readouterr().err
+    assert "start with: deepspeed --hostfile HOSTFILE --num_nodes 8 --num_gpus 8 your_" in err
+    assert "the file .deepspeed_env" in err
+    argv = ["plan", *LLAMA, *FEW, "--max-tp", "1", "--top", "1", "--launch", "deepspeed", "--json"]
+    assert run(argv) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["launch"]["notes"] == err.splitlines()
 
 
 def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from paceline.diagnose import diagnose, forward_backward_correlation, waterfall
 from paceline.diagnose.fit import fit_computes, pauses
+from paceline.diagnose.healthy_ideal import HARDWARE
 from paceline.diagnose.outside import _mann_kendall
 from paceline.diagnose.remove import Effect, without
 from paceline.diagnose.shares import Savings
@@ -58,8 +59,44 @@ def test_one_cause_is_named_placed_and_explains_the_loss(change, cause, where):
     assert finding.interval[0] <= finding.share <= finding.interval[1]
     if where is not None:
         assert finding.where == where
-    gap = float((result.simulated_s - result.ideal_s).mean())
+    healthy = diagnosis.healthy
+    assert (healthy is not None) == (cause in HARDWARE)
+    ideal_s = result.ideal_s if healthy is None else healthy.step_s
+    gap = float((result.simulated_s - ideal_s).mean())
     assert finding.share_of_step == pytest.approx(finding.share * gap / result.traced_s.mean())
+
+
+def slow_worker_job(dp, factor):
+    """The analysis and diagnosis of ``dp`` replicas, one slow, and the analysis if none is."""
+    spec = replace(JOB, dp=dp, pp=1, noise=0.003)
+    slow = diagnosed(replace(spec, slow_workers=(SlowWorker(1, 0, factor),)))
+    healthy = analyze(from_trace(synthesize(spec)))
+    return *slow[1:], healthy
+
+
+@pytest.mark.parametrize("dp", [2, 3, 4])
+@pytest.mark.parametrize("factor", [1.1, 2.0])
+def test_among_few_replicas_the_ideal_without_the_slow_one_is_that_of_the_healthy_job(dp, factor):
+    result, diagnosis, sound = slow_worker_job(dp, factor)
+    healthy_s = float(sound.ideal_s.mean())
+    # The paper's ideal is a mean that includes the slow replica.
+    too_long = 1 + (factor - 1) / dp
+    assert float(result.ideal_s.mean()) == pytest.approx(healthy_s * too_long, rel=0.02)
+    assert float(diagnosis.healthy.step_s.mean()) == pytest.approx(healthy_s, rel=0.003)
+    # One cause has one number: the cost of the slowness is what a healthy worker would save.
+    saved = 1 - sound.simulated_s.mean() / result.simulated_s.mean()
+    assert diagnosis.findings[0].share_of_step == pytest.approx(saved, abs=0.003)
+    assert diagnosis.findings[0].share == pytest.approx(1, abs=0.05)
+    assert sum(finding.share for finding in diagnosis.findings) == pytest.approx(1)
+
+
+def test_of_two_links_the_ideal_is_that_of_the_healthy_one():
+    spec = replace(JOB, dp=2, pp=2, noise=0.003)
+    _, result, diagnosis = diagnosed(replace(spec, slow_links=(SlowLink(1, 0, 60.0),)))
+    healthy = analyze(from_trace(synthesize(spec)))
+    assert diagnosis.findings[0].evidence["median_over_usual"] == pytest.approx(60, rel=0.02)
+    assert float(diagnosis.healthy.step_s.mean()) == pytest.approx(healthy.ideal_s.mean(), rel=0.01)
+    assert result.ideal_s.mean() > 1.05 * healthy.ideal_s.mean()
 
 
 def test_shares_and_unexplained_sum_to_one():
@@ -223,7 +260,7 @@ def test_the_fit_recovers_the_factors():
 def test_the_waterfall_telescopes():
     spec = replace(JOB, slow_workers=(SlowWorker(3, 1, 1.5),), launch_delay=(0.2, 0.5))
     measured, result, diagnosis = diagnosed(spec)
-    fall = waterfall(measured, result, diagnosis.findings)
+    fall = waterfall(measured, result, diagnosis.findings, diagnosis.healthy)
     assert [drop.name for drop in fall.drops] == [
         "launch-delay",
         "worker",
@@ -235,8 +272,8 @@ def test_the_waterfall_telescopes():
     left = fall.actual_s - sum(drop.seconds for drop in fall.drops)
     assert left == pytest.approx(fall.compute_s, rel=1e-12)
     assert fall.actual_s == pytest.approx(result.traced_s.mean())
-    # 12 microbatches of 0.06 + 0.12 s, times the mean of the 32 workers' factors
-    assert fall.compute_s == pytest.approx(12 * 0.18 * (1 + 0.5 / 32), rel=0.01)
+    # 12 microbatches of 0.06 + 0.12 s on a healthy worker
+    assert fall.compute_s == pytest.approx(12 * 0.18, rel=0.003)
     # 1F1B idles for (stages - 1) / microbatches of the compute
     bubble = fall.drops[-1].seconds
     assert bubble == pytest.approx(fall.compute_s * 3 / 12, rel=0.01)

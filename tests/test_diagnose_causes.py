@@ -242,12 +242,10 @@ def test_a_slow_worker(factor, named):
         assert (evidence["steps"], evidence["pattern"]) == ("all", "one worker")
         assert not candidate.ambiguous
         healed = job.healed(candidate)
-        # the work taken from it is shared out evenly: the sum of all stays
+        # a slow machine has no more work than others: its extra time vanishes
         for kind in (FORWARD, BACKWARD):
-            ratio = healed[job.ops(kind)] / job.sound.array[job.ops(kind)]
-            assert ratio == pytest.approx(ratio[0, 0, 0])
-            total = job.array[job.ops(kind)].sum()
-            assert healed[job.ops(kind)].sum() == pytest.approx(total)
+            healthy = job.sound.array[job.ops(kind)]
+            assert healed[job.ops(kind)] == pytest.approx(healthy)
 
 
 def test_a_worker_slow_in_backwards_counts_with_their_weight():
@@ -497,13 +495,13 @@ def test_a_finding_in_numbers():
     result = SimpleNamespace(traced_s=np.full(3, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {"a": 1}, Effect())
-    finding = _Judge(result, gap, resamples, trust).finding(candidate, cost, 0.05)
+    finding = _Judge(result, gap, 0.05, resamples, trust).finding(candidate, cost, 0.05)
     assert finding.share == pytest.approx(0.3)
     assert finding.share_of_step == pytest.approx(0.03)
     assert finding.interval == pytest.approx((0.21, 0.39))
     assert finding.confidence == 1
     assert finding.evidence == {"a": 1, "share_sampling_error": 0.05}
-    weak = _Judge(result, gap, resamples, trust).finding(candidate, cost - 0.2, 0.0)
+    weak = _Judge(result, gap, 0.05, resamples, trust).finding(candidate, cost - 0.2, 0.0)
     assert weak.confidence == pytest.approx(2 / 3)  # 0 s is under 5% of the gap
     assert weak.evidence == {"a": 1}
 
@@ -513,9 +511,9 @@ def test_a_cause_persists_with_five_percent_of_the_gap_and_half_of_the_step(seco
     result = SimpleNamespace(traced_s=np.full(3, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {}, Effect())
-    judge = _Judge(result, np.full(3, 0.1), np.eye(3), trust)
+    judge = _Judge(result, np.full(3, 0.1), 0.005, np.eye(3), trust)
     assert judge.finding(candidate, np.full(3, seconds), 0.0).confidence == agreeing
-    wide = _Judge(result, np.full(3, 1.0), np.eye(3), trust)
+    wide = _Judge(result, np.full(3, 1.0), 0.05, np.eye(3), trust)
     assert wide.finding(candidate, np.full(3, seconds), 0.0).confidence == agreeing
 
 
@@ -524,7 +522,7 @@ def test_resamples_without_a_gap_say_nothing_of_shares():
     result = SimpleNamespace(traced_s=np.full(2, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {}, Effect())
-    judge = _Judge(result, np.array([0.09, 1.91]), np.eye(2), trust)
+    judge = _Judge(result, np.array([0.09, 1.91]), 0.05, np.eye(2), trust)
     finding = judge.finding(candidate, np.array([0.09, 0.191]), 0.0)
     assert finding.interval == pytest.approx((0.1, 0.1))
 

@@ -51,7 +51,7 @@ def test_a_worker_that_pauses_is_named(seed):
     assert finding.share_of_step == pytest.approx(1 - healthy_s / job.step_s(), abs=0.02)
     report = JobReport.of(case.result, advise(case, REMEDIES))
     assert not is_healthy(report)
-    assert headline(report).startswith("Stragglers cost little")
+    assert headline(report).startswith("Lasting stragglers cost little (0.")
     lines = "\n".join(line.plain for line in screen(report, 120, colour=False))
     assert "one worker pauses" in lines
     assert "Healthy" not in lines

@@ -85,7 +85,7 @@ def test_headline_and_terminal_say_what_lasts_not_what_passes():
     assert result.slowdown > 1.08
     report = JobReport.of(result, advise(Case(measured, result, diagnosis), REMEDIES))
     text = " ".join(line.plain for line in screen(report, 120, colour=False))
-    assert "Stragglers cost little (0." in text
+    assert "Lasting stragglers cost little (0." in text
     assert "worker dp 2, stage 0 computes longer in 6 of 20 steps" in headline(report)
 
 

@@ -24,11 +24,12 @@ ELSEWHERE = {
     r"--monitor\b|--engine ray|s3://|postgresql:": "a cluster",
     r"/nfs/|/shared/|/srv/|/etc/|/var/|/root/": "the reader's own folders",
     r"^paceline (nccl|otlp|profile|watch|demo)\b|-nccl|--running|--now\b": "a running job",
-    r"^paceline (ranks|telemetry|layers)\b|--telemetry|ras-1|t5\.layers|net\.layers": "tests/real/",
+    r"^paceline (ranks|telemetry)\b|--telemetry|ras-1": "tests/real/",
+    r"^paceline layers (timm:|\w+\.py)|t5\.layers|v100\.profile": "packages that may lack",
     r"^paceline import\b|runs/job-18|--format ndtimeline": "test_sources_*.py",
     r" -(?: |$)|\[more logs\]|\[--json\]|mitigate --follow$": "standard input: test_cli_detect.py",
     r"--serve$|--run\b|--ring|--both-ways": "test_detect_validate.py",
-    r"^paceline (plan|optimal|calibrate)\b": "minutes: test_cli_plan.py, test_plan_calibrate.py",
+    r"^paceline (optimal|calibrate)\b": "seconds: test_cli_plan.py, test_plan_calibrate.py",
     r"elasticflow|queue --study": "minutes: test_cli_queue.py",
     r"^paceline predict .*--(runs|profile)\b": "test_cli_predict.py",
     r"--simulate|--follow|scenario\.yaml": "test_cli_mitigate.py",
@@ -44,6 +45,8 @@ PAGES = (
     "goodput",
     "integrations",
     "mitigate",
+    "networks",
+    "plan",
     "predict",
     "queue",
     "record",
@@ -100,6 +103,7 @@ def files(tmp_path_factory) -> Path:
     (folder / "hosts.csv").write_text(
         "rank,host,gpu\n" + "".join(f"{rank},node-{rank // 4},{rank % 4}\n" for rank in range(8))
     )
+    assert run(["layers", "resnet50", "-o", str(folder / "net.layers.json")]) == 0
     lessons = {
         block.notes["file"]: block.text
         for page in ("tutorial", "how-to/my-queue")

@@ -100,8 +100,14 @@ def test_each_exception_is_documented(reference):
 
 def test_presets_are_listed_with_their_numbers(reference):
     page = reference.presets_page()
-    assert "| `llama3.1-8b` | 8.03 | 32 | 4,096 | 8,192 |" in page
+    assert "| `llama3.1-8b` | 8.03 | 32 | 4,096 | 8,192 | 131,072 |" in page
     assert "| `h100` | H100 SXM5 80GB | 80 | 989 | 8 | 6.88 |" in page
     names = re.findall(r"^\| `([^`]+)` \|", page, re.M)
     assert set(names) >= {*LLM_PRESETS, *CLUSTER_PRESETS}
     assert "`resnet50`" in page
+
+
+def test_the_page_of_the_presets_is_up_to_date(reference):
+    """Readers of the repository have it without a build."""
+    page = EXTENSION.parents[1] / "reference" / "presets.md"
+    assert page.read_text(encoding="utf-8") == reference.presets_page(), "make docs writes it"

@@ -12,7 +12,7 @@ from paceline.cli.main import run
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import goodput
 from paceline.ledger.categories import CATEGORIES, GOOGLE
-from paceline.ledger.ledger import ledger_of
+from paceline.ledger.ledger import Ledger, ledger_of
 from paceline.sources.run_logs.files import load_timeline
 from paceline.sources.run_logs.timeline import PAUSE_KINDS, Pause, Start, Timeline, steps_of
 from recordings import BASE_NS, SetClock, play, recorder
@@ -90,6 +90,18 @@ def two_starts(tmp_path):
     two.at_s += 5
     two.datetime("after training is done")
     return one.write(tmp_path / "1.log"), two.write(tmp_path / "2.log")
+
+
+def test_rows_that_are_almost_nothing_have_no_digits():
+    rows = {"productive": 90.0, "compile": 0.00115, "idle": 0.0, "data": 2e-2}
+    assert [line.split(maxsplit=1) for line in Ledger("a tool", 100.0, rows).lines()[1:]] == [
+        ["productive", "90.00%           90 s"],
+        ["compile", "<0.01%    under 0.1 s"],
+        ["idle", "0.00%            0 s"],
+        ["data", "0.02%         0.02 s"],
+    ]
+    long = Ledger("a tool", 100_000.0, {"productive": 90_000.0, "compile": 3.25})
+    assert long.lines()[2].split(maxsplit=1) == ["compile", "<0.01%         3.25 s"]
 
 
 def test_megatron_with_a_restart(tmp_path):

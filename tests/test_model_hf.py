@@ -121,6 +121,7 @@ def test_a_config_is_the_preset(config, preset):
     # The rows of positions matter only where they are learned.
     rows = read.max_positions if read.positions == "learned" else expected.max_positions
     assert dataclasses.replace(read, max_positions=rows) == expected
+    assert read.context == expected.context
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,11 @@ def test_a_config_is_the_preset(config, preset):
 )
 def test_models_without_a_preset_have_their_published_count(config, published):
     assert from_hf(config).parameters == pytest.approx(published, rel=1e-4)
+
+
+@pytest.mark.parametrize(("config", "preset"), [(MISTRAL_7B, "mistral-7b"), (QWEN3_8B, "qwen3-8b")])
+def test_the_longest_sample_of_a_config_is_that_of_the_preset(config, preset):
+    assert from_hf(config).context == llm_preset(preset).context > 0
 
 
 def test_the_sequence_is_the_context_before_it_was_stretched():

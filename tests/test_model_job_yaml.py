@@ -162,6 +162,17 @@ def test_dp_follows_from_the_gpus():
         derive_dp(100, tp=8, pp=35)
 
 
+def test_the_longest_sample_is_that_of_the_model_and_not_of_the_job(written):
+    text = JOB.replace("model: gpt3-175b", "model: {preset: gpt3-175b, CHANGE}")
+    longer = load_job(written(text.replace("CHANGE", "seq_len: 4096"))).llm
+    assert (longer.context, longer.max_positions) == (2048, 4096)
+    table = load_job(written(text.replace("CHANGE", "max_positions: 4096"))).llm
+    assert table.context == 4096
+    own = load_job(written(text.replace("CHANGE", "seq_len: 4096, context: 8192"))).llm
+    assert own.context == 8192
+    assert own == longer  # a note, not a size
+
+
 def test_options_that_contradict_each_other():
     with pytest.raises(ModelError, match="one of the two"):
         job_from_options(model="gpt3-175b")
@@ -300,7 +311,10 @@ def test_files_have_a_mebibyte_at_most(written):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("300e9", 300e9), ("'300e9'", "300e9"), ("1e999", "1e999"), ("3e", "3e"), ("-2E3", -2000.0)],
+    [
+        *(("300e9", 300e9), ("'300e9'", "300e9"), ("1e999", "1e999"), ("3e", "3e")),
+        *(("-2E3", -2000.0), ("3.1e9", 3.1e9), (".5e-3", 5e-4), ("'3.1e9'", "3.1e9")),
+    ],
 )
 def test_numbers_as_people_write_them(written, text, value):
     from paceline.marked_yaml import read_marked

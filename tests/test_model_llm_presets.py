@@ -292,7 +292,7 @@ def test_an_unknown_name_gets_the_nearest():
         ModelError, match=r"no model preset 'llama3-80b'; the nearest are llama3-8b"
     ):
         llm_preset("llama3-80b")
-    with pytest.raises(ModelError, match=r"no model preset '§§§'; there are deepseek-v3, "):
+    with pytest.raises(ModelError, match=r"no model preset '§§§' \(`paceline presets`"):
         llm_preset("§§§")
     with pytest.raises(ModelError, match="no model preset"):
         llm_preset("x" * 10_000)

@@ -43,13 +43,15 @@ def test_layers_of_the_chunks():
     assert even.chunk_layers(GPT) == (range(2), range(2, 4), range(4, 6), range(6, 8))
     uneven = Plan(pp=3, global_batch=2, layers_per_stage=(3, 3, 2))
     assert uneven.chunk_layers(GPT) == (range(3), range(3, 6), range(6, 8))
-    with pytest.raises(PlanError, match="gpt with tp1 pp3 dp1 mb1: layers 8 not divisible by pp 3"):
+    with pytest.raises(
+        PlanError, match="gpt with tp1 pp3 dp1 mb1 zero1: layers 8 not divisible by pp 3"
+    ):
         Plan(pp=3, global_batch=2).chunk_layers(GPT)
 
 
 def test_describe():
     plan = Plan(tp=8, pp=8, dp=16, vpp=2, recompute="full", global_batch=1536)
-    assert plan.describe() == "tp8 pp8 dp16 mb1 vpp2 full"
+    assert plan.describe() == "tp8 pp8 dp16 mb1 vpp2 full zero1"
     other = Plan(
         dp=4, cp=2, ep=2, micro_batch=4, zero=3, precision="fp8", schedule="gpipe", global_batch=16
     )
@@ -149,8 +151,8 @@ def test_check_names_all_reasons_in_one_line():
     with pytest.raises(PlanError) as caught:
         check(Plan(tp=3, pp=3, global_batch=8), GPT, 8)
     assert str(caught.value) == (
-        "gpt cannot use tp3 pp3 dp1 mb1: tp 3 x pp 3 x dp 1 x cp 1 = 9 GPUs, not 8; heads 8 not "
-        "divisible by tp 3; hidden 64 not divisible by tp 3; ffn 256 not divisible by tp 3; "
+        "gpt cannot use tp3 pp3 dp1 mb1 zero1: tp 3 x pp 3 x dp 1 x cp 1 = 9 GPUs, not 8; heads 8 "
+        "not divisible by tp 3; hidden 64 not divisible by tp 3; ffn 256 not divisible by tp 3; "
         "kv_heads 8 and tp 3: neither divides the other; layers 8 not divisible by pp 3 (or give "
         "layers_per_stage: --layers N,N,...)"
     )
@@ -159,14 +161,14 @@ def test_check_names_all_reasons_in_one_line():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"vpp": 2, "pp": 2}, "tp1 pp2 dp1 mb1 vpp2"),
+        ({"vpp": 2, "pp": 2}, "tp1 pp2 dp1 mb1 vpp2 zero1"),
         ({"recompute": "selective", "zero": 0}, "tp1 pp1 dp1 mb1 selective zero0"),
-        ({"tp": 2, "sequence_parallel": True}, "tp2 pp1 dp1 mb1 sp"),
-        ({"pp": 2, "layers_per_stage": (3, 5)}, "tp1 pp2 dp1 mb1 uneven"),
-        ({"pp": 2, "layers_per_stage": (4, 4)}, "tp1 pp2 dp1 mb1"),
+        ({"tp": 2, "sequence_parallel": True}, "tp2 pp1 dp1 mb1 zero1 sp"),
+        ({"pp": 2, "layers_per_stage": (3, 5)}, "tp1 pp2 dp1 mb1 zero1 uneven"),
+        ({"pp": 2, "layers_per_stage": (4, 4)}, "tp1 pp2 dp1 mb1 zero1"),
     ],
 )
-def test_describe_leaves_defaults_out(fields, words):
+def test_describe_leaves_most_defaults_out(fields, words):
     assert Plan(**({"global_batch": 8} | fields)).describe() == words
 
 

@@ -159,4 +159,4 @@ def test_modules_are_checked(fields, match):
 
 
 def test_a_plan_names_its_modules():
-    assert plan("mla_up_proj", "mlp").describe().endswith("mb1 mla_up_proj+mlp")
+    assert plan("mla_up_proj", "mlp").describe().endswith("mb1 mla_up_proj+mlp zero1")

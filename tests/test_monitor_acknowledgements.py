@@ -7,7 +7,7 @@ import requires
 requires.installed("starlette", "sqlalchemy")
 
 import monitor_alerts
-from monitor_alerts import HOUR, World, courier, hooked
+from monitor_alerts import HOUR, World, courier, fire, hooked
 from monitor_web import monitor
 from paceline.cli.main import run
 from paceline.errors import MonitorError
@@ -26,7 +26,7 @@ def fired(engine, now, name="job-1", project="llm", hosts="n1"):
     row |= {"job_id": job.id, "session_id": None, "importance": "warning", "labels": {}}
     row |= {"headline": "slow", "cause": "worker", "place": f"host {hosts}", "hosts": hosts}
     row |= {"gain": None, "status": "firing", "started_at": now, "updated_at": now}
-    return store.fire(engine, row, [], now)["id"]
+    return fire(engine, row, now)
 
 
 def test_who_until_when_and_why_are_kept_and_written_down(tmp_path):

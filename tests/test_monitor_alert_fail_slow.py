@@ -6,7 +6,8 @@ requires.installed("starlette")
 
 import monitor_alerts
 from monitor_alerts import HOUR, World
-from paceline.monitor.alerts.engine import Alerts, going_on
+from paceline.monitor.alerts.engine import Alerts
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.store import jobs
 
 world = monitor_alerts.world
@@ -102,9 +103,15 @@ def test_a_job_that_begins_anew_is_not_slow_for_ever(world):
     assert world.firing() == []
 
 
+def going_on(job, events, *, settled):
+    return LevelChanges.of([{"at": 1.0, **event} for event in events]).going_on(
+        job, settled=settled
+    )
+
+
 def test_what_goes_on():
     job = {"status": "running", "slow_since_step": 5}
-    about = {"ranks": [1, 2], "factor": 1.5, "text": "slow"}
+    about = {"at": 1.0, "ranks": [1, 2], "factor": 1.5, "text": "slow"}
     onset, relief = ({"kind": kind, **about} for kind in ("onset", "relief"))
     other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow"}
     half = {"kind": "relief", "ranks": [1]}
@@ -155,6 +162,25 @@ def test_the_end_of_a_job_ends_its_fail_slow(world):
     world.set_job(slow_since_step=100)
     jobs.end(world.engine, world.job.id, world.now)
     assert jobs.by_id(world.engine, world.job.id)["slow_since_step"] is None
+
+
+def test_a_job_that_has_ended_is_not_slow_once_its_steps_are_seen_again(world):
+    jobs.end(world.engine, world.job.id, world.now)
+    row = {"job_id": world.job.id, "seen_at": world.now - 10, "last_step": 90, "step_s": 1.5}
+    jobs.update_live(world.engine, [{**row, "healthy_s": 1.0, "slow_since_step": 80}])
+    found = jobs.by_id(world.engine, world.job.id)
+    assert (found["status"], found["slow_since_step"]) == ("ended", None)
+    later = {**row, "seen_at": world.now + 10, "healthy_s": 1.0, "slow_since_step": 80}
+    jobs.update_live(world.engine, [later])
+    found = jobs.by_id(world.engine, world.job.id)
+    assert (found["status"], found["slow_since_step"]) == ("running", 80)
+
+
+def test_a_hang_relieves_no_rank():
+    job = {"status": "running", "slow_since_step": 5}
+    onset = {"kind": "onset", "ranks": [1, 2], "factor": 1.5, "text": "slow", "at": 1.0}
+    hang = {"kind": "hang", "ranks": [1, 2], "factor": None, "text": "hangs", "at": 2.0}
+    assert going_on(job, [hang, onset], settled=True) == onset
 
 
 def test_all_ranks_are_named_as_such(world):

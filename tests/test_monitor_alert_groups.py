@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the monitor is an extra")
 
+from monitor_alerts import fire
 from monitor_web import monitor
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
@@ -52,10 +53,10 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
                 "labels": {},
             }
             fields |= {"headline": f"slow {number}", "started_at": now, "updated_at": now}
-            store.fire(engine, {"fingerprint": f"f{number}", "job_id": job.id, **fields}, [], now)
+            fire(engine, {"fingerprint": f"f{number}", "job_id": job.id, **fields}, now)
         page = site.ask("GET", "/alerts", token=site.token(), headers={"Accept": "text/html"}).text
         other = {"project": "vision", "job_id": jobs.register(engine, "vision", "x", now).id}
-        store.fire(engine, {"fingerprint": "other", **fields, **other}, [], now)
+        fire(engine, {"fingerprint": "other", **fields, **other}, now)
         operator = site.token("operate", "llm")
         form = {"hours": "2", "why": "host is out", "group": "1"}
         assert site.ask("POST", "/alerts/1/silence", token=operator, form=form).status == 303

@@ -136,9 +136,9 @@ def test_jobs_that_stay_silent_are_not_judged_again_and_again(world, monkeypatch
             connection.execute(job_table.update().where(job_table.c.id == job.id).values(**values))
     world.alerts.tick(world.now)
     judged = []
-    real = world.alerts.judge
+    real = world.alerts.judge_many
     monkeypatch.setattr(
-        world.alerts, "judge", lambda *args, **more: (judged.append(args[0]), real(*args, **more))
+        world.alerts, "judge_many", lambda jobs, now: (judged.extend(jobs), real(jobs, now))
     )
     world.pass_time(901)
     assert len(judged) == 5

@@ -11,6 +11,7 @@ requires.installed("starlette")
 from monitor_alerts import DAY
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
 
 RULES = {rule.name: rule for rule in DEFAULTS}
@@ -23,7 +24,8 @@ def facts(sessions=(), onset=None, now=1000.0, **job):
 
 
 def session(slowdown=1.0, step_s=1.0, at=0.0):
-    about = {"id": 1, "headline": "", "cause": None}
+    about = {"id": 1, "headline": "", "cause": None, "cause_gain": None, "last_step": None}
+    about["slowdown_lasting"] = None
     return {"slowdown": slowdown, "step_s": step_s, "created_at": at, **about}
 
 
@@ -61,7 +63,7 @@ def test_gpu_hours_at_stake():
 def test_what_an_event_costs():
     event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 7380.0}
     lost = "4 GPU-hours lost by 1970-01-01 02:03 UTC"
-    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 a day at stake"
+    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 GPU-hours a day at stake"
     assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == lost
     assert cost_text(with_cost(event)) == ""  # how many GPUs is not known
     assert with_cost({**event, "gpus": 8})["lost_gpu_hours"] == 0.5
@@ -73,10 +75,10 @@ def test_what_goes_on_has_cost_more_since():
     event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0}
     event |= {"ranks": [0], "text": "", "step": 10}
     now = "9.33 GPU-hours lost by 1970-01-01 02:03 UTC"  # 225 s and a third of 900 s
-    assert lost_by_now(job, [event]) == now
-    assert lost_by_now({**job, "gpus": None}, [event]) == ""
-    assert lost_by_now({**job, "slow_since_step": None}, [event]) == ""
-    assert lost_by_now(job, []) == ""
+    assert lost_by_now(job, LevelChanges.of([event])) == now
+    assert lost_by_now({**job, "gpus": None}, LevelChanges.of([event])) == ""
+    assert lost_by_now({**job, "slow_since_step": None}, LevelChanges.of([event])) == ""
+    assert lost_by_now(job, LevelChanges()) == ""
 
 
 def test_steps_that_come_late_have_cost_what_they_took():
@@ -85,9 +87,9 @@ def test_steps_that_come_late_have_cost_what_they_took():
     event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0}
     event |= {"ranks": [0], "text": "", "step": 10}
     now = "16 GPU-hours lost by 1970-01-01 01:48 UTC"  # 225 s and a second of 675 steps
-    assert lost_by_now(job, [event]) == now
+    assert lost_by_now(job, LevelChanges.of([event])) == now
     again = {**job, "last_step": 5}  # the job runs steps again: by the clock
-    assert lost_by_now(again, [event]).startswith("4.06 GPU-hours")
+    assert lost_by_now(again, LevelChanges.of([event])).startswith("4.06 GPU-hours")
 
 
 def test_silence_of_a_job_begins_and_is_forgotten():
@@ -104,7 +106,7 @@ def test_silence_of_a_job_begins_and_is_forgotten():
 def test_regression_against_the_last_week():
     rule = RULES["regression"]
     week = [session(step_s=s, at=10 * DAY - i * DAY) for i, s in enumerate((1.2, 1.0, 1.1, 1.0))]
-    assert "1.20 times the median of the last 7 days (1.000 s)" in judge(rule, facts(week)).headline
+    assert "1.20 times the median of the last 3 days (1.000 s)" in judge(rule, facts(week)).headline
     assert judge(rule, facts([session(step_s=1.09, at=10 * DAY), *week[1:]])) is None
     assert judge(rule, facts(week[:3])) is None  # too few before
     healthy = {**week[0], "cause": "healthy"}

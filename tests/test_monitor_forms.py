@@ -8,6 +8,7 @@ requires.installed("starlette")
 
 from starlette.routing import Route
 
+from monitor_alerts import fire
 from monitor_web import monitor
 from paceline.monitor.store import accounts, jobs, tokens
 from paceline.monitor.store import alerts as store
@@ -48,7 +49,7 @@ def things(site, project):
     alert = {"fingerprint": f"f-{project}", "rule": "slow-job", "project": project, "labels": {}}
     alert |= {"job_id": job.id, "importance": "warning", "cause": "worker", "place": "host n1"}
     alert |= {"status": "firing", "headline": "slow", "started_at": now, "updated_at": now}
-    number = store.fire(engine, alert, [], now)["id"]
+    number = fire(engine, alert, now)
     more = {"project": project, "now": now, "by": ME}
     silence = store.add_silence(
         engine, project, rule=None, job="job", until=now + 999, comment="", now=now, by=ME

@@ -461,18 +461,20 @@ def test_an_alert_that_two_instances_judge_at_once_fires_once(engine):
     alert["updated_at"] = 1.0
     start, told = threading.Barrier(6), []
 
-    def fire():
+    def fire(order):
         start.wait(30)
-        told.append(alerts.fire(engine, alert, ["hook"], 1.0)["new"])
+        rows = [alerts.Firing({**alert, "fingerprint": f"rule/{k}"}, ["hook"]) for k in order]
+        told.extend(alerts.change(engine, rows, [], 1.0, 1.0))
 
-    threads = [threading.Thread(target=fire) for _ in range(6)]
+    orders = [(1, 2, 3), (3, 2, 1), (2, 1, 3)] * 2
+    threads = [threading.Thread(target=fire, args=[order]) for order in orders]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(told) == [False] * 5 + [True]
-    assert len(alerts.firing(engine)) == 1
-    assert len(alerts.waiting(engine, "hook")) == 1
+    assert sorted(one.fingerprint for one in told) == ["rule/1", "rule/2", "rule/3"]
+    assert len(alerts.firing(engine)) == 3
+    assert len(alerts.waiting(engine, "hook")) == 3
 
 
 class TestStore:

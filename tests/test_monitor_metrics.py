@@ -1,10 +1,15 @@
 """/metrics as Prometheus reads it: both formats, one value per series, no state of the process."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("starlette", reason="the monitor is an extra")
 
 import prometheus_client
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
@@ -14,6 +19,7 @@ from paceline.monitor.config import Config
 from paceline.monitor.store import jobs
 from paceline.monitor.store.tables import events
 from paceline.monitor.store.tables import jobs as job_table
+from paceline.monitor.web.job_metrics import job_lines
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -138,3 +144,45 @@ def test_a_fail_slow_without_a_trace_has_waste_and_gpu_time_lost(tmp_path):
         assert "20.0%" in page
         assert "0.122" in page
     assert "Steps take 1.25 times as long since step 90." in pages[1]
+
+
+@pytest.mark.parametrize("is_openmetrics", [False, True])
+def test_lines_of_jobs_are_those_of_prometheus_client(is_openmetrics):
+    """Read and written again by it, they are the same bytes."""
+    odd = {"project": 'a"b', "name": "x\\y\nz", "labels": {"team": "\u00fc"}, "status": "running"}
+    rows = [
+        {
+            "id": k,
+            "gpus": 8 * k or None,
+            "cause": None,
+            "degrees": {"dp_size": 2},
+            **odd,
+            "seen_at": 1_790_000_000.5,
+            "last_step": 12_345_678 * k,
+            "step_s": 1e-7 * k,
+            "healthy_s": None if k else 0.5,
+            "slow_since_step": None,
+            "slowdown": math.inf,
+            "slowdown_lasting": 1.0,
+            "waste": None,
+            "stake_gpu_hours": -0.5,
+            "n_sessions": k,
+            "gpu_hours_lost": 1e9 / 3,
+            "name": f"{odd['name']}{k}",
+        }
+        for k in range(3)
+    ]
+    text = job_lines(rows, ["team"], {}, openmetrics=is_openmetrics)
+    end = "# EOF\n" if is_openmetrics else ""
+    read = read_openmetrics if is_openmetrics else read_text
+    write = openmetrics_exposition if is_openmetrics else exposition
+    families = list(read(text + end))
+    assert len(families) > 8
+    again = write.generate_latest(SimpleNamespace(collect=lambda: families)).decode()
+    assert again == text + end
+
+
+def test_names_stay_as_they_are_where_escaping_by_dots_is_asked_for(site):
+    text = ask(site, f"{OPENMETRICS}; escaping=dots").text
+    assert "\npaceline_job_info{" in text
+    assert "\npaceline_build_info{" in text

@@ -67,7 +67,8 @@ def theirs(site):
     alert |= {"job_id": job.id, "session_id": None, "importance": "warning", "labels": {}}
     alert |= {"headline": SECRET, "cause": None, "place": SECRET, "hosts": None, "gain": None}
     alert |= {"status": "firing", "started_at": now, "updated_at": now}
-    firing = alerts.fire(engine, alert, ["hook"], now)["id"]
+    (told,) = alerts.change(engine, [alerts.Firing(alert, ["hook"])], [], now, now)
+    firing = told.id
     silence = alerts.add_silence(
         engine, "theirs", rule=None, job=JOB, until=now + 999, comment=SECRET, now=now, by=SERVICE
     )

@@ -6,6 +6,7 @@ import requires
 
 requires.installed("starlette")
 
+from monitor_alerts import fire
 from monitor_site import lines as lines
 from monitor_web import eventually, monitor
 from paceline.cli.main import run
@@ -156,7 +157,7 @@ def test_an_alert_is_silenced_by_a_click(site, lines):
         "headline": "slow", "importance": "warning", "status": "firing", "started_at": now,
         "updated_at": now, "labels": {},
     }  # fmt: skip
-    store.fire(site.service.engine, alert, [], now)
+    fire(site.service.engine, alert, now)
     page = site.ask("GET", "/alerts", token=site.token(), headers={"Accept": "text/html"})
     assert 'action="/alerts/1/silence"' in page.text
     form = {"hours": "4", "why": "seen: hosts are moved \u2014 Ana"}

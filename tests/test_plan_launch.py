@@ -11,7 +11,7 @@ import shlex
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -21,6 +21,7 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.packing import Packing
 from paceline.model.plan import Plan
+from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, TORCHTITAN
 from paceline.plan.launch.files import (
     FRAMEWORKS,
     SPACES,
@@ -29,7 +30,7 @@ from paceline.plan.launch.files import (
     launch_text,
 )
 from paceline.plan.launch.megatron import BRIDGE, MEGATRON, megatron_command
-from paceline.plan.launch.torch_based import ACCELERATE, DEEPSPEED, TORCHTITAN
+from paceline.plan.launch.torch_based import accelerate_keys
 from paceline.plan.search import search
 
 LLAMA, MIXTRAL = llm_preset("llama3-8b"), llm_preset("mixtral-8x7b")
@@ -177,6 +178,9 @@ ACCELERATE_KEYS = {
     "parallelism_config_cp_size",
     "num_machines",
     "num_processes",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
 }
 
 PLANS = [
@@ -186,6 +190,8 @@ PLANS = [
     Plan(tp=2, pp=4, dp=2, vpp=2, cp=2, global_batch=32, sequence_parallel=True, overlap_tp=True),
     Plan(pp=4, dp=2, global_batch=32, layers_per_stage=(7, 9, 9, 7), precision="fp8"),
     Plan(tp=2, dp=8, global_batch=32, zero=3, precision="fp8", recompute="selective"),
+    Plan(tp=2, dp=8, global_batch=32, zero=3, sequence_parallel=True),
+    Plan(dp=8, cp=2, global_batch=32, zero=3),
     Plan(tp=2, dp=8, global_batch=32, precision="fp16", flash=False, recompute="selective"),
     Plan(dp=8, cp=2, global_batch=32, zero=0),
     Plan(dp=8, global_batch=32, zero=3, shards=4),
@@ -254,7 +260,7 @@ def test_torchtitan_tables():
 
 
 def test_torchtitan_splits_uneven_layers():
-    plan = Plan(pp=4, global_batch=32, layers_per_stage=(7, 9, 9, 7))
+    plan = Plan(pp=4, dp=2, zero=3, global_batch=32, layers_per_stage=(7, 9, 9, 7))
     tables = tomllib.loads(launch_text("torchtitan", LLAMA, plan))
     parts = tables["parallelism"]["module_fqns_per_model_part"]
     assert [len(part) for part in parts] == [8, 9, 9, 9]
@@ -282,14 +288,136 @@ def test_accelerate_keys():
             assert keys["fsdp_reshard_after_forward"] == "true"
 
 
+def test_several_machines_of_accelerate_meet():
+    """v1.14.0: --machine_rank goes before the file's, each machine gives its own."""
+    plan = Plan(dp=16, zero=3, micro_batch=2, global_batch=64)
+    text = launch_text("accelerate", LLAMA, plan)
+    keys = dict(re.findall(r"^(\w+): ?(.+)$", text, flags=re.M))
+    assert (keys["num_machines"], keys["machine_rank"]) == ("2", "0")
+    assert (keys["main_process_ip"], keys["main_process_port"]) == ('"HOST"', "29500")
+    assert "--machine_rank N your_script.py" in text
+    assert "on each of the 2 machines; N is its number, from 0. Replace HOST:" in text
+    assert "a micro batch of 2 samples of 8,192 tokens (per_device_train_batch_size)" in text
+    one = launch_text("accelerate", LLAMA, replace(plan, dp=8, micro_batch=1))
+    assert "a micro batch of 1 sample of 8,192 tokens" in one
+    assert "HOST" not in one
+    assert "machine_rank" not in one
+
+
+def test_the_start_of_deepspeed():
+    """v0.19.5, ``launcher/runner.py``: the arguments, and the variables that reach other nodes."""
+    variable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    script = "your_script.py --deepspeed_config deepspeed.json"
+    plan = Plan(dp=4, global_batch=64)
+    assert launch_notes("deepspeed", LLAMA, plan) == [
+        f"start with: {variable} deepspeed --num_gpus 4 {script}"
+    ]
+    assert launch_notes("deepspeed", LLAMA, replace(plan, dp=16)) == [
+        f"start with: deepspeed --hostfile HOSTFILE --num_nodes 2 --num_gpus 8 {script}",
+        "HOSTFILE has a line for each node: NAME slots=8",
+        f"the file .deepspeed_env, where you start it, has the line {variable}",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # DeepSpeed's own
+def test_deepspeed_itself_takes_the_start():
+    requires.installed("deepspeed")
+    from deepspeed.launcher.runner import parse_args
+
+    line = launch_notes("deepspeed", LLAMA, Plan(dp=16, global_batch=64))[0]
+    args = parse_args(shlex.split(line.partition("deepspeed ")[2]))
+    assert (args.hostfile, args.num_nodes, args.num_gpus) == ("HOSTFILE", 2, 8)
+    assert args.user_args == ["--deepspeed_config", "deepspeed.json"]
+
+
+def sharded_plans():
+    """Plans of two to sixteen GPUs with all ways to share out their parameters."""
+    for tp, dp, cp, zero, shards in product((1, 2), (1, 2, 4), (1, 2), (0, 2, 3), (0, 1, 2, 4)):
+        ranks = dp * cp
+        hybrid = zero == 3 and shards < ranks and ranks % max(1, shards) == shards % cp == 0
+        if tp * ranks > 1 and (shards == 0 or hybrid):
+            yield Plan(tp=tp, dp=dp, cp=cp, zero=zero, shards=shards, global_batch=8)
+
+
+def test_accelerate_itself_takes_the_sizes_of_the_written_plans_alone():
+    requires.installed("accelerate")
+    from accelerate.parallelism_config import ParallelismConfig
+
+    seen = set()
+    for plan in sharded_plans():
+        try:
+            degrees = accelerate_keys(plan).get("parallelism_config")
+        except PlanError:
+            degrees = None
+            shard = (plan.shards // plan.cp or plan.dp) if plan.zero >= 2 else 1
+            try:
+                taken = ParallelismConfig(plan.dp // shard, shard, plan.tp, plan.cp)
+            except ValueError:
+                seen.add("refused")
+                continue
+            # FSDP over the ranks of cp, or no mesh for it.
+            assert plan.zero == 0 or not taken.dp_shard_cp_dim_names, plan
+        else:
+            if degrees is not None:
+                sizes = ParallelismConfig(*degrees.values())
+                assert sizes.total_size == plan.gpus
+                assert sizes.dp_shard_cp_dim_names, plan
+                seen.add("written")
+    assert seen == {"refused", "written"}
+
+
+def test_searches_leave_out_what_torchtitan_cannot_express():
+    """v0.2.2, ``parallel_dims.py``: with cp > 1 it is FSDP, whatever data_parallel_shard_degree."""
+    result = search(
+        LLAMA, cluster_preset("h100"), 64, 128, micro_batches=(1,),
+        **SPACES["torchtitan"] | {"max_pp": 2, "max_vpp": 1, "zeros": (0, 3)},
+    )  # fmt: skip
+    plans = [result.legal.plan(i) for i in range(len(result.legal))]
+    assert all(plan.tp * plan.pp * plan.cp == 1 for plan in plans if plan.zero == 0)
+    assert any(plan.cp > 1 for plan in plans)
+    assert all(plan.sequence_parallel for plan in plans if plan.tp > 1)
+    reason = "torchtitan v0.2.2 cannot express tp, pp, cp or ep > 1 without FSDP (zero 2 or 3)"
+    assert result.pruned[reason] > 0
+    for plan in plans:
+        launch_text("torchtitan", LLAMA, plan)
+
+
+def test_a_search_without_a_plan_names_the_rules_of_the_framework():
+    rules = SPACES["torchtitan"]["exclusions"]
+    h100 = cluster_preset("h100")
+    with pytest.raises(PlanError, match=r"express zero 1; .*\. Try another zero or sequence_par"):
+        search(LLAMA, h100, 8, 64, zeros=(1,), max_pp=1, exclusions=rules)
+    with pytest.raises(PlanError, match="use zero 3, GPUs with more memory"):
+        search(llm_preset("llama3-70b"), h100, 8, 64, zeros=(0,), exclusions=rules)
+
+
+def test_better_plans_that_are_skipped_are_named():
+    small = replace(llm_preset("llama3.2-1b"), packing=Packing(documents={512: 8, 4096: 1}))
+    result = search(
+        small, cluster_preset("h100"), 8, 64, micro_batches=(1, 2), max_tp=1, max_pp=1, max_cp=1,
+        recomputes=("none",), zeros=(1,),
+    )  # fmt: skip
+    launch = best_launch("nemo", result)
+    (skipped,) = launch.skipped
+    assert (launch.place, skipped.place) == (1, 0)
+    assert str(skipped) == (
+        "skipped plan 1 (tp1 pp1 dp8 mb2 zero1): Megatron-Bridge v0.6.0 cannot express packed "
+        "documents with micro batch 2; a packed sample is a microbatch"
+    )
+    assert skipped.to_mapping()["rank"] == 1
+    more = skipped._replace(plans=3)
+    assert str(more).startswith("skipped plan 1 (tp1 pp1 dp8 mb2 zero1) and 2 other plans: Meg")
+
+
 def test_accelerate_itself_takes_the_file(tmp_path):
     requires.installed("accelerate")
     from accelerate.commands.config.config_args import load_config_from_file
 
     path = tmp_path / "accelerate.yaml"
-    path.write_text(launch_text("accelerate", LLAMA, PLANS[1]))
+    path.write_text(launch_text("accelerate", LLAMA, replace(PLANS[1], dp=16)))
     config = load_config_from_file(str(path))
-    assert config.num_processes == 8
+    assert (config.num_processes, config.num_machines) == (16, 2)
+    assert (config.main_process_ip, config.main_process_port) == ("HOST", 29500)
     assert config.fsdp_config["fsdp_activation_checkpointing"] is True
 
 
@@ -297,6 +425,14 @@ def test_accelerate_itself_takes_the_file(tmp_path):
     ("framework", "fields", "why"),
     [
         ("torchtitan", {"zero": 1}, "zero 1"),
+        ("torchtitan", {"zero": 0, "cp": 4}, r"cp or ep > 1 without FSDP \(zero 2 or 3\)"),
+        ("torchtitan", {"zero": 0, "pp": 2}, "without FSDP"),
+        ("torchtitan", {"dp": 1, "tp": 2, "sequence_parallel": True}, "without FSDP"),
+        ("torchtitan", {"zero": 3, "tp": 2}, "tp > 1 without sequence_parallel"),
+        ("accelerate", {"zero": 0, "cp": 4}, "tp or cp > 1 without FSDP"),
+        ("accelerate", {"zero": 3, "shards": 2, "cp": 2}, "shards of context-parallel ranks"),
+        ("accelerate", {"zero": 3, "tp": 2, "sequence_parallel": True}, "sequence_parallel"),
+        ("deepspeed", {"zero": 1, "tp": 2, "sequence_parallel": True}, "sequence_parallel"),
         ("deepspeed", {"pp": 2}, "pp > 1"),
         ("accelerate", {"pp": 2, "zero": 0}, "pp > 1"),
         ("accelerate", {"zero": 3, "recompute": "selective"}, "selective"),
@@ -319,9 +455,9 @@ def test_a_search_for_each_framework_ends_in_a_file(framework, gpus):
         LLAMA, cluster_preset("h100"), gpus, 128, micro_batches=(1,),
         **{"max_pp": 4, "max_vpp": 2} | SPACES[framework],
     )  # fmt: skip
-    place, text = best_launch(framework, result)
-    assert place == 0  # nothing is tried that it cannot express
-    assert text == launch_text(framework, LLAMA, result.plan(0))
+    launch = best_launch(framework, result)
+    assert (launch.place, launch.skipped) == (0, ())  # nothing is tried that it cannot express
+    assert launch.text == launch_text(framework, LLAMA, result.plan(0))
 
 
 @pytest.mark.parametrize("framework", ["megatron", "nemo", "torchtitan", "accelerate"])
@@ -370,7 +506,7 @@ def test_what_is_known_is_filled_in_and_the_rest_is_named():
 def test_the_steps_of_a_search_reach_the_file():
     result = search(LLAMA, cluster_preset("h100"), 8, 128, tokens=1e9, micro_batches=(1,))
     steps = -(-(10**9) // (128 * LLAMA.seq_len))
-    assert f"--train-iters {steps}\n" in best_launch("megatron", result)[1]
+    assert f"--train-iters {steps}\n" in best_launch("megatron", result).text
 
 
 def test_modules_that_are_recomputed_are_written():
@@ -467,8 +603,7 @@ def test_documents_and_adapters_of_the_others():
     assert "padded to 8192 tokens" in launch_text("accelerate", PADDED, plan)
     assert "LoraConfig" not in launch_text("accelerate", LLAMA, plan)
     notes = launch_notes("deepspeed", PACKED, lora)
-    assert [note[:17] for note in notes] == ["in the script: PE", "in the script: sa"]
-    assert launch_notes("deepspeed", LLAMA, plan) == []
+    assert [note[:17] for note in notes[1:]] == ["in the script: PE", "in the script: sa"]
     assert launch_notes("accelerate", PACKED, lora) == []  # they stand in its file
 
 

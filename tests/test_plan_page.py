@@ -54,6 +54,12 @@ def test_the_page_is_that_of_the_search_with_sliders(ask):
     assert "form-action &#x27;self&#x27;" in text or "form-action &#39;self&#39;" in text
 
 
+def test_a_slider_beyond_the_models_own_positions_is_a_warning(ask):
+    words = "a sample of 16,384 tokens is longer than llama3-8b allows"
+    assert words in ask("seq_len=1")[1]
+    assert "longer than" not in ask()[1]
+
+
 def test_sliders_double_and_halve(ask):
     text = ask("gpus=1&seq_len=-1&global_batch=1&price=3")[1]
     for words in ("32 GPUs", "4,096 tokens of a sample", "128 samples", "$3.00 per GPU"):

@@ -9,6 +9,7 @@ import paceline
 from paceline.errors import ModelError, PlanError
 from paceline.model.blocks import MoE
 from paceline.model.cluster_presets import cluster_preset
+from paceline.model.job_yaml import job_from_options
 from paceline.model.llm import LLM
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_peak import PARTS
@@ -99,6 +100,23 @@ def test_a_precision_that_the_gpu_lacks():
 def test_tensor_parallelism_beyond_a_node_is_pointed_out():
     wide = predict("gpt3-175b", {"tp": 16, "pp": 8, "global_batch": 8}, "a100-80g")
     assert "exceeds the 8 GPUs of a node" in wide.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "words"),
+    [
+        ("gpt3-175b", 4096, "longer than gpt3-175b allows: its learned table has 2,048 positions"),
+        ("llama2-7b", 8192, "longer than llama2-7b allows: its config has 4,096 positions"),
+        ("llama2-7b", 4096, ""),
+        ("nemotron-h-8b", 65536, ""),  # nothing is known
+    ],
+)
+def test_a_sample_that_is_too_long_for_the_model(model, seq_len, words):
+    llm = job_from_options(model=model, gpu="h100", seq_len=seq_len).llm
+    warnings = predict(llm, {"tp": 8, "global_batch": 1}, "h100").warnings
+    assert [text for text in warnings if "longer than" in text] == (
+        [f"a sample of {seq_len:,} tokens is {words}"] if words else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from paceline.plan.predict import predict
 from paceline.plan.search import search
 from paceline.report import prediction as prediction_report
 from paceline.report import search as report
-from paceline.units import GIB, day_count, dollars, gib, in_gib
+from paceline.units import GIB, day_count, dollars, gib, in_gib, seconds_range, significant
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,29 @@ def test_days_below_ten_have_three_digits():
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (431.4, 3, "431"),
+        (0.01653, 3, "0.0165"),
+        (2.0, 4, "2.000"),
+        (99.96, 3, "100"),
+        (999.96, 4, "1,000"),
+        (3446.9, 3, "3,447"),
+        (12345.6, 4, "12,346"),
+        (-0.00327, 3, "−0.00327"),
+        (0.0, 4, "0"),
+        (float("nan"), 3, "–"),
+    ],
+)
+def test_numbers_have_no_exponent_and_no_bare_dot(value, digits, text):
+    assert significant(value, digits) == text
+
+
+def test_a_range_of_seconds():
+    assert seconds_range(289.53, 431.2) == "290–431"
+
+
 @pytest.fixture(scope="module")
 def found():
     llm, cluster = llm_preset("gpt2-355m"), cluster_preset("a100-80g")
@@ -46,7 +69,8 @@ def found():
 def test_each_step_of_the_table_has_its_interval(found):
     within = interval(found.llm, found.plan(0), found.cluster, found.step_time_s[0])
     cells = dict(zip(report.columns(found), report.row(found, 0), strict=True))
-    assert cells["80% of steps"] == f"{within.low_s:#.3g}–{within.high_s:#.3g}"
+    assert cells["80% of steps"] == seconds_range(within.low_s, within.high_s)
+    assert cells["80% of steps"] == f"{within.low_s:.3f}–{within.high_s:.3f}"  # below a second
     assert cells["GiB"] == f"{found.memory_bytes[0] / 2**30:.1f}"
     assert cells["cost"] == dollars(found.dollars[0])
     record = json.loads(json.dumps(report.to_mapping(found, 1)))["plans"][0]
@@ -78,6 +102,7 @@ def test_plans_that_need_expandable_segments_are_marked(found):
     assert any(marked)
     screen = " ".join(line.plain for line in report.lines(tight, 3, 120))
     best = marked.index(False) + 1
-    assert "+ fits only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in screen
-    assert f"rank {best} is the best without" in screen
+    expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert f"+ needs {expandable}; rank {best} fits without." in screen
+    assert report.segments(tight, [best - 1]) == []  # no plan that is shown has the mark
     assert "expandable_segments" not in " ".join(x.plain for x in report.lines(found, 3, 120))

@@ -248,8 +248,8 @@ def test_ruled_out_plans_are_counted_by_their_first_reason() -> None:
     found = candidates(SMALL, space)
     # tp 2, pp 2 or dp 2, 3 ZeRO stages; micro batch 2 and dp 2 do not divide the batch of 3.
     assert [found.plan(i).describe() for i in range(len(found))] == [
-        "tp1 pp2 dp1 mb1",
-        "tp2 pp1 dp1 mb1",
+        "tp1 pp2 dp1 mb1 zero1",
+        "tp2 pp1 dp1 mb1 zero1",
     ]
     assert found.pruned == {
         "global_batch not divisible by dp x micro_batch": 3 * (2 + 1 + 1),

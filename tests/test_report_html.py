@@ -210,7 +210,9 @@ def test_a_job_without_findings_or_remedies_has_a_report():
 def test_the_headline_names_loss_cause_and_gain():
     result, diagnosis, *_ = analysed(SLOW)
     text = headline_of(result, diagnosis, [remedy(0.05), remedy(0.21)])
-    assert text.startswith(f"This job wastes {result.waste:.0%} of its GPUs: worker dp 2, stage 1")
+    most = 1 - diagnosis.healthy.step_s.mean() / result.simulated_s.mean()
+    waste = f"{result.waste:.0%} to {most:.0%}"
+    assert text.startswith(f"This job wastes {waste} of its GPUs: worker dp 2, stage 1")
     assert text.endswith(" slow. Replacing it gains 21%.")
 
 

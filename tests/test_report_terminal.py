@@ -85,7 +85,7 @@ def test_without_loss_the_shares_are_dashes(slow: JobReport) -> None:
     none = replace(slow, m_w=None, m_w_only=None, m_s=None, m_s_only=None)
     text = text_of(none)
     assert re.search(r"M_W .* - +-", text)
-    assert "The loss is negligible (under 0.1%), so it has no shares." in text
+    assert "T - T_ideal is under 0.1% of T, so it has no shares." in text
 
 
 def test_no_share_is_minus_zero(slow: JobReport) -> None:

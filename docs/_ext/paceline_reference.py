@@ -2,7 +2,7 @@
 
 The command line comes from its parser, the Python API from ``paceline.__all__``, the exceptions
 from ``paceline.errors``, the presets from the tables of models, GPUs and networks. Git ignores
-these pages.
+these pages but the last one, which readers of the repository need.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 import paceline
 from paceline import errors
 from paceline.cli import main
-from paceline.model.cluster_presets import CLUSTER_PRESETS
-from paceline.model.llm_presets import LLM_PRESETS
-from paceline.networks.presets import PRESETS
+from paceline.report.presets import presets
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -43,6 +41,7 @@ GUIDES = {
     "hosts": "validate",
     "layers": "networks",
     "optimal": "plan",
+    "presets": "plan",
     "push": "record",
     "ranks": "import",
     "remedy": "remedies",
@@ -230,35 +229,24 @@ def presets_page() -> str:
     """Names that ``--model``, ``--gpu`` and ``paceline layers`` take, with their main numbers."""
     lines = [
         "# Presets\n",
+        "`make docs` writes this page from the code; `paceline presets` prints the same.\n",
+        "*Sequence*: tokens of a sample if you give none. *Longest*: positions in the model's own "
+        "config, where a source gives them; predictions warn of longer samples.\n",
         "Models outside this list: give the path of their `config.json`. Clusters outside it: "
         "write [a cluster file](../predict.md#a-job-file).\n",
-        "## Language models\n",
-        "For `--model`, `model:` of a job file and `preset:`.\n",
-        "| preset | parameters, billions | layers | hidden | sequence |",
-        "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| `{name}` | {llm.parameters / 1e9:,.4g} | {llm.layers} | {llm.hidden:,} "
-        f"| {llm.seq_len:,} |"
-        for name, llm in LLM_PRESETS.items()
-    ]
-    lines += [
-        "\n## GPUs and clusters\n",
-        "For `--gpu`, `cluster:` of a job file and `preset:`.\n",
-        "| preset | GPU | memory, GiB | bf16 or fp16, TFLOP/s | GPUs a node | $ a GPU and hour |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, preset in CLUSTER_PRESETS.items():
-        gpu = preset.gpu
-        peak = gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0)) / 1e12
-        price = f"{preset.price:,.2f}" if preset.price else "–"
-        lines.append(
-            f"| `{name}` | {markdown(gpu.name)} | {gpu.memory_bytes / 2**30:,.4g} | {peak:,.0f} | "
-            f"{preset.node.gpus} | {price} |"
-        )
-    lines += ["\n## Other networks\n", "For `paceline layers`, `predict` and `plan`:\n"]
-    lines.append(", ".join(f"`{name}`" for name in PRESETS) + ".\n")
+    for table in presets():
+        lines.append(f"## {table.title}\n\nFor {table.usage}.\n")
+        lines += [f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
+        for name, *cells in table.rows:
+            lines.append(f"| {' | '.join((f'`{name}`', *map(_cell, cells)))} |")
+        lines.append("")
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """A number as it is; words as Markdown."""
+    return text if re.fullmatch(r"[\d,.]+|–", text) else markdown(text)
 
 
 def _as_rst(

@@ -38,6 +38,8 @@ HERE = Path(__file__).parent
 SIZE = {"dp": 8, "pp": 4, "microbatches": 16}
 HEALTHY = SynthSpec(**SIZE, steps=10)
 JOB = SynthSpec(**SIZE, steps=10, slow_workers=(SlowWorker(3, 1, 1.5),))
+#: The heading before which a picture ends.
+END = "Remedies: changes and their gains"
 BROWSER = os.environ.get("PACELINE_BROWSER", "/usr/bin/chromium")
 THEMES = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
 
@@ -55,14 +57,12 @@ def main() -> None:
         page = Path(folder) / "report.html"
         write_files({page: report_writer(report, Drawings.of(measured, result))})
         for theme in THEMES:
-            shoot(
-                browser, theme, "report", page.as_uri(), 1400, "Remedies: changes and their gains"
-            )
+            shoot(browser, theme, "report", page.as_uri(), 1400, END)
         with service(Path(folder) / "data") as (url, token):
             push_job(Client(url, token), Path(folder), result)
             for theme in THEMES:
                 address = f"{url}/jobs/llm-pretrain-17"
-                shoot(browser, theme, "monitor", address, 1240, "Where the wall time went", token)
+                shoot(browser, theme, "monitor", address, 1240, END, token)
         browser.close()
 
 
@@ -95,6 +95,8 @@ def shoot(
         page.fill("input[name=token]", token)
         page.click("form.login button")
     page.wait_for_selector("html[data-ready]", state="attached")
+    if token:
+        page.wait_for_selector(".notice:has-text('Critical alert')")  # the page follows by itself
     box = page.get_by_role("heading", name=end).first.bounding_box()
     height = int(box["y"]) - 16
     clip = {"x": 0, "y": 0, "width": width, "height": height}

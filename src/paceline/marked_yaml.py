@@ -189,13 +189,17 @@ def _plain(section: Section, field: str, top: Node) -> Any:
     return convert(top, 0)
 
 
+#: 300e9, 3.1e9.
+_POWER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", re.ASCII)
+
+
 def _scalar(section: Section, field: str, node: Any) -> Any:
     import yaml
 
     kind = node.tag.rpartition(":")[2]
     if kind == "str":
-        # YAML 1.1 wants a point in a float; people write 300e9. Quoted, it stays a text.
-        if not node.style and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", node.value, re.ASCII):
+        # YAML 1.1 wants a point and a sign, 3.0e+11; people write 300e9. Quoted, it stays a text.
+        if not node.style and _POWER.fullmatch(node.value):
             number = float(node.value)
             return number if math.isfinite(number) else node.value
         return node.value

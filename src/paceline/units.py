@@ -34,6 +34,22 @@ def seconds(value: float) -> str:
     return _signed(text, value)
 
 
+def significant(value: float, digits: int) -> str:
+    """``344.7``, ``431``, ``3,447``: this number of digits, without an exponent or a bare dot."""
+    if not math.isfinite(value):
+        return NONE
+    size, decimals = abs(value), 0
+    for _ in range(2 * (size > 0)):  # 99.96 becomes 100.0, which has a digit more before its dot
+        decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+        size = round(size, decimals)
+    return _signed(f"{size:,.{decimals}f}", value)
+
+
+def seconds_range(low: float, high: float) -> str:
+    """``23.7–35.2``: seconds from ``low`` to ``high``, for columns whose head has the unit."""
+    return f"{significant(low, 3)}–{significant(high, 3)}"
+
+
 def _small(size: float) -> str:
     for unit, scale in (("ms", 1e3), ("µs", 1e6), ("ns", 1e9)):
         if size * scale >= 0.9995:

@@ -29,6 +29,7 @@ HELP = {
     "layers": "layers of a network: shapes, parameters, FLOPs, bytes",
     "predict": "step time, memory and cost of a plan before the run",
     "plan": "the best plan for a model: every legal one, evaluated",
+    "presets": "names of the models, GPUs and networks that Paceline knows",
     "optimal": "the largest compute-optimal model that really fits into GPUs and days",
     "queue": "replay a cluster's queue: another policy, or better plans",
     "profile": "time the operators of a model on this machine's GPU",

@@ -34,7 +34,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--days", metavar="D", type=float, required=True, help="length of the training in days"
     )
-    parser.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="a preset (`paceline presets`): a100-80g, h100, ..."
+    )
     parser.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     parser.add_argument(
         "--law",

@@ -71,8 +71,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "job_yaml", nargs="?", metavar="YAML", type=file_name, help="the job (or use the options)"
     )
     job = parser.add_argument_group("the job")
-    job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
-    job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
+    job.add_argument(
+        "--model", metavar="NAME|FILE", help="a preset (`paceline presets`), or a config.json"
+    )
+    job.add_argument(
+        "--gpu", metavar="NAME", help="a preset (`paceline presets`): a100-80g, h100, ..."
+    )
     job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     job.add_argument(
         "--profile", metavar="FILE", type=file_name, help="operator times of `paceline profile`"
@@ -262,16 +266,18 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
     explained = None
     if args.explain is not None:
         explained = explain(result, args.explain[0], args.explain[1], cost)
-    launch, notes = None, list[str]()
+    launch, start, notes = None, list[str](), list[str]()
     if args.launch is not None:
         from paceline.plan.launch.files import best_launch, launch_notes
 
         launch = best_launch(args.launch, result)
-        notes = launch_notes(args.launch, result.llm, result.plan(launch[0]))
+        plan, node_gpus = result.plan(launch.place), result.cluster.node.gpus
+        start = launch_notes(args.launch, result.llm, plan, node_gpus)
     if args.out is not None:
         from paceline.report.search_folder import write_folder
 
-        file = None if launch is None else (args.launch, launch[1])
+        file = None if launch is None else (args.launch, launch.text)
+        notes += [] if launch is None else map(str, launch.skipped)
         notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
@@ -280,9 +286,9 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         if explained is not None:
             mapping["explained"] = explained.to_mapping()
         if launch is not None:
-            mapping["launch"] = {"framework": args.launch, "rank": launch[0] + 1, "text": launch[1]}
+            mapping["launch"] = {"framework": args.launch, **launch.to_mapping(), "notes": start}
         sys.stdout.write(lines_of_json(mapping))
-        return notes
+        return [*notes, *start]
     from paceline.report.terminal import print_lines, standard_output
 
     console = standard_output()
@@ -291,9 +297,10 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         screen += report.explained_lines(explained, console.width)
     print_lines(screen, console)
     if launch is not None and args.out is None:
-        head = f"plan {launch[0] + 1}, {result.plan(launch[0]).describe()}:"
-        print(f"\n{head}\n\n{launch[1]}", end="")
-    return notes
+        head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
+        lines = [*map(str, launch.skipped), head]
+        print("", *lines, "", launch.text, sep="\n", end="")
+    return [*notes, *start]
 
 
 def launch_space(framework: str | None) -> dict[str, Any]:

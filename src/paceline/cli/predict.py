@@ -79,8 +79,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "job_yaml", nargs="?", metavar="YAML", type=file_name, help="the job (or use the options)"
     )
     job = parser.add_argument_group("the job")
-    job.add_argument("--model", metavar="NAME|FILE", help="a preset, or a config.json")
-    job.add_argument("--gpu", metavar="NAME", help="a GPU preset: a100-80g, h100, ...")
+    job.add_argument(
+        "--model", metavar="NAME|FILE", help="a preset (`paceline presets`), or a config.json"
+    )
+    job.add_argument(
+        "--gpu", metavar="NAME", help="a preset (`paceline presets`): a100-80g, h100, ..."
+    )
     job.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     job.add_argument(
         "--profile",

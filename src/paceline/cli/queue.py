@@ -53,7 +53,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     cluster = parser.add_argument_group("the cluster")
     cluster.add_argument("--gpus", metavar="N", type=int, help="GPUs of the cluster")
     cluster.add_argument("--node-gpus", metavar="N", type=int, help="GPUs of a node (default: 8)")
-    cluster.add_argument("--gpu", metavar="NAME", help="a GPU preset, for jobs that name a model")
+    cluster.add_argument(
+        "--gpu", metavar="NAME", help="a preset (`paceline presets`), for jobs that name a model"
+    )
     cluster.add_argument("--cluster", metavar="FILE", help="a cluster file, instead of --gpu")
     cluster.add_argument(
         "--slow",

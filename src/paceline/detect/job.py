@@ -75,15 +75,20 @@ class JobEvent:
         lines = [call.explain() for call in self.waiting]
         return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
-    def explain(self, lost_by: str = "so far") -> str:
-        """The event in words and numbers; ``lost_by`` tells the end of the counted loss."""
+    def explain(self, lost_by: str = "so far", *, says_unknown: bool = True) -> str:
+        """The event in words and numbers.
+
+        Args:
+            lost_by: the end of the counted loss.
+            says_unknown: say that the cause is unknown, if it is.
+        """
         head = f"step {self.step:,}:"
         if (len(self.ranks) < self.of or self.of == 1) and not self.together:
             head += self._place
         if self.kind == "onset":
             phrases = [
                 f"{head} {self.factor:.2f}x slower since step {self.since_step:,}",
-                self.who,
+                *([self.who] if says_unknown or self.suspects is not None else []),
                 f"{duration(self.lost_s)} lost {lost_by}",
             ]
             return "; ".join([*phrases, *([self.advice] if self.advice else [])])

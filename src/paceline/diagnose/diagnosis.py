@@ -14,6 +14,7 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.garbage import garbage_cause
 from paceline.diagnose.groups import group_causes
+from paceline.diagnose.healthy_ideal import HealthyIdeal, healthy_ideal, passing_s
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
@@ -55,10 +56,12 @@ class Diagnosis:
         findings: causes inside S by share, largest first (``unexplained`` among them), then those
             outside S by share of the step.
         slowdown_interval: 90% bootstrap interval of S.
+        healthy: the ideal with healthy hardware; None if no finding blames any.
     """
 
     findings: tuple[Finding, ...]
     slowdown_interval: tuple[float, float]
+    healthy: HealthyIdeal | None = None
 
 
 def diagnose(
@@ -81,11 +84,14 @@ def diagnose(
     resamples = _resamples(len(result.steps))
     totals = resamples @ result.simulated_s / (resamples @ result.ideal_s)
     low, high = (float(x) for x in np.percentile(totals, INTERVAL))
-    inside = _inside(measured, result, resamples) if result.slowdown >= MIN_SLOWDOWN else []
+    inside: list[Finding] = []
+    healthy = None
+    if result.slowdown >= MIN_SLOWDOWN:
+        inside, healthy = _inside(measured, result, resamples)
     outside = outside_causes(measured, result, resamples, inside)
     unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
     findings = tuple(name_hosts(finding, hosts) for finding in unnamed)
-    return Diagnosis(findings, (low, high))
+    return Diagnosis(findings, (low, high), healthy)
 
 
 def _with_lengths(
@@ -111,7 +117,10 @@ def _resamples(n_steps: int) -> Array:
     return counts / n_steps
 
 
-def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Finding]:
+def _inside(
+    measured: Measured, result: WhatIf, resamples: Array
+) -> tuple[list[Finding], HealthyIdeal | None]:
+    """The findings inside S, and the ideal with healthy hardware."""
     durations = measured.durations
     fit = fit_computes(durations)
     ideal = ideal_durations(durations)
@@ -132,28 +141,30 @@ def _inside(measured: Measured, result: WhatIf, resamples: Array) -> list[Findin
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())
-    gap = result.simulated_s - result.ideal_s  # [step]
     worthy = _worth_it(savings, len(candidates), t)
-    cost, error = savings.shapley(worthy)
-    while len(worthy) > 1:  # small causes would take shares from the others
-        small = cost.mean(axis=1) < max(MIN_OF_STEP * t, MIN_SHARE * float(gap.mean()))
+    least_s = MIN_SHARE * float((result.simulated_s - result.ideal_s).mean())
+    while True:
+        cost, error = savings.shapley(worthy)
+        # Small causes would take shares from the others; a single one has no others.
+        of_step = MIN_OF_STEP * t if len(worthy) > 1 else 0.0
+        small = cost.mean(axis=1) < max(of_step, least_s)
         if not small.any():
             break
         worthy = [cause for cause, drop in zip(worthy, small, strict=True) if not drop]
-        cost, error = savings.shapley(worthy)
-    judge = _Judge(result, gap, resamples, Trust.of(measured, result))
-    findings, explained = [], np.zeros_like(gap)
-    for cause, seconds, sigma in zip(worthy, cost, error, strict=True):
-        finding = judge.finding(candidates[cause], seconds, float(sigma))
-        if finding.share is not None and finding.share >= MIN_SHARE:
-            findings.append(finding)
-            explained += seconds
+    healthy = healthy_ideal(durations, fit, [candidates[cause] for cause in worthy], result)
+    gap = result.simulated_s - (result.ideal_s if healthy is None else healthy.step_s)  # [step]
+    judge = _Judge(result, gap, least_s, resamples, Trust.of(measured, result))
+    findings = [
+        judge.finding(candidates[cause], seconds, float(sigma))
+        for cause, seconds, sigma in zip(worthy, cost, error, strict=True)
+    ]
     if findings or result.straggling:
-        rest = gap - explained
-        if result.lasting is not None:  # passing variation is a row of the waterfall
-            rest -= np.clip(gap - result.ideal_s * (result.lasting.slowdown - 1), 0.0, rest.clip(0))
+        rest = gap - cost.sum(axis=0)
+        passing = passing_s(result, healthy)
+        if passing is not None:  # a row of the waterfall
+            rest -= np.clip(passing, 0.0, rest.clip(0))
         findings.append(judge.finding(UNEXPLAINED, rest, 0.0))
-    return sorted(findings, key=lambda f: -(f.share or 0.0))
+    return sorted(findings, key=lambda f: -(f.share or 0.0)), healthy
 
 
 def _of_hardware(
@@ -196,7 +207,8 @@ class _Judge:
     """Makes findings of candidates and their costs."""
 
     result: WhatIf
-    gap: Array  # [step] T - T_ideal
+    gap: Array  # [step] the loss
+    least_s: float  # MIN_SHARE of T - T_ideal
     resamples: Array
     trust: Trust
 
@@ -208,7 +220,7 @@ class _Judge:
         # Cost and gap come from the same resample: steps without the cause have a smaller gap.
         shares = costs[gaps > MIN_GAP * gap] / gaps[gaps > MIN_GAP * gap]
         low, high = (float(x) for x in np.percentile(shares, INTERVAL))
-        persists = (costs / gap >= MIN_SHARE) & (of_step >= MIN_OF_STEP)
+        persists = (costs >= self.least_s) & (of_step >= MIN_OF_STEP)
         evidence = dict(candidate.evidence)
         if sampling_error:
             evidence["share_sampling_error"] = sampling_error / gap

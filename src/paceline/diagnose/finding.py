@@ -34,7 +34,8 @@ class Finding:
         id: short name, unique in a diagnosis.
         cause: one of :data:`CAUSES`.
         text: the finding in one sentence.
-        share: share of T - T_ideal that the cause explains; None outside S. May be negative.
+        share: share of the loss that the cause explains; None outside S. May be negative. The loss
+            is T - T_healthy, or T - T_ideal where no finding blames hardware.
         share_of_step: share of the actual step time.
         interval: 90% bootstrap interval of ``share`` (of ``share_of_step`` outside S).
         confidence: probability that the finding is true (:mod:`paceline.diagnose.confidence`).
@@ -42,6 +43,7 @@ class Finding:
         evidence: the numbers behind the finding, with thresholds and their sources.
         ambiguous: another explanation that fits equally well; empty if there is none.
         alternative: the cause of that explanation, if it has a name.
+        part_of: id of the finding of the same cause, whose cost includes this one's; mostly empty.
         cost_s: [step] seconds that the cause costs; None outside S. Not in JSON.
     """
 
@@ -56,6 +58,7 @@ class Finding:
     evidence: Mapping[str, Any]
     ambiguous: str = ""
     alternative: str = ""
+    part_of: str = ""
     cost_s: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -75,6 +78,8 @@ class Finding:
             mapping["ambiguous"] = self.ambiguous
         if self.alternative:
             mapping["alternative"] = self.alternative
+        if self.part_of:
+            mapping["part_of"] = self.part_of
         return mapping
 
 

@@ -93,6 +93,10 @@ def link_cause(durations: Durations, ideal: Array) -> Candidate | None:
     blamed = np.flatnonzero(slow | flapping)
     if not len(blamed) or (len(blamed) > len(slow) / 2 and len(slow) > 2):
         return None
+    if len(slow) == 2 and slow.sum() == 1:
+        # The ideal of two links is their mean, which the slow one makes too long.
+        usual = np.full(2, links.level.min())
+        relative = links.level / usual
     share = links.late / links.n
     excess = np.where(slow, relative - 1, share)
     blamed = blamed[np.argsort(-excess[blamed], kind="stable")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
-from paceline.diagnose.slow_steps import with_worker
+from paceline.diagnose.slow_steps import longer_steps, with_worker
 from paceline.graph import Measured
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
@@ -21,12 +21,16 @@ from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Least share of the step that launch delays must cost (equal to the healthy limit of S).
 MIN_DELAY_SHARE = 0.03
 
 #: A step is odd from ODD_TIMES the typical step time on. At most ODD_SHARE of the steps are odd.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
+
+#: Least cost of odd steps, as a share of the step. Less is noise.
+MIN_ODD_COST = 0.005
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
@@ -39,6 +43,8 @@ def outside_causes(
 
     If ``inside`` (the findings inside S) has only unexplained ones, steps of two lengths may
     explain them. A worker that is slow in half of the steps has no typical duration.
+
+    A change of step times that a finding inside S causes is marked as a part of it.
     """
     unexplained = bool(inside) and all(finding.cause == "unexplained" for finding in inside)
     named = [worker for finding in inside for worker in finding.where.get("workers", ())]
@@ -52,8 +58,27 @@ def outside_causes(
     if not result.straggling and not any(f.where for f in longer):
         passing = passing_worker(measured, result, resamples)
         longer += [passing] if passing and passing.where["workers"][0] not in named else []
+    longer = [_as_part(f, inside, result.steps) for f in longer]
     findings = [*([delays] if delays else []), *longer]
     return sorted(findings, key=lambda finding: -finding.share_of_step)
+
+
+def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Finding:
+    """The finding on longer steps, with the id of the finding inside S that causes them.
+
+    The cause is known if it names the same worker, or exactly the longer steps.
+    """
+    workers = finding.where.get("workers", ())
+    longer = longer_steps(finding, steps)
+    for cause in inside:
+        same_worker = any(worker in cause.where.get("workers", ()) for worker in workers)
+        named = cause.evidence.get("steps")
+        same_steps = (
+            isinstance(named, list) and longer is not None and named == steps[longer].tolist()
+        )
+        if same_worker or same_steps:
+            return replace(finding, part_of=cause.id)
+    return finding
 
 
 def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
@@ -89,7 +114,10 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
 
 
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:
-    """Step times that change along a line or jump at one step."""
+    """Step times that change along a line or jump at one step.
+
+    The cost is that of the longer steps. Where steps become faster, these are the earlier ones.
+    """
     times, steps = result.simulated_s, result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
         return None
@@ -99,17 +127,20 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         return None
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
-    lost_share = (resamples @ times - start) / (resamples @ result.traced_s)
+    short_s = min(start, start + change)
+    lost_share = (resamples @ times - short_s) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
-    direction = "slower" if change > 0 else "faster"
+    text = f"steps become {change / start:.1%} slower {shape.text}"
+    if change < 0:
+        text = f"{shape.early} {start / short_s:.2f}x as long as the later ones"
     return Finding(
         id=shape.name,
         cause="drift",
-        text=f"steps become {abs(change) / start:.1%} {direction} {shape.text}",
+        text=text,
         share=None,
-        share_of_step=float((times.mean() - start) / result.traced_s.mean()),
+        share_of_step=float((times.mean() - short_s) / result.traced_s.mean()),
         interval=(low, high),
-        confidence=float((np.sign(lost_share) == np.sign(change)).mean()),
+        confidence=float((lost_share > 0).mean()),
         where=NOWHERE,
         evidence={
             **shape.evidence,
@@ -122,10 +153,14 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Change of step times over the trace."""
+    """Change of step times over the trace.
+
+    ``early`` begins the sentence on steps that become faster.
+    """
 
     name: str
     text: str
+    early: str
     fitted: Array  # [step]
     p_value: float
     evidence: dict[str, Any]
@@ -137,7 +172,8 @@ def _trend(steps: Array, times: Array) -> _Shape:
     fitted = slope * (steps - steps[0])
     fitted += np.median(times - fitted)
     evidence = {"slope_s_per_step": slope, "test": "Mann-Kendall, Theil-Sen"}
-    return _Shape("trend", "from the first to the last", fitted, p, evidence)
+    text, early = "from the first to the last", "times fall from step to step: the first steps take"
+    return _Shape("trend", text, early, fitted, p, evidence)
 
 
 def _break(steps: Array, times: Array) -> _Shape:
@@ -146,7 +182,8 @@ def _break(steps: Array, times: Array) -> _Shape:
     fitted = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     step = int(steps[jump.at])
     evidence = {"step": step, "test": jump.test}
-    return _Shape("change-point", f"at step {step}", fitted, jump.p_value, evidence)
+    text, early = f"at step {step}", f"the steps before step {step} take"
+    return _Shape("change-point", text, early, fitted, jump.p_value, evidence)
 
 
 def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
@@ -166,6 +203,9 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         return None
     numbers = result.steps[odd].tolist()
     excess = np.where(odd, np.maximum(result.traced_s - typical, 0.0), 0.0)
+    cost = float(excess.mean() / result.traced_s.mean())
+    if cost < MIN_ODD_COST:
+        return None
     lost_share = (resamples @ excess) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     numbers_text = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
@@ -175,7 +215,7 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         cause="drift",
         text=f"{len(numbers)} of {len(odd)} steps {symptom}, unlike the others: {numbers_text}",
         share=None,
-        share_of_step=float(excess.mean() / result.traced_s.mean()),
+        share_of_step=cost,
         interval=(low, high),
         confidence=float((lost_share > 0).mean()),
         where=NOWHERE,

@@ -155,7 +155,7 @@ def _in_steps(effect: Effect, index: Ints, n_steps: int) -> Effect:
         )
         for one in effect.scaled
     )
-    return Effect(factor, excess, scaled)
+    return Effect(factor, excess, scaled, effect.rebalanced)
 
 
 def _spread(array: Array, index: Ints, n_steps: int, axis: int, fill: float = 0.0) -> Array:

@@ -2,6 +2,7 @@
 
 The effect of a cause is a factor of the computes, an excess of some computes, or a factor of some
 transfers. Removing an effect on computes keeps the total work of each kind, as rebalancing would.
+A slow worker is the exception: its extra time is no work, and vanishes with its slowness.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class Effect:
         factor: per variant, logarithms that broadcast to [kind, place, microbatch, step, dp].
         excess: per variant, [place, microbatch, step, dp] seconds added to forwards.
         scaled: transfers.
+        rebalanced: removing the factor keeps the total work of each kind.
     """
 
     factor: tuple[Array, ...] | None = None
     excess: tuple[Array, ...] | None = None
     scaled: tuple[Scaled, ...] = ()
+    rebalanced: bool = True
 
 
 def without(durations: Durations, fit: Fit, effects: Sequence[Effect]) -> Durations:
@@ -77,19 +80,20 @@ def scale_transfers(durations: Durations, scalings: Sequence[Scaled]) -> None:
 
 
 def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:
-    """Change the computes of one kind and keep the sum of their seconds."""
+    """Change the computes of one kind; rebalanced effects keep the sum of their seconds."""
     tables = []
     before = after = 0.0
     passes = whole_passes(changed)
     for v, variant in enumerate(fit.variants):
         table = passes.of(v, variant.ops[kind])  # [place, microbatch, step, dp]
-        before += float(table.sum())
+        factors = [(e.factor[v][kind], e.rebalanced) for e in effects if e.factor is not None]
+        slowness = sum((factor for factor, rebalanced in factors if not rebalanced), np.zeros(1))
+        before += float((table * np.exp(-slowness)).sum())
         for effect in effects:
             if effect.excess is not None and kind == 0:
                 table -= effect.excess[v]
-        for effect in effects:
-            if effect.factor is not None:
-                table *= np.exp(-effect.factor[v][kind])
+        for factor, _ in factors:
+            table *= np.exp(-factor)
         after += float(table.sum())
         tables.append(table)
     scale = before / after if after > 0 else 1.0

@@ -49,7 +49,7 @@ def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding
 
     The finding stays unchanged if no single worker stands out, or if it names no steps.
     """
-    slow = _longer_steps(finding, result.steps)
+    slow = longer_steps(finding, result.steps)
     if slow is None or not 0 < slow.sum() < len(slow):
         return finding
     typical_s = [float(np.median(result.traced_s[steps])) for steps in (slow, ~slow)]
@@ -71,7 +71,7 @@ def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding
     )
 
 
-def _longer_steps(finding: Finding, steps: npt.NDArray[np.int64]) -> Mask | None:
+def longer_steps(finding: Finding, steps: npt.NDArray[np.int64]) -> Mask | None:
     """[step] mask of the steps that a finding calls longer; None if it names none."""
     if "steps" in finding.evidence:
         return np.isin(steps, finding.evidence["steps"])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import Finding
+from paceline.diagnose.healthy_ideal import HealthyIdeal, passing_s
 from paceline.graph import Durations, Measured
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.kinds import P2P_KINDS, PASSES
@@ -52,26 +53,33 @@ class Waterfall:
     compute_s: float
 
 
-def waterfall(measured: Measured, result: WhatIf, findings: Sequence[Finding]) -> Waterfall:
+def waterfall(
+    measured: Measured,
+    result: WhatIf,
+    findings: Sequence[Finding],
+    healthy: HealthyIdeal | None = None,
+) -> Waterfall:
     """The waterfall of a job.
 
-    actual -> T (launch delays) -> each cause by its share -> T_ideal (the rest is unexplained) ->
-    point-to-point transfers take no time -> collectives and the other ops of the tail take no time
-    -> the mean compute of a worker; the last drop is the pipeline's bubble.
+    actual -> T (launch delays) -> each cause by its share -> T_ideal, or T_healthy where hardware
+    is at fault (the rest is unexplained) -> point-to-point transfers take no time -> collectives
+    and the other ops of the tail take no time -> the mean compute of a worker; the last drop is the
+    pipeline's bubble.
     """
     actual, t = float(result.traced_s.mean()), float(result.simulated_s.mean())
-    t_ideal = float(result.ideal_s.mean())
+    t_ideal = float((result.ideal_s if healthy is None else healthy.step_s).mean())
     drops = [Drop("launch-delay", "time between operations (launch delays)", actual - t)]
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
     unexplained_s = t - t_ideal - sum(drop.seconds for drop in drops[1:])
-    if result.lasting is not None:
-        passing = min(max(t - t_ideal * result.lasting.slowdown, 0.0), max(unexplained_s, 0.0))
+    variation_s = passing_s(result, healthy)
+    if variation_s is not None:
+        passing = min(max(float(variation_s.mean()), 0.0), max(unexplained_s, 0.0))
         text = "variation that passes: parts wait for whichever peer is slow at the moment"
         drops.append(Drop("passing-variation", text, passing))
         unexplained_s -= passing
     drops.append(Drop("unexplained", "stragglers of no known pattern", unexplained_s))
-    ideal = ideal_durations(measured.durations)
+    ideal = ideal_durations(measured.durations) if healthy is None else healthy.seconds
     kind = measured.graph.kind
     no_p2p = np.where(np.isin(kind, [int(k) for k in P2P_KINDS]), 0.0, ideal)
     computes = np.isin(kind, PASSES)

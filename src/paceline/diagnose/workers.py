@@ -115,7 +115,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
         _text(worst, len(workers), factors[0], slow_steps[0], steps),
         {"workers": workers},
         evidence,
-        Effect(factor=effects),
+        Effect(factor=effects, rebalanced=False),
         ambiguous,
         _chance(cells[0], lasting, slow, fit, durations.n_steps),
         alternative,

@@ -51,6 +51,8 @@ _TOLD_BY = {
 _MAX_OVERLAP_S = 5.0
 #: Share of the whole time that differences of clock readings leave as rounding.
 ROUNDING = 1e-9
+#: Shares below this one, and their times below this one, are not told by their digits.
+MIN_SHARE, MIN_ROW_S = 1e-4, 0.1
 _FEW_STEPS = "more steps are needed"
 _FOUND = (
     "fail-slow is of step times alone: a planned change of batch or length looks alike; "
@@ -141,8 +143,16 @@ class Ledger:
                 spent = "" if hours is None else f"  {hours:,.1f} GPU-hours"
                 share = seconds / self.total_s if self.total_s else 0.0
                 about = f"  {self._unexplained}" if name == "unknown" and seconds else ""
-                rows.append(f"  {label:12s} {share:7.2%}  {duration(seconds):>13s}{spent}{about}")
+                rows.append(f"  {label:12s} {_amount(share, seconds)}{spent}{about}")
         return [head, *rows, *(f"  note: {note}" for note in self.notes)]
+
+
+def _amount(share: float, seconds: float) -> str:
+    """Share and time of a row in columns; digits that nobody needs are left out."""
+    if not 0 < abs(share) < MIN_SHARE:
+        return f"{share:7.2%}  {duration(seconds):>13s}"
+    spent = f"under {MIN_ROW_S:g} s" if abs(seconds) < MIN_ROW_S else duration(seconds)
+    return f"{f'<{MIN_SHARE:.2%}':>7s}  {spent:>13s}"
 
 
 def goodput(

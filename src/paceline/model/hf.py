@@ -70,7 +70,7 @@ def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) 
     if values.get("positions") == "rotary":
         values["rotary_base"] = _language(config).rotary_base()
     label = printable_name(name or config.text("model_type") or architecture)
-    return LLM(name=label, seq_len=length, **values)
+    return LLM(name=label, seq_len=length, context=context, **values)
 
 
 def _language(config: HFConfig) -> HFConfig:

@@ -274,14 +274,18 @@ def _model_value(section: Section, field: str, base: LLM | None) -> Any:
             kind = kind[max(range(len(kind)), key=lambda i: len(names[i] & set(inner.nodes)))]
             record = record if isinstance(record, kind) else None
         return _inner(inner, kind, record)
-    value = section.plain(field)
+    return _number(section.plain(field))
+
+
+def _number(value: Any) -> Any:
+    """4e8 as a whole number; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _inner(section: Section, kind: type[_Record], base: _Record | None) -> _Record:
     """Experts, latent attention or mixers, whole or as changes to ``base``."""
     section.allow(item.name for item in fields(kind))
-    values = {field: section.plain(field) for field in section.nodes}
+    values = {field: _number(section.plain(field)) for field in section.nodes}
     try:
         return replace(base, **values) if base is not None else _new(section, kind, values)
     except ModelError as error:
@@ -305,6 +309,7 @@ def _changed(llm: LLM, values: Mapping[str, Any]) -> LLM:
         "ffn": llm.ffn == 4 * llm.hidden and "hidden" in values,
         "max_positions": isinstance(values.get("seq_len"), int)
         and values["seq_len"] > llm.max_positions,
+        "context": "max_positions" in values,
     }
     renewed = {field: 0 for field, follows in derived.items() if follows}
     return replace(llm, **{**renewed, **values})

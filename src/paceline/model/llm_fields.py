@@ -60,6 +60,8 @@ class LLMFields:
         norm: "layernorm" (scale and shift) or "rmsnorm" (scale).
         positions: "learned" (a table of parameters), "rotary" or "none".
         max_positions: rows of the learned table; 0 = ``seq_len``.
+        context: longest sample that the model's own config allows (``max_position_embeddings``);
+            0 = that of a learned table, else unknown.
         rotary_base: base of the rotary positions' angles, for launch files; 0 = unknown. It changes
             no time, so models that differ only in it are equal.
         tied: the output projection is the word embedding.
@@ -123,6 +125,7 @@ class LLMFields:
     norm: Norm = "layernorm"
     positions: Positions = "learned"
     max_positions: int = 0
+    context: int = dataclass_field(default=0, compare=False)
     rotary_base: int = dataclass_field(default=0, compare=False)
     tied: bool = True
     bias: bool = True
@@ -165,6 +168,7 @@ class LLMFields:
             "head_dim",
             "ffn",
             "max_positions",
+            "context",
             "mtp_layers",
             "full_every",
             "rotary_base",
@@ -211,6 +215,8 @@ class LLMFields:
         }
         for field, value in filled.items():
             object.__setattr__(self, field, value)
+        if not self.context and self.positions == "learned":
+            object.__setattr__(self, "context", self.max_positions)
 
     # Kinds of layers.
 

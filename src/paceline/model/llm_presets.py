@@ -15,6 +15,7 @@ from paceline.errors import ModelError
 from paceline.model.blocks import Indexer, LatentAttention, MoE
 from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
+from paceline.model.llm_contexts import CONTEXTS
 from paceline.model.llm_preset_families import (
     MODERN,
     deepseek_v4,
@@ -47,9 +48,9 @@ def llm_preset(name: str) -> LLM:
         if preset is not None:
             return LLM_PRESETS[preset]
     near = get_close_matches(_key(text), _BY_KEY, n=6, cutoff=0.5)
-    names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3] or sorted(LLM_PRESETS)
-    hint = "the nearest are" if near else "there are"
-    raise ModelError(f"there is no model preset {text!r}; {hint} {', '.join(names)}")
+    names = list(dict.fromkeys(_BY_KEY[key] for key in near))[:3]
+    hint = f"; the nearest are {', '.join(names)}" if near else ""
+    raise ModelError(f"there is no model preset {text!r}{hint} (`paceline presets` lists all)")
 
 
 def _key(name: str) -> str:
@@ -134,7 +135,7 @@ def _opt() -> Iterator[LLM]:
         ("66b", 64, 9216, 72),
         ("175b", 96, 12288, 96),
     )
-    return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050)
+    return _family("opt", rows, vocab=50272, seq_len=2048, max_positions=2050, context=2048)
 
 
 def _llama() -> Iterator[LLM]:
@@ -508,7 +509,11 @@ _FAMILIES = (
 )
 
 LLM_PRESETS: Mapping[str, LLM] = MappingProxyType(
-    {llm.name: llm for family in _FAMILIES for llm in family()}
+    {
+        llm.name: replace(llm, context=CONTEXTS.get(llm.name, llm.context))
+        for family in _FAMILIES
+        for llm in family()
+    }
 )
 
 # Other names in common use and in published tables.

@@ -358,8 +358,13 @@ class Plan:
         ends = tuple(accumulate(counts))
         return tuple(range(end - n, end) for n, end in zip(counts, ends, strict=True))
 
+    @property
+    def trained(self) -> str:
+        """The trained weights, if these are adapters: "LoRA of rank 16"; "" for all weights."""
+        return f"LoRA of rank {self.adapter_rank}" if self.adapter_rank else ""
+
     def describe(self) -> str:
-        """The plan as a short text without defaults: "tp8 pp8 dp16 mb1 vpp2 full"."""
+        """The plan as a short text, mostly without defaults: "tp8 pp8 dp16 mb1 vpp2 zero1"."""
         words = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         words += [f"{key}{n}" for key, n in (("cp", self.cp), ("ep", self.ep)) if n > 1]
         words.append(f"mb{self.micro_batch}")
@@ -368,7 +373,7 @@ class Plan:
         if self.recompute != "none":
             words.append("+".join(self.recompute_modules) or self.recompute)
         words += [f"offload{self.offload_layers}"] if self.offload_layers else []
-        words += [f"zero{self.zero}"] if self.zero != 1 else []
+        words.append(f"zero{self.zero}")
         words += [f"shards{self.shards}"] if self.shards else []
         words += [self.kernels] if self.kernels != "auto" else []
         words += ["sp"] if self.sequence_parallel else []

@@ -42,6 +42,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "
 
 _COLUMNS = (
     *("first_step", "last_step", "step_s", "slowdown", "waste", "cause", "headline", "best_gain"),
+    *("slowdown_lasting", "place", "cause_gain"),
 )
 
 

@@ -77,9 +77,12 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
 
 def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
     """The columns of a session."""
+    from paceline.results.causes import cause_place, cause_remedy
     from paceline.results.facts import best_gain, fleet_facts
     from paceline.results.headline import headline, named_cause
 
+    cause = named_cause(report)
+    remedy = cause_remedy(report, cause)
     return {
         "first_step": min(report.steps),
         "last_step": max(report.steps),
@@ -87,9 +90,12 @@ def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
         "steps_s": float(report.traced_s.sum()),
         "slowdown": float(report.slowdown),
         "waste": max(0.0, float(report.waste)),
-        "cause": named_cause(report),
+        "cause": cause,
         "headline": headline(report),
         "best_gain": best_gain(report),
+        "slowdown_lasting": float(report.lasting_slowdown),
+        "place": cause_place(report, cause),
+        "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,
         "degrees": report.job.to_mapping(),
         "facts": fleet_facts(report, correlation),

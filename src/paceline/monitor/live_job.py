@@ -82,8 +82,9 @@ class LiveJob:
             if row["samples"]:
                 self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
         self.changed, at = True, float(row["at"])
-        self.events += [
-            self._event_row(event, at, self.start, event.explain(f"by {moment(at)} UTC"))
+        lost_by = f"by {moment(at)} UTC"
+        self.events += [  # a later session may name the cause: web/event_who.py
+            self._event_row(event, at, self.start, event.explain(lost_by, says_unknown=False))
             for event in self._merge_events(step.events)
         ]
         return rows

@@ -165,6 +165,7 @@ class Service:
         self._jump_s = self._watch_clock()
         self.uploads.remove_strays()
         self.blobs.start()
+        self.alerts.begin()
         self.detectors.start()
         self._begin()
         self.analyses.start()
@@ -203,6 +204,7 @@ class Service:
     def _end(self) -> None:
         """Save the detectors, and stop the alerts."""
         self.detectors.stop()
+        self.alerts.end()
         self.alerts.stop()
 
     def _release(self) -> None:

@@ -51,11 +51,18 @@ class Explanation:
     time: tuple[Term, ...]
     memory: tuple[Term, ...]
 
+    @property
+    def sure(self) -> bool:
+        """Whether either step lies outside the interval of the other."""
+        pairs = ((self.first, self.second), (self.second, self.first))
+        return not all(a.interval.low_s <= b.step_time_s <= a.interval.high_s for a, b in pairs)
+
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
         return {
             "plans": [self.first.plan.describe(), self.second.plan.describe()],
             "step_time_s": [self.first.step_time_s, self.second.step_time_s],
+            "sure": self.sure,
             "changes": {name: list(values) for name, values in self.changes.items()},
             "time_s": {term.name: [term.first, term.second] for term in self.time},
             "memory_bytes": {term.name: [term.first, term.second] for term in self.memory},

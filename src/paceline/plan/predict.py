@@ -36,6 +36,7 @@ from paceline.plan.cost import (
 )
 from paceline.plan.fitting import what_fits
 from paceline.plan.interval import Interval, beyond_evidence, interval, untested_blocks
+from paceline.plan.model_warnings import model_warnings
 from paceline.simulate import Rules, Timeline, all_lanes, step_times, timeline
 from paceline.trace import OpKind
 from paceline.trace.kinds import P2P_KINDS
@@ -324,9 +325,7 @@ def break_down(plan: Plan, costs: PlanCosts) -> dict[str, float]:
 
 
 def _warnings(llm: LLM, plan: Plan, cluster: Cluster) -> list[str]:
-    warnings = []
-    if llm.left_out:
-        warnings.append(f"{llm.name} is counted without {llm.left_out}")
+    warnings = model_warnings(llm)
     untested = untested_blocks(llm)
     if untested:
         warnings.append(

@@ -369,4 +369,5 @@ def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array
             return (
                 f"{text}; {wider_legal.gpus[i]:,} GPUs would do ({wider_legal.plan(i).describe()})"
             )
-    return f"{text}; use GPUs with more memory, a larger max_tp or smaller micro batches"
+    zero = "" if 3 in space.zeros else "zero 3, "
+    return f"{text}; use {zero}GPUs with more memory, a larger max_tp or smaller micro batches"

@@ -6,8 +6,9 @@ The rules are those of ``model.plan_check.problems``; a test compares the two pl
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,18 @@ _CP_TOKENS = 4096
 
 #: Most GPUs: more than any cluster has, few enough to list all numbers.
 MOST_GPUS = 10_000_000
+
+
+class Exclusion(NamedTuple):
+    """A rule of one framework against plans that are legal otherwise.
+
+    Attributes:
+        reason: its name, for the count of excluded plans.
+        applies: columns of :class:`Candidates` -> [plan] whether it excludes the plan.
+    """
+
+    reason: str
+    applies: Callable[[Columns], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +72,7 @@ class Space:
             embedding and output (as in the training of Llama 3 and DeepSeek-V3). With vpp > 1 each
             has at most one layer less (Megatron-Core's account-for-embedding and account-for-loss).
         sharded_pipelines: try ZeRO 3 with pp > 1, too (FSDP2 under a pipeline).
+        exclusions: rules of a framework, beside those of ``model.plan_check``.
     """
 
     gpus: Sequence[int]
@@ -77,6 +91,7 @@ class Space:
     sequence_parallels: tuple[bool, ...] = (False, True)
     uneven: bool = True
     sharded_pipelines: bool = False
+    exclusions: tuple[Exclusion, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.gpus or self.gpus[0] < 1:
@@ -187,9 +202,11 @@ def _nothing(llm: LLM, space: Space, pruned: dict[str, int]) -> str:
         )
     reasons = sorted(pruned.items(), key=lambda item: -item[1])
     counted = "; ".join(f"{reason} ({count:,})" for reason, count in reasons[:4])
+    excluded = any(exclusion.reason in pruned for exclusion in space.exclusions)
+    advice = "Try another zero or sequence_parallel" if excluded else _nearest(llm, space)
     return (
         f"no legal plan for {llm.name} on {gpus} with global_batch {space.base.global_batch}; "
-        f"plans ruled out: {counted}. {_nearest(llm, space)}"
+        f"plans ruled out: {counted}. {advice}"
     )
 
 
@@ -395,6 +412,8 @@ class _Listing:
         if space.base.overlap_tp:
             bad = (columns["tp"] > 1) & (columns["sequence_parallel"] == 0)
             columns = self._drop(columns, bad, "overlap_tp needs sequence_parallel")
+        for reason, applies in space.exclusions:
+            columns = self._drop(columns, applies(columns), reason)
         indices = [RECOMPUTES.index(name) for name in space.recomputes]
         columns = self._cross(columns, "recompute", indices)
         self.combinations //= len(space.recomputes)

@@ -36,7 +36,8 @@ class Advice:
 
 def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
     """The waterfall and the remedies of a diagnosed case."""
-    fall = waterfall(case.measured, case.result, case.diagnosis.findings)
+    diagnosis = case.diagnosis
+    fall = waterfall(case.measured, case.result, diagnosis.findings, diagnosis.healthy)
     proposed, refused = propose_all(case, kinds)
     return Advice(
         case.diagnosis,

@@ -126,7 +126,8 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
         size += f", {llm.active_parameters / 1e9:,.1f} active"
     title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
     about = (
-        f"{plan.describe()} · {count(plan.microbatches, 'microbatch', 'microbatches')} · "
+        f"{plan.describe()} · {plan.trained and f'{plan.trained} · '}"
+        f"{count(plan.microbatches, 'microbatch', 'microbatches')} · "
         f"global batch {plan.global_batch:,} x {llm.describe_samples()}"
     )
     first = Text("step ", style="bold")

@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from paceline.model.memory_rules import EXPANDABLE_SEGMENTS, FIXED_SEGMENTS_RESERVE
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.plan.explain import Explanation, Term
 from paceline.plan.interval import LEVEL, beyond_evidence, untested_blocks
+from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
 from paceline.report.prices import price_text
 from paceline.report.terms import TERMS
-from paceline.units import GIB, day_count, dollars, gib, gpu_memory
+from paceline.units import (
+    GIB,
+    day_count,
+    dollars,
+    gib,
+    gpu_memory,
+    percent,
+    seconds_range,
+    significant,
+)
 
 SCHEMA = 1
 
@@ -33,7 +43,11 @@ def describe(result: SearchResult) -> str:
     tokens = "" if result.tokens is None else f" · {result.tokens / 1e9:,.6g} billion tokens"
     count = f"{low:,} GPUs" if low == high else f"{low:,} to {high:,} GPUs"
     size = f"{batch:,} x {result.llm.describe_samples()}"
-    return f"{result.llm.name} on {count} ({result.cluster.name}) · global batch {size}{tokens}"
+    trained = result.legal.base.trained
+    return (
+        f"{result.llm.name} on {count} ({result.cluster.name}){trained and f' · {trained}'} · "
+        f"global batch {size}{tokens}"
+    )
 
 
 def columns(result: SearchResult) -> Row:
@@ -49,8 +63,8 @@ def row(result: SearchResult, i: int) -> Row:
     cells = [
         result.plan(i).describe(),
         f"{result.gpus[i]:,}",
-        f"{result.step_time_s[i]:#.4g}",
-        f"{within.low_s:#.3g}–{within.high_s:#.3g}",
+        significant(result.step_time_s[i], 4),
+        seconds_range(within.low_s, within.high_s),
         f"{result.mfu[i]:.1%}",
         f"{result.mfu_causal[i]:.1%}",
         gib(result.memory_bytes[i]) + "+" * bool(result.expandable[i]),
@@ -95,18 +109,22 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     for reason, count in pruned_counts(result):
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
-        "* no plan is both faster and cheaper.",
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
         "causal: MFU without the masked half of attention.",
-        f"A plan fits if it leaves a reserve of {result.rules.least_reserve:.0%} of the memory.",
-        *segments(result),
+        f"A plan leaves {result.rules.least_reserve:.0%} of the memory free.",
     ]
     notes.append(f"{gpu_memory(result.cluster.gpu.memory_bytes)}.")
     if result.days is not None:
         price = price_text(result.cluster)
         notes.append(f"{price[:1].upper()}{price[1:]}.")
-    return [*text, Text(""), *wrap(" ".join(notes), width, style="dim")]
+    marks = ["* no plan is both faster and cheaper.", *segments(result, [*best, *other_front])]
+    text.append(Text(""))
+    for mark in (*marks, " ".join(notes)):
+        text += wrap(mark, width, style="dim")
+    for warning in model_warnings(result.llm):
+        text += wrap(f"! {warning}", width, indent="  ", style="yellow")
+    return text
 
 
 def _unseen(result: SearchResult) -> list[str]:
@@ -120,16 +138,13 @@ def _unseen(result: SearchResult) -> list[str]:
     )
 
 
-def segments(result: SearchResult) -> list[str]:
-    """A sentence if plans need a setting of PyTorch's allocator that is not the default."""
-    if not result.expandable.any():
+def segments(result: SearchResult, places: Sequence[int]) -> list[str]:
+    """A sentence if plans at these places need a setting of PyTorch's allocator."""
+    if not result.expandable[list(places)].any():
         return []
     safe = np.flatnonzero(~result.expandable)
-    best = f"rank {safe[0] + 1} is the best" if len(safe) else "none is here"
-    return [
-        f"+ fits only with {EXPANDABLE_SEGMENTS}, which is not the default ({best} without: it "
-        f"leaves {FIXED_SEGMENTS_RESERVE:.1%} free)."
-    ]
+    best = f"rank {safe[0] + 1} fits" if len(safe) else "no plan fits"
+    return [f"+ needs {EXPANDABLE_SEGMENTS}; {best} without."]
 
 
 def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
@@ -147,10 +162,16 @@ def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
     """Comparison of plan A with plan B: differences, seconds and bytes by term."""
     first, second = explanation.first, explanation.second
-    text = [Text(""), Text("Why A beats B", style="bold")]
+    winner, loser = ("A", "B") if first.step_time_s <= second.step_time_s else ("B", "A")
+    text = [Text(""), Text(f"Why {winner} beats {loser}", style="bold")]
     for mark, prediction in (("A", first), ("B", second)):
-        words = f"{mark}  {prediction.plan.describe()}: {prediction.step_time_s:#.4g} s"
+        step, within = prediction.step_time_s, prediction.interval
+        words = (
+            f"{mark}  {prediction.plan.describe()}: {significant(step, 4)} s "
+            f"({LEVEL:.0%} of steps: {seconds_range(within.low_s, within.high_s)} s)"
+        )
         text += wrap(words, width, indent="   ")
+    text += wrap(_doubt(explanation), width)
     changes = (f"{name} {a} -> {b}" for name, (a, b) in explanation.changes.items())
     text += wrap(f"A -> B: {', '.join(changes)}", width, indent="   ")
     for title, terms, scale in (
@@ -161,10 +182,21 @@ def explained_lines(explanation: Explanation, width: int) -> list[Text]:
         total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
         least = 1e-4 * total.first
         for term in (*(t for t in terms if max(t.first, t.second) > least), total):
-            values = (term.first / scale, term.second / scale, term.difference / scale)
-            numbers = f"{values[0]:9.4g} {values[1]:9.4g} {values[2]:+9.3g}"
+            values = [significant(x / scale, 4) for x in (term.first, term.second)]
+            more = significant(term.difference / scale, 3)
+            more = f"+{more}" if term.difference > 0 else more
+            numbers = f"{values[0]:>9} {values[1]:>9} {more:>9}"
             text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
     return text
+
+
+def _doubt(explanation: Explanation) -> str:
+    """A sentence on whether the measured steps of the two plans will differ in this order."""
+    steps = (explanation.first.step_time_s, explanation.second.step_time_s)
+    apart = f"The steps differ by {percent(max(steps) / min(steps) - 1)}"
+    if explanation.sure:
+        return f"{apart}: one lies outside the other's interval."
+    return f"{apart}, and each lies within the other's interval: the difference is not sure."
 
 
 def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
@@ -186,6 +218,7 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
         "gpus": [int(gpus.min()), int(gpus.max())],
         "global_batch": result.legal.base.global_batch,
         "precision": result.legal.base.precision,
+        "adapter_rank": result.legal.base.adapter_rank,
         "tokens": result.tokens,
         "price_per_gpu_hour": result.cluster.price_per_gpu_hour,
         "objective": result.objective,
@@ -196,6 +229,7 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
         "plans": [_record(result, data, i) for i in range(min(top, len(result)))],
         "pareto": [_record(result, data, i) for i in front(result)],
         "pruned": dict(pruned_counts(result)),
+        "warnings": model_warnings(result.llm),
     }
 
 

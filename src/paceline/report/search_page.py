@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from paceline.files import Writer
+from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult, pareto
 from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
@@ -25,7 +26,7 @@ from paceline.report.search import (
     row,
     segments,
 )
-from paceline.units import GIB, day_count, dollars, in_gib
+from paceline.units import GIB, day_count, dollars, in_gib, significant
 
 #: Most points of the plot, and their largest cost as a multiple of the front's.
 MAX_POINTS, _MAX_RATIO = 2000, 1.6
@@ -50,6 +51,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
     script = "\n".join(static(name) for name in names)
     head = columns(result)
     best = range(min(top, len(result)))
+    shown = [*best, *(() if _one_count(result) else front(result))]
     text = Template(static("search.html")).substitute(
         title=escape(f"Plans for {result.llm.name} · Paceline"),
         policy=escape(_policy(script, controls)),
@@ -65,7 +67,10 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escape(_price(result)),
-        segments=escape(" ".join(segments(result))),
+        segments=escape(" ".join(segments(result, shown))),
+        warnings="".join(
+            f'<p class="note">{foreign(text)}</p>' for text in model_warnings(result.llm)
+        ),
         version=escape(paceline_version()),
         data=safe_json(_points(result)),
         script=script,
@@ -139,7 +144,7 @@ def _slider(
 
 def _headline(result: SearchResult) -> str:
     plan = f"<b>{escape(result.plan(0).describe())}</b> on {result.gpus[0]:,} GPUs"
-    text = f"{plan}: {result.step_time_s[0]:#.4g} s a step, MFU {result.mfu[0]:.1%}"
+    text = f"{plan}: {significant(result.step_time_s[0], 4)} s a step, MFU {result.mfu[0]:.1%}"
     if result.days is not None:
         text += f", {day_count(float(result.days[0]))} days"
     if result.dollars is not None:
@@ -151,7 +156,7 @@ def _numbers(result: SearchResult) -> str:
     memory = result.memory_bytes[0] / result.cluster.gpu.memory_bytes
     items = [
         ("Ranked by", result.objective, OBJECTIVES[result.objective]),
-        ("Step", f"{result.step_time_s[0]:#.4g} s", f"on {result.gpus[0]:,} GPUs"),
+        ("Step", f"{significant(result.step_time_s[0], 4)} s", f"on {result.gpus[0]:,} GPUs"),
         ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
         ("Memory", in_gib(result.memory_bytes[0]), f"{memory:.0%} of a GPU's"),
         ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),

@@ -16,8 +16,16 @@ from paceline.report.layout import wrap
 from paceline.report.warnings import warning_lines
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
+from paceline.results.headline import MIN_PASSING, little_text, passing_text
 from paceline.results.words.job import size_and_steps
-from paceline.results.words.slowdown import by_paper, of_which_lasts
+from paceline.results.words.slowdown import (
+    beside_s,
+    bound_note,
+    ideal_range,
+    lasting_range,
+    waste_parts,
+    waste_range,
+)
 from paceline.trace import Job
 from paceline.trace.warning import FEW_STEPS
 from paceline.units import count, seconds
@@ -96,25 +104,32 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
 
 def _head(report: JobReport, width: int) -> list[Text]:
     gpus = report.job.world_size
-    worth = report.waste * gpus
-    waste = f"{report.waste:.1%} = {worth:,.{1 if worth < 100 else 0}f} of {count(gpus, 'GPU')}"
-    numbers = Text("S ").append(f"{report.slowdown:.3f}", style="bold")
-    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    lasts = of_which_lasts(report.slowdown, report.slowdown_lasting)
-    beside = "; ".join(filter(None, (lasts, paper)))
-    numbers.append(f" ({beside})" if beside else "")
-    numbers.append("   waste ").append(waste, style="bold")
+    waste = f"{waste_range(report)} = {_gpus(report)} of {count(gpus, 'GPU')}"
+    beside, parts = beside_s(report), waste_parts(report)
+    numbers = f"S {report.slowdown:.3f}{f' ({beside})' if beside else ''}"
+    numbers += f"   waste {waste}{f' ({parts})' if parts else ''}"
+    note = bound_note(report)
     return [
         *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
-        numbers,
+        *wrap(numbers, width, style="bold"),
         *wrap(_step_times(report), width),
+        *(wrap(note, width, style="dim") if note else []),
     ]
+
+
+def _gpus(report: JobReport) -> str:
+    gpus = report.job.world_size
+    highest = 1 - 1 / report.largest_slowdown
+    texts = [
+        f"{waste * gpus:,.{1 if waste * gpus < 100 else 0}f}" for waste in (report.waste, highest)
+    ]
+    return " to ".join(texts if report.bounded and texts[0] != texts[1] else texts[:1])
 
 
 def _beyond_lines(report: JobReport, width: int) -> list[Text]:
     """A note on a remedy that gains more than S."""
-    note = beyond_s(report.slowdown, report.diagnosis, report.remedies)
+    note = beyond_s(report.largest_slowdown, report.diagnosis, report.remedies)
     return wrap(note, width, style="dim") if note else []
 
 
@@ -132,6 +147,7 @@ def _none_shows(report: JobReport) -> bool:
 
 def _verdict(report: JobReport, width: int) -> list[Text]:
     excess = report.lasting_slowdown - 1
+    times = lasting_range(report)
     if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -139,17 +155,19 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
         style = "bold yellow"
     elif not report.healthy and not report.straggling:
-        cost = max(1 - 1 / report.lasting_slowdown, 0)
-        text = f"Stragglers cost little ({cost:.1%}), but steps come in two lengths"
+        text = f"{little_text(report)}, but steps come in two lengths"
         style = "bold yellow"
     elif _none_shows(report):
         text = (
-            f"Steps are {report.lasting_slowdown:.2f} times as long as they could be, but no "
+            f"Steps are {times} times as long as they could be, but no "
             f"straggler shows in {count(len(report.steps), 'step')}"
         )
         style = "bold yellow"
     elif report.healthy and any(f.id == "pauses" for f in report.diagnosis.findings):
         text = f"No slowness lasts ({max(excess, 0):.1%} of steps), but one worker pauses"
+        style = "bold yellow"
+    elif report.healthy and report.passing_share >= MIN_PASSING:
+        text = passing_text(report)
         style = "bold yellow"
     elif report.healthy:
         text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
@@ -158,8 +176,8 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = f"No stragglers in the operations: they make steps {max(excess, 0):.1%} longer"
             style = "bold yellow"
     else:
-        text = f"Stragglers make steps {report.lasting_slowdown:.2f} times as long as they could be"
-        style = "bold red" if report.slowdown >= _SEVERE else "bold yellow"
+        text = f"Stragglers make steps {times} times as long as they could be"
+        style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
     if report.doubtful:
         outside = 1 - 1 / report.launch_slowdown
@@ -176,13 +194,12 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
 
 
 def _step_times(report: JobReport) -> str:
-    traced, simulated, ideal = (
-        seconds(float(times.mean()))
-        for times in (report.traced_s, report.simulated_s, report.ideal_s)
+    traced, simulated = (
+        seconds(float(times.mean())) for times in (report.traced_s, report.simulated_s)
     )
     judged = "over 5%" if report.doubtful else "fine"
     off = f"{report.discrepancy:.1%} off: {judged}"
-    return f"mean step: ideal {ideal}, simulated {simulated}, traced {traced} ({off})"
+    return f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
 
 
 @dataclass(frozen=True)
@@ -292,7 +309,7 @@ def _shares(report: JobReport, width: int) -> list[Text]:
     if report.by_worker.shape[0] > 1:
         rows.append(("M_S", "last stage", report.m_s, report.m_s_only))
     wide = max(len(group) for _, group, _, _ in rows)
-    title = Text().append("share of the loss", style="bold")
+    title = Text().append("share of T - T_ideal", style="bold")
     title.append(" " * (wide + len("M_W    ") - len(title)))
     title.append("saved if ideal      caused alone", style="dim")
     lines = [title]
@@ -301,9 +318,7 @@ def _shares(report: JobReport, width: int) -> list[Text]:
         line.append(f"{_share(value):>17}", style="bold").append(f"{_share(only):>15}")
         lines.append(line)
     if report.m_w is None:
-        lines += wrap(
-            "The loss is negligible (under 0.1%), so it has no shares.", width, style="dim"
-        )
+        lines += wrap("T - T_ideal is under 0.1% of T, so it has no shares.", width, style="dim")
     return lines
 
 

@@ -17,8 +17,8 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import share_of_loss, shares
-from paceline.results.words.slowdown import by_paper
+from paceline.results.words.shares import lost_s, part_of, share_of_loss, shares
+from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
 from paceline.units import NONE, count, percent, seconds
 
 _BAR = 24
@@ -27,6 +27,7 @@ _BAR = 24
 _SHARES = 17
 
 ARCHITECTURE = "changes of the job's architecture"
+NO_FAULT = "they repair no cause above, but make the step shorter"
 
 
 def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
@@ -34,16 +35,18 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     findings = [f for f in report.diagnosis.findings if f.cause != "unexplained"][:most]
     lines: list[Text] = []
     if findings:
-        lines = [_title("why", "the cost of each cause, and its probability"), _heads(report)]
+        about = "the cost of each cause, as shares of the step and of the loss; its probability"
+        lines = [_title("why", about), _heads(report)]
     for finding in findings:
-        text = f"{_small(finding)}{finding.text}; {confidence_text(finding.confidence)}"
-        lines += _entry(finding.share_of_step, finding.share, text, width)
+        text = f"{_prefix(finding, report)}{finding.text}; {confidence_text(finding.confidence)}"
+        cost = None if finding.part_of else finding.share_of_step
+        lines += _entry(cost, finding.share, text, width)
         if reading := other_reading(finding, report.remedies):
             indent = " " * _SHARES
             lines += wrap(f"{indent}{reading}", width, indent=indent, style="dim")
     for name, about, remedies in (
-        ("what to do", "the predicted saving of each remedy", report.remedies),
-        (ARCHITECTURE, "they answer no finding", report.architecture),
+        ("what to do", "the predicted saving of each remedy, as the same shares", report.remedies),
+        (ARCHITECTURE, NO_FAULT, report.architecture),
     ):
         lines += [Text("")] if remedies and lines else []
         lines += [_title(name, about), _heads(None if lines else report)] if remedies else []
@@ -52,7 +55,9 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     return lines + _hint_lines(report, width)
 
 
-def _small(finding: Finding) -> str:
+def _prefix(finding: Finding, report: JobReport) -> str:
+    if finding.part_of:
+        return f"{part_of(finding, report)}: "
     return "small: " if is_small(finding) else ""
 
 
@@ -76,23 +81,17 @@ def _title(name: str, about: str) -> Text:
 
 def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; with a report they include the loss, unless it is negligible."""
-    heads = "of step of loss"
+    heads = f"{'step':>7} {'loss':>7}"
     if report is not None and report.straggling:
-        lost_s = float((report.simulated_s - report.ideal_s).mean())
-        of_traced = percent(lost_s / float(report.traced_s.mean()))
-        of_simulated = percent(lost_s / float(report.simulated_s.mean()))
-        if of_traced == of_simulated:
-            heads += f"  the loss (T - T_ideal) is {of_traced} of the step"
-        else:  # only the traced step contains launch delays
-            heads += f"  T - T_ideal is {of_traced} of the traced step, "
-            heads += f"{of_simulated} of the simulated"
+        of_step = percent(lost_s(report) / float(report.traced_s.mean()))
+        heads += f"  the loss is {of_step} of the traced step"
     return Text(heads, style="dim")
 
 
-def _entry(of_step: float, of_loss: float | None, text: str, width: int) -> list[Text]:
+def _entry(of_step: float | None, of_loss: float | None, text: str, width: int) -> list[Text]:
     """The two shares at the beginning of a line."""
-    loss = NONE if of_loss is None else percent(of_loss)
-    measures = f"{percent(of_step):>7} {loss:>7}"
+    step, loss = (NONE if share is None else percent(share) for share in (of_step, of_loss))
+    measures = f"{step:>7} {loss:>7}"
     lines = wrap(f"{measures}  {text}", width, indent=" " * _SHARES)
     lines[0].stylize("bold", 0, len(measures))
     return lines
@@ -103,16 +102,18 @@ def diagnosis_lines(
 ) -> list[Text]:
     """The whole diagnosis. Without ``every``, inapplicable remedies are named without reasons."""
     low, high = report.diagnosis.slowdown_interval
-    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
+    beside, parts, note = beside_s(report), waste_parts(report), bound_note(report)
     head = (
         f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
-        f"{f'; {paper}' if paper else ''}), waste {percent(report.waste)}"
+        f"{f'; {beside}' if beside else ''}), waste {waste_range(report)}"
+        f"{f' ({parts})' if parts else ''}"
     )
-    lines = [*wrap(head, width, style="bold"), Text("")]
+    lines = wrap(head, width, style="bold")
+    lines += [*(wrap(note, width, style="dim") if note else []), Text("")]
     if is_healthy(report):
         lines += [*wrap(HEALTHY_TEXT, width), Text("")]
     for finding in report.diagnosis.findings:
-        lines += _finding_lines(finding, report.remedies, width)
+        lines += _finding_lines(finding, report, width)
     lines += [Text("")] if report.diagnosis.findings else []
     lines += [*_remedy_lines(report, width, every=every), Text("")]
     if communication := communication_lines(report.communication, width):
@@ -128,14 +129,17 @@ HEALTHY_TEXT = (
 )
 
 
-def _finding_lines(finding: Finding, remedies: Sequence[Remedy], width: int) -> list[Text]:
+def _finding_lines(finding: Finding, report: JobReport, width: int) -> list[Text]:
     low, high = (percent(end) for end in finding.interval)
     outside = "; outside S" if finding.share is None else ""
     cost = f"{shares(finding.share_of_step, finding.share)} (90%: {low} to {high}){outside}"
+    if finding.part_of:
+        cost = part_of(finding, report)
     sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"
     lines = wrap(f"{cause_name(finding.cause)}  {cost}{sure}", width, style="bold")
-    lines += wrap(f"  {_small(finding)}{finding.text}", width, indent="  ")
-    if reading := other_reading(finding, remedies):
+    small = "small: " if is_small(finding) else ""
+    lines += wrap(f"  {small}{finding.text}", width, indent="  ")
+    if reading := other_reading(finding, report.remedies):
         lines += wrap(f"  {reading}", width, indent="  ")
     return lines + _phrase_lines(evidence_phrases(finding), width)
 
@@ -184,7 +188,7 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
         lines += remedy_lines(remedy, width, share_of_loss(report, remedy))
     lines += _hint_lines(report, width)
     if report.architecture:
-        lines += [Text(""), _title(ARCHITECTURE, "they answer no finding")]
+        lines += [Text(""), _title(ARCHITECTURE, NO_FAULT)]
     for remedy in report.architecture:
         lines += remedy_lines(remedy, width)
     refused = report.not_applicable

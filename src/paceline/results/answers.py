@@ -30,7 +30,7 @@ _FINDING_KEYS = (
     Key("id", TEXT, "unique in a diagnosis"),
     Key("cause", TEXT),
     Key("text", TEXT, "the finding in one sentence"),
-    Key("share", optional(NUMBER), "of T - T_ideal; null outside S"),
+    Key("share", optional(NUMBER), "of the loss; null outside S"),
     Key("share_of_step", NUMBER),
     Key("interval", INTERVAL, "90%, of share (of share_of_step outside S)"),
     Key("confidence", NUMBER),
@@ -44,6 +44,12 @@ _FINDING_KEYS = (
     ),
     Key(
         "alternative", TEXT, "the cause of that explanation", written=lambda f: bool(f.alternative)
+    ),
+    Key(
+        "part_of",
+        TEXT,
+        "id of the finding of the same cause, whose cost includes this one's",
+        written=lambda f: bool(f.part_of),
     ),
 )
 

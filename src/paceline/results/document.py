@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ class JobReport:
         by_worker_by_step: step -> [pp, dp] S; None if only stages and replicas are kept.
         warnings: notes on the reliability of the numbers.
         microbatches: [dp] microbatches of each replica; empty if unknown.
+        slowdown_healthy: S beside the ideal of healthy hardware; None if no finding blames any.
         findings: None if the analysis made no diagnosis.
         waterfall, remedies, architecture, not_applicable, hints: parts of the diagnosis.
         communication: collectives for which the step waits; None without recorded programs.
@@ -99,6 +100,7 @@ class JobReport:
     by_worker_by_step: Mapping[int, Array] | None = None
     expected: Expectation | None = None
     slowdown_interval: tuple[float, float] | None = None
+    slowdown_healthy: float | None = None
     findings: tuple[Finding, ...] | None = None
     waterfall: Waterfall | None = None
     remedies: tuple[Remedy, ...] = ()
@@ -107,6 +109,9 @@ class JobReport:
     hints: tuple[str, ...] = ()
     communication: Communication | None = None
     hosts: Hosts = field(default_factory=dict)
+
+    #: Least ratio of S beside healthy hardware to S that is no noise.
+    MIN_BOUND: ClassVar[float] = 1.01
 
     @classmethod
     def of(
@@ -130,7 +135,7 @@ class JobReport:
         return cls(
             **numbers_of(result),
             **tables_of(result, per_step_workers=per_step_workers),
-            **({} if advice is None else answers_of(advice, result.job)),
+            **({} if advice is None else answers_of(advice, result)),
             expected=expectation,
             hosts={place: host_of(name) for place, name in (hosts or {}).items()},
         )
@@ -206,15 +211,53 @@ class JobReport:
         )
         return np.minimum(stages[:, :, None], replicas[:, None, :])
 
+    @cached_property
+    def healthy_step_s(self) -> float:
+        """The mean ideal step if blamed hardware were healthy, T_healthy; T_ideal without any."""
+        if self.slowdown_healthy is None:
+            return float(self.ideal_s.mean())
+        return float(self.simulated_s.mean()) / self.slowdown_healthy
+
+    @property
+    def largest_slowdown(self) -> float:
+        """S, or S beside healthy hardware if that is larger."""
+        return max(self.slowdown, self.slowdown_healthy or 0.0)
+
+    @cached_property
+    def passing_s(self) -> float:
+        """Mean seconds per step that variation costs which passes from worker to worker."""
+        if self.waterfall is not None:
+            drops = self.waterfall.drops
+            return sum(drop.seconds for drop in drops if drop.name == "passing-variation")
+        if self.slowdown_lasting is None:
+            return 0.0
+        lasting_s = float(self.ideal_s.mean()) * self.slowdown_lasting
+        return max(float(self.simulated_s.mean()) - lasting_s, 0.0)
+
+    @property
+    def passing_share(self) -> float:
+        """The same as a share of T, a part of the waste."""
+        return self.passing_s / float(self.simulated_s.mean())
+
     @property
     def lasting_slowdown(self) -> float:
-        """S of the typical step; S itself if passes are whole."""
-        return self.slowdown if self.slowdown_lasting is None else self.slowdown_lasting
+        """S without the variation that passes."""
+        return self.slowdown * (1 - self.passing_share)
+
+    @property
+    def largest_lasting_slowdown(self) -> float:
+        """The same beside healthy hardware, if that is larger."""
+        return self.lasting_slowdown * self.largest_slowdown / self.slowdown
+
+    @property
+    def bounded(self) -> bool:
+        """Whether S is a lower bound: slow hardware among few peers makes T_ideal too long."""
+        return self.largest_slowdown >= self.MIN_BOUND * self.slowdown
 
     @property
     def straggling(self) -> bool:
         """Whether stragglers cost enough to look for causes."""
-        return self.lasting_slowdown >= WhatIf.HEALTHY_BELOW
+        return self.largest_lasting_slowdown >= WhatIf.HEALTHY_BELOW
 
     @property
     def healthy(self) -> bool:

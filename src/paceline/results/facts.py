@@ -1,39 +1,14 @@
-"""Single facts of a document for alerts and for the fleet's figures."""
+"""Single facts of a document for sessions and for the fleet's figures."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from paceline.diagnose import Finding
 from paceline.results.document import JobReport
-from paceline.results.words.names import hosts, place
 
 #: Most steps of one job in the figure of all steps.
 _MAX_STEPS = 25
-#: Most named hosts of a place; more are counted.
-_MAX_HOSTS = 4
-
-#: Least gain of a named remedy.
-_MIN_GAIN = 0.01
-
-
-def cause_place(report: JobReport, cause: str | None) -> str | None:
-    """Place, as text, of the finding with that cause (without a cause, of the first finding)."""
-    finding = _of_cause(report, cause)
-    return place(finding.where) or None if finding is not None else None
-
-
-def cause_hosts(report: JobReport, cause: str | None) -> str | None:
-    """The hosts of the same finding."""
-    finding = _of_cause(report, cause)
-    return hosts(finding.where, _MAX_HOSTS) or None if finding is not None else None
-
-
-def _of_cause(report: JobReport, cause: str | None) -> Finding | None:
-    findings = report.diagnosis.findings
-    finding: Finding | None = next((f for f in findings if f.cause == cause), None)
-    return finding or next(iter(findings), None)
 
 
 def main_cause(report: JobReport) -> str:
@@ -45,12 +20,6 @@ def main_cause(report: JobReport) -> str:
 def best_gain(report: JobReport) -> float | None:
     """The largest gain of a remedy; None without remedies."""
     return max((remedy.gain for remedy in report.remedies), default=None)
-
-
-def gain(report: JobReport) -> str | None:
-    """The best remedy's sentence; None if no remedy gains a percent."""
-    best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
-    return best.text if best is not None and best.gain >= _MIN_GAIN else None
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:

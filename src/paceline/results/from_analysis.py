@@ -13,7 +13,6 @@ from paceline.results.answers import plain_finding, plain_remedy
 from paceline.results.communication import plain_communication
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
-from paceline.trace import Job
 from paceline.whatif import WhatIf
 from paceline.whatif.modes import two_modes
 
@@ -65,11 +64,15 @@ def tables_of(result: WhatIf, *, per_step_workers: bool) -> dict[str, Any]:
     }
 
 
-def answers_of(advice: Advice, job: Job) -> dict[str, Any]:
+def answers_of(advice: Advice, result: WhatIf) -> dict[str, Any]:
     """Fields of the diagnosis."""
+    job, healthy = result.job, advice.diagnosis.healthy
     low, high = advice.diagnosis.slowdown_interval
     return {
         "slowdown_interval": (float(low), float(high)),
+        "slowdown_healthy": (
+            None if healthy is None else float(result.simulated_s.mean() / healthy.step_s.mean())
+        ),
         "findings": tuple(plain_finding(f, job) for f in advice.diagnosis.findings),
         "waterfall": advice.fall,
         "remedies": tuple(plain_remedy(r, job) for r in advice.remedies),

@@ -15,6 +15,7 @@ from paceline.results.document import JobReport
 from paceline.results.facts import main_cause
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
+from paceline.results.words.slowdown import waste_range
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
@@ -28,6 +29,9 @@ EQUAL_GAIN = 0.01
 
 #: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
+
+#: Least share of T by passing variation that the headline tells.
+MIN_PASSING = 0.03
 
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
@@ -47,6 +51,8 @@ def is_small(finding: Finding) -> bool:
 def headline(report: JobReport) -> str:
     """The first message for an on-call engineer, in at most ``MAX_LENGTH`` characters."""
     if is_healthy(report):
+        if report.passing_share >= MIN_PASSING:
+            return f"{passing_text(report)}."
         return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
     verdict = _verdict(report, finding)
@@ -57,6 +63,27 @@ def headline(report: JobReport) -> str:
         f"{verdict}.{advice}"
     ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
+
+
+def passing_text(report: JobReport) -> str:
+    """The two parts of the waste if no straggler lasts, without the full stop."""
+    return (
+        f"No lasting straggler ({_cost(report)} of the GPU time); variation that passes from "
+        f"worker to worker costs {percent(report.passing_share)}"
+    )
+
+
+def little_text(report: JobReport) -> str:
+    """The same if something else is wrong: the begin of a sentence that goes on with "but".
+
+    A finding that names workers says whose variation passes.
+    """
+    if report.passing_share < MIN_PASSING:
+        return f"Stragglers cost little ({_cost(report)})"
+    finding = main_finding(report)
+    passing = f", passing variation {percent(report.passing_share)}"
+    named = finding is not None and "workers" in finding.where
+    return f"Lasting stragglers cost little ({_cost(report)}){'' if named else passing}"
 
 
 def details(report: JobReport) -> list[str]:
@@ -93,11 +120,11 @@ def main_finding(report: JobReport) -> Finding | None:
     """The finding to name: the largest known cause, inside S unless S is almost 1."""
     findings = report.diagnosis.findings
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
-    outside = [f for f in findings if f.share is None]
+    outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if report.straggling:
         return positive
-    return outside[0] if outside else None
+    return outside[0] if outside else positive
 
 
 def named_cause(report: JobReport) -> str:
@@ -126,14 +153,14 @@ def best_remedy(finding: Finding | None, remedies: Sequence[Remedy]) -> Remedy |
 
 
 def _cost(report: JobReport) -> str:
-    return percent(max(1 - 1 / report.lasting_slowdown, 0.0))
+    return percent(max(report.waste - report.passing_share, 0.0))
 
 
 def _verdict(report: JobReport, finding: Finding | None) -> str:
     """The loss and its reason, without the full stop."""
     reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling:
-        loss = f"This job wastes {percent(report.waste, 0)} of its GPUs"
+        loss = f"This job wastes {waste_range(report, 0)} of its GPUs"
         return f"{loss}: {reason or 'no known pattern explains it'}"
     if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
         loss = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
@@ -141,7 +168,7 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
     if not reason:
         modes = report.step_modes is not None
         reason = "steps come in two lengths" if modes else "time passes between operations"
-    return f"Stragglers cost little ({_cost(report)}), but {reason}"
+    return f"{little_text(report)}, but {reason}"
 
 
 def _reason(report: JobReport, finding: Finding) -> str:
@@ -195,8 +222,9 @@ def _drift(report: JobReport, finding: Finding) -> str:
     change = finding.evidence.get("change")
     if change is not None:
         of_worker = f" by worker {worker(places[0])}" if places else ""
-        direction = "slower" if change > 0 else "faster"
-        return f"steps become {percent(abs(change))} {direction}{of_worker}"
+        if change < 0:
+            return f"the first steps take {1 / (1 + change):.2f}x as long as the last{of_worker}"
+        return f"steps become {percent(change)} slower{of_worker}"
     steps = finding.evidence.get("steps") or []
     in_steps = f"{len(steps):,} of {count(len(report.steps), 'step')}"
     if places:

@@ -111,6 +111,12 @@ def _is_diagnosed(report: Any) -> bool:
 
 _DIAGNOSIS = (
     Key("slowdown_interval", optional(INTERVAL), "90% bootstrap interval of S over the steps"),
+    Key(
+        "slowdown_healthy",
+        NUMBER,
+        "T / T_healthy, the ideal if blamed hardware were healthy; only if findings blame any",
+        written=lambda report: report.slowdown_healthy is not None,
+    ),
     Key("findings", optional(list_of(FINDING)), "causes, by share"),
     Key("waterfall", optional(WATERFALL), "from the actual step down to pure compute"),
     Key("remedies", list_of(REMEDY), "changes that answer findings, by gain"),
@@ -121,7 +127,8 @@ _DIAGNOSIS = (
 
 #: Keys that a diagnosis adds.
 DIAGNOSIS_KEYS = tuple(
-    Key(key.name, key.form, key.about, key.field, _is_diagnosed) for key in _DIAGNOSIS
+    Key(key.name, key.form, key.about, key.field, key.written or _is_diagnosed)
+    for key in _DIAGNOSIS
 )
 
 #: Warnings: their texts, then their codes and numbers.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.sources import kineto, ndtimeline, otlp, recording
 from paceline.sources.call_logs import flight_recorder, nccl_inspector, torchcomms
 from paceline.sources.devices import TOOLS, nsight
 from paceline.sources.imported import Imported
+from paceline.sources.step_logs.log_text import is_log
 from paceline.trace import Job
 
 
@@ -131,6 +133,11 @@ def files_of(
             matches += in_folder
         elif item is None and name is None:
             _refuse_no_trace(path, [path])
+            if is_log(path):
+                raise TraceError(
+                    f"{path} is a log, which holds no operations of a trace; for its step times: "
+                    f"paceline detect {shlex.quote(str(path))}"
+                )
             raise TraceError(
                 f"{path} is not a trace file: its content is not {_names(candidates)}; if it is "
                 "one of these, name the format with --format"

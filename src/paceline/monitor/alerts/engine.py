@@ -10,33 +10,22 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from paceline.detect.event import SLOW_KINDS
+from paceline.monitor.alerts.decisions import decide, importance_of
 from paceline.monitor.alerts.delivery import Courier
-from paceline.monitor.alerts.rules import (
-    DAY_S,
-    IMPORTANCE_LABEL,
-    IMPORTANCES,
-    Alarm,
-    Facts,
-    Rule,
-    holds,
-    judge,
-)
+from paceline.monitor.alerts.news import News
+from paceline.monitor.alerts.places import Where, in_ranks, in_result
+from paceline.monitor.alerts.rules import DAY_S, Alarm, Facts, Rule
 from paceline.monitor.alerts.settings import load_settings
-from paceline.monitor.blobs import BlobsAway
-from paceline.monitor.documents import read_report
+from paceline.monitor.levels import LevelChanges, Levels
 from paceline.monitor.log import log, logger
-from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store.health import problem_in
-from paceline.monitor.store.queries import latest_meta
-from paceline.results.facts import cause_hosts, cause_place, gain
-from paceline.units import several
+from paceline.monitor.store.jobs import JobKey, keys_of
+from paceline.monitor.store.queries import latest_metas
 
 #: Seconds between judgements of all firing alerts.
 AGAIN_S = 300.0
@@ -44,31 +33,15 @@ AGAIN_S = 300.0
 SETTLED_S = 30.0
 #: At a start, an older fail-slow continues only if the job's row has it.
 _OLD_S = 3600.0
-#: Most onsets in one headline, the latest ones, if several ranks are slow at once.
-_TEXTS = 3
 #: Longest wait for an unreachable store at the start, seconds.
 _RETRY_S = 5.0
 #: Age of the last news up to which a job is judged at the start.
 _RECENT_S = 14 * DAY_S
-#: Largest result of a session that is read for its findings.
-_MAX_RESULT_BYTES = 64 << 20
+#: Jobs judged together.
+_AT_ONCE = 200
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Where:
-    """The place of an alert and its best remedy; None if unknown.
-
-    Attributes:
-        place: as text, with the hosts.
-        hosts: only the hosts, as text.
-        gain: gain of the best remedy.
-    """
-
-    place: str | None = None
-    hosts: str | None = None
-    gain: str | None = None
+_NO_CHANGES = LevelChanges()
 
 
 class Alerts:
@@ -86,11 +59,21 @@ class Alerts:
         config = service.config
         self.settings = load_settings(config.alerts, config.silent_after_s)
         self._lock = threading.Lock()  # one judgement at a time, so that no alert fires twice
+        self._levels = Levels()
         self._couriers: list[Courier] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._news = News(self._judge_news)
         self._judged_at = 0.0
         self._quiet: dict[str, set[int]] = {}  # silent jobs of each rule at the last tick
+
+    def begin(self) -> None:
+        """Judge news in a thread of its own from now on."""
+        self._news.begin()
+
+    def end(self) -> None:
+        """Judge the news so far; later news are judged where they happen."""
+        self._news.end()
 
     def start(self) -> None:
         """Deliver waiting messages, and judge changes from before the start."""
@@ -111,11 +94,11 @@ class Alerts:
 
     def session_done(self, job_id: int, session_id: int) -> None:
         """A session was analysed."""
-        self.judge(job_id, self._service.clock())
+        self._news.add(job_id, None)
 
     def event(self, job_id: int, event_id: int) -> None:
         """The detector has an event of a job; the job's row follows later."""
-        self.judge(job_id, self._service.clock(), settled=False)
+        self._news.add(job_id, False)
 
     def tick(self, now: float) -> None:
         """Judge jobs that may have changed with time, and from time to time all firing alerts.
@@ -128,25 +111,29 @@ class Alerts:
             for rule in self.settings.rules
             if rule.kind == "silent"
         }
-        jobs: dict[int, bool] = {}
+        jobs: dict[int, bool | None] = {}
         for name, job_ids in quiet.items():  # only jobs that fell silent or are no longer silent
             jobs.update(dict.fromkeys(job_ids ^ self._quiet.get(name, set()), True))
-        if any(rule.kind == "fail-slow" and rule.lost_s for rule in self.settings.rules):
-            slow = store.slow_jobs(self._service.engine, now - _OLD_S)
-            jobs.update(dict.fromkeys(slow, True))  # their losses have grown
         is_full_round = not 0 <= now - self._judged_at < AGAIN_S  # the clock may have been ahead
-        kinds = {rule.name: rule.kind for rule in self.settings.rules}
+        of_slow = {rule.name for rule in self.settings.rules if rule.kind == "fail-slow"}
+        slow = set(store.slow_jobs(self._service.engine, now - _OLD_S)) if of_slow else set()
+        told: dict[int, set[str]] = {}
         for row in firing:
-            if is_full_round or kinds.get(row["rule"]) == "fail-slow":
+            if row["rule"] in of_slow:
+                told.setdefault(row["job_id"], set()).add(row["rule"])
+        # The losses of the others have grown. Alerts of slow jobs change only with news.
+        jobs.update(dict.fromkeys({i for i in slow if told.get(i) != of_slow}, True))
+        for row in firing:
+            job_id = row["job_id"]
+            if is_full_round or (row["rule"] in of_slow and job_id not in slow):
                 settled = row["started_at"] < now - SETTLED_S
-                jobs[row["job_id"]] = jobs.get(row["job_id"], True) and settled
+                jobs[job_id] = bool(jobs.get(job_id, True)) and settled
         if is_full_round:
             self._judged_at = now
             if self._service.config.keep_days:
                 before = now - self._service.config.keep_days * DAY_S
                 store.remove_older(self._service.engine, before)
-        for job_id, settled in sorted(jobs.items()):
-            self.judge(job_id, now, settled=settled)
+        self.judge_many(jobs, now)
         self._quiet = quiet
 
     def _quiet_jobs(self, rule: Rule, firing: Sequence[Row], now: float) -> set[int]:
@@ -166,101 +153,97 @@ class Alerts:
             settled: whether the job's row has followed its events; None = yes if they are an hour
                 old.
         """
-        with self._lock:
-            row = store.facts_of(self._service.engine, job_id)
-            if row is None:
-                return
-            job, latest, events = row
+        self.judge_many({job_id: settled}, now)
+
+    def judge_many(self, jobs: Mapping[int, bool | None], now: float) -> None:
+        """Judge jobs by all rules, many in a few queries.
+
+        A query gives up the interpreter, which a busy service gets back late.
+
+        Args:
+            jobs: number of a job -> ``settled`` of :meth:`judge`.
+            now: seconds since 1970.
+        """
+        numbers = sorted(jobs)
+        for first in range(0, len(numbers), _AT_ONCE):
+            some = {job_id: jobs[job_id] for job_id in numbers[first : first + _AT_ONCE]}
+            with self._lock:
+                self._judge(some, now)
+
+    def _judge_news(self, jobs: Mapping[int, bool | None]) -> None:
+        self.judge_many(jobs, self._service.clock())
+
+    def _judge(self, jobs: Mapping[int, bool | None], now: float) -> None:
+        rules, job_ids = self.settings.rules, list(jobs)
+        fingerprints = [f"{rule.name}/{job_id}" for rule in rules for job_id in job_ids]
+        with self._service.engine.connect() as connection:
+            rows = store.facts_of(connection, job_ids)
+            levels = self._levels.of(connection, job_ids)
+            latest = store.latest_of(connection, fingerprints)
+        silences = store.list_silences(self._service.engine, "*", now)
+        begins: list[tuple[Rule, Alarm, Facts]] = []
+        endings: list[store.Ending] = []
+        for job_id, (job, sessions) in rows.items():
+            level, settled = levels.get(job_id, _NO_CHANGES), jobs[job_id]
             if settled is None:
-                settled = bool(events) and events[0]["at"] < now - _OLD_S
-            onset = going_on(job, events, settled=settled)
-            since = self._service.started_at
-            facts = Facts(job, latest, onset, now, relieved_at(job, events), since)
-            fingerprints = [f"{rule.name}/{job_id}" for rule in self.settings.rules]
-            fires = store.firing_of(self._service.engine, fingerprints)
-            has_ended = job["status"] == "ended"  # no fix is possible
-            for rule in self.settings.rules:
-                covers = rule.covers(job["project"], job["name"], job["labels"])
-                alarm = judge(rule, facts) if covers and not has_ended else None
-                alert = fires.get(rule.name)
-                if alarm is not None and not _says(alert, alarm):
-                    self._fire(rule, alarm, facts)
-                elif alarm is None and alert and has_ended:
-                    self._resolve(alert["fingerprint"], job, now, "The job has ended.")
-                elif alarm is None and alert and not (covers and holds(rule, facts)):
-                    self._resolve(alert["fingerprint"], job, now)
+                settled = level.latest_at < now - _OLD_S and level.latest_at > -math.inf
+            onset = level.going_on(job, settled=settled)
+            relieved_at = level.relieved_at if job["status"] != "ended" else -math.inf
+            facts = Facts(job, sessions, onset, now, relieved_at, self._service.started_at)
+            names = {rule.name: f"{rule.name}/{job_id}" for rule in rules}
+            of_job = {name: latest[place] for name, place in names.items() if place in latest}
+            decision = decide(rules, facts, of_job, silences, self._channels)
+            begins += [(rule, alarm, facts) for rule, alarm in decision.begins]
+            endings += [store.Ending(row["fingerprint"], why) for row, why in decision.ends]
+        self._apply(begins, endings, now)
 
-    def _fire(self, rule: Rule, alarm: Alarm, facts: Facts) -> None:
-        job, now = facts.job, facts.now
-        importance = job["labels"].get(IMPORTANCE_LABEL)
-        importance = importance if importance in IMPORTANCES else rule.importance
-        where = self._where(alarm, facts)
-        channels = [
-            route.channel.name
-            for route in self.settings.routes
-            if route.takes(rule.name, job["project"], importance)
-        ]
-        alert = {
-            "fingerprint": f"{rule.name}/{job['id']}",
-            "rule": rule.name,
-            "project": job["project"],
-            "job_id": job["id"],
-            "session_id": alarm.session_id,
-            "importance": importance,
-            "labels": {**{k: str(v) for k, v in job["labels"].items()}, **rule.labels},
-            "headline": alarm.headline,
-            "cause": alarm.cause,
-            "place": where.place,
-            "hosts": where.hosts,
-            "gain": alarm.gain or where.gain,
-            "status": "firing",
-            "started_at": now,
-            "updated_at": now,
-        }
+    def _apply(
+        self,
+        begins: Sequence[tuple[Rule, Alarm, Facts]],
+        endings: Sequence[store.Ending],
+        now: float,
+    ) -> None:
+        firing = []
+        for (rule, alarm, facts), where in zip(begins, self._places(begins), strict=True):
+            importance = importance_of(rule, facts.job)
+            channels = self._channels(rule.name, facts.job["project"], importance)
+            firing.append(store.Firing(_row(rule, alarm, facts, importance, where), channels))
         wait_s = self.settings.group_wait_s
-        done = store.fire(self._service.engine, alert, channels, now + wait_s)
-        if done["new"] or done["learned"]:
-            status = "firing" if done["new"] else "updated"
-            self._tell(job, rule.name, status, done["id"])
+        told = store.change(self._service.engine, firing, endings, now, now + wait_s)
+        job_ids = sorted({int(change.fingerprint.rpartition("/")[2]) for change in told})
+        keys = keys_of(self._service.engine, job_ids) if told else {}
+        for change in told:
+            rule_name, _, number = change.fingerprint.rpartition("/")
+            if int(number) in keys:
+                self._tell(keys[int(number)], rule_name, change.status, change.id)
 
-    def _resolve(self, fingerprint: str, job: Mapping[str, Any], now: float, why: str = "") -> None:
-        wait_s = self.settings.group_wait_s
-        ended = store.resolve(self._service.engine, fingerprint, now, now + wait_s, why)
-        if ended is not None:
-            self._tell(job, ended["rule"], "resolved", ended["id"])
+    def _channels(self, rule: str, project: str, importance: str) -> list[str]:
+        routes = self.settings.routes
+        return [r.channel.name for r in routes if r.takes(rule, project, importance)]
 
-    def _tell(self, job: Mapping[str, Any], rule: str, status: str, number: int) -> None:
-        log(logging.INFO, "alert", job=job["name"], rule=rule, status=status, alert=number)
-        news = {"job": job["name"], "rule": rule, "status": status, "id": number}
-        self._service.bus.publish(job["project"], "alert", news)
+    def _tell(self, job: JobKey, rule: str, status: str, number: int) -> None:
+        log(logging.INFO, "alert", job=job.name, rule=rule, status=status, alert=number)
+        news = {"job": job.name, "rule": rule, "status": status, "id": number}
+        self._service.bus.publish(job.project, "alert", news)
         for courier in self._couriers:
             courier.wake()
 
-    def _where(self, alarm: Alarm, facts: Facts) -> Where:
-        """The details of an alert, from the session's result or otherwise from the slow ranks.
-
-        A session with the hosts need not be analysed yet, for the person on call needs the host
-        now.
-        """
-        if alarm.session_id is not None:
-            return self._in_result(alarm, alarm.session_id)
-        if not alarm.ranks:
-            return Where(alarm.place)
-        with self._service.engine.connect() as connection:
-            meta = latest_meta(connection, facts.job["id"])
-        hosts = _hosts_of(meta or {}, alarm.ranks)
-        return Where(f"{alarm.place}; host {hosts}" if hosts else alarm.place, hosts)
-
-    def _in_result(self, alarm: Alarm, session_id: int) -> Where:
-        try:
-            report = read_report(self._service.blobs, session_id, _MAX_RESULT_BYTES)
-        except (OSError, BlobsAway) as error:
-            log(logging.WARNING, "no result", session=session_id, error=str(error))
-            return Where()
-        if report is None:
-            return Where()
-        cause = alarm.cause
-        return Where(cause_place(report, cause), cause_hosts(report, cause), gain(report))
+    def _places(self, begins: Sequence[tuple[Rule, Alarm, Facts]]) -> list[Where]:
+        """The places of alerts, from the session's result or otherwise from the slow ranks."""
+        by_ranks = [f.job["id"] for _, a, f in begins if a.session_id is None and a.ranks]
+        metas: dict[int, Any] = {}
+        if by_ranks:
+            with self._service.engine.connect() as connection:
+                metas = latest_metas(connection, by_ranks)
+        places = []
+        for _, alarm, facts in begins:
+            if alarm.session_id is not None:
+                places.append(in_result(self._service.blobs, alarm, alarm.session_id))
+            elif alarm.ranks:
+                places.append(in_ranks(alarm, metas.get(facts.job["id"])))
+            else:
+                places.append(Where(alarm.place))
+        return places
 
     def _catch_up(self) -> None:
         while not self._ended.is_set():
@@ -277,65 +260,34 @@ class Alerts:
         channel_names = [route.channel.name for route in self.settings.routes]
         store.drop_channels(self._service.engine, channel_names)
         names = {rule.name for rule in self.settings.rules}
-        for alert in store.firing(self._service.engine):
-            if alert["rule"] not in names:  # the rule was removed
-                store.resolve(self._service.engine, alert["fingerprint"], now, now)
-        for job_id in store.recent_jobs(self._service.engine, now - _RECENT_S):
+        removed = [row for row in store.firing(self._service.engine) if row["rule"] not in names]
+        endings = [store.Ending(row["fingerprint"]) for row in removed]  # the rule was removed
+        store.change(self._service.engine, [], endings, now, now)
+        job_ids = store.recent_jobs(self._service.engine, now - _RECENT_S)
+        for first in range(0, len(job_ids), _AT_ONCE):
             if self._ended.is_set():
                 return
-            self.judge(job_id, now)
+            self.judge_many(dict.fromkeys(job_ids[first : first + _AT_ONCE]), now)
         self._judged_at = now
 
 
-def _says(alert: Mapping[str, Any] | None, alarm: Alarm) -> bool:
-    """Whether a firing alert already has this content."""
-    names = ("headline", "cause", "session_id")
-    return alert is not None and all(alert[name] == getattr(alarm, name) for name in names)
-
-
-def going_on(
-    job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], *, settled: bool
-) -> Row | None:
-    """The present fail-slow of a job: all slow ranks, with the texts of the latest onsets.
-
-    Args:
-        job: its row.
-        events: its onsets and reliefs, the latest first.
-        settled: whether ``slow_since_step`` of the row has followed these events.
-    """
-    onset = next((event for event in events if event["kind"] in SLOW_KINDS), None)
-    if onset is None or job["status"] == "ended":
-        return None
-    if settled and job["slow_since_step"] is None:
-        return None
-    slow: dict[int, Mapping[str, Any]] = {}
-    for event in reversed(events):  # a new start of the job is a relief of all ranks
-        for rank in event["ranks"]:
-            if event["kind"] in SLOW_KINDS:
-                slow[rank] = event
-            else:
-                slow.pop(rank, None)
-    if not slow:  # the row has ranks that no event names (any more)
-        return dict(onset) if settled else None
-    event_of_text = {event["text"]: event for event in slow.values()}
-    factors = [event["factor"] for event in event_of_text.values() if event["factor"] is not None]
-    texts = list(event_of_text)[-_TEXTS:]
+def _row(rule: Rule, alarm: Alarm, facts: Facts, importance: str, where: Where) -> Row:
+    """The row of an alert that starts now."""
+    job = facts.job
     return {
-        **list(event_of_text.values())[-1],
-        "ranks": sorted(slow),
-        "factor": max(factors, default=None),
-        "text": "; ".join(texts),
+        "fingerprint": f"{rule.name}/{job['id']}",
+        "rule": rule.name,
+        "project": job["project"],
+        "job_id": job["id"],
+        "session_id": alarm.session_id,
+        "importance": importance,
+        "labels": {**{k: str(v) for k, v in job["labels"].items()}, **rule.labels},
+        "headline": alarm.headline,
+        "cause": alarm.cause,
+        "place": where.place,
+        "hosts": where.hosts,
+        "gain": alarm.gain or where.gain,
+        "status": "firing",
+        "started_at": facts.now,
+        "updated_at": facts.now,
     }
-
-
-def relieved_at(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> float:
-    """Time of the latest relief; -inf without one, or if the job has ended."""
-    reliefs = [event["at"] for event in events if event["kind"] in ("relief", "faster")]
-    return max(reliefs, default=-math.inf) if job["status"] != "ended" else -math.inf
-
-
-def _hosts_of(meta: Mapping[str, Any], ranks: Sequence[int]) -> str | None:
-    """The hosts of ranks from a pushed trace; None if unknown."""
-    hosts = hosts_of(meta)
-    names = dict.fromkeys(hosts[rank][0] for rank in ranks if rank in hosts)
-    return several(list(names), 4) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,11 @@ IMPORTANCES = ("info", "warning", "critical")
 #: The label of a job that sets the importance of its alerts, overriding rules.
 IMPORTANCE_LABEL = "importance"
 DAY_S = 86_400.0
-#: A session names the cause of a fail-slow if S - 1 is at least this share of its factor - 1.
+#: A session names the cause of a fail-slow if S - 1, or the same by the gain of the cause's remedy,
+#: is at least this share of its factor - 1.
 EXPLAINS = 0.5
+#: A larger gain counts as this one.
+_MAX_GAIN = 0.99
 
 
 def _require(condition: bool, field: str, expected: str) -> None:
@@ -50,6 +54,7 @@ class Rule:
             and onsets alternate and belong to one alert.
         after_s: silent: seconds without a step; until_h: hours until the job is forgotten.
         days: regression: days before the latest session with sessions to compare.
+        span_h: regression: least hours from the oldest of them to the latest session.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Rule:
     after_s: float = 900.0
     until_h: float = 24.0
     days: float = 7.0
+    span_h: float = 1.0
 
     def __post_init__(self) -> None:
         _require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}")
@@ -77,7 +83,7 @@ class Rule:
         for name in ("sessions", "horizon_h", "after_s", "until_h", "days"):
             _require(getattr(self, name) > 0, name, "above 0")
         _require(self.sessions <= 200, "sessions", "200 at most")
-        for name in ("gpu_hours", "lost_s", "hold_s"):
+        for name in ("gpu_hours", "lost_s", "hold_s", "span_h"):
             _require(getattr(self, name) >= 0, name, "0 or more")
 
     def explain(self) -> str:
@@ -93,7 +99,7 @@ class Rule:
             return f"no step for {self.after_s:g} s"
         return (
             f"a step takes {self.at_least:g} times the median of the last {self.days:g} days "
-            f"({self.sessions} sessions or more)"
+            f"({self.sessions} sessions or more, over {_duration(self.span_h * 3600)} or more)"
         )
 
     def covers(self, project: str, job: str, labels: Mapping[str, Any]) -> bool:
@@ -147,6 +153,8 @@ class Alarm:
         session_id: the session behind it.
         gain: the action and its gain; None if the session has it.
         ranks: the slow ranks.
+        since: since when the job is as it is, as far as events and sessions show.
+        at: time of the session behind it.
     """
 
     headline: str
@@ -155,6 +163,8 @@ class Alarm:
     session_id: int | None = None
     gain: str | None = None
     ranks: tuple[int, ...] = ()
+    since: float | None = None
+    at: float | None = None
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -175,21 +185,25 @@ def holds(rule: Rule, facts: Facts) -> bool:
 
 def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     latest = facts.sessions[: rule.sessions]
-    if len(latest) < rule.sessions or any(not _at_least(s, rule.at_least) for s in latest):
-        return None
-    if any(
-        session["cause"] == "healthy" for session in latest
-    ):  # its S comes from passing variation
+    if len(latest) < rule.sessions or not all(_is_slow(s, rule.at_least) for s in latest):
         return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
     session_text = f" {last['headline']}" if last["headline"] else ""
-    headline = f"S = {last['slowdown']:.2f}, {rule.at_least:g} or more{often}.{session_text}"
-    return Alarm(headline, last["cause"], None, last["id"])
+    lasts = ""
+    if last["slowdown_lasting"] is not None:
+        lasts = f", of which {last['slowdown_lasting']:.2f} lasts"
+    headline = f"S = {last['slowdown']:.2f}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
+    slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
+    since = [session["created_at"] for session in slow][-1]
+    return Alarm(headline, last["cause"], session_id=last["id"], since=since, at=last["created_at"])
 
 
-def _at_least(session: Mapping[str, Any], least: float) -> bool:
-    return session["slowdown"] is not None and session["slowdown"] >= least
+def _is_slow(session: Mapping[str, Any], least: float) -> bool:
+    """Whether the slowdown that lasts is high; a healthy session's is variation that passes."""
+    lasting = session["slowdown_lasting"]
+    slowdown = session["slowdown"] if lasting is None else lasting
+    return slowdown is not None and slowdown >= least and session["cause"] != "healthy"
 
 
 def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
@@ -214,9 +228,9 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
         phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
     headline = f"{'; '.join(phrases)}."
-    session = _session_that_explains(facts.sessions, onset)
+    session = session_that_explains(facts.sessions, onset)
     if session is not None:
-        return Alarm(headline, session["cause"], session_id=session["id"])
+        return Alarm(headline, session["cause"], session_id=session["id"], since=onset["at"])
     is_all = len(ranks) == _n_ranks(facts.job)
     place = f"all {len(ranks):,} ranks" if is_all else name_ranks(tuple(ranks))
     return Alarm(
@@ -225,6 +239,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         place if ranks else None,
         gain=f"{share:.1%} of each step; {_next_act(len(ranks), is_all)}",
         ranks=() if is_all else tuple(ranks),
+        since=onset["at"],
     )
 
 
@@ -236,17 +251,38 @@ def _next_act(n_ranks: int, is_all: bool) -> str:
     return f"paceline validate, or a trace, says {who} is slow"
 
 
-def _session_that_explains(
-    sessions: Sequence[Mapping[str, Any]], onset: Mapping[str, Any]
+def session_that_explains(
+    sessions: Sequence[Mapping[str, Any]], onset: Mapping[str, Any], until: float = math.inf
 ) -> Mapping[str, Any] | None:
-    """The latest session since an onset with a cause and an S that explains :data:`EXPLAINS`."""
-    least = 1 + EXPLAINS * (onset["factor"] - 1)
+    """The latest session of a fail-slow whose cause explains :data:`EXPLAINS` of it.
+
+    Args:
+        sessions: analysed sessions of the job, the latest first.
+        onset: the event.
+        until: time of the relief.
+    """
     for session in sessions:
         if session["created_at"] < onset["at"]:
             return None
-        if session["cause"] not in (None, "healthy") and _at_least(session, least):
+        if session["created_at"] < until and _explains(session, onset):
             return session
     return None
+
+
+def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
+    """Whether steps are so much longer by a session's cause.
+
+    S compares with the mean of all workers, the slow one among them. With few workers S is too low,
+    and the gain of the cause's remedy says more.
+    """
+    if session["cause"] in (None, "healthy", "unexplained"):
+        return False
+    last_step = session["last_step"]
+    if last_step is not None and last_step < onset["since_step"]:
+        return False
+    gain = min(session["cause_gain"] or 0.0, _MAX_GAIN)
+    factor = max(session["slowdown"] or 1.0, 1 / (1 - gain))
+    return factor - 1 >= EXPLAINS * ((onset["factor"] or math.inf) - 1)
 
 
 def _n_ranks(job: Mapping[str, Any]) -> int:
@@ -305,19 +341,39 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
     if not timed:
         return None
     last, oldest = timed[0], timed[0]["created_at"] - rule.days * DAY_S
-    before = [s["step_s"] for s in timed[1:] if s["created_at"] >= oldest]
+    before = [s for s in timed[1:] if s["created_at"] >= oldest]
     if len(before) < rule.sessions:
         return None
-    usual = statistics.median(before)
-    if last["step_s"] < rule.at_least * usual:
+    span_s = last["created_at"] - before[-1]["created_at"]
+    if span_s < rule.span_h * 3600:  # the first sessions of a job say little about the usual step
+        return None
+    usual = statistics.median(s["step_s"] for s in before)
+    least = rule.at_least * usual
+    if last["step_s"] < least:
         return None
     headline = (
         f"A step takes {seconds(last['step_s'])}, {last['step_s'] / usual:.2f} times the median of "
-        f"the last {rule.days:g} days ({seconds(usual)})."
+        f"the last {_span(span_s)} ({seconds(usual)})."
     )
     session_text = f" {last['headline']}" if last["headline"] else ""
     cause = None if last["cause"] == "healthy" else last["cause"]
-    return Alarm(headline + session_text, cause, None, last["id"])
+    longer = itertools.takewhile(lambda s: s["step_s"] >= least, timed)
+    return Alarm(
+        headline + session_text,
+        cause,
+        session_id=last["id"],
+        since=[session["created_at"] for session in longer][-1],
+        at=last["created_at"],
+    )
+
+
+def _span(size_s: float) -> str:
+    """A time in its largest fitting unit: "7 days", "3 hours", "12 minutes"."""
+    for unit, unit_s in (("day", DAY_S), ("hour", 3600.0), ("minute", 60.0)):
+        number = round(size_s / unit_s)
+        if number >= 2:
+            return f"{number} {unit}s"
+    return f"{max(1, round(size_s / 60.0))} minute"
 
 
 _JUDGES = {

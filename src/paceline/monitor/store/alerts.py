@@ -5,22 +5,32 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, delete, desc, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    delete,
+    desc,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from paceline.detect.event import LEVEL_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
 from paceline.monitor.store.audit import SERVICE, Actor, record
 from paceline.monitor.store.due import due
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.tables import (
-    EVENT_ORDER,
     IS_DONE,
     alerts,
     deliveries,
-    events,
     jobs,
     sessions,
     silences,
@@ -28,110 +38,173 @@ from paceline.monitor.store.tables import (
 from paceline.units import moment
 
 Row = dict[str, Any]
-#: Sessions and events of a job that the rules examine.
-_SESSIONS, _EVENTS = 200, 200
-_OF_SESSION = ("id", "created_at", "slowdown", "step_s", "cause", "headline")
+#: Sessions of a job that the rules examine.
+_SESSIONS = 200
+_OF_SESSION = (
+    *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "step_s"),
+    *("cause", "place", "cause_gain", "headline"),
+)
 #: Columns of an alert that later information may change.
 _SAID = ("session_id", "headline", "cause", "place", "hosts", "gain")
 #: Messages of a channel that are read at once, the oldest first.
 _BATCH = 500
+_FIRES = alerts.c.status == "firing"
 
 
-def fire(engine: Engine, alert: Mapping[str, Any], channels: Sequence[str], next_at: float) -> Row:
-    """Start an alert with its messages, or update one that already fires.
+@dataclass(frozen=True)
+class Firing:
+    """An alert that starts, or that already fires and is updated.
 
-    Channels told of it before a session had found the cause are told once more.
+    Attributes:
+        alert: the row, without id.
+        channels: channels that receive messages of its start.
+    """
+
+    alert: Row
+    channels: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """An alert that ends; ``why`` is added to its headline."""
+
+    fingerprint: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A change of an alert that is told: ``status`` is firing, updated or resolved."""
+
+    id: int
+    status: str
+    fingerprint: str
+
+
+def change(
+    engine: Engine,
+    firing: Sequence[Firing],
+    endings: Sequence[Ending],
+    now: float,
+    next_at: float,
+) -> list[Told]:
+    """Start, update and end alerts with their messages, in one transaction.
+
+    Channels told of an alert before a session had found its cause are told once more.
 
     Args:
         engine: the store.
-        alert: the row, without id.
-        channels: channels that receive messages.
+        firing: alerts that fire.
+        endings: alerts that end; those that do not fire are left out.
+        now: seconds since 1970.
         next_at: time of the messages.
-
-    Returns:
-        its id, whether it is ``new``, and whether the ``learned`` cause is sent.
     """
+    names = [one.alert["fingerprint"] for one in firing] + [end.fingerprint for end in endings]
+    if not names:
+        return []
     with engine.begin() as connection:
-        row = connection.execute(_firing(alert["fingerprint"]).with_for_update()).first()
-        if row is not None:
-            values = {k: alert[k] for k in _SAID}
-            changed = {k: v for k, v in values.items() if v is not None}
-            if alert["place"] is not None:  # a new place may have no host
-                changed["hosts"] = alert["hosts"]
-            connection.execute(
-                update(alerts)
-                .where(alerts.c.id == row.id)
-                .values(**changed, updated_at=alert["updated_at"])
-            )
-            told: list[str] = []
-            if row.session_id is None and alert["session_id"] is not None:
-                told = _told(connection, row.id, ("delivered",))
-                _tell(connection, engine, row.id, told, "updated", next_at)
-            return {"id": row.id, "new": False, "learned": bool(told)}
-        statement = insert_new(engine, alerts).values(**alert).returning(alerts.c.id)
-        number = connection.execute(statement).scalar_one_or_none()
-        if number is None:  # another instance inserted it first
-            return {"id": 0, "new": False, "learned": False}
-        _tell(connection, engine, number, channels, "firing", next_at)
-        return {"id": number, "new": True, "learned": False}
+        # Instances that change the same alerts lock and insert them in one order.
+        query = select(alerts).where(alerts.c.fingerprint.in_(names), _FIRES)
+        query = query.order_by(alerts.c.id).with_for_update()
+        rows = {row["fingerprint"]: dict(row) for row in connection.execute(query).mappings()}
+        in_order = sorted(firing, key=lambda one: one.alert["fingerprint"])
+        known = [(rows.get(one.alert["fingerprint"]), one) for one in in_order]
+        begins = [one for row, one in known if row is None]
+        updates = [(row, one.alert) for row, one in known if row is not None]
+        ends = [(rows[end.fingerprint], end.why) for end in endings if end.fingerprint in rows]
+        told = _begin(connection, engine, begins, next_at)
+        told += _update(connection, engine, updates, next_at)
+        return told + _end(connection, engine, ends, now, next_at)
 
 
-def resolve(
-    engine: Engine, fingerprint: str, now: float, next_at: float, why: str = ""
-) -> Row | None:
-    """End an alert, and tell its channels from ``next_at`` on.
-
-    ``why`` is added to its headline.
-
-    Returns None if it does not fire.
-    """
-    with engine.begin() as connection:
-        row = connection.execute(_firing(fingerprint).with_for_update()).mappings().first()
-        if row is None:
-            return None
-        connection.execute(
-            update(alerts)
-            .where(alerts.c.id == row["id"])
-            .values(
-                status="resolved",
-                updated_at=now,
-                ended_at=now,
-                headline=f"{row['headline']} {why}".rstrip(),
-            )
-        )
-        channels = _told(connection, row["id"], ("waiting", "delivered"))
-        _tell(connection, engine, row["id"], channels, "resolved", next_at)
-        return dict(row)
+def _begin(
+    connection: Connection, engine: Engine, begins: Sequence[Firing], next_at: float
+) -> list[Told]:
+    if not begins:
+        return []
+    statement = insert_new(engine, alerts).values([one.alert for one in begins])
+    new = connection.execute(statement.returning(alerts.c.id, alerts.c.fingerprint))
+    number_of = {fingerprint: int(number) for number, fingerprint in new}
+    # Another instance may have inserted one first.
+    pairs = [(number_of.get(one.alert["fingerprint"]), one) for one in begins]
+    mine = [(number, one) for number, one in pairs if number is not None]
+    messages = [(number, one.channels) for number, one in mine]
+    _tell(connection, engine, messages, "firing", next_at)
+    return [Told(number, "firing", one.alert["fingerprint"]) for number, one in mine]
 
 
-def _firing(fingerprint: str) -> Select[Any]:
-    return select(alerts).where(alerts.c.fingerprint == fingerprint, alerts.c.status == "firing")
+def _update(
+    connection: Connection,
+    engine: Engine,
+    updates: Sequence[tuple[Row, Mapping[str, Any]]],
+    next_at: float,
+) -> list[Told]:
+    for row, alert in updates:
+        changed = {name: alert[name] for name in _SAID if alert[name] is not None}
+        if alert["place"] is not None:  # a new place may have no host
+            changed["hosts"] = alert["hosts"]
+        changed["updated_at"] = alert["updated_at"]
+        connection.execute(update(alerts).where(alerts.c.id == row["id"]).values(**changed))
+    learned = {
+        row["id"]: row["fingerprint"]
+        for row, alert in updates
+        if row["session_id"] is None and alert["session_id"] is not None
+    }
+    channels = _told(connection, list(learned), ("delivered",))
+    _tell(connection, engine, list(channels.items()), "updated", next_at)
+    return [Told(number, "updated", learned[number]) for number in channels]
 
 
-def _told(connection: Connection, alert_id: int, states: Sequence[str]) -> list[str]:
-    """Channels whose message of an alert's start is in one of these states."""
-    query = select(deliveries.c.channel).where(
-        deliveries.c.alert_id == alert_id,
+def _end(
+    connection: Connection,
+    engine: Engine,
+    ends: Sequence[tuple[Row, str]],
+    now: float,
+    next_at: float,
+) -> list[Told]:
+    if not ends:
+        return []
+    headline = bindparam("said", type_=alerts.c.headline.type)
+    statement = update(alerts).where(alerts.c.id == bindparam("number"))
+    values = [
+        {"number": row["id"], "said": f"{row['headline']} {why}".rstrip()} for row, why in ends
+    ]
+    ended = {"status": "resolved", "updated_at": now, "ended_at": now, "headline": headline}
+    connection.execute(statement.values(**ended), values)
+    channels = _told(connection, [row["id"] for row, _ in ends], ("waiting", "delivered"))
+    _tell(connection, engine, list(channels.items()), "resolved", next_at)
+    return [Told(row["id"], "resolved", row["fingerprint"]) for row, _ in ends]
+
+
+def _told(
+    connection: Connection, numbers: Sequence[int], states: Sequence[str]
+) -> dict[int, list[str]]:
+    """Alert -> channels whose message of its start is in one of these states."""
+    query = select(deliveries.c.alert_id, deliveries.c.channel).where(
+        deliveries.c.alert_id.in_(numbers),
         deliveries.c.status == "firing",
         deliveries.c.state.in_(states),
     )
-    return list(connection.execute(query).scalars())
+    channels: dict[int, list[str]] = {}
+    for number, channel in connection.execute(query.order_by(deliveries.c.id)):
+        channels.setdefault(number, []).append(channel)
+    return channels
 
 
 def _tell(
-    connection: Any,
+    connection: Connection,
     engine: Engine,
-    alert_id: int,
-    channels: Iterable[str],
+    messages: Iterable[tuple[int, Sequence[str]]],
     status: str,
     next_at: float,
 ) -> None:
-    for channel in channels:
-        connection.execute(
-            insert_new(engine, deliveries).values(
-                alert_id=alert_id, channel=channel, status=status, next_at=next_at
-            )
-        )
+    rows = [
+        {"alert_id": number, "channel": channel, "status": status, "next_at": next_at}
+        for number, channels in messages
+        for channel in channels
+    ]
+    if rows:
+        connection.execute(insert_new(engine, deliveries).values(rows))
 
 
 def firing(engine: Engine) -> list[Row]:
@@ -141,13 +214,12 @@ def firing(engine: Engine) -> list[Row]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def firing_of(engine: Engine, fingerprints: Sequence[str]) -> dict[str, Row]:
-    """The firing alerts among some, by rule."""
-    query = select(alerts).where(
-        alerts.c.fingerprint.in_(fingerprints), alerts.c.status == "firing"
-    )
-    with engine.connect() as connection:
-        return {row["rule"]: dict(row) for row in connection.execute(query).mappings()}
+def latest_of(connection: Connection, fingerprints: Sequence[str]) -> dict[str, Row]:
+    """Fingerprint -> its latest alert; if one fires, it is the latest."""
+    newest = select(func.max(alerts.c.id)).where(alerts.c.fingerprint.in_(fingerprints))
+    query = select(alerts).where(alerts.c.id.in_(newest.group_by(alerts.c.fingerprint)))
+    rows = connection.execute(query).mappings()
+    return {row["fingerprint"]: dict(row) for row in rows}
 
 
 def list_alerts(engine: Engine, project: str, *, status: str = "", limit: int = 100) -> list[Row]:
@@ -277,27 +349,22 @@ def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor
     return True
 
 
-def facts_of(engine: Engine, job_id: int) -> tuple[Row, list[Row], list[Row]] | None:
-    """A job's row, its latest analysed sessions and fail-slow events, both latest first."""
-    done = (sessions.c.job_id == job_id) & IS_DONE
+def facts_of(connection: Connection, job_ids: Sequence[int]) -> dict[int, tuple[Row, list[Row]]]:
+    """Job -> its row and its latest analysed sessions, the latest first."""
+    order = (sessions.c.created_at.desc(), sessions.c.id.desc())
+    number = func.row_number().over(partition_by=sessions.c.job_id, order_by=order)
     # Without the meta column, which may name thousands of hosts.
-    latest = (
-        select(*(sessions.c[name] for name in _OF_SESSION))
-        .where(done)
-        .order_by(desc(sessions.c.created_at), desc(sessions.c.id))
-    )
-    slow = events.c.kind.in_(LEVEL_KINDS)
-    happened = select(events).where(events.c.job_id == job_id, slow)
-    happened = happened.order_by(desc(EVENT_ORDER))
-    with engine.connect() as connection:
-        job = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
-        if job is None:
-            return None
-        return (
-            dict(job),
-            [dict(row) for row in connection.execute(latest.limit(_SESSIONS)).mappings()],
-            [dict(row) for row in connection.execute(happened.limit(_EVENTS)).mappings()],
-        )
+    columns = [sessions.c[name] for name in _OF_SESSION]
+    mine = sessions.c.job_id.in_(job_ids) & IS_DONE
+    numbered = select(sessions.c.job_id, *columns, number.label("number")).where(mine).subquery()
+    latest = select(numbered).where(numbered.c.number <= _SESSIONS)
+    latest = latest.order_by(numbered.c.job_id, numbered.c.number)
+    query = select(jobs).where(jobs.c.id.in_(job_ids))
+    rows = {row["id"]: dict(row) for row in connection.execute(query).mappings()}
+    of_job: dict[int, list[Row]] = {job_id: [] for job_id in rows}
+    for row in connection.execute(latest).mappings():
+        of_job.get(row["job_id"], []).append({name: row[name] for name in _OF_SESSION})
+    return {job_id: (row, of_job[job_id]) for job_id, row in rows.items()}
 
 
 def quiet_jobs(engine: Engine, seen_after: float, seen_before: float) -> list[int]:

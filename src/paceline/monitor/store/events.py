@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, desc, or_, select, update
+from sqlalchemy import Connection, Engine, Text, cast, delete, desc, func, or_, select, update
 
 from paceline.detect.event import LEVEL_KINDS
 from paceline.monitor.store.inserts import insert_new
@@ -13,9 +14,13 @@ from paceline.monitor.store.leases import Held, LeaseLost, all_held
 from paceline.monitor.store.tables import EVENT_ORDER, events, jobs
 
 Row = dict[str, Any]
+#: Number of a job's changes of level, the latest one's id, and the size of their ranks.
+Mark = tuple[int, int, int]
 
 #: Tolerance for an event that a detector sees again after a restart.
 _SAME_S = 60.0
+#: Changes of level of a job that are read, and jobs in one query.
+_MAX_CHANGES, _JOBS_AT_ONCE = 200, 200
 
 
 def add(engine: Engine, row: Mapping[str, Any], held: Held = all_held) -> tuple[int, bool]:
@@ -92,26 +97,39 @@ def level_events(engine: Engine, job_id: int) -> list[Row]:
         return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def events_of_slow(
-    connection: Connection, job_ids: Sequence[int] | None = None
-) -> dict[int, list[Row]]:
-    """Slow job -> changes of its level, the latest first.
+def level_marks(connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, Mark]:
+    """Job -> a mark that differs once an event of its level is added, removed or gets more ranks.
 
     Args:
         connection: connection to the store.
         job_ids: only these jobs; None: all slow jobs.
     """
-    query = select(events).where(events.c.kind.in_(LEVEL_KINDS))
+    ranks_size = func.sum(func.length(cast(events.c.ranks, Text)))
+    query = select(events.c.job_id, func.count(), func.max(events.c.id), ranks_size)
+    query = query.where(events.c.kind.in_(LEVEL_KINDS)).group_by(events.c.job_id)
     if job_ids is None:
         slow = select(jobs.c.id).where(jobs.c.slow_since_step.is_not(None))
         query = query.where(events.c.job_id.in_(slow))
     else:
         query = query.where(events.c.job_id.in_(job_ids))
-    query = query.order_by(events.c.at.desc(), events.c.id.desc())
-    found: dict[int, list[Row]] = {}
-    for row in connection.execute(query).mappings():
-        found.setdefault(row["job_id"], []).append(dict(row))
-    return found
+    return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in connection.execute(query)}
+
+
+def level_events_of(
+    connection: Connection, job_ids: Sequence[int]
+) -> Iterator[tuple[int, list[Row]]]:
+    """(job, the latest changes of its level, the latest first), for jobs with any."""
+    number = func.row_number().over(partition_by=events.c.job_id, order_by=events.c.id.desc())
+    for first in range(0, len(job_ids), _JOBS_AT_ONCE):
+        some = job_ids[first : first + _JOBS_AT_ONCE]
+        mine = events.c.job_id.in_(some) & events.c.kind.in_(LEVEL_KINDS)
+        latest = select(events, number.label("number")).where(mine).subquery()
+        query = select(*(latest.c[column.name] for column in events.c))
+        query = query.where(latest.c.number <= _MAX_CHANGES)
+        query = query.order_by(latest.c.job_id, latest.c.id.desc())
+        rows = (dict(row) for row in connection.execute(query).mappings())
+        for job_id, of_job in groupby(rows, key=lambda row: int(row["job_id"])):
+            yield job_id, list(of_job)
 
 
 def remove_older(engine: Engine, before: float, project: str) -> int:

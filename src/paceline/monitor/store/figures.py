@@ -14,7 +14,8 @@ Row = dict[str, Any]
 _COLUMNS = (
     "id",
     *("project", "name", "gpus", "degrees", "labels", "status", "seen_at", "last_step", "step_s"),
-    *("healthy_s", "slow_since_step", "slowdown", "waste", "cause", "gpu_hours_lost", "n_sessions"),
+    *("healthy_s", "slow_since_step", "slowdown", "slowdown_lasting", "waste", "cause"),
+    *("gpu_hours_lost", "n_sessions"),
 )
 
 

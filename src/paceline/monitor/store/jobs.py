@@ -169,6 +169,9 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
     seen_at = bindparam("new_seen_at", type_=jobs.c.seen_at.type)
     over = (jobs.c.status == "ended") & (jobs.c.seen_at >= seen_at)
     others: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name != "seen_at"}
+    if "slow_since_step" in others:  # a detector that is rebuilt sees the last steps again
+        kind = jobs.c.slow_since_step.type
+        others["slow_since_step"] = case((~over, bindparam("new_slow_since_step", type_=kind)))
     statement = (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"))
@@ -229,7 +232,8 @@ def summarise(connection: Any, job_id: int) -> None:
     ).one()
     newest = latest[0] if latest else {}
     values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": hours_lost}
-    values |= {name: newest.get(name) for name in ("slowdown", "waste", "cause", "headline")}
+    names = ("slowdown", "slowdown_lasting", "waste", "cause", "headline")
+    values |= {name: newest.get(name) for name in names}
     values["trend"] = [row["slowdown"] for row in reversed(latest)]
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 

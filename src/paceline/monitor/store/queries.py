@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -186,9 +186,19 @@ def job_session(connection: Connection, job_id: int, session_id: int) -> Row | N
 
 def latest_meta(connection: Connection, job_id: int) -> Any:
     """Meta of the latest trace of a job, or None."""
-    query = select(sessions.c.meta).where(sessions.c.job_id == job_id)
-    query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(1)
-    return connection.execute(query).scalar()
+    return latest_metas(connection, [job_id]).get(job_id)
+
+
+def latest_metas(connection: Connection, job_ids: Sequence[int]) -> dict[int, Any]:
+    """Job -> meta of its latest trace, for jobs with one."""
+    order = (sessions.c.created_at.desc(), sessions.c.id.desc())
+    number = func.row_number().over(partition_by=sessions.c.job_id, order_by=order)
+    mine = sessions.c.job_id.in_(job_ids)
+    numbered = select(sessions.c.id, number.label("number")).where(mine).subquery()
+    query = select(sessions.c.job_id, sessions.c.meta).join(
+        numbered, (numbered.c.id == sessions.c.id) & (numbered.c.number == 1)
+    )
+    return {row.job_id: row.meta for row in connection.execute(query)}
 
 
 def job_events(connection: Connection, job_id: int) -> list[Row]:

@@ -123,6 +123,7 @@ jobs = Table(
     Column("healthy_s", Float),
     Column("slow_since_step", BigInteger),
     Column("slowdown", Float),  # S of the latest session
+    Column("slowdown_lasting", Float),  # the same without variation that passes
     Column("waste", Float),
     Column("cause", Text),
     Column("headline", Text),
@@ -158,6 +159,9 @@ sessions = Table(
     Column("cause", Text),
     Column("headline", Text),
     Column("best_gain", Float),
+    Column("slowdown_lasting", Float),  # S without variation that passes
+    Column("place", Text),  # of the cause, or None
+    Column("cause_gain", Float),  # gain of its best remedy, or None
     Column("gpu_hours_lost", Float),
     Column("worker", Text),  # the analysing instance
     Column("next_at", Float),  # earliest next attempt

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.job_ledger import stored_ledger
+from paceline.monitor.levels import LevelChanges, Levels
 from paceline.monitor.service import Service
 from paceline.monitor.store import events, jobs, sessions
-from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import (
@@ -28,6 +28,7 @@ from paceline.monitor.web.bodies import (
     whole_parameter,
 )
 from paceline.monitor.web.event_cost import step_loss, with_cost
+from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.rank_answers import MAX_ROWS, USUAL_ROWS, ranges_of, ranks_answer
 from paceline.monitor.web.refusals import Handler, routes_of
 from paceline.monitor.web.security import require
@@ -59,6 +60,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._levels = Levels()
 
     async def list_jobs(self, request: Request) -> Response:
         """GET /api/v1/jobs."""
@@ -79,14 +81,18 @@ class Api:
         rows = await run_in_threadpool(self._with_step_loss, [row])
         return JSONResponse(finite(rows[0]))
 
+    def _with_who(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        with self.service.engine.connect() as connection:
+            return with_who(connection, rows)
+
     def _with_step_loss(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows of jobs with ``by_step_times``, the loss of a current fail-slow, or None."""
         slow = [row["id"] for row in rows if row["slow_since_step"] is not None]
-        of_job: dict[int, list[dict[str, Any]]] = {}
+        of_job: dict[int, LevelChanges] = {}
         if slow:
             with self.service.engine.connect() as connection:
-                of_job = events_of_slow(connection, slow)
-        losses = [step_loss(row, of_job.get(row["id"], ())) for row in rows]
+                of_job = self._levels.of(connection, slow)
+        losses = [step_loss(row, of_job.get(row["id"])) for row in rows]
         return [
             {**row, "by_step_times": None if loss is None else asdict(loss)}
             for row, loss in zip(rows, losses, strict=True)
@@ -164,6 +170,7 @@ class Api:
         rows = await run_in_threadpool(
             events.list_events, self.service.engine, project, job_id, after, limit
         )
+        rows = await run_in_threadpool(self._with_who, rows)
         return _rows("events", [with_cost(row) for row in rows], limit)
 
     async def _session(self, request: Request) -> dict[str, Any]:

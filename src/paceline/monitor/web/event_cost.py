@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.detect.event import SLOW_KINDS
-from paceline.monitor.alerts.engine import going_on
 from paceline.monitor.alerts.rules import gpu_hours_at_stake, lost_so_far_s
+from paceline.monitor.levels import LevelChanges
 from paceline.units import moment
 
 Row = Mapping[str, Any]
@@ -41,21 +41,21 @@ def cost_text(event: Row) -> str:
         lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"
         phrases.append(f"{lost} by {moment(event['at'])} UTC")
     if event["at_stake_gpu_hours"]:
-        phrases.append(f"{event['at_stake_gpu_hours']:,.3g} a day at stake")
+        phrases.append(f"{event['at_stake_gpu_hours']:,.3g} GPU-hours a day at stake")
     return "; ".join(phrases)
 
 
-def lost_by_now(job: Row, events: Sequence[Row]) -> str:
+def lost_by_now(job: Row, changes: LevelChanges) -> str:
     """GPU-hours lost to the current fail-slow until the job was last seen, in words.
 
     "" without a fail-slow, or if the GPUs or the loss are unknown.
     """
-    hours = _gpu_hours_lost(job, events)
+    hours = _gpu_hours_lost(job, changes)
     return "" if hours is None else f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
 
 
-def _gpu_hours_lost(job: Row, events: Sequence[Row]) -> float | None:
-    onset = going_on(job, events, settled=True)
+def _gpu_hours_lost(job: Row, changes: LevelChanges | None) -> float | None:
+    onset = None if changes is None else changes.going_on(job, settled=True)
     if onset is None or not job["gpus"] or onset["factor"] is None:
         return None
     gpu_hours: float = lost_so_far_s(onset, job) * job["gpus"] / 3600
@@ -77,14 +77,14 @@ class StepLoss:
     gpu_hours_lost: float | None
 
 
-def step_loss(job: Row, events: Sequence[Row]) -> StepLoss | None:
+def step_loss(job: Row, changes: LevelChanges | None) -> StepLoss | None:
     """The loss of a job's current fail-slow; None without one.
 
     Args:
         job: row of the job.
-        events: the job's onsets and reliefs, the latest first.
+        changes: changes of its level; None without any.
     """
     if job["slow_since_step"] is None or not job["healthy_s"] or not job["step_s"]:
         return None
     slowdown = max(1.0, job["step_s"] / job["healthy_s"])
-    return StepLoss(slowdown, 1 - 1 / slowdown, _gpu_hours_lost(job, events))
+    return StepLoss(slowdown, 1 - 1 / slowdown, _gpu_hours_lost(job, changes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.hosts.cordon import FORMATS
-from paceline.monitor.alerts.engine import going_on
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.rank_groups import hosts_of
 
 Row = Mapping[str, Any]
@@ -56,15 +56,15 @@ def alert_views(
     ]
 
 
-def cordon_commands(job: Row, events: Sequence[Row], meta: object) -> list[str]:
+def cordon_commands(job: Row, changes: LevelChanges, meta: object) -> list[str]:
     """Commands that take the hosts of a current fail-slow out of service; empty without one.
 
     Args:
         job: row of the job, whose labels name the scheduler.
-        events: latest events of the job.
+        changes: changes of its level.
         meta: data pushed with its latest trace, including the hosts of its ranks.
     """
-    onset = going_on(job, events, settled=True)
+    onset = changes.going_on(job, settled=True)
     forms = [name for name in ("slurm", "kubernetes") if _has(job["labels"], name)]
     if onset is None or not onset["ranks"] or not forms:
         return []

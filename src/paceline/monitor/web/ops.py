@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from paceline.monitor.log import log
 from paceline.monitor.store.health import problem_of
-from paceline.monitor.web.metrics import metrics_text
+from paceline.monitor.web.metrics import Metrics
 from paceline.monitor.web.security import require
 
 #: How long a check of the store stays valid.
@@ -35,6 +35,8 @@ def routes(service: Any) -> list[Route]:
 
     store = _Store(service.engine)
 
+    numbers = Metrics(service, _version())
+
     async def readyz(request: Request) -> Response:
         if not service.running:
             return _not_ready("starting or stopping")
@@ -47,9 +49,7 @@ def routes(service: Any) -> list[Route]:
         principal = require(request, "read")
         counts = request.app.state.counts
         accept = ",".join(request.headers.getlist("accept"))
-        text, content_type = await run_in_threadpool(
-            metrics_text, service, counts, principal, _version(), accept
-        )
+        text, content_type = await run_in_threadpool(numbers.text, counts, principal, accept)
         return Response(text, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def openapi(request: Request) -> Response:

@@ -18,10 +18,10 @@ from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.job_ledger import stored_ledger
+from paceline.monitor.levels import LevelChanges, Levels
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
-from paceline.monitor.store.events import events_of_slow
 from paceline.monitor.store.jobs import JobKey
 from paceline.monitor.web import (
     alert_buttons,
@@ -36,6 +36,7 @@ from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
+from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
@@ -99,6 +100,7 @@ class Pages:
         self._views: ResultCache[job_page.SessionView] = ResultCache(_MAX_VIEWS)
         self._ledgers: ResultCache[Ledger | None] = ResultCache(_MAX_VIEWS)
         self._ranks: ResultCache[RankView | None] = ResultCache(_MAX_VIEWS)
+        self._levels = Levels()
         self._fleets: ResultCache[fleet.FleetView] = ResultCache(_MAX_FLEETS)
 
     def jobs(self, request: Request) -> Response:
@@ -119,7 +121,7 @@ class Pages:
             )
             firing = queries.count_firing(connection, _project(request))
             slow = [row["id"] for row in page.rows if row["slow_since_step"] is not None]
-            events = events_of_slow(connection, slow)
+            changes = self._levels.of(connection, slow)
 
         def link(**changes: Any) -> str:
             query = {"project": _asked_project(request), "q": search, "status": status}
@@ -134,7 +136,7 @@ class Pages:
             active="Jobs",
             firing=firing,
             listing=page,
-            step_losses={row["id"]: step_loss(row, events.get(row["id"], ())) for row in page.rows},
+            step_losses={row["id"]: step_loss(row, changes.get(row["id"])) for row in page.rows},
             search=search,
             status=status,
             order=order,
@@ -156,6 +158,8 @@ class Pages:
                 selected = queries.job_session(connection, job["id"], whole_number(number))
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
+            changes = LevelChanges.of(events)
+            events = with_who(connection, events)
             alerts = queries.job_alerts(connection, job["id"])
             silences = queries.active_silences(connection, job["project"], self.service.clock())
             meta = queries.latest_meta(connection, job["id"]) if alerts else None
@@ -176,14 +180,14 @@ class Pages:
             view=view,
             events=events,
             alerts=alert_views(alerts, silences, job, self.service.alerts.settings.runbook),
-            cordons=cordon_commands(job, events, meta),
+            cordons=cordon_commands(job, changes, meta),
             slowdown_chart=charts.slowdown_chart(sessions[::-1]),
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
-            lost_by_now=lost_by_now(job, events),
-            step_loss=step_loss(job, events) if job["slowdown"] is None else None,
+            lost_by_now=lost_by_now(job, changes),
+            step_loss=step_loss(job, changes) if job["slowdown"] is None else None,
             keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
             ledger=self._ledger_of(job),

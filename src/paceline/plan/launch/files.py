@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
+from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, EXCLUSIONS, TORCHTITAN
 from paceline.plan.launch.fine_tuning import script_lines
 from paceline.plan.launch.megatron import bridge_command, megatron_command
 from paceline.plan.launch.torch_based import (
     accelerate_config,
     deepspeed_config,
+    deepspeed_start,
     torchtitan_config,
 )
+from paceline.units import count
 
 if TYPE_CHECKING:
     from paceline.plan.search import SearchResult
@@ -43,39 +46,92 @@ SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "megatron": {},
         "nemo": {},
-        "torchtitan": {"zeros": (0, 2, 3), "sharded_pipelines": True, "shards": _HYBRID},
-        "deepspeed": {"max_pp": 1, "max_cp": 1, "max_ep": 1},
+        "torchtitan": {
+            "zeros": (0, 2, 3), "sharded_pipelines": True, "shards": _HYBRID,
+            "exclusions": EXCLUSIONS[TORCHTITAN],
+        },
+        "deepspeed": {
+            "max_pp": 1, "max_cp": 1, "max_ep": 1, "exclusions": EXCLUSIONS[DEEPSPEED],
+        },
         "accelerate": {
             "zeros": (0, 2, 3), "max_pp": 1, "max_ep": 1, "recomputes": ("none", "full"),
-            "shards": _HYBRID,
+            "shards": _HYBRID, "exclusions": EXCLUSIONS[ACCELERATE],
         },
     }
 )  # fmt: skip
 
 
-def best_launch(framework: str, result: SearchResult) -> tuple[int, str]:
-    """Rank of the best plan that a framework can express, and its text.
+class Skipped(NamedTuple):
+    """Better plans that a framework cannot express, for one reason.
+
+    Attributes:
+        place: index of the best of them.
+        plan: its name.
+        plans: number of plans.
+        reason: the reason.
+    """
+
+    place: int
+    plan: str
+    plans: int
+    reason: str
+
+    def __str__(self) -> str:
+        others = f" and {count(self.plans - 1, 'other plan')}" if self.plans > 1 else ""
+        return f"skipped plan {self.place + 1} ({self.plan}){others}: {self.reason}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        values = {"plan": self.plan, "plans": self.plans, "reason": self.reason}
+        return {"rank": self.place + 1, **values}
+
+
+class Launch(NamedTuple):
+    """The best plan that a framework can express.
+
+    Attributes:
+        place: index of the plan.
+        text: its launch file.
+        skipped: better plans, by reason.
+    """
+
+    place: int
+    text: str
+    skipped: tuple[Skipped, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        skipped = [skipped.to_mapping() for skipped in self.skipped]
+        return {"rank": self.place + 1, "text": self.text, "skipped": skipped}
+
+
+def best_launch(framework: str, result: SearchResult) -> Launch:
+    """The best plan that a framework can express, and its text.
 
     Raises:
         PlanError: it can express no plan that fits.
     """
-    problem = ""
+    skipped: dict[str, Skipped] = {}
     node_gpus, steps = result.cluster.node.gpus, result.steps
     for i in range(len(result)):
         try:
             text = launch_text(framework, result.llm, result.plan(i), node_gpus, steps)
         except PlanError as error:
-            problem = str(error)
+            reason = str(error)
+            first = skipped.get(reason, Skipped(i, result.plan(i).describe(), 0, reason))
+            skipped[reason] = first._replace(plans=first.plans + 1)
             continue
-        return i, text
+        return Launch(i, text, tuple(skipped.values()))
+    problem = next(iter(skipped))
     raise PlanError(f"{framework} can express none of the {len(result):,} plans: {problem}")
 
 
-def launch_notes(framework: str, llm: LLM, plan: Plan) -> list[str]:
-    """Tasks of the training script, for a framework whose file takes no comments."""
+def launch_notes(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> list[str]:
+    """The start and the tasks of the script, for a framework whose file takes no comments."""
     if framework != "deepspeed":
         return []
-    return [f"in the script: {line}" for line in script_lines(framework, llm, plan)]
+    tasks = [f"in the script: {line}" for line in script_lines(framework, llm, plan)]
+    return [*deepspeed_start(plan, node_gpus), *tasks]
 
 
 def launch_text(

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.model.llm import LLM
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
+from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, TORCHTITAN, refuse_excluded
 from paceline.plan.launch.fine_tuning import (
     refuse,
     refuse_adapters,
@@ -20,9 +21,7 @@ from paceline.plan.launch.fine_tuning import (
     torchtitan_flavor,
 )
 from paceline.plan.launch.megatron import torchrun
-
-TORCHTITAN, DEEPSPEED = "torchtitan v0.2.2", "DeepSpeed v0.19.5"
-ACCELERATE = "Hugging Face Accelerate v1.14.0"
+from paceline.units import count
 
 #: Schedule -> its name in torch.distributed.pipelining.
 _SCHEDULES = {
@@ -67,11 +66,7 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
 
 def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     """TOML table -> its keys."""
-    refuse(
-        TORCHTITAN,
-        "zero 1; its weights are sharded with the optimizer (zero 2 and 3)",
-        plan.zero == 1 and plan.dp > 1,
-    )
+    refuse_excluded(TORCHTITAN, plan)
     refuse(TORCHTITAN, "a hybrid model", bool(llm.pattern))
     gated = llm.delta is not None or llm.gated_attention
     refuse(TORCHTITAN, "linear or gated attention", gated)
@@ -144,6 +139,22 @@ def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = N
     return json.dumps(deepspeed_keys(plan), indent=2)
 
 
+def deepspeed_start(plan: Plan, node_gpus: int) -> list[str]:
+    """The command that starts DeepSpeed, and the files that it needs on several nodes.
+
+    ``launcher/runner.py`` passes few variables on to other nodes: it reads ``.deepspeed_env``.
+    """
+    nodes, ranks = -(-plan.gpus // node_gpus), min(node_gpus, plan.gpus)
+    script = f"--num_gpus {ranks} your_script.py --deepspeed_config deepspeed.json"
+    if nodes == 1:
+        return [f"start with: {EXPANDABLE_SEGMENTS} deepspeed {script}"]
+    return [
+        f"start with: deepspeed --hostfile HOSTFILE --num_nodes {nodes} {script}",
+        f"HOSTFILE has a line for each node: NAME slots={ranks}",
+        f"the file .deepspeed_env, where you start it, has the line {EXPANDABLE_SEGMENTS}",
+    ]
+
+
 def deepspeed_keys(plan: Plan) -> Table:
     """The keys of the configuration."""
     refuse(DEEPSPEED, "pp > 1 in its configuration (a PipelineModule has its own)", plan.pp > 1)
@@ -152,6 +163,7 @@ def deepspeed_keys(plan: Plan) -> Table:
     refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
     refuse(DEEPSPEED, "shards (its hpZ and MiCS shard otherwise)", plan.shards > 0)
     refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
+    refuse_excluded(DEEPSPEED, plan)
     keys: Table = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -168,6 +180,14 @@ def deepspeed_keys(plan: Plan) -> Table:
     return keys
 
 
+#: Keys of several machines (``ClusterConfig`` in ``commands/config/config_args.py``).
+_MEETING_POINT: Table = {
+    "machine_rank": 0,
+    "main_process_ip": "HOST",
+    "main_process_port": 29500,
+}
+
+
 def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """The file of ``accelerate launch --config_file``. The script sets batch sizes.
 
@@ -176,14 +196,24 @@ def accelerate_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
     """
     nodes = -(-plan.gpus // node_gpus)
     length = "" if steps is None else f", max_steps {steps}"
+    rank = "" if nodes == 1 else " --machine_rank N"
     text = [
         f"# {ACCELERATE}: {EXPANDABLE_SEGMENTS} \\",
-        "# accelerate launch --config_file THIS_FILE your_script.py",
-        f"# In the script: {plan.micro_batch} samples of {llm.seq_len} tokens a device, "
+        f"# accelerate launch --config_file THIS_FILE{rank} your_script.py",
+    ]
+    if nodes > 1:
+        text.append(
+            f"# Run it on each of the {nodes} machines; N is its number, from 0. Replace HOST: the "
+            "address of machine 0."
+        )
+    text += [
+        f"# In the script: a micro batch of {count(plan.micro_batch, 'sample')} of "
+        f"{llm.seq_len:,} tokens (per_device_train_batch_size), "
         f"gradient_accumulation_steps {plan.microbatches}{length}.",
         *(f"# In the script: {line}." for line in script_lines(ACCELERATE, llm, plan)),
     ]
     keys = {**accelerate_keys(plan), "num_machines": nodes, "num_processes": plan.gpus}
+    keys |= _MEETING_POINT if nodes > 1 else {}
     for name, value in keys.items():
         if isinstance(value, dict):
             text += [f"{name}:", *(f"  {key}: {_toml(item)}" for key, item in value.items())]
@@ -196,12 +226,12 @@ def accelerate_keys(plan: Plan) -> Table:
     """The keys of the configuration, without the numbers of machines and processes."""
     refuse(ACCELERATE, "pp > 1", plan.pp > 1)
     refuse(ACCELERATE, "ep > 1", plan.ep > 1)
-    refuse(ACCELERATE, "zero 1 (use DeepSpeed's)", plan.zero == 1 and plan.dp > 1)
     refuse(ACCELERATE, "nvfp4", plan.precision == "nvfp4")
     refuse(ACCELERATE, "offload_layers", plan.offload_layers > 0)
     refuse(ACCELERATE, "selective recomputation", plan.recompute == "selective")
+    refuse_excluded(ACCELERATE, plan)
     precision = {"fp32": "no", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}[plan.precision]
-    if plan.zero == 0 and plan.tp == plan.cp == 1:
+    if plan.zero == 0:
         refuse(ACCELERATE, "recomputation without FSDP", plan.recompute == "full")
         return {"distributed_type": "MULTI_GPU", "mixed_precision": precision}
     shard = _shard_size(plan)

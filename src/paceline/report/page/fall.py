@@ -9,7 +9,13 @@ from paceline.diagnose import Waterfall
 from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
 from paceline.results.words.names import OTHERS, cause_name
-from paceline.results.words.slowdown import by_paper, of_which_lasts
+from paceline.results.words.slowdown import (
+    beside_s,
+    bound_note,
+    ideal_range,
+    waste_parts,
+    waste_range,
+)
 from paceline.units import percent, seconds
 
 
@@ -18,22 +24,25 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     gpus = report.job.world_size
     low, high = report.diagnosis.slowdown_interval
     lost_gpus = report.waste * gpus
-    cost = 0.0 if gpu_hour_cost is None else lost_gpus * 24 * gpu_hour_cost
-    per_day = f"; costs {_hours(cost)} a day" if cost >= 1 else ""
-    actual, simulated, ideal = (
-        float(times.mean()) for times in (report.traced_s, report.simulated_s, report.ideal_s)
-    )
+    most_gpus = (1 - 1 / report.largest_slowdown) * gpus
+    costs = [
+        0.0 if gpu_hour_cost is None else n * 24 * gpu_hour_cost for n in (lost_gpus, most_gpus)
+    ]
+    per_day = f"; costs {_range(report, *map(_hours, costs))} a day" if costs[0] >= 1 else ""
+    actual, simulated = (float(times.mean()) for times in (report.traced_s, report.simulated_s))
+    of_gpus = f"{_range(report, _gpus(lost_gpus), _gpus(most_gpus))} of {gpus:,} GPUs"
+    parts = waste_parts(report)
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
-        ("Waste", percent(report.waste), f"{_gpus(lost_gpus)} of {gpus:,} GPUs{per_day}"),
+        ("Waste", waste_range(report), "; ".join(filter(None, (of_gpus + per_day, parts)))),
         ("Mean step, actual", seconds(actual), "as traced"),
         (
             "… without launch delays",
             seconds(simulated),
             f"they take {percent(1 - simulated / actual)}",
         ),
-        ("… ideal", seconds(ideal), "without stragglers"),
+        ("… ideal", ideal_range(report), "without stragglers"),
         ("Simulation against trace", percent(report.discrepancy), judged),
     )
     cells = (
@@ -41,14 +50,18 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
         f"<dd>{detail}</dd></div>"
         for name, number, detail in items
     )
-    return f'<dl class="numbers">{"".join(cells)}</dl>'
+    note = bound_note(report)
+    text = f'<p class="note">{foreign(note[:1].upper() + note[1:])}.</p>' if note else ""
+    return f'<dl class="numbers">{"".join(cells)}</dl>{text}'
+
+
+def _range(report: JobReport, low: str, high: str) -> str:
+    return f"{low} to {high}" if report.bounded and low != high else low
 
 
 def _beside_s(report: JobReport, low: float, high: float) -> str:
-    """The interval of S, and S by the paper's reference if that differs."""
-    paper = by_paper(report.slowdown_paper, report.slow_mode_shares)
-    lasts = of_which_lasts(report.slowdown, report.slowdown_lasting)
-    return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", lasts, paper)))
+    """The interval of S, and the facts beside S."""
+    return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", beside_s(report))))
 
 
 def _gpus(lost_gpus: float) -> str:

@@ -15,7 +15,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import share_of_loss
+from paceline.results.words.shares import part_of, share_of_loss
 from paceline.trace.job import place_name
 from paceline.units import percent, seconds
 
@@ -53,7 +53,7 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
     html = [
         f'<li class="card{" quiet" if quiet else ""}" id="{escape(f"finding-{finding.id}")}">',
         f"<h3>{escape(cause_name(finding.cause))}</h3>",
-        _size(finding),
+        _size(finding, report),
         f"<p>{_capital(text)}</p>",
         f'<p class="note">{_capital(reading)}.</p>' if reading else "",
         _location(finding.where, report),
@@ -65,8 +65,14 @@ def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:
     return "".join(html)
 
 
-def _size(finding: Finding) -> str:
-    """Its cost with interval, confidence and a bar."""
+def _size(finding: Finding, report: JobReport) -> str:
+    """Its cost with interval, confidence and a bar; no cost for a part of another finding."""
+    if finding.part_of:
+        text = part_of(finding, report)
+        name = escape(text[:1].upper() + text[1:])
+        link = f'<a href="#finding-{escape(finding.part_of)}">{name}</a>'
+        sure = escape(confidence_text(finding.confidence))
+        return f'<p class="size">{link}; <strong>{sure}</strong></p>'
     low, high = finding.interval
     between = f"90%: {percent(low)} to {percent(high)}"
     of_step, share = finding.share_of_step, finding.share
@@ -132,7 +138,9 @@ def remedies_html(report: JobReport) -> str:
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
     if cards[True]:
         text += "<h3 class=list>Changes of the job's architecture</h3>"
-        text += f"<p>They answer none of the findings.</p>{_cards(cards[True])}"
+        text += (
+            f"<p>They repair no cause above, but make the step shorter.</p>{_cards(cards[True])}"
+        )
     if not_applicable:
         items = (
             f"<div><dt>{foreign(remedy_name(name))}</dt><dd>{foreign(reason)}</dd></div>"

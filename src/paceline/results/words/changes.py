@@ -168,9 +168,9 @@ def _tokens(change: Change) -> Phrases:
 
 def _micro_batches(change: Change) -> Phrases:
     rows = change.get("microbatches") or []
-    counts = [f"dp {row['dp']} {row['after']:,} instead of {row['before']:,}" for row in rows]
+    counts = [f"dp {row['dp']} gets {row['after']:,}, now {row['before']:,}" for row in rows]
     if counts:
-        yield f"microbatches: {several(counts, MAX_NAMED)}"
+        yield f"microbatches: {several(counts, MAX_NAMED, '; ')}"
     if change.get("total") is not None:
         yield f"{count(change['total'], 'microbatch', 'microbatches')} in all"
     if change.get("unit", 1) > 1:

@@ -93,7 +93,8 @@ def _worker(finding: Finding) -> Phrases:
         yield f"with only {subject} as measured, a step takes {times(worst_slowdown)} the ideal"
     share = _number(evidence, "m_w")
     if share is not None:
-        yield f"with the slowest 3% of the workers ideal, {percent(share, 0)} of the loss vanishes"
+        vanishes = f"{percent(share, 0)} of T - T_ideal vanishes"
+        yield f"with the slowest 3% of the workers ideal, {vanishes}"
 
 
 def _stage(finding: Finding) -> Phrases:
@@ -130,7 +131,7 @@ def _stage(finding: Finding) -> Phrases:
         yield f"with only {name} as measured, a step takes {times(stage_slowdown)} the ideal"
     share = _number(evidence, "m_stage")
     if share is not None:
-        yield f"with {name} ideal, {percent(share, 0)} of the loss vanishes"
+        yield f"with {name} ideal, {percent(share, 0)} of T - T_ideal vanishes"
 
 
 def _sequence(finding: Finding) -> Phrases:

@@ -27,6 +27,14 @@ CAUSES = {
     "reduced-each-microbatch": "Reduced for each microbatch",
 }
 
+#: Cause of faulty hardware -> the hardware.
+HARDWARE = {
+    "worker": "workers",
+    "link": "links",
+    "dp-network": "groups",
+    "peer-network": "groups",
+}
+
 #: Drops of the waterfall without a finding: their names and descriptions.
 OTHERS = {
     "launch-delay": ("Launch delays", "time between operations"),

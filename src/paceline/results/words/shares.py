@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.results.document import JobReport
+from paceline.results.words.names import cause_name
 from paceline.units import percent
 
 
@@ -13,10 +15,17 @@ def shares(of_step: float, of_loss: float | None) -> str:
     return text if of_loss is None else f"{text}, {percent(of_loss)} of the loss"
 
 
-def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
-    """The seconds that a remedy saves over the loss, T - T_ideal.
+def part_of(finding: Finding, report: JobReport) -> str:
+    """``part of the worker fault``: the finding that already counts the time of this one."""
+    causes = {f.id: f.cause for f in report.diagnosis.findings}
+    name = cause_name(causes.get(finding.part_of, finding.part_of))
+    return f"part of the {name[:1].lower()}{name[1:]} above"
 
-    It may be above 1, for T_ideal uses the mean of all workers, including slow ones.
+
+def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
+    """The seconds that a remedy saves over the loss, :func:`lost_s`.
+
+    It may be above 1, as the loss contains no launch delays.
 
     Returns:
         The share; None if almost nothing is lost, or if the remedy answers no finding inside S.
@@ -25,5 +34,10 @@ def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
     if not report.straggling or not inside.intersection(remedy.findings) or remedy.gain >= 1:
         return None
     saved_s = remedy.step_time_s * remedy.gain / (1 - remedy.gain)
-    lost_s = float((report.simulated_s - report.ideal_s).mean())
-    return saved_s / lost_s if lost_s > 0 else None
+    lost = lost_s(report)
+    return saved_s / lost if lost > 0 else None
+
+
+def lost_s(report: JobReport) -> float:
+    """The loss, mean seconds per step: T - T_healthy, or T - T_ideal if hardware is healthy."""
+    return float(report.simulated_s.mean()) - report.healthy_step_s

@@ -1,29 +1,81 @@
-"""Text on S, by both references if they differ (docs/whatif.md, Two references)."""
+"""Text on S and waste: lower bounds, passing variation, the paper's reference (docs/whatif.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from paceline.results.document import JobReport
+from paceline.results.words.names import HARDWARE
+from paceline.units import percent, seconds
 
 
-def by_paper(slowdown_paper: float, slow_mode_shares: Mapping[str, float]) -> str:
-    """``0.985 by the paper's reference``; empty if both references agree.
-
-    Args:
-        slowdown_paper: S by the paper's reference.
-        slow_mode_shares: kinds judged against their fast steps -> share of their slow steps.
-    """
-    return f"{slowdown_paper:.3f} by the paper's reference" if slow_mode_shares else ""
+def by_paper(report: JobReport) -> str:
+    """``0.985 by the paper's reference``; empty if both references agree."""
+    return (
+        f"{report.slowdown_paper:.3f} by the paper's reference" if report.slow_mode_shares else ""
+    )
 
 
-def of_which_lasts(slowdown: float, slowdown_lasting: float | None) -> str:
-    """``1.012 lasts, the rest is variation that passes``; empty if passes are whole.
+def lasting_range(report: JobReport) -> str:
+    """``1.40``, or ``1.40 to 2.18`` if S is a lower bound: S without variation that passes."""
+    low, high = report.lasting_slowdown, report.largest_lasting_slowdown
+    return f"{low:.2f} to {high:.2f}" if report.bounded else f"{low:.2f}"
 
-    Args:
-        slowdown: S.
-        slowdown_lasting: S of the typical step; None if not computed.
-    """
-    if slowdown_lasting is None:
+
+def waste_range(report: JobReport, digits: int = 1) -> str:
+    """``29.2%``, or ``29.2% to 54.1%`` if S is a lower bound."""
+    low, high = report.waste, 1 - 1 / report.largest_slowdown
+    return (
+        f"{percent(low, digits)} to {percent(high, digits)}"
+        if report.bounded
+        else percent(low, digits)
+    )
+
+
+def beside_s(report: JobReport) -> str:
+    """``2.180 without the slow workers in its ideal``, ``1.012 lasts``; empty without facts."""
+    bound, lasts = "", f"{report.lasting_slowdown:.3f} lasts" if report.passing_share > 0 else ""
+    if report.bounded:
+        largest = f"{report.largest_slowdown:.3f}"
+        bound, lasts = f"{largest} without the slow {slow_hardware(report)} in its ideal", ""
+    return "; ".join(filter(None, (bound, lasts, by_paper(report))))
+
+
+def waste_parts(report: JobReport) -> str:
+    """``0.7% lasts, 19.9% is variation that passes``; empty if nothing passes."""
+    passing = report.passing_share
+    if passing <= 0:
         return ""
-    if slowdown_lasting > slowdown:
-        return f"{slowdown_lasting:.3f} of the typical step; in some steps less is lost"
-    return f"{slowdown_lasting:.3f} lasts, the rest is variation that passes"
+    if report.bounded:
+        return f"{percent(passing)} is variation that passes"
+    return f"{percent(report.waste - passing)} lasts, {percent(passing)} is variation that passes"
+
+
+def ideal_range(report: JobReport) -> str:
+    """``101 ms``, or ``92.0 ms to 142 ms`` if S is a lower bound.
+
+    ``at most 101 ms`` if two replicas differ without a finding: their mean is an upper bound.
+    """
+    ideal = seconds(float(report.ideal_s.mean()))
+    if report.bounded:
+        return f"{seconds(report.healthy_step_s)} to {ideal}"
+    return f"at most {ideal}" if report.job.replicas == 2 and report.straggling else ideal
+
+
+def slow_hardware(report: JobReport) -> str:
+    """``workers``: the hardware that findings blame most."""
+    causes = [finding.cause for finding in report.diagnosis.findings]
+    return next((HARDWARE[cause] for cause in causes if cause in HARDWARE), "hardware")
+
+
+def bound_note(report: JobReport) -> str:
+    """Why T_ideal is an upper bound, and the bound on its other side; empty if S is none."""
+    if not report.bounded:
+        return ""
+    ideal, healthy = (seconds(s) for s in (float(report.ideal_s.mean()), report.healthy_step_s))
+    slow = slow_hardware(report)
+    text = (
+        f"the ideal step takes at most {ideal}: this ideal comes from all peers, including the "
+        f"slow {slow}. If the slow {slow} were as fast as the others, it would take {healthy}"
+    )
+    if report.job.replicas == 2 and slow == HARDWARE["worker"]:
+        text += ". Of two replicas, the trace cannot show which one has the usual speed"
+    return text

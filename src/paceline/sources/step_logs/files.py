@@ -26,6 +26,7 @@ from paceline.sources.step_logs import (
 )
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import (
+    PATTERN_EXAMPLE,
     QUOTED_LINES,
     Columns,
     Covers,
@@ -211,7 +212,7 @@ def _read_text(path: Path) -> Samples:
         columns, covers = progress_bars.read_bars(bars, str(path), notes)
         return Samples(columns, tuple(notes), covers)
     names = ", ".join(known.name for known in LINE_FORMATS)
-    advice = "give --pattern, as paceline detect --help says"
+    advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
     if proposal is not None:
         guess = " (the unit is a guess)" if proposal.unit_is_guessed else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"

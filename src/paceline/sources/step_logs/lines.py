@@ -44,6 +44,8 @@ _ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3, "elapsed_h": 3600.0}
 TIMED = (*_DURATIONS, *_INTERVALS, "steps_per_s", *_ELAPSED, "rate", "time")
 _GROUPS = {"step", "rank", "epoch", "epoch_steps", *TIMED, *WORKLOAD_COLUMNS}
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+#: A pattern that users can adapt.
+PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
@@ -95,7 +97,7 @@ def pattern_of(text: str) -> re.Pattern[str]:
     Raises:
         TraceError: it is invalid, or its groups do not give the duration of a step.
     """
-    usage = r"such as 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
+    usage = f"such as {PATTERN_EXAMPLE}"
     try:
         pattern = re.compile(text[:_MAX_PATTERN])
     except re.error as error:

@@ -1,0 +1,115 @@
+"""Changes of a job's step times, reduced to its present fail-slow.
+
+A job with many ranks may have many large events. The result is kept until an event changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS
+from paceline.monitor.store.events import Mark, level_events_of, level_marks
+
+Row = dict[str, Any]
+
+#: Most onsets in one text, the latest ones, if several ranks are slow at once.
+_TEXTS = 3
+#: Jobs whose result is kept.
+_MAX_KEPT = 20_000
+
+
+@dataclass(frozen=True)
+class LevelChanges:
+    """The state that a job's onsets and reliefs leave.
+
+    Attributes:
+        latest_at: time of the latest event; -inf without one.
+        relieved_at: time of the latest relief; -inf without one.
+        onset: the latest event that left a rank slow; None without one.
+        slow: all slow ranks, with the texts of their latest onsets; None if all are relieved.
+    """
+
+    latest_at: float = -math.inf
+    relieved_at: float = -math.inf
+    onset: Row | None = None
+    slow: Row | None = None
+
+    @classmethod
+    def of(cls, events: Sequence[Mapping[str, Any]]) -> LevelChanges:
+        """The result of a job's events, the latest first; other kinds of events change nothing."""
+        changes = [event for event in events if event["kind"] in LEVEL_KINDS]
+        onsets = [event for event in changes if event["kind"] in SLOW_KINDS]
+        reliefs = [event["at"] for event in changes if event["kind"] not in SLOW_KINDS]
+        return cls(
+            changes[0]["at"] if changes else -math.inf,
+            max(reliefs, default=-math.inf),
+            dict(onsets[0]) if onsets else None,
+            _slow_ranks(changes),
+        )
+
+    def going_on(self, job: Mapping[str, Any], *, settled: bool) -> Row | None:
+        """The present fail-slow of a job: all slow ranks, with the texts of the latest onsets.
+
+        Args:
+            job: its row.
+            settled: whether ``slow_since_step`` of the row has followed the events.
+        """
+        if self.onset is None or job["status"] == "ended":
+            return None
+        if settled and job["slow_since_step"] is None:
+            return None
+        if self.slow is None:  # the row has ranks that no event names (any more)
+            return self.onset if settled else None
+        return self.slow
+
+
+def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
+    slow: dict[int, Mapping[str, Any]] = {}
+    for event in reversed(changes):  # a new start of the job is a relief of all ranks
+        if event["kind"] in SLOW_KINDS:
+            slow.update(dict.fromkeys(event["ranks"], event))
+        else:
+            for rank in event["ranks"]:
+                slow.pop(rank, None)
+    if not slow:
+        return None
+    event_of_text = {event["text"]: event for event in slow.values()}
+    factors = [event["factor"] for event in event_of_text.values() if event["factor"] is not None]
+    return {
+        **list(event_of_text.values())[-1],
+        "ranks": sorted(slow),
+        "factor": max(factors, default=None),
+        "text": "; ".join(list(event_of_text)[-_TEXTS:]),
+    }
+
+
+class Levels:
+    """The level changes of jobs, read again only where an event has changed."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Mark, LevelChanges]] = {}
+
+    def of(
+        self, connection: Connection, job_ids: Collection[int] | None = None
+    ) -> dict[int, LevelChanges]:
+        """Job -> its changes, for jobs with any.
+
+        Args:
+            connection: connection to the store.
+            job_ids: these jobs; None: all slow jobs.
+        """
+        marks = level_marks(connection, job_ids)
+        kept = {job_id: self._kept.get(job_id) for job_id in marks}
+        changed = [job_id for job_id, mark in marks.items() if (kept[job_id] or ("",))[0] != mark]
+        if len(self._kept) + len(changed) > _MAX_KEPT:
+            self._kept.clear()
+        result = {job_id: entry[1] for job_id, entry in kept.items() if entry is not None}
+        for job_id, events in level_events_of(connection, changed):
+            result[job_id] = LevelChanges.of(events)
+            self._kept[job_id] = marks[job_id], result[job_id]
+        return result

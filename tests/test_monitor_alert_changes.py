@@ -1,0 +1,241 @@
+"""One change of a job is told by one alert, with the cause and place that belong together."""
+
+import threading
+
+import pytest
+
+pytest.importorskip("starlette", reason="the monitor is an extra")
+
+from sqlalchemy import event as database_event
+
+from monitor_alerts import DAY, World, hooked
+from monitor_alerts import hook as hook
+from monitor_alerts import world as world
+from monitor_web import eventually
+from paceline.monitor.alerts.news import News
+from paceline.monitor.levels import Levels
+from paceline.monitor.store import alerts as store
+from paceline.monitor.store import events as event_rows
+from paceline.monitor.store import jobs
+from paceline.monitor.store.tables import deliveries
+
+CHANNELS = """
+channels:
+  all: {{type: webhook, url: '{url}'}}
+  sessions: {{type: webhook, url: '{url}', rules: [slow-job]}}
+"""
+
+
+def started(world):
+    """Rules of all alerts that ever started, in order."""
+    return [row["rule"] for row in world.rows()]
+
+
+def usual_days(world, n=3):
+    """Sessions with the usual step, a day apart."""
+    for _ in range(n):
+        world.now += DAY
+        world.session(1.0)
+
+
+def test_sessions_of_a_fail_slow_wake_nobody_again(world):
+    usual_days(world)
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    for _ in range(3):  # S is high, and a step takes longer than in the days before
+        world.session(1.4, step_s=1.5)
+    assert started(world) == ["fail-slow"]
+    world.happened("relief", 900)
+    world.set_job(slow_since_step=None)
+    world.pass_time(100)
+    assert (started(world), world.firing()) == (["fail-slow"], [])  # the sessions are of before
+    world.session(1.4, step_s=1.5)  # slow without a fail-slow
+    assert started(world)[0] == "fail-slow"
+    assert len(started(world)) == 2
+
+
+def test_a_slower_step_and_a_higher_s_are_one_change(world):
+    usual_days(world)
+    world.session(1.3, step_s=1.3)
+    assert started(world) == ["regression"]
+    world.session(1.3, step_s=1.3)  # two sessions in a row: slow-job holds, too
+    assert started(world) == ["regression"]
+    world.now += 8 * DAY
+    for _ in range(3):
+        world.session(1.0)
+    assert world.firing() == []
+
+
+def test_a_new_change_of_a_job_that_was_slow_before_is_told(world):
+    for _ in range(4):
+        world.session(1.2)
+        world.now += DAY
+    assert started(world) == ["slow-job"]
+    world.session(1.8, step_s=1.5)
+    assert started(world) == ["slow-job", "regression"]
+
+
+def test_an_alert_that_began_with_the_onset_ends_when_the_fail_slow_is_told(world):
+    world.set_job(last_step=110, healthy_s=1.0, slow_since_step=100)
+    world.happened("onset", 100, factor=1.3, lost_s=1.0)  # 3 s more in ten steps
+    world.session(1.3)
+    world.session(1.3)
+    assert world.firing() == ["slow-job"]
+    world.set_job(last_step=400)
+    world.pass_time(10)
+    assert world.firing() == ["fail-slow"]
+    (slow, fail_slow) = world.rows()
+    assert slow["headline"].endswith("The alert fail-slow tells the same change.")
+    assert fail_slow["cause"] == "worker"
+    world.session(1.3)
+    assert world.firing() == ["fail-slow"]
+
+
+def test_a_channel_that_only_one_rule_reaches_is_told(tmp_path, hook):
+    world = World(tmp_path, CHANNELS.format(url=hook.url))
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    world.session(1.4)
+    world.session(1.4)
+    assert started(world) == ["fail-slow", "slow-job"]
+    told = {(row["channel"], row["alert_id"]) for row in world.rows(deliveries)}
+    assert told == {("all", 1), ("all", 2), ("sessions", 2)}
+
+
+def test_a_silent_alert_stands_for_no_other(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    store.add_silence(
+        world.engine, "llm", rule="fail-slow", job=None, until=world.now + DAY, comment="", now=0.0
+    )
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    world.session(1.4)
+    world.session(1.4)
+    assert started(world) == ["fail-slow", "slow-job"]
+
+
+def test_variation_that_passes_is_no_slow_job(world):
+    for _ in range(3):
+        world.session(1.4, slowdown_lasting=1.01, cause="drift")
+    assert started(world) == []
+    world.session(1.4, slowdown_lasting=1.2)
+    world.session(1.4, slowdown_lasting=1.2)
+    (row,) = world.rows()
+    assert row["headline"].startswith("S = 1.40, of which 1.20 lasts: 1.1 or more in 2 sessions")
+
+
+def test_two_workers_name_the_slow_one_although_s_is_low(world):
+    """The ideal is the mean of both: S is 1.4 if one takes 2.3 times as long."""
+    world.happened("onset", 100, factor=2.3)
+    world.set_job(slow_since_step=100)
+    world.session(1.4, cause_gain=0.1)
+    assert world.rows()[0]["cause"] == "fail-slow"
+    world.session(1.4, cause_gain=0.5)
+    assert world.rows()[0]["cause"] == "worker"
+
+
+def test_an_unexplained_session_and_one_of_earlier_steps_name_nobody(world):
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    world.session(1.6, cause="unexplained")
+    world.session(1.6, last_step=99)
+    assert world.rows()[0]["cause"] == "fail-slow"
+    world.session(1.6, last_step=130)
+    assert world.rows()[0]["cause"] == "worker"
+
+
+def test_many_jobs_are_judged_in_a_few_statements(world):
+    def statements(n_jobs, first):
+        for k in range(first, first + n_jobs):
+            job = jobs.register(world.engine, "llm", f"many-{k}", world.now, gpus=64)
+            row = {"job_id": job.id, "at": world.now, "kind": "onset", "start": 0, "step": 5}
+            row |= {"since_step": 5, "factor": 1.5, "lost_s": 100.0, "ranks": [3], "text": "slow"}
+            event_rows.add(world.engine, row)
+            with world.engine.begin() as connection:
+                connection.execute(
+                    jobs.jobs.update()
+                    .where(jobs.jobs.c.id == job.id)
+                    .values(status="running", slow_since_step=5, last_step=9)
+                )
+        asked = []
+
+        def note(connection, cursor, statement, parameters, context, many):
+            asked.append(statement)
+
+        database_event.listen(world.engine, "before_cursor_execute", note)
+        world.alerts.tick(world.now)
+        database_event.remove(world.engine, "before_cursor_execute", note)
+        return len(asked)
+
+    few, many = statements(2, 0), statements(60, 2)
+    assert len(world.firing()) == 62
+    assert many <= few
+
+
+def test_slow_jobs_that_are_told_are_not_judged_at_every_tick(world, monkeypatch):
+    world.set_job(status="running", last_step=9)
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100, seen_at=world.now)
+    world.pass_time(10)  # the full round after the start
+    judged = []
+    monkeypatch.setattr(world.alerts, "judge_many", lambda jobs, now: judged.extend(jobs))
+    world.pass_time(10)
+    assert judged == []
+    world.set_job(slow_since_step=None)
+    world.pass_time(10)
+    assert judged == [world.job.id]
+
+
+def test_news_are_judged_together_and_again_after_an_error(monkeypatch):
+    monkeypatch.setattr("paceline.monitor.alerts.news._RETRY_S", 0.01)
+    judged, may_go_on = [], threading.Event()
+
+    def judge(news):
+        judged.append(dict(news))
+        assert may_go_on.wait(60)
+        if len(judged) == 2:
+            raise RuntimeError("the store is away")
+
+    may_go_on.set()
+    news = News(judge)
+    news.add(1, None)  # without a thread: at once
+    assert judged == [{1: None}]
+    may_go_on.clear()
+    news.begin()
+    news.add(2, False)
+    eventually(lambda: len(judged) == 2)
+    for job_id in (3, 4, 3):  # while the first is judged
+        news.add(job_id, None)
+    may_go_on.set()
+    eventually(lambda: len(judged) == 3)
+    assert judged[2] == {2: False, 3: None, 4: None}
+    news.end()
+    news.add(5, None)
+    assert judged[3:] == [{5: None}]
+
+
+def test_levels_are_read_again_only_when_an_event_changes(world):
+    row = {"job_id": world.job.id, "at": 5.0, "kind": "onset", "start": 0, "step": 5}
+    row |= {"since_step": 5, "factor": 1.5, "lost_s": 9.0, "ranks": [3], "text": "slow"}
+    event_rows.add(world.engine, row)
+    levels, asked = Levels(), []
+
+    @database_event.listens_for(world.engine, "before_cursor_execute")
+    def note(connection, cursor, statement, parameters, context, many):
+        asked.append(statement)
+
+    def slow_ranks():
+        asked.clear()
+        with world.engine.connect() as connection:
+            changes = levels.of(connection, [world.job.id])
+        level = changes.get(world.job.id)
+        return level and (level.slow["ranks"] if level.slow else []), len(asked)
+
+    assert slow_ranks() == ([3], 2)
+    assert slow_ranks() == ([3], 1)
+    event_rows.add(world.engine, {**row, "ranks": [3, 4]})  # one more rank joins
+    assert slow_ranks() == ([3, 4], 2)
+    event_rows.add(world.engine, {**row, "kind": "relief", "step": 9, "ranks": [4], "text": "ok"})
+    assert slow_ranks() == ([3], 2)
+    event_rows.remove_older(world.engine, 1e9, "llm")
+    assert slow_ranks() == (None, 1)

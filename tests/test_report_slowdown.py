@@ -1,0 +1,172 @@
+"""What is said of S and the waste: bounds among few peers, what lasts and what passes."""
+
+import random
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.remedies import REMEDIES, Case, advise
+from paceline.report.page.fall import key_numbers
+from paceline.report.page.findings import findings_html
+from paceline.report.terminal import screen
+from paceline.results.document import JobReport
+from paceline.results.headline import headline, is_healthy
+from paceline.results.words.shares import share_of_loss
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.units import percent, seconds
+from paceline.whatif import analyze
+from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
+
+
+def reported(trace, **options):
+    """The report of a trace with its diagnosis."""
+    measured = from_trace(trace, **options)
+    result = analyze(measured)
+    return JobReport.of(
+        result, advise(Case(measured, result, diagnose(measured, result)), REMEDIES)
+    )
+
+
+@cache
+def of_two_replicas(factor=2.0, dp=2, noise=0.003, **more):
+    """The report of a job with one stage, whose replica 1 is slow by the factor."""
+    slow = (SlowWorker(1, 0, factor),) if factor > 1 else ()
+    spec = SynthSpec(dp=dp, pp=1, microbatches=8, steps=12, noise=noise, slow_workers=slow, **more)
+    return reported(synthesize(spec))
+
+
+def flowing(report):
+    return " ".join(" ".join(line.plain for line in screen(report, 100, colour=False)).split())
+
+
+def test_the_ideal_of_two_replicas_is_told_as_an_interval():
+    slow, sound = of_two_replicas(), of_two_replicas(factor=1.0)
+    healthy, mean = (seconds(float(r.ideal_s.mean())) for r in (sound, slow))
+    # The two intervals differ by noise in the third digit.
+    assert slow.healthy_step_s == pytest.approx(float(sound.ideal_s.mean()), rel=0.003)
+    told = seconds(slow.healthy_step_s)
+    low, high = 1 - 1 / slow.slowdown, 1 - 1 / slow.slowdown_healthy
+    for text in (flowing(slow), key_numbers(slow, None)):
+        assert f"{told} to {mean}" in text
+        assert f"{percent(low)} to {percent(high)}" in text
+        assert "he ideal step takes at most" in text
+        assert f"it would take {told}. Of two replicas, the trace cannot show which one" in text
+    assert f"{slow.slowdown:.2f} to {slow.slowdown_healthy:.2f} times as long" in flowing(slow)
+    assert headline(slow).startswith(
+        f"This job wastes {percent(low, 0)} to {percent(high, 0)} of its GPUs: worker dp 1"
+    )
+    assert "no contradiction" not in flowing(slow)
+    assert f"ideal {healthy}, simulated" in flowing(sound)
+
+
+def test_cost_and_repair_of_one_slow_replica_are_one_number():
+    report = of_two_replicas()
+    (worker,) = [f for f in report.findings if f.cause == "worker"]
+    (repair,) = [r for r in report.remedies if r.remedy == "replace-worker"]
+    assert worker.share_of_step == pytest.approx(repair.gain, abs=0.005)
+    assert worker.share == pytest.approx(share_of_loss(report, repair), abs=0.01)
+
+
+def test_two_replicas_without_a_diagnosis_have_an_ideal_of_at_most_their_mean():
+    report = replace(of_two_replicas(), findings=None, slowdown_healthy=None)
+    assert f"ideal at most {seconds(float(report.ideal_s.mean()))}, simulated" in flowing(report)
+
+
+def test_a_slow_worker_among_many_moves_the_ideal_too_little_to_be_told():
+    report = of_two_replicas(factor=1.3, dp=40)
+    assert 1 < report.slowdown_healthy / report.slowdown < report.MIN_BOUND
+    assert " to " not in flowing(report).partition("why:")[0].partition(" steps, ")[2][8:]
+
+
+def test_s_without_the_slow_workers_survives_the_document():
+    report = of_two_replicas()
+    document = report.to_mapping()
+    assert document["slowdown_healthy"] == pytest.approx(report.slowdown_healthy)
+    assert JobReport.from_mapping(document) == report
+    older = {key: value for key, value in document.items() if key != "slowdown_healthy"}
+    assert JobReport.from_mapping(older).healthy_step_s == pytest.approx(report.ideal_s.mean())
+
+
+@cache
+def in_parts(jitter, slow_from=None, slow_until=None):
+    """Four ranks whose passes come in six parts, a tenth of which take ``jitter`` as long.
+
+    Rank 1 takes twice as long from step ``slow_from`` on, or until step ``slow_until``.
+    """
+    program = []
+    for kind in ("forward-compute", "backward-compute"):
+        for part in range(6):
+            name = (kind, part)
+            program += [Compute(kind, 0, 0), Launch("grads-reduce-scatter", name, part), Wait(name)]
+    ops = [op for op in program if not isinstance(op, Wait)]
+
+    def op_s(step, key):
+        dp, _, nth = key
+        if not isinstance(ops[nth], Compute):
+            return 0.002
+        slow = slow_from is not None and step >= slow_from
+        slow |= slow_until is not None and step < slow_until
+        rng = random.Random(f"{step} {dp} {nth}")
+        late = jitter if rng.random() < 0.1 else 1.0
+        return 0.05 * late * (2.0 if slow and dp == 1 else 1.0)
+
+    programs = dict.fromkeys([(dp, 0) for dp in range(4)], program)
+    runs = [Run(programs, partial(op_s, step)) for step in range(24)]
+    return reported(trace_of_runs(runs), keep_clocks=True)
+
+
+def test_an_even_job_with_noise_has_one_statement_of_its_waste():
+    report = in_parts(jitter=1.8)
+    assert is_healthy(report)
+    assert report.waste > 0.1
+    lasting, passing = report.waste - report.passing_share, report.passing_share
+    assert abs(lasting) < 0.02
+    assert passing == pytest.approx(report.waste - lasting)
+    parts = (
+        f"No lasting straggler ({percent(max(lasting, 0))} of the GPU time); variation that passes "
+        f"from worker to worker costs {percent(passing)}"
+    )
+    assert headline(report) == f"{parts}."
+    assert parts in flowing(report)
+    assert "Healthy" not in flowing(report)
+    split = f"{percent(lasting)} lasts, {percent(passing)} is variation that passes"
+    assert split in flowing(report)
+    assert split in key_numbers(report, None)
+
+
+def test_an_even_job_without_noise_is_healthy():
+    report = in_parts(jitter=1.02)
+    assert flowing(report).count("Healthy: stragglers make steps") == 1
+    assert headline(report).startswith("Healthy, within what these traces can show")
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ({"slow_from": 12}, "steps become "),
+        ({"slow_until": 12}, "the steps before step 12 take "),
+    ],
+)
+def test_a_change_by_a_slow_worker_is_a_part_of_its_fault(when, told):
+    report = in_parts(jitter=1.05, **when)
+    worker, change = (
+        next(f for f in report.findings if f.id == name) for name in ("worker", "change-point")
+    )
+    assert worker.where["workers"] == [[1, 0]]
+    assert change.part_of == "worker"
+    # It names the same seconds, which are therefore not told a second time.
+    assert change.share_of_step == pytest.approx(worker.share_of_step, abs=0.03)
+    assert f"{percent(change.share_of_step)} " not in flowing(report).replace(
+        f"{percent(worker.share_of_step)} ", ""
+    )
+    assert f"– – part of the worker fault above: {told}" in flowing(report)
+    assert 'href="#finding-worker">Part of the worker fault above</a>' in findings_html(report)
+    assert "worker dp 1, stage 0 is slow" in headline(report)
+
+
+def test_the_first_steps_of_a_job_that_becomes_faster_cost_time():
+    report = in_parts(jitter=1.05, slow_until=12)
+    assert all(f.share_of_step >= 0 for f in report.findings)
