@@ -96,7 +96,7 @@ def test_a_proposal_works_when_pasted(capsys, tmp_path, name):
     ],
 )
 def test_lines_without_a_time_of_a_step_are_not_read(tmp_path, line):
-    with pytest.raises(TraceError, match="give --pattern, as paceline detect --help says"):
+    with pytest.raises(TraceError, match="run the command again with the pattern"):
         load_step_log(written(tmp_path / "own.log", line))
 
 

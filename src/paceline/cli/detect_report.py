@@ -140,7 +140,7 @@ def at_the_end(
             text = f"no sample in the last {SILENT_AFTER} steps"
         elif is_warming.any():
             text = "not judged (its steps become shorter still)"
-    if is_silent.any() and len(is_silent) > 1:
+    if is_silent.any() and len(times.ranks) > 1:
         text += f", {counted(int(is_silent.sum()), 'rank')} silent"
     if is_short.any():
         text += f", {counted(int(is_short.sum()), 'rank')} not judged (up to {warm_up} samples)"
