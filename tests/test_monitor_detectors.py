@@ -324,6 +324,28 @@ class TestDetectors:
         rows = site.files.rows(site.job.id)
         assert rows["step"].tolist() == [*range(20), *range(10, 20)]
 
+    @pytest.mark.parametrize("restarts", [1, 2, 3])
+    def test_steps_of_a_clock_that_was_ahead_are_no_return_to_a_checkpoint(self, site, restarts):
+        """At each start the newest file is read again, with their times of tomorrow."""
+
+        def push(steps):
+            for step in steps:
+                site.push(of_step(step, [1.0, 1.0], at=site.now + 1.0))
+            eventually(lambda: not site.detectors.n_waiting)
+
+        push(range(20))
+        site.jump(86_400.0)
+        push(range(20, 30))
+        site.jump(-86_400.0)
+        for number in range(restarts + 1):
+            push(range(30 + 10 * number, 40 + 10 * number))
+            site.stop()
+            site.start()
+        site.stop()
+        rows = site.files.rows(site.job.id)
+        assert rows["step"].tolist() == list(range(40 + 10 * restarts))
+        assert set(rows["start"].tolist()) == {0}
+
     def test_a_job_that_ended_does_not_hang(self, site):
         for one in story(steps=60, slow=slice(80, 80)):
             site.push(one)

@@ -31,7 +31,7 @@ from paceline.monitor.rank_map import RankMap, Ratios
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.replay import SAME_STEPS, replay
 from paceline.monitor.snapshot import SNAPSHOT, load_stream
-from paceline.monitor.step_files import MARGIN_S, Batch, StepFile, StepFiles
+from paceline.monitor.step_files import MARGIN_S, Batch, StepFile, StepFiles, not_ahead
 from paceline.monitor.step_series import append_rows, last_row, read_rows
 from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store import events as event_rows
@@ -338,7 +338,9 @@ class Detectors:
                 live.latest_s = latest["max_s"].tolist()
                 if is_unfit and last is not None:
                     live.replayed_to = int(last["start"]), int(last["step"])
-                for batch in self._batches_behind(live, file, is_unfit=is_unfit):
+                batches = self._batches_behind(live, file, is_unfit=is_unfit)
+                known = min(live.stream.replayed_to, self._clock()) or self._clock()
+                for batch in not_ahead(batches, self._clock, known):
                     yield from self._digest_batch(live, batch, last)
                     if self._turns.is_over():
                         yield

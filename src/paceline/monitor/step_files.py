@@ -17,7 +17,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,24 @@ class Batch:
     def key(self) -> bytes:
         """Key of the batch."""
         return _key(self.source, self.number)
+
+
+def not_ahead(
+    batches: Iterable[Batch], clock: Callable[[], float], known: float
+) -> Iterator[Batch]:
+    """Batches with no time after now: those of a clock that was ahead get that of the one before.
+
+    Args:
+        batches: in order of arrival.
+        clock: seconds since 1970; later ones may come while these are read.
+        known: time of the first batches, if the clock was ahead then.
+    """
+    for batch in batches:
+        if batch.at > clock():
+            yield replace(batch, at=known)
+        else:
+            known = batch.at
+            yield batch
 
 
 class StepFile:
