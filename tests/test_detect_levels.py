@@ -142,6 +142,29 @@ def test_a_rise_of_less_than_a_tenth_is_no_onset():
     assert events_of(x) == []
 
 
+@pytest.mark.parametrize("burst", range(3, 10))
+def test_the_level_after_a_burst_within_an_episode_is_told(burst):
+    x = noise(900)
+    x[300:] *= 1.4
+    x[400 : 400 + burst] *= 5 / 1.4
+    told = events_of(x)
+    assert [(e.kind, e.since_step) for e in told[:2]] == [("onset", 300), ("worsening", 400)]
+    assert (told[2].kind, told[2].since_step) == ("partial-relief", 400 + burst)
+    assert told[2].factor == pytest.approx(1.4, rel=0.02)
+    assert told[2].before_factor < 0.5
+    assert len(told) == 3
+    assert told[2].step <= 400 + burst + 33
+
+
+@pytest.mark.parametrize("burst", range(3, 10))
+def test_the_level_after_a_burst_that_began_an_episode_is_told(burst):
+    x = noise(900)
+    x[300:] *= 1.4
+    x[300 : 300 + burst] *= 5 / 1.4
+    told = [(e.kind, e.since_step) for e in events_of(x)]
+    assert told == [("onset", 300), ("partial-relief", 300 + burst)]
+
+
 def on_a_ramp():
     """A detector whose rank becomes slower with every step, up to 1.79 s in step 319."""
     detector, x = Detector(), noise(320, cov=0.005)

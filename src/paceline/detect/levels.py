@@ -120,6 +120,8 @@ SMALL_RISE, SMALL_RISE_OVER = 0.05, 0.025
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
 RAMP_OVER = 20
+#: Least number of samples on a level before it may have melted away.
+MELTED = 33
 #: Number of samples below which an episode's level is uncertain, so that its bar is higher.
 YOUNG = 128
 
@@ -239,11 +241,18 @@ def advance(
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
                 factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
                 f[MIDDLE_S], w[INITIAL] = f[LEVEL_S], 0
-            elif w[SLOW] and w[AGE] >= 33 and f[LEVEL_S] < f[HEALTHY_S] * (1 + HEALTHY):
+            elif w[SLOW] and w[AGE] >= MELTED and f[LEVEL_S] < f[HEALTHY_S] * (1 + HEALTHY):
                 kind, since = RELIEF, w[SINCE_STEP]
                 before = f[HEALTHY_S] / f[LEVEL_S]
                 factor = 1 + f[LOST_S] / max(f[SPENT_S], 1e-300)
                 w[SLOW] = 0
+            elif has_melted(threshold, f, w):
+                middle, count = (f[LEVEL_S] + f[MIDDLE_S]) / 2, 1
+                while count < w[AGE] and y[count] < middle:
+                    count += 1
+                kind, since = PARTIAL, number[rank, (w[SEEN] - count) % RING]
+                factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
+                f[MIDDLE_S] = f[LEVEL_S]
             if kind >= 0:
                 write(out, n_out, kind, rank, since, factor, before, f)
                 out[n_out, OUT_HEALTHY] *= scale
@@ -343,6 +352,16 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
         if count >= LOW_OF // 2:
             return -window
     return 0
+
+
+def has_melted(threshold: float, f: Any, w: Any) -> bool:
+    """Whether the level has fallen since its event, as after a burst within an episode.
+
+    The samples of a burst are soon fewer than half of the level's, so that its median falls with no
+    change being seen. MIDDLE_S is the level that the event told, until MIDDLE_EVERY samples.
+    """
+    is_due = w[SLOW] and w[INITIAL] != ON_RAMP and MELTED <= w[AGE] < MIDDLE_EVERY
+    return bool(is_due and f[LEVEL_S] < f[MIDDLE_S] / (1 + threshold))
 
 
 def mean_share(y: Floats, level: float) -> float:
@@ -603,6 +622,7 @@ def compiled_advance() -> Callable[..., int]:
         *(write, judged, learn_pairs, follow_level, quantum, bar, changed, is_sure),
         *(
             mean_share,
+            has_melted,
             early_rise,
             is_ramp,
             burst_period,
