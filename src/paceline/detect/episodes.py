@@ -96,13 +96,13 @@ def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event
             is_slow |= (numbers >= since.pop(event.rank)) & (numbers < event.since_step)
     for begin in since.values():
         is_slow |= numbers >= begin
-    known = np.isfinite(duration_s).all(axis=1)
+    known = np.asarray(np.isfinite(duration_s).all(axis=1))
     healthy = duration_s[~is_slow & known]
     if not len(healthy):
         return False
     usual_s = np.median(healthy, axis=0)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], is_slow, [False]]).astype(int)))
-    rows = [np.arange(begin, end) for begin, end in edges.reshape(-1, 2)]
+    rows = [np.arange(begin, end) for begin, end in edges.reshape(-1, 2).tolist()]
     longest = max((len(of_one) for of_one in rows), default=0)
     judged = [
         _rose_together(duration_s[of_one[known[of_one]]], usual_s)
