@@ -78,6 +78,25 @@ def test_ranks_are_together_if_the_fastest_rises_as_well(waits, together):
     assert are_together(duration_s, range(300), events) is together
 
 
+@pytest.mark.parametrize("waits", [1, 1.5])
+def test_pauses_of_all_ranks_do_not_make_a_slow_rank_one_of_all(waits):
+    duration_s = np.ones((300, 3))
+    duration_s[200:] *= [1.5, waits, waits]
+    duration_s[220:300:40] = 60  # checkpoints while it is slow
+    duration_s[250, 1] = 500
+    assert are_together(duration_s, range(300), [event("onset", 200, 0)]) is (waits == 1.5)
+
+
+def test_a_fail_slow_of_one_rank_is_not_hidden_by_one_of_all():
+    duration_s = np.ones((900, 3))
+    duration_s[200:250, 1] = 1.5
+    duration_s[400:] = 1.5
+    events = [event("onset", 200, 1), event("relief", 250, 1)]
+    events += [event("onset", 400, rank) for rank in range(3)]
+    assert not are_together(duration_s, range(900), events)
+    assert are_together(duration_s[300:], range(300, 900), events[2:])
+
+
 def test_one_rank_is_not_together():
     assert not are_together(np.ones((9, 1)), range(9), [])
     assert not are_together(np.ones((9, 2)), range(9), [])

@@ -54,6 +54,19 @@ def test_sessions_of_a_fail_slow_wake_nobody_again(world):
     assert len(started(world)) == 2
 
 
+def test_a_small_fail_slow_does_not_hide_a_large_slowdown(world):
+    usual_days(world)
+    world.happened("onset", 100, factor=1.15)
+    world.set_job(slow_since_step=100)
+    for _ in range(2):
+        world.session(1.2, step_s=1.2)
+    assert started(world) == ["fail-slow"]
+    for _ in range(2):
+        world.session(3.0, cause="sequence-length")
+    assert started(world) == ["fail-slow", "slow-job"]
+    assert world.rows()[1]["headline"].startswith("S = 3.00: ")
+
+
 def test_a_slower_step_and_a_higher_s_are_one_change(world):
     usual_days(world)
     world.session(1.3, step_s=1.3)

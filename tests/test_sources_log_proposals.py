@@ -105,3 +105,98 @@ def test_lines_of_validations_do_not_match(tmp_path):
     text = path.read_text()
     path.write_text(text + "step 80 val loss 3.2 time 4000.0 ms\nstep 80 eval time 9000.0 ms\n")
     assert load_step_log(path).duration_s.max() < 0.3
+
+
+#: Lines whose number with a time's word is no step's time, or whose unit is another one.
+NO_STEP_TIME = {
+    "a part": lambda i, ms: f"step {i} loss 2.3 allreduce time: {ms / 1e3:.3f}s",
+    "a checkpoint": lambda i, ms: f"step {100 * i} checkpoint took {ms:.3f}s",
+    "parts that add up": lambda i, ms: f"iter {i} rollout time: {ms:.1f}s train time: 0.{i:03d}s",
+    "all steps since a line": lambda i, ms: f"step {50 * i} loss 2.3 time: {ms / 10:.2f}s",
+    "a micro-batch": lambda i, ms: f"micro step {i} step {i // 4} step time: {ms / 1e3:.4f}s",
+    "validation": lambda i, ms: f"validation step {i} step time: {ms:.1f} ms",
+    "time to the end": lambda i, ms: f"iter {i} estimated time: {400 - 2 * i}.5s",
+    "a decimal comma": lambda i, ms: f"step {i} step time: 0,{ms:.0f}s",
+    "microseconds": lambda i, ms: f"step {i} step time: {1e3 * ms:.0f} us",
+    "minutes and seconds": lambda i, ms: f"step {i} loss 2.3 time {i // 60}:{i % 60:02d}",
+    "an epoch's own steps": lambda i, ms: f"epoch {i // 20} step {i % 20} step time: {ms:.2f} ms",
+    "writers without a rank": lambda i, ms: (
+        f"gpu 0 step {i} step time: {ms:.2f} ms\ngpu 1 step {i} step time: {ms + 9:.2f} ms"
+    ),
+    "writers in names": lambda i, ms: (
+        f"node0: step {i} step time: {ms:.2f} ms\nnode1: step {i} step time: {ms + 9:.2f} ms"
+    ),
+}
+#: Of them, those whose pattern would read another quantity or scale: none is proposed.
+NO_PATTERN = ("validation", "time to the end", "a decimal comma", "microseconds",
+              "minutes and seconds", "writers without a rank")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_STEP_TIME)
+def test_a_time_of_another_kind_is_not_read_at_once(tmp_path, name):
+    with pytest.raises(TraceError, match="no step times of a known tool") as refused:
+        load_step_log(written(tmp_path / "own.log", NO_STEP_TIME[name]))
+    assert ("its lines suggest" in str(refused.value)) is (name not in NO_PATTERN)
+
+
+def test_doubts_are_told(tmp_path):
+    for name, doubt in (
+        ("all steps since a line", "(if the time is that of all steps since a line, interval_s)"),
+        ("an epoch's own steps", "(steps begin anew in each epoch; add the groups epoch, "),
+        ("writers in names", "(it reads one of several writers)"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(doubt)):
+            load_step_log(written(tmp_path / "own.log", NO_STEP_TIME[name]))
+
+
+def test_a_resumed_clock_is_no_duration(tmp_path):
+    def line(i, ms):
+        return f"step {i} loss 2.3 time: {36_000 + sum(MS[: i + 1]) / 1e3:.3f}s"
+
+    times = load_step_log(written(tmp_path / "own.log", line))
+    assert times.duration_s[:, 0] == pytest.approx([ms / 1e3 for ms in MS[1:]], abs=2e-3)
+    path = tmp_path / "restarted.log"
+    clock = [f"step {i} elapsed: {i / 4:.2f}s" for i in range(80)]
+    path.write_text(
+        "\n".join(clock + [f"step {i} elapsed: {i / 4 - 9:.2f}s" for i in range(60, 140)])
+    )
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx([0.25] * 138, rel=1e-3)
+
+
+def test_validation_between_the_steps_is_not_read(tmp_path):
+    def line(i, ms):
+        val = [f"val step {j} loss 2.3 time 90.{j} ms" for j in range(20) if i % 10 == 9]
+        return "\n".join([f"step {i} loss 2.3 time {ms:.3f} ms", *val])
+
+    times = load_step_log(written(tmp_path / "own.log", line))
+    assert times.duration_s[:, 0] == pytest.approx([ms / 1e3 for ms in MS], rel=1e-4)
+
+
+def test_words_behind_a_number_may_name_the_next_one(tmp_path):
+    path = written(tmp_path / "own.log", lambda i, ms: f"step {i} loss 2.{i} tok/s {5e5 / ms:.0f}")
+    with pytest.raises(TraceError, match=r"tok/s.*\(\?P<rate>"):
+        load_step_log(path)
+
+
+def test_the_step_is_preferred_to_its_part(tmp_path):
+    def line(i, ms):
+        return f"step {i} | train_time: 0.1{i}s | iter_time: {ms / 1e3:.3f}s"
+
+    with pytest.raises(TraceError, match=r"iter_time:.{0,3}\(\?P<duration_s>"):
+        load_step_log(written(tmp_path / "own.log", line))
+
+
+def test_a_pattern_reads_decimal_commas(tmp_path):
+    path = written(tmp_path / "own.log", NO_STEP_TIME["a decimal comma"])
+    pattern = r"step (?P<step>\d+) step time: (?P<duration_s>[\d,]+)s"
+    times = load_step_log(path, pattern)
+    assert times.duration_s[:, 0] == pytest.approx([0.25] * 80, rel=0.01)
+
+
+def test_a_bar_of_samples_is_no_line_of_a_step(tmp_path):
+    states = [
+        f"Train: {i}%|#| {8 * i}/800 [00:{i:02d}<00:20, {7 + i % 2}.9img/s]" for i in range(50)
+    ]
+    (tmp_path / "own.log").write_text("\n".join(states))
+    with pytest.raises(TraceError, match="run the command again with the pattern"):
+        load_step_log(tmp_path / "own.log")

@@ -193,3 +193,11 @@ def test_tqdm_itself(tmp_path, way):
     times = load_step_log(path)
     assert times.steps[:5].tolist() == [1, 2, 3, 4, 5]
     assert times.duration_s[:, 0] == pytest.approx(SECONDS[: len(times.steps)], rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["Epoch", "Computing perplexity", "Processing", "Rollout"])
+def test_bars_of_other_work_are_no_steps(tmp_path, name):
+    path = written(tmp_path / "train.log", bar(SECONDS, head=f"{name}: "))
+    with pytest.raises(TraceError, match="of validation or of data"):
+        load_step_log(path)
+    assert len(load_step_log(written(path, bar(SECONDS, head="Epoch 1: "))).steps) == 300

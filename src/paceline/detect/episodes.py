@@ -11,12 +11,15 @@ import numpy.typing as npt
 from paceline.detect.bursts import ranks_of
 from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
 from paceline.detect.job import JobEvent
+from paceline.detect.limits import PAUSE
 
 Array = npt.NDArray[np.float64]
 
 #: Least excess of the fastest rank in slow steps, as a share of that of the slowest, from which on
 #: all ranks became slow together. Ranks that wait have about 1, ranks that do not wait about 0.
 _TOGETHER = 0.75
+#: Fail-slows of fewer steps are not judged beside longer ones.
+_LONG = 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def factor_of(event: Event | JobEvent) -> float:
 
 
 def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event]) -> bool:
-    """Whether all ranks became slow together, as ranks do that wait for each other.
+    """Whether all ranks became slow together in each fail-slow, as ranks do that wait.
 
     Then step times cannot tell the slow rank from those that wait.
 
@@ -93,9 +96,26 @@ def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event
             is_slow |= (numbers >= since.pop(event.rank)) & (numbers < event.since_step)
     for begin in since.values():
         is_slow |= numbers >= begin
-    known = np.isfinite(duration_s).all(axis=1)
-    slow, healthy = duration_s[is_slow & known], duration_s[~is_slow & known]
-    if not len(slow) or not len(healthy):
+    known = np.asarray(np.isfinite(duration_s).all(axis=1))
+    healthy = duration_s[~is_slow & known]
+    if not len(healthy):
         return False
-    excess = slow.mean(axis=0) / np.median(healthy, axis=0) - 1
+    usual_s = np.median(healthy, axis=0)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_slow, [False]]).astype(int)))
+    rows = [np.arange(begin, end) for begin, end in edges.reshape(-1, 2).tolist()]
+    longest = max((len(of_one) for of_one in rows), default=0)
+    judged = [
+        _rose_together(duration_s[of_one[known[of_one]]], usual_s)
+        for of_one in rows
+        if len(of_one) >= min(_LONG, longest)
+    ]
+    return bool(judged) and all(judged)
+
+
+def _rose_together(slow: Array, usual_s: Array) -> bool:
+    """Whether all ranks rose alike in the steps of one fail-slow; pauses do not count."""
+    if not len(slow):
+        return False
+    slow = slow[(slow <= PAUSE * np.median(slow, axis=0)).all(axis=1)]
+    excess = slow.mean(axis=0) / usual_s - 1
     return bool(excess.min() > 0 and excess.min() >= _TOGETHER * excess.max())

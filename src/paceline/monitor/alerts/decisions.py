@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.monitor.alerts.rules import (
+    EXPLAINS,
     IMPORTANCE_LABEL,
     IMPORTANCES,
     Alarm,
@@ -57,7 +58,9 @@ def decide(
         channels: the channels of a rule, project and importance.
     """
     decision, job = Decision(), facts.job
-    told = Told(job, {rule.name: rule.kind for rule in rules}, dict(latest), silences, channels)
+    level = None if facts.onset is None else facts.onset["factor"]
+    kinds = {rule.name: rule.kind for rule in rules}
+    told = Told(job, kinds, dict(latest), silences, channels, level)
     # A fail-slow knows of a change first, and most of it.
     for rule in sorted(rules, key=lambda rule: rule.kind != "fail-slow"):
         row = latest.get(rule.name)
@@ -99,6 +102,7 @@ class Told:
         latest: rule -> the latest alert by it.
         silences: those that hold.
         channels: the channels of a rule, project and importance.
+        level: the factor of the present fail-slow; None without one.
     """
 
     job: Row
@@ -106,6 +110,7 @@ class Told:
     latest: dict[str, Row]
     silences: Sequence[Row]
     channels: Callable[[str, str, str], Collection[str]]
+    level: float | None = None
 
     def add(self, rule: Rule, now: float) -> None:
         """An alert of the rule starts now."""
@@ -123,7 +128,7 @@ class Told:
             return False
         importance = importance_of(rule, self.job)
         return any(
-            self._tells(row, alarm.since, alarm.at or alarm.since)
+            self._tells(row, alarm.since, alarm.at or alarm.since, alarm.factor)
             and self._reaches(row, rule.name, importance)
             for name, row in self.latest.items()
             if name != rule.name
@@ -144,15 +149,26 @@ class Told:
             and self._reaches(new, name, row["importance"])
         ]
 
-    def _tells(self, row: Row, since: float, at: float) -> bool:
-        """Whether an alert tells the change that began at ``since`` and is seen in a session."""
+    def _tells(self, row: Row, since: float, at: float, factor: float | None) -> bool:
+        """Whether an alert tells the change that began at ``since`` and is seen in a session.
+
+        A session that is much slower than a present fail-slow shows another change.
+        """
         kind, fires = self.kinds.get(row["rule"]), row["status"] == "firing"
         if kind not in _OF_SPEED:
+            return False
+        if kind == "fail-slow" and fires and not self._explains(factor):
             return False
         if fires and row["started_at"] >= since:
             return True
         lasted = row["started_at"] <= at and (fires or row["ended_at"] > at)
         return kind == "fail-slow" and lasted
+
+    def _explains(self, factor: float | None) -> bool:
+        """Whether the present fail-slow is large enough for a session's factor."""
+        if self.level is None or factor is None:
+            return True
+        return self.level - 1 >= EXPLAINS * (factor - 1)
 
     def _reaches(self, row: Row, rule: str, importance: str) -> bool:
         """Whether an alert is as important as another, goes to its channels and is not silent."""

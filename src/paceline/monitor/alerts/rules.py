@@ -155,6 +155,7 @@ class Alarm:
         ranks: the slow ranks.
         since: since when the job is as it is, as far as events and sessions show.
         at: time of the session behind it.
+        factor: by which the session's steps are too long, S or the ratio to earlier steps.
     """
 
     headline: str
@@ -165,6 +166,7 @@ class Alarm:
     ranks: tuple[int, ...] = ()
     since: float | None = None
     at: float | None = None
+    factor: float | None = None
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -196,7 +198,15 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     headline = f"S = {last['slowdown']:.2f}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
     since = [session["created_at"] for session in slow][-1]
-    return Alarm(headline, last["cause"], session_id=last["id"], since=since, at=last["created_at"])
+    lasting = last["slowdown_lasting"]
+    return Alarm(
+        headline,
+        last["cause"],
+        session_id=last["id"],
+        since=since,
+        at=last["created_at"],
+        factor=last["slowdown"] if lasting is None else lasting,
+    )
 
 
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
@@ -364,6 +374,7 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         session_id=last["id"],
         since=[session["created_at"] for session in longer][-1],
         at=last["created_at"],
+        factor=last["step_s"] / usual,
     )
 
 

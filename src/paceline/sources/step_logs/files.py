@@ -214,7 +214,7 @@ def _read_text(path: Path) -> Samples:
     names = ", ".join(known.name for known in LINE_FORMATS)
     advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
     if proposal is not None:
-        guess = " (the unit is a guess)" if proposal.unit_is_guessed else ""
+        guess = f" ({proposal.doubt})" if proposal.doubt else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
     raise TraceError(
         f"{path} has no step times of a known tool ({names}, MLPerf, a tqdm bar); {advice}; "

@@ -49,6 +49,8 @@ PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) m
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
+#: A number whose comma is a decimal point: a group of thousands has three digits after others.
+DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 #: Ticks of a coarse clock in a sample, which make its error 5%. And the shortest gap between lines,
 #: in seconds, that is no step.
 FINE_TICKS, _LONG_S = 20, 600.0
@@ -305,10 +307,18 @@ def _counted(rank: Array) -> Array:
 
 def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
     try:
-        # torchtitan writes 7,034, nanotron 1.23K
-        return np.array([_number(v.replace(",", "")) if v else np.nan for v in values])
+        # torchtitan writes 7,034, nanotron 1.23K, and a German locale 0,512
+        point = "." if _has_decimal_commas(values) else ""
+        return np.array([_number(v.replace(",", point)) if v else np.nan for v in values])
     except ValueError:
         raise TraceError(f"{where}: the group {name} is no number in some line") from None
+
+
+def _has_decimal_commas(values: Sequence[str | None]) -> bool:
+    """Whether commas are decimal points: some are no groups of thousands."""
+    texts = [value for value in values if value and "," in value]
+    is_decimal = any(DECIMAL_COMMA.fullmatch(text) for text in texts)
+    return is_decimal and not any("." in value for value in values if value)
 
 
 def _number(text: str) -> float:

@@ -44,9 +44,12 @@ _STATE = re.compile(
     rf"(?:(?P<rate>\d{{1,9}}(?:\.\d{{1,3}})?)|\?)(?:(?P<per_s>(?:{_UNITS})/s)|s/(?:{_UNITS}))\b"
 )
 _PERCENT = re.compile(r"\s*\d{1,3}%\s*\|")
-#: Bars of these names are no training.
+#: Bars of these names are no training. A bar of an epoch has its number in its name.
 _OTHER = re.compile(
-    r"valid|eval|test|predict|sanity|load|fetch|map|token|sav|generat|shard|filter|pack", re.I
+    r"valid|eval|test|predict|sanity|load|fetch|map|token|sav|generat|shard|filter|pack|infer|"
+    r"sampling|rollout|convert|extract|encod|writing|processing|perplex|quantiz|calibrat|index|scan|"
+    r"embeddings|copy|check|^\s*epochs?\W*$",
+    re.I,
 )
 
 

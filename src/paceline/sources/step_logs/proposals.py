@@ -7,15 +7,18 @@ judged by the words before it and the unit behind it, and by whether it grows fr
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from paceline.sources.step_logs.lines import DECIMAL_COMMA
 from paceline.sources.step_logs.progress_bars import state_of
 
 #: Lines that are looked at, and the fewest lines of a group.
 LINES, _FEWEST = 5_000, 3
+#: Pairs of lines from which on numbers that only rise, or only fall, are no times of steps.
+_MONOTONE = 8
 _LONG = 2_000
 _TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 _NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
@@ -29,6 +32,26 @@ _TIME_WORD = re.compile(
 _PART_WORD = re.compile(
     r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|optim|val|eval|sav|"
     r"avg|average|mean|wait|comm|sync|lr)"
+)
+#: Words beside which a bare time is that of a step.
+_STEP_TIME_WORD = re.compile(
+    r"(?:step|iter|iteration|batch|train(?:ing)?|it|time|per|of|in|the|this|took|elapsed|dt|wall|"
+    r"duration|runtime|took|done|finished|completed|ms|msec|s|secs?|seconds?)"
+)
+#: Words that say that a time is that of one step, not of all steps since the line before.
+_ONE_STEP = re.compile(
+    r"(?:step|iter|iteration|it)s?[_ -]?time|(?:per|of)[_ ](?:step|iter|it)|\bdt\b"
+)
+#: Lines with these words are no steps of training, or of parts of them.
+_OTHER_LINE = re.compile(
+    r"\b(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing|predict\w*|"
+    r"inference|sanity|warm-?up)\b(?![ _/-]?(?:loss|acc|ppl|perplexity))"
+)
+#: A bar of other units than steps; its rates are smoothed.
+_BAR = re.compile(r"\d%\|.*\[\d{1,3}:\d\d")
+_PART_LINE = re.compile(r"\b(?:micro|accum)")
+_OTHER_UNIT = re.compile(
+    r"['\"]?\s?(?:us|usec|\u00b5s|\u03bcs|ns|nsec|m|min|mins|minutes?|h|hr|hrs|hours?|d|days?)(?![\w/])"
 )
 _RATE_WORD = re.compile(
     r"(?:^|[^a-z])(?:tps|wps|throughput|(?:tok|token|sample|image)\w*[/_ ]?(?:per_)?s)"
@@ -47,12 +70,12 @@ class Proposal:
         pattern: a regular expression with named groups.
         is_certain: whether words and units name the step and one time, so that the pattern may be
             used without asking.
-        unit_is_guessed: whether no unit stands beside the time.
+        doubt: what the lines do not say; "" if they say it.
     """
 
     pattern: str
     is_certain: bool
-    unit_is_guessed: bool
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,10 +89,22 @@ def proposal_for(lines: Sequence[str]) -> Proposal | None:
     """The pattern for the most frequent lines that have a time; None if no lines have one."""
     groups: dict[str, list[str]] = defaultdict(list)
     for line in lines[:LINES]:
-        if 0 < len(line) < _LONG and state_of(line) is None:
+        if 0 < len(line) < _LONG and state_of(line) is None and not _BAR.search(line):
             groups[_FIELD.sub("\0", " ".join(line.split()))].append(" ".join(line.split()))
+    alike = Counter(re.sub(r"\d+", "", text) for text in groups if len(groups[text]) >= _FEWEST)
     for text in sorted(groups, key=lambda text: -len(groups[text])):
-        proposal = _of_group(groups[text]) if len(groups[text]) >= _FEWEST else None
+        if len(groups[text]) < _FEWEST or _OTHER_LINE.search(text.lower()):
+            continue
+        proposal = _of_group(groups[text])
+        others = [
+            line for other in groups if _OTHER_LINE.search(other.lower()) for line in groups[other]
+        ]
+        if proposal is not None and any(re.search(proposal.pattern, line) for line in others):
+            doubt = "it reads lines of validation, too"
+            return replace(proposal, is_certain=False, doubt=doubt)
+        if proposal is not None and alike[re.sub(r"\d+", "", text)] > 1:
+            # Names such as node0 and node1 tell lines of different writers apart.
+            return replace(proposal, is_certain=False, doubt="it reads one of several writers")
         if proposal is not None:
             return proposal
     return None
@@ -87,7 +122,7 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
     if not times:
         return None
     best = max(choice.score for choice in times)
-    time = next(choice for choice in times if choice.score == best)
+    time = max(times, key=lambda c: (c.score, _ONE_STEP.search(texts[c.place].lower()) is not None))
     ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
     one_rank = list(range(len(lines)))
     if ranks:
@@ -97,6 +132,8 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
     steps = [c for place in range(len(first)) if (c := _step_of(place, texts, rows)) is not None]
     steps = [choice for choice in steps if choice.place != time.place]
     step = max(steps, key=lambda choice: choice.score, default=None)
+    if step is None and any(_is_step_named(place, texts, columns) for place in range(len(first))):
+        return None  # lines of several writers, or several lines of a step
     chosen = {time.place: time.group}
     if step is not None:
         chosen[step.place] = "step"
@@ -110,8 +147,42 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
         return None
     is_alone = sum(choice.score == best for choice in times) == 1
     certain = best == 3 and is_alone and step is not None and step.score == 2
-    is_guess = time.score == 1 and time.group.startswith(("duration", "elapsed"))
-    return Proposal(pattern, certain, is_guess)
+    if not _ONE_STEP.search(texts[time.place].lower()):  # other times may be parts of the step
+        certain = certain and sum(choice.score >= 2 for choice in times) == 1
+    certain = certain and _PART_LINE.search(" ".join(texts).lower()) is None
+    doubt = ""
+    if time.group.startswith("duration"):
+        label = texts[time.place].lower()
+        if step is not None and _leaps(rows[step.place]) and not _ONE_STEP.search(label):
+            of_all = time.group.replace("duration", "interval")
+            certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
+    if step is not None and _begins_anew(rows, step.place, texts):
+        certain, doubt = False, "steps begin anew in each epoch; add the groups epoch, epoch_steps"
+    if time.score == 1 and time.group.startswith(("duration", "elapsed")):
+        doubt = "the unit is a guess"
+    return Proposal(pattern, certain, doubt)
+
+
+def _is_step_named(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Whether a whole number has a step's word before it."""
+    label = re.split(r"[,;|{}\t]", texts[place].lower())[-1]
+    is_whole = all(value.replace(",", "").isdigit() for value in columns[place])
+    return is_whole and _STEP_WORD.search(label) is not None
+
+
+def _leaps(steps: Sequence[str]) -> bool:
+    """Whether most lines stand for more than one step."""
+    numbers = [_float(value) for value in steps]
+    gaps = sorted(b - a for a, b in pairwise(numbers))
+    return bool(gaps) and gaps[len(gaps) // 2] > 1
+
+
+def _begins_anew(rows: Sequence[Sequence[str]], step: int, texts: Sequence[str]) -> bool:
+    """Whether the step's number falls where an epoch's number changes."""
+    epochs = [p for p in range(len(rows)) if re.search(r"epoch\W*$", texts[p].lower())]
+    numbers = [_float(value) for value in rows[step]]
+    falls = [row for row, (a, b) in enumerate(pairwise(numbers)) if b < a]
+    return any(rows[place][row] != rows[place][row + 1] for place in epochs for row in falls)
 
 
 def _is_rank(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
@@ -127,8 +198,14 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         return _Choice(place, "time", 0)
     label = re.split(r"[,;|\[\]{}\t]", before)[-1]
     word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
-    if _PART_WORD.search(label):
+    if _PART_WORD.search(label) or _OTHER_UNIT.match(behind):
         return None
+    if any(text in (":", ",") for text in (texts[place], behind)):  # parts of 1:02 or of 0,5
+        return None
+    if any(DECIMAL_COMMA.fullmatch(value) for value in values):
+        return None
+    if _is_label(label, behind):
+        behind, unit = "", None
     if _STEPS_PER_S.match(behind) or re.search(r"(?:it|iter|step)s?[/_]s(?:ec)?\W*$", label):
         return _Choice(place, "steps_per_s", 2)
     if _PER_STEP.match(behind):
@@ -138,16 +215,32 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     if word is None and unit is None:
         return None
     numbers = [_float(value) for value in values]
+    pairs = list(pairwise(numbers))
+    rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    if rises <= 0.01 * len(pairs) and falls > 0.5 * len(pairs) and len(pairs) >= _MONOTONE:
+        return None  # time that is left
     name = unit["unit"] if unit else word["unit"] if word else None
     if name is None:
-        middle = sorted(numbers)[len(numbers) // 2]
+        sizes = [abs(b - a) for a, b in pairs] if falls <= 0.01 * len(pairs) + 1 else numbers
+        middle = sorted(sizes)[len(sizes) // 2]
         name = "ms" if middle >= 50 and "elapsed" not in label else "s"
         score = 1
     else:
-        score = 3 if word else 2
-    grows = all(a <= b for a, b in pairwise(numbers))
-    kind = "elapsed" if grows and numbers[-1] > 2 * numbers[0] >= 0 else "duration"
+        others = re.sub(_STEP_TIME_WORD.pattern + r"\b", "", re.sub(r"[\W_]+", " ", label))
+        score = 3 if word and not others.strip() else 2
+    grows = falls == 0 and numbers[-1] > 2 * numbers[0] >= 0
+    # A restart sets the clock back.
+    is_clock = falls <= 0.02 * len(pairs) and rises > 0.5 * len(pairs) and len(pairs) >= _MONOTONE
+    kind = "elapsed" if grows or is_clock else "duration"
+    if kind == "duration" and falls == 0 and rises:
+        score = min(score, 2)
     return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score)
+
+
+def _is_label(label: str, behind: str) -> bool:
+    """Whether the words behind a number name the next number, as in "loss 2.3 tok/s 1993"."""
+    named = re.search(r"[a-z]", label) is not None and _TIME_WORD.search(label) is None
+    return named and re.fullmatch(r"\s[a-z]+(?:/[a-z]+)*[\s:=]+", behind.lower()) is not None
 
 
 def _step_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
@@ -172,6 +265,7 @@ def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Seq
     for place in range(first, last + 1):
         before = texts[place]
         if place == first:
+            pieces.append(_begin(before) if place == 0 else "")
             before = re.split(r"[,;|\[\]{}]", before)[-1].lstrip()
         pieces.append(_literal(before))
         group = chosen.get(place)
@@ -186,6 +280,11 @@ def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Seq
             pieces.append(rf"(?P<{group}>[\d.,eE+-]*\d)")
     pieces.append(_literal(re.split(r"[,;|\[\]{}]", texts[last + 1])[0].rstrip()[:12]))
     return "".join(pieces)
+
+
+def _begin(before: str) -> str:
+    """The begin of a line, if a word and not a mark stands there."""
+    return r"^\s*" if re.match(r"\w", before) and not re.search(r"[,;|\[\]{}]", before) else ""
 
 
 def _literal(text: str) -> str:
