@@ -127,6 +127,14 @@ def test_after_small_rises_a_longer_or_higher_level_is_told(factor, within):
     assert event.step <= 1000 + within
 
 
+def test_long_small_rises_hide_no_later_fault():
+    x = noise(2000, cov=0.02)
+    for begin in (300, 600):
+        x[begin : begin + 80] *= 1.07
+    x[1000:] *= 1.12
+    assert [e.kind for e in events_of(x) if e.since_step > 990] == ["onset"]
+
+
 def test_a_fault_that_an_onset_told_is_no_small_rise():
     x = noise(2000, cov=0.004)
     for begin in range(300, 1500, 200):

@@ -170,3 +170,24 @@ def test_a_change_by_a_slow_worker_is_a_part_of_its_fault(when, told):
 def test_the_first_steps_of_a_job_that_becomes_faster_cost_time():
     report = in_parts(jitter=1.05, slow_until=12)
     assert all(f.share_of_step >= 0 for f in report.findings)
+
+
+MASKED = "After a repair of the worker fault alone, steps still wait for the other causes."
+
+
+@pytest.mark.parametrize(("last_stage", "is_masked"), [(1.3, True), (1.0, False)])
+def test_a_repair_that_another_cause_hides_is_explained(last_stage, is_masked):
+    spec = SynthSpec(
+        dp=4,
+        pp=4,
+        microbatches=8,
+        steps=6,
+        noise=0.003,
+        slow_workers=(SlowWorker(3, 1, 1.3),),
+        slow_last_stage=(last_stage, last_stage),
+    )
+    report = reported(synthesize(spec))
+    (repair,) = [r for r in report.remedies if r.remedy == "replace-worker"]
+    (worker,) = [f for f in report.diagnosis.findings if f.cause == "worker"]
+    assert (repair.gain < worker.share_of_step / 2) is is_masked
+    assert (MASKED in flowing(report)) is is_masked

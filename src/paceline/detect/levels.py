@@ -114,8 +114,9 @@ BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
 SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
 SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
 #: The medians of LOW_OF samples show a small rise, which is no event, if one is above the first
-#: share. It is over when one is below the second share.
-SMALL_RISE, SMALL_RISE_OVER = 0.05, 0.025
+#: share. It is over when one is below the second share. A longer one than the steps is no swing:
+#: while similar rises wait for as long, they would raise the level.
+SMALL_RISE, SMALL_RISE_OVER, SMALL_RISE_STEPS = 0.05, 0.025, 64
 #: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
@@ -528,7 +529,9 @@ def learn_small_rise(height: float, f: Any, w: Any) -> None:
             f[SMALL_RISEN], w[SMALL_RISEN_AT] = height, w[SEEN]
         f[SMALL_RISEN] = max(f[SMALL_RISEN], height)
     elif height < SMALL_RISE_OVER and is_risen:
-        record_swing(f[SMALL_RISEN], w[SEEN] - w[SMALL_RISEN_AT], w[SEEN], f, w)
+        length = w[SEEN] - w[SMALL_RISEN_AT]
+        if length <= SMALL_RISE_STEPS:
+            record_swing(f[SMALL_RISEN], length, w[SEEN], f, w)
         f[SMALL_RISEN] = np.nan
 
 

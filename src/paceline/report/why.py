@@ -17,7 +17,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import lost_s, part_of, share_of_loss, shares
+from paceline.results.words.shares import lost_s, masked_note, part_of, share_of_loss, shares
 from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
 from paceline.units import NONE, count, percent, seconds
 
@@ -52,7 +52,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         lines += [_title(name, about), _heads(None if lines else report)] if remedies else []
         for remedy in remedies[:most]:
             lines += _entry(remedy.gain, share_of_loss(report, remedy), _outcome(remedy), width)
-    return lines + _hint_lines(report, width)
+    return lines + _masked_lines(report, width) + _hint_lines(report, width)
 
 
 def _prefix(finding: Finding, report: JobReport) -> str:
@@ -66,6 +66,11 @@ def _outcome(remedy: Remedy) -> str:
     if not remedy.action:
         return remedy.text
     return f"{remedy.action}: a step then takes {seconds(remedy.step_time_s)}"
+
+
+def _masked_lines(report: JobReport, width: int) -> list[Text]:
+    note = masked_note(report)
+    return wrap(note, width, style="dim") if note else []
 
 
 def _hint_lines(report: JobReport, width: int) -> list[Text]:
@@ -186,6 +191,7 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
         lines.append(Text("none applies"))
     for remedy in report.remedies:
         lines += remedy_lines(remedy, width, share_of_loss(report, remedy))
+    lines += _masked_lines(report, width)
     lines += _hint_lines(report, width)
     if report.architecture:
         lines += [Text(""), _title(ARCHITECTURE, NO_FAULT)]
