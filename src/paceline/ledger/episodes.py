@@ -56,9 +56,7 @@ def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Chang
         if event.kind in (*SLOW_KINDS, "relief", "faster"):
             factor = event.factor if event.refined is None else event.refined.factor
             is_slow = event.kind in SLOW_KINDS
-            changes.append(
-                Change(_row_of(last, event.since_step, row), factor if is_slow else 1.0)
-            )
+            changes.append(Change(_row_of(last, event.since_step, row), factor if is_slow else 1.0))
     return changes
 
 
