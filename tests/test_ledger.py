@@ -208,6 +208,25 @@ def test_lines_of_ten_steps_and_a_fail_slow(tmp_path):
     assert told.seconds["fail_slow"] == pytest.approx(300)
 
 
+def test_dates_of_whole_seconds_hide_no_time(tmp_path, capsys):
+    """Steps of 2.02 s, later 2.83 s, seem to overlap or to leave gaps by their dates."""
+    seconds = np.repeat([2.02, 2.83, 2.02], [200, 100, 100])
+    lines = (
+        f" [{stamp(at_s)[:19]}] iteration {n}/ 400 | consumed samples: {n} | "
+        f"elapsed time per iteration (ms): {1000 * spent_s:.1f} |"
+        for n, (at_s, spent_s) in enumerate(zip(np.cumsum(seconds), seconds, strict=True), 1)
+    )
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines))
+    ledger = goodput(path)
+    assert adds_up(ledger)
+    assert rows(ledger)["fail_slow"] == pytest.approx(81.0, rel=0.02)
+    assert rows(ledger)["unknown"] < 1.1
+    assert run(["detect", str(path), "--json"]) == 0
+    relief = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert relief["lost_s"] == pytest.approx(rows(ledger)["fail_slow"], rel=0.02)
+
+
 def test_a_long_step_is_nobodys(tmp_path):
     log = Megatron(0)
     log.setup(10)

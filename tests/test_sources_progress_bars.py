@@ -1,11 +1,13 @@
 """Progress bars of tqdm -> step times: rates without their smoothing, else the clock."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 
 import requires
+from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.sources.step_logs.files import load_step_log
 
@@ -39,6 +41,21 @@ def bar(seconds, *, smoothing=0.3, head="", first=0):
     return states
 
 
+def bar_by_time(seconds, interval_s=0.1):
+    """The states of a bar that is drawn at the first step after each interval."""
+    total = len(seconds)
+    states, at_s, drawn_n, drawn_s = [state(0, total, 0, 0)], 0.0, 0, 0.0
+    steps_mean = seconds_mean = 0.0
+    for n, spent_s in enumerate(seconds, 1):
+        at_s += spent_s
+        if at_s - drawn_s >= interval_s:
+            steps_mean = 0.3 * (n - drawn_n) + 0.7 * steps_mean
+            seconds_mean = 0.3 * (at_s - drawn_s) + 0.7 * seconds_mean
+            states.append(state(n, total, at_s, steps_mean / seconds_mean))
+            drawn_n, drawn_s = n, at_s
+    return states
+
+
 def written(path, states):
     path.write_text("\r".join(states) + "\n")
     return path
@@ -50,6 +67,29 @@ def test_the_smoothing_of_rates_is_undone(tmp_path):
     assert times.duration_s[:, 0] == pytest.approx(SECONDS, rel=0.03)
     assert np.std(times.duration_s[:, 0] / SECONDS) < 0.006
     assert "agree with its clock" in times.warnings[0]
+
+
+@pytest.mark.parametrize("step_s", [0.012, 0.03, 0.06, 0.08, 0.092, 0.5])
+def test_slower_steps_are_fewer_in_a_state(tmp_path, capsys, step_s):
+    """Detection and goodput count each step once, also if the steps of a state change."""
+    levels = np.repeat([1.0, 1.3, 1.0], [800, 600, 600])
+    noise = np.random.default_rng(1).normal(1, 0.02, 2000)
+    path = written(tmp_path / "train.log", bar_by_time(step_s * levels * noise))
+    times = load_step_log(path)
+    gaps = np.diff(times.steps)
+    assert (gaps[:-1] == times.steps_per_sample).all()
+    last = int(times.steps[-1])
+    assert last >= 2000 - times.steps_per_sample
+    assert run(["detect", str(path), "--json"]) == 0
+    relief = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert relief["kind"] == "relief"
+    assert relief["lost_s"] == pytest.approx(0.3 * 600 * step_s, rel=0.05)
+    assert run(["detect", str(path)]) == 0
+    assert f"{last:,} steps" in capsys.readouterr().out.splitlines()[-1]
+    assert run(["goodput", str(path), "--json"]) == 0
+    ledger = json.loads(capsys.readouterr().out)
+    assert ledger["steps"] == last
+    assert ledger["rows"]["fail_slow"]["seconds"] == pytest.approx(0.3 * 600 * step_s, rel=0.05)
 
 
 def test_slow_steps_are_written_as_seconds_a_step(tmp_path):

@@ -96,12 +96,15 @@ def _changes_text(events: Sequence[Event | JobEvent]) -> str:
 
 def extent(times: StepTimes) -> str:
     """Number of steps, and of samples if a sample stands for several steps."""
+    import numpy as np
+
     from paceline.detect.event import counted
 
     n_samples = len(times.steps)
     if times.steps_per_sample == 1:
         return counted(n_samples, "step")
-    steps = counted(n_samples * times.steps_per_sample, "step")
+    of_later = np.minimum(np.diff(times.steps), times.steps_per_sample)  # the last may be shorter
+    steps = counted(times.steps_per_sample + int(of_later.sum()), "step")
     return f"{counted(n_samples, 'sample')} ({steps})"
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS
 from paceline.detect.limits import WARM_UP
+from paceline.detect.refinement import Refinement
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
@@ -32,7 +33,7 @@ class Change:
 
 
 def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Change] | None:
-    """Changes that the detector finds in a job's samples; None if there are too few.
+    """Changes that the detector finds in a job's samples, refined; None if there are too few.
 
     Args:
         last: [sample] step numbers, which fall back at restarts.
@@ -41,17 +42,21 @@ def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Chang
     """
     if len(last) <= WARM_UP:
         return None
-    detector, changes = Detector(1), []
+    detector = Detector(1)
+    refinement, rows = Refinement(detector), []
     breaking = set(breaks)
     for row, step in enumerate(last.tolist()):
         if row in breaking and detector.last_step is not None and step <= detector.last_step:
             detector.go_back()
-        for event in detector.update(step, per_step_s[row : row + 1]):
-            if event.kind in (*SLOW_KINDS, "relief", "faster"):
-                is_slow = event.kind in SLOW_KINDS
-                changes.append(
-                    Change(_row_of(last, event.since_step, row), event.factor if is_slow else 1.0)
-                )
+        events = detector.update(step, per_step_s[row : row + 1])
+        refinement.take(events)
+        rows += [row] * len(events)
+    changes = []
+    for row, event in zip(rows, refinement.events(), strict=True):
+        if event.kind in (*SLOW_KINDS, "relief", "faster"):
+            factor = event.factor if event.refined is None else event.refined.factor
+            is_slow = event.kind in SLOW_KINDS
+            changes.append(Change(_row_of(last, event.since_step, row), factor if is_slow else 1.0))
     return changes
 
 

@@ -104,13 +104,27 @@ def no_steps() -> Steps:
     return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
+def _close_up(end_s: Array, spent_s: Array) -> Array:
+    """[sample] ends, up to a second earlier where the next sample needs that time."""
+    ends = end_s.tolist()
+    for row in range(len(ends) - 1, 0, -1):
+        needed = ends[row] - float(spent_s[row])
+        ends[row - 1] = max(ends[row - 1] - 1.0, min(ends[row - 1], needed))
+    return np.array(ends)
+
+
 def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
     """Steps from rows (last step, count, begin, end), ascending in time.
 
     Logs round their times. If a sample seems to begin before the last one ends, its begin is moved.
+    Dates of whole seconds may be up to a second off. Within that, samples follow each other.
     """
     table = np.array(list(rows), dtype=np.float64).reshape(-1, 4)
     begin_s, end_s = table[:, 2].copy(), np.maximum.accumulate(table[:, 3])
+    spent_s = table[:, 3] - table[:, 2]
+    if (end_s % 1 == 0).all() and (spent_s % 1 != 0).any():
+        end_s = _close_up(end_s, spent_s)
+        begin_s[1:] = end_s[1:] - spent_s[1:]
     begin_s[1:] = np.maximum(begin_s[1:], end_s[:-1])
     last, count = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
     return Steps(last, count, np.minimum(begin_s, end_s), end_s)

@@ -33,6 +33,8 @@ _SMOOTHING = 0.3
 _SPANS_S, _AGREES, _TICK_S = (20.0, 100.0, 1000.0), 0.01, 1.0
 #: Neighbours that differ in turn by more than rounding are rates that had no smoothing.
 _TURNS, _ROUNDINGS, _AROUND = -0.3, 3.0, 9
+#: Share of the states with at most the usual number of steps.
+_MOST = 0.75
 #: Share of the states whose count falls, from which on they are of several processes.
 _MIXED = 0.2
 #: A first count this many times as large as the usual one goes on from a checkpoint.
@@ -93,15 +95,16 @@ def read_bars(
     steps: list[float] = []
     seconds: list[float] = []
     refined = [_of_rates(run) for run in runs]
-    by_rates = all(times is not None for times in refined)
-    spacing = 1 if by_rates else _spacing_of_clock(runs)
-    for run, times in zip(runs, refined, strict=True):
+    by_rates = all(passed is not None for passed in refined)
+    passed = [run for run in refined if run is not None]
+    if not by_rates:
+        spacing = _spacing_of_clock(runs)
+        passed = [_of_clock(run, spacing) for run in runs]
+    spacing = _usual_steps(passed)
+    for run, (ends, passed_s) in zip(runs, passed, strict=True):
         if steps and run[0].n <= 1 < steps[-1] - offset:  # else from a checkpoint on
             offset += total if total is not None else int(steps[-1]) - offset
-        if by_rates and times is not None:
-            count, of_run = np.array([state.n for state in run[1:]]), times
-        else:
-            count, of_run = _of_clock(run, spacing)
+        count, of_run = _evenly(ends, passed_s, spacing)
         steps += (count + offset).tolist()
         seconds += of_run.tolist()
     if len(steps) < 2:
@@ -115,7 +118,7 @@ def read_bars(
     )
     rank = np.zeros(len(steps))
     columns = {"step": np.array(steps, float), "rank": rank, "duration_s": np.array(seconds)}
-    good = np.isfinite(columns["duration_s"])
+    good = columns["duration_s"] > 0
     return {key: values[good] for key, values in columns.items()}, "mean"
 
 
@@ -184,8 +187,26 @@ def _steady(run: list[_State], total: int | None) -> list[_State]:
     return run
 
 
-def _of_rates(run: list[_State]) -> Array | None:
-    """[state, from the second on] seconds a step; None if they disagree with the clock."""
+def _usual_steps(passed: list[tuple[Array, Array]]) -> int:
+    """Steps from one state to the next: as many as most states have, or more."""
+    steps = np.concatenate([np.diff(counts) for counts, _ in passed])
+    return int(np.quantile(steps, _MOST, method="higher")) if len(steps) else 1
+
+
+def _evenly(counts: Array, passed_s: Array, spacing: int) -> tuple[Array, Array]:
+    """Counts, and seconds a step since the count before, at equal numbers of steps.
+
+    tqdm draws by time, so a slower step means fewer steps in a state. Equal numbers let each
+    sample weigh the same. Time within a state is shared equally. The last sample may be shorter.
+    """
+    if len(counts) < 2:
+        return np.zeros(0), np.zeros(0)
+    even = np.append(np.arange(counts[0], counts[-1], spacing), counts[-1])
+    return even[1:], np.diff(np.interp(even, counts, passed_s)) / np.diff(even)
+
+
+def _of_rates(run: list[_State]) -> tuple[Array, Array] | None:
+    """[state] counts, and seconds since the first state; None if they disagree with the clock."""
     n = np.array([state.n for state in run], float)
     clock_s = np.array([state.clock_s for state in run], float)
     rate = np.array([state.rate for state in run])
@@ -204,11 +225,10 @@ def _of_rates(run: list[_State]) -> Array | None:
         spent_s[row] = (seconds_mean - (1 - _SMOOTHING) * before) / _SMOOTHING
     if (spent_s <= 0).sum() > 0.01 * len(spent_s) + 1:
         return None
-    if not _agree(np.concatenate([[0.0], np.cumsum(spent_s)]), clock_s, rounding):
+    passed_s = np.concatenate([[0.0], np.cumsum(spent_s)])
+    if not _agree(passed_s, clock_s, rounding) or _turns(spent_s / steps, rounding):
         return None
-    if _turns(spent_s / steps, rounding):
-        return None
-    return np.where(spent_s > 0, spent_s / steps, np.nan)
+    return n, passed_s
 
 
 def _turns(step_s: Array, rounding: float) -> bool:
@@ -278,16 +298,11 @@ def _spacing_of_clock(runs: list[list[_State]]) -> int:
 
 
 def _of_clock(run: list[_State], spacing: int) -> tuple[Array, Array]:
-    """Counts, and seconds a step since the count before, from states at which the clock moves."""
+    """Counts and seconds of states at which the clock moves, ``spacing`` steps apart or more."""
     clock_s, _ = _clock_of(run)
-    moves = np.flatnonzero(np.diff(clock_s) > 0) + 1
-    counts: list[int] = []
-    seconds: list[float] = []
-    last = int(moves[0]) if len(moves) else 0
-    for row in moves[1:].tolist():
-        steps = run[row].n - run[last].n
-        if steps >= spacing:
-            counts.append(run[row].n)
-            seconds.append(float(clock_s[row] - clock_s[last]) / steps)
-            last = row
-    return np.array(counts, float), np.array(seconds)
+    moves = (np.flatnonzero(np.diff(clock_s) > 0) + 1).tolist()
+    rows = moves[:1]
+    for row in moves[1:]:
+        if run[row].n - run[rows[-1]].n >= spacing:
+            rows.append(row)
+    return np.array([run[row].n for row in rows], float), clock_s[rows]
