@@ -79,11 +79,12 @@ def test_adapters_by_an_option_are_those_of_a_file(
     by_file = tmp_path / "lora.yaml"
     by_file.write_text(JOB.replace("tp: 2}", "adapter_rank: 16}"))
     told = []
-    for argv in ([str(job), "--adapter-rank", "16"], [str(by_file)], [str(job)]):
+    option, alias = ([str(job), name, "16"] for name in ("--adapter-rank", "--lora"))
+    for argv in (option, alias, [str(by_file)], [str(job)]):
         assert run(["plan", *argv, "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out)["plans"][0])
-    assert told[0] == told[1]
-    assert told[0]["memory_bytes"] < told[2]["memory_bytes"]
+    assert told[0] == told[1] == told[2]
+    assert told[0]["memory_bytes"] < told[3]["memory_bytes"]
 
 
 LLAMA = ["--model", "llama3.1-8b", "--gpu", "h100", "--gpus", "64", "--global-batch", "256"]
@@ -100,7 +101,10 @@ def test_adapters_are_named(job: Path, tmp_path: Path, capsys: Captured) -> None
     degrees = ["--gpus", "8", "--global-batch", "64"]
     model = ["--model", "gpt2-355m", "--gpu", "a100-80g", "--adapter-rank", "16"]
     assert run(["predict", *model, *degrees]) == 0
-    assert " zero1 · LoRA of rank 16 · 8 microbatches · " in capsys.readouterr().out
+    named = capsys.readouterr().out
+    assert run(["predict", *model[:-2], "--lora", "16", *degrees]) == 0
+    assert " zero1 · LoRA of rank 16 · 8 microbatches · " in named
+    assert capsys.readouterr().out == named
     assert run(["plan", str(job), "--zero", "1"]) == 0
     assert "LoRA" not in capsys.readouterr().out
 
@@ -142,11 +146,13 @@ def test_the_launch_of_another_plan_names_the_skipped_one(tmp_path: Path, capsys
     argv = ["plan", "--model", "llama3.2-1b", "--gpu", "h100", "--gpus", "8"]
     argv += ["--global-batch", "64", "--documents", "512x8,4096", "--max-pp", "1", "--max-tp", "1"]
     argv += ["--micro-batch", "1,2", "--zero", "1", "--top", "1", "--launch", "nemo"]
-    line = "skipped plan 1 (tp1 pp1 dp8 mb2 zero1): Megatron-Bridge v0.6.0 cannot express packed"
+    line = (
+        "skipped plan 1 (tp1 pp1 dp8 mb2 zero1 fused): Megatron-Bridge v0.6.0 cannot express packed"
+    )
     assert run(argv) == 0
     out = capsys.readouterr().out
     assert [text[: len(line)] for text in out.splitlines() if "skipped" in text] == [line]
-    assert out.index(line) < out.index("plan 2, tp1 pp1 dp8 mb1 zero1:")
+    assert out.index(line) < out.index("plan 2, tp1 pp1 dp8 mb1 zero1 fused:")
     assert run([*argv, "-o", str(tmp_path / "out")]) == 0
     assert line in capsys.readouterr().err
     assert run([*argv, "--json"]) == 0
@@ -166,6 +172,56 @@ def test_the_start_of_deepspeed_is_printed(capsys: Captured) -> None:
     assert run(argv) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["launch"]["notes"] == err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("framework", "kernels", "words"),
+    [
+        ("torchtitan", "compiled", "compiled (torch.compile)"),
+        ("accelerate", "eager", "eager PyTorch"),
+        ("deepspeed", "eager", "eager PyTorch"),
+        ("megatron", "fused", "fused (Transformer Engine)"),
+        ("nemo", "fused", "fused (Transformer Engine)"),
+    ],
+)
+def test_plans_for_a_framework_run_its_kernels(
+    framework: str, kernels: str, words: str, capsys: Captured
+) -> None:
+    argv = ["plan", "--model", "llama3-8b", "--gpu", "h100", "--gpus", "16"]
+    argv += ["--global-batch", "128", "--max-tp", "1", "--max-cp", "1", *FEW, "--zero", "2,3"]
+
+    def plans(*options: str) -> tuple[str, dict[int, float]]:
+        assert run([*argv, *options, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        steps: dict[int, float] = {}
+        for plan in found["plans"]:
+            steps.setdefault(plan["zero"], plan["step_time_s"])
+        return found["kernels"], steps
+
+    chosen = plans("--launch", framework)
+    assert chosen == plans("--launch", framework, "--kernels", kernels)
+    assert chosen[0] == kernels
+    assert chosen[1][3] / chosen[1][2] < 1.15  # 1.40 with eager kernels for zero 3 alone
+    assert plans("--launch", framework, "--kernels", "auto")[0] == plans()[0] == "auto"
+    assert run([*argv, "--top", "1", "--launch", framework]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Kernels: {words}; --kernels changes them." in out
+
+
+def test_kernels_of_a_job_file_hold_for_any_framework(job: Path, capsys: Captured) -> None:
+    job.write_text(JOB.replace("fp16, tp: 2", "bf16, kernels: eager"))
+    assert run(["plan", str(job), "--launch", "torchtitan", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernels"] == "eager"
+    compiled = tomllib.loads(found["launch"]["text"])["compile"]
+    assert compiled == {"enable": True, "components": ["loss"]}
+
+
+def test_the_page_names_the_kernels(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run(["plan", str(job), "-o", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Kernels: eager PyTorch with zero 3, else fused (Transformer Engine)" in page
 
 
 def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:

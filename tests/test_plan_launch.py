@@ -113,7 +113,7 @@ TORCHTITAN_KEYS = {
     },
     "activation_checkpoint": {"mode", "selective_ac_option"},
     "compile": {"enable", "components"},
-    "model": {"converters"},
+    "model": {"name", "flavor", "hf_assets_path", "converters"},
     "quantize": {"linear"},
 }
 #: Megatron-Bridge v0.6.0: training/config.py, and Megatron-Core's DistributedDataParallelConfig.
@@ -265,6 +265,32 @@ def test_torchtitan_splits_uneven_layers():
     parts = tables["parallelism"]["module_fqns_per_model_part"]
     assert [len(part) for part in parts] == [8, 9, 9, 9]
     assert (parts[0][0], parts[-1][-2:]) == ("tok_embeddings", ["norm", "output"])
+
+
+def test_torchtitan_names_the_words_that_the_user_replaces():
+    """v0.2.2, ``config/job_config.py``: class Model, whose defaults are a tiny model's."""
+    plan = Plan(dp=8, global_batch=64, zero=3)
+    text = launch_text("torchtitan", LLAMA, plan)
+    model = tomllib.loads(text)["model"]
+    assert model == {"name": "MODEL", "flavor": "FLAVOR", "hf_assets_path": "HF_ASSETS"}
+    head = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    assert all(f"{word}, " in head for word in model.values())
+    fp8 = tomllib.loads(launch_text("torchtitan", LLAMA, replace(plan, precision="fp8")))
+    assert fp8["model"] == {**model, "converters": ["quantize.linear.float8"]}
+
+
+def test_torchtitan_compiles_the_model_unless_its_kernels_are_eager():
+    plan = Plan(tp=2, dp=4, global_batch=64, zero=3, sequence_parallel=True)
+    for kernels, components in (
+        *((kernels, ["model", "loss"]) for kernels in ("auto", "compiled")),
+        ("eager", ["loss"]),
+    ):
+        tables = tomllib.loads(launch_text("torchtitan", LLAMA, replace(plan, kernels=kernels)))
+        assert tables["compile"] == {"enable": True, "components": components}
+    # v0.2.2, ``maybe_enable_async_tp``: it needs a compiled model.
+    launch_text("torchtitan", LLAMA, replace(plan, overlap_tp=True))
+    with pytest.raises(PlanError, match="overlap_tp in eager kernels"):
+        launch_text("torchtitan", LLAMA, replace(plan, overlap_tp=True, kernels="eager"))
 
 
 def test_deepspeed_keys_multiply_to_the_batch():

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
+from paceline.model.memory_rules import MemoryRules
 from paceline.plan.interval import interval
 from paceline.plan.predict import predict
 from paceline.plan.search import search
@@ -88,6 +89,35 @@ def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):
     assert room == "80.0"
     reserve = prediction.rules.safe_reserve * 80
     assert float(spare) + float(used) + reserve == pytest.approx(80, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("rules", "beside", "free"),
+    [
+        (
+            MemoryRules(),
+            "26% for the allocator's fixed segments (8% with expandable ones)",
+            "8% of the memory free, without expandable segments 26%.",
+        ),
+        (MemoryRules(expandable_segments=True), "8%", "8% of the memory free."),
+        (
+            MemoryRules(expandable_segments=False),
+            "26% for the allocator's fixed segments (8% with expandable ones)",
+            "26% of the memory free, for fixed segments of PyTorch's allocator.",
+        ),
+        (MemoryRules(reserve=0.5), "50%", "50% of the memory free."),
+    ],
+)
+def test_a_larger_reserve_has_its_reason(found, rules, beside, free):
+    prediction = predict(found.llm, found.plan(0), found.cluster, rules=rules)
+    screen = _text(prediction_report.lines(prediction, 120))
+    assert f"GiB to spare beside a reserve of {beside} fullest is" in screen
+    screen = _text(report.lines(dataclasses.replace(found, rules=rules), 2, 120))
+    assert f"A plan leaves {free} Kernels:" in screen
+
+
+def _text(lines):
+    return " ".join(" ".join(line.plain for line in lines).split())
 
 
 def test_plans_that_need_expandable_segments_are_marked(found):

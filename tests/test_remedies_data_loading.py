@@ -49,6 +49,16 @@ def test_all_delays_are_offered_with_what_each_would_gain_alone():
     assert f"at the start of steps {gains['step-start']:.1%}" in remedy.text
 
 
+def test_the_data_loading_of_each_step_is_told_once():
+    job = LayeredJob(pp=2, delays={"backward-compute": 0.008}, loading_s=0.1)
+    remedy = propose(job.case())
+    gains = {row["hide"]: row["gain"] for row in remedy.change["alone"]}
+    assert gains["forward-compute"] == pytest.approx(gains["step-start"], rel=0.05)
+    assert f"at the start of steps {gains['step-start']:.1%}" in remedy.text
+    assert f"before backward-compute {gains['backward-compute']:.1%}" in remedy.text
+    assert "before forward-compute" not in remedy.text
+
+
 @pytest.mark.parametrize("hide", ["forward-compute", "backward-compute", "all"])
 def test_the_user_chooses_which(hide):
     remedy = propose(SEVERAL.case(hide=hide))

@@ -184,6 +184,7 @@ def add_adapter_rank(group: argparse._ActionsContainer) -> None:
     """--adapter-rank, of all commands that predict."""
     group.add_argument(
         "--adapter-rank",
+        "--lora",
         metavar="R",
         type=int,
         help="LoRA adapters of this rank on the attention's products; all other weights are frozen",
@@ -196,7 +197,7 @@ def add_kernels(group: argparse._ActionsContainer) -> None:
         "--kernels",
         choices=("auto", "fused", "compiled", "eager"),
         help="fused (Transformer Engine), compiled (torch.compile) or eager PyTorch (default: "
-        "eager with zero 3, else fused)",
+        "eager with zero 3, else fused; `plan --launch` takes its framework's)",
     )
 
 
@@ -239,7 +240,7 @@ def run(args: argparse.Namespace) -> int:
         "cost": cost,
         "rules": memory_rules(args, args.launch),
         **plan_fields,
-        **launch_space(args.launch),
+        **launch_space(args.launch, plan_fields),
         **space_options(args),
     }
     counts = args.gpus or [job.gpus]
@@ -303,13 +304,19 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
     return [*notes, *start]
 
 
-def launch_space(framework: str | None) -> dict[str, Any]:
-    """The plans of a search that a framework can express."""
+def launch_space(framework: str | None, plan_fields: dict[str, Any]) -> dict[str, Any]:
+    """The plans of a search that a framework can express, with its kernels.
+
+    Kernels that the job file names take precedence.
+    """
     if framework is None:
         return {}
     from paceline.plan.launch.files import SPACES
 
-    return dict(SPACES[framework])
+    options = dict(SPACES[framework])
+    if plan_fields.get("kernels", "auto") != "auto":
+        del options["kernels"]
+    return options
 
 
 def explain(result: SearchResult, a: int, b: int, cost: ComputeCost | None) -> Explanation:

@@ -42,7 +42,8 @@ def propose(case: Case) -> Remedy:
     needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
     before = _of(_replay(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
-    steps = {name: _replay(measured, mask) for name, mask in _masks(measured.graph).items()}
+    masks = _masks(measured.graph)
+    steps = {name: _replay(measured, mask) for name, mask in masks.items()}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
@@ -55,10 +56,12 @@ def propose(case: Case) -> Remedy:
         for name in names
         if saved[name] > 0 or name == hide
     ]
+    repeated = _kinds_at_start(measured, before.step_s, masks, saved)
+    gains = {name: saved[name] / before.mean_s for name in names if name not in repeated}
     return outcome(
         case,
         KIND,
-        _action(hide, {name: saved[name] / before.mean_s for name in names}),
+        _action(hide, gains),
         _of(steps[hide]),
         {
             "hide": [name for name in saved if name != ALL] if hide == ALL else [hide],
@@ -99,6 +102,20 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
             raise NotApplicableError(f"the trace has no {requested} operations")
         return str(requested)
     return next(name for name in saved if saved[name] >= NEARLY_ALL_SHARE * saved[ALL])
+
+
+def _kinds_at_start(
+    measured: Measured, before_s: Array, masks: Mapping[str, Mask], saved: Mapping[str, float]
+) -> set[str]:
+    """Kinds whose delays are those at the start of steps: hiding both saves no more than one."""
+    kinds = set()
+    for name in set(saved) - {START, ALL}:
+        least, most = sorted((saved[START], saved[name]))
+        if least >= NEARLY_ALL_SHARE * most > 0:
+            both_s = _replay(measured, masks[START] | masks[name])
+            if least >= NEARLY_ALL_SHARE * float((before_s - both_s).mean()):
+                kinds.add(name)
+    return kinds
 
 
 def _action(hide: str, gains: Mapping[str, float]) -> str:

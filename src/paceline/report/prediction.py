@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from paceline.model.llm import LLM
-from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS, MemoryRules
 from paceline.model.plan import OVERLAPPING, Plan
 from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
@@ -169,21 +169,19 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     fullest = prediction.memory[int(np.argmax(total))]
     terms = ", ".join(f"{k} {gib(v)}" for k, v in fullest.parts.items() if v > 5e7)
     rules, fit = prediction.rules, prediction.fit
-    beside = f"beside a reserve of {rules.least_reserve:.0%}"
+    beside = _beside(rules, rules.least_reserve)
     if fit == "yes":
         spare = in_gib(rules.room(room) - max(total))
-        beside = f"beside a reserve of {rules.safe_reserve:.0%}"
-        verdict = Text(f"memory: fits, {spare} to spare {beside}", style="green")
+        beside = _beside(rules, rules.safe_reserve)
+        verdict, style = f"memory: fits, {spare} to spare {beside}", "green"
     elif fit == "expandable segments":
         spare = in_gib(prediction.memory_headroom_bytes)
-        verdict = Text(
-            f"memory: fits ONLY with {EXPANDABLE_SEGMENTS}, {spare} to spare {beside}",
-            style="bold yellow",
-        )
+        verdict = f"memory: fits ONLY with {EXPANDABLE_SEGMENTS}, {spare} to spare {beside}"
+        style = "bold yellow"
     else:
         short = in_gib(-prediction.memory_headroom_bytes)
-        verdict = Text(f"memory: does NOT fit, {short} too much {beside}", style="bold red")
-    text = [verdict]
+        verdict, style = f"memory: does NOT fit, {short} too much {beside}", "bold red"
+    text = wrap(verdict, width, indent="  ", style=style)
     text += wrap(
         f"  fullest is stage {fullest.stage}: {gib(fullest.total_bytes)} of "
         f"{in_gib(room)} at the {fullest.moment}: {terms}",
@@ -198,6 +196,14 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
         changes = "; ".join(prediction.to_fit) or "no change of one or two things in the plan"
         text += wrap(f"  would fit with: {changes}", width, indent="  ")
     return text + wrap(f"  {gpu_memory(room)}", width, indent="  ", style="dim")
+
+
+def _beside(rules: MemoryRules, share: float) -> str:
+    """The share of the memory that stays free, with the reason if it is above the usual one."""
+    text = f"beside a reserve of {share:.0%}"
+    if share > rules.reserve:
+        text += f" for the allocator's fixed segments ({rules.reserve:.0%} with expandable ones)"
+    return text
 
 
 def _training(prediction: Prediction, width: int) -> list[Text]:

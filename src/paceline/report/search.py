@@ -32,6 +32,14 @@ SCHEMA = 1
 #: Objective of the ranking -> its name for people.
 OBJECTIVES = {"time": "shortest step", "cost": "least GPU-time", "gpus": "fewest GPUs"}
 
+#: Kernels of all plans of a search -> their name for people.
+_KERNELS = {
+    "auto": "eager PyTorch with zero 3, else fused (Transformer Engine)",
+    "fused": "fused (Transformer Engine)",
+    "compiled": "compiled (torch.compile)",
+    "eager": "eager PyTorch",
+}
+
 Row = tuple[str, ...]
 
 
@@ -112,7 +120,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
         "causal: MFU without the masked half of attention.",
-        f"A plan leaves {result.rules.least_reserve:.0%} of the memory free.",
+        _reserve(result),
+        kernels(result),
     ]
     notes.append(f"{gpu_memory(result.cluster.gpu.memory_bytes)}.")
     if result.days is not None:
@@ -125,6 +134,22 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     for warning in model_warnings(result.llm):
         text += wrap(f"! {warning}", width, indent="  ", style="yellow")
     return text
+
+
+def kernels(result: SearchResult) -> str:
+    """A sentence on the kernels of all plans."""
+    return f"Kernels: {_KERNELS[result.legal.base.kernels]}; --kernels changes them."
+
+
+def _reserve(result: SearchResult) -> str:
+    """A sentence on the memory that plans leave free, with the reason for a larger share."""
+    rules = result.rules
+    text = f"A plan leaves {rules.least_reserve:.0%} of the memory free"
+    if rules.least_reserve > rules.reserve:
+        return f"{text}, for fixed segments of PyTorch's allocator."
+    if rules.safe_reserve > rules.least_reserve:
+        text += f", without expandable segments {rules.safe_reserve:.0%}"
+    return f"{text}."
 
 
 def _unseen(result: SearchResult) -> list[str]:
@@ -218,6 +243,7 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
         "gpus": [int(gpus.min()), int(gpus.max())],
         "global_batch": result.legal.base.global_batch,
         "precision": result.legal.base.precision,
+        "kernels": result.legal.base.kernels,
         "adapter_rank": result.legal.base.adapter_rank,
         "tokens": result.tokens,
         "price_per_gpu_hour": result.cluster.price_per_gpu_hour,

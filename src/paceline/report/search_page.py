@@ -22,6 +22,7 @@ from paceline.report.search import (
     columns,
     describe,
     front,
+    kernels,
     pruned_counts,
     row,
     segments,
@@ -67,7 +68,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escape(_price(result)),
-        segments=escape(" ".join(segments(result, shown))),
+        segments=escape(" ".join([*segments(result, shown), kernels(result)])),
         warnings="".join(
             f'<p class="note">{foreign(text)}</p>' for text in model_warnings(result.llm)
         ),

@@ -41,19 +41,23 @@ FRAMEWORKS: MappingProxyType[str, tuple[str, Writer]] = MappingProxyType(
 #: Usual sharding groups of FSDP: all ranks, one or two nodes of eight, four nodes.
 _HYBRID = (0, 8, 16, 32)
 
-#: Framework -> options of the search that exclude plans which it cannot express.
+#: Framework -> options of the search: limits that exclude plans which it cannot express, and the
+#: kernels that its file starts, unless the user names others.
 SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
-        "megatron": {},
-        "nemo": {},
+        "megatron": {"kernels": "fused"},
+        "nemo": {"kernels": "fused"},
         "torchtitan": {
+            "kernels": "compiled",
             "zeros": (0, 2, 3), "sharded_pipelines": True, "shards": _HYBRID,
             "exclusions": EXCLUSIONS[TORCHTITAN],
         },
         "deepspeed": {
+            "kernels": "eager",
             "max_pp": 1, "max_cp": 1, "max_ep": 1, "exclusions": EXCLUSIONS[DEEPSPEED],
         },
         "accelerate": {
+            "kernels": "eager",
             "zeros": (0, 2, 3), "max_pp": 1, "max_ep": 1, "recomputes": ("none", "full"),
             "shards": _HYBRID, "exclusions": EXCLUSIONS[ACCELERATE],
         },

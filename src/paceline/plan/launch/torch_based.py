@@ -54,9 +54,10 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
     text = [
         f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
         f"# {torchrun(plan, node_gpus)} -m torchtitan.train --job.config_file THIS_FILE",
-        f"# {llm.name}: fill in [model] name, flavor and hf_assets_path"
-        f"{', and [training] steps (--tokens fills them in)' if steps is None else ''}.",
+        f"# {llm.name}: replace MODEL, a folder of torchtitan/models (llama3), FLAVOR, one of the",
+        "# sizes in its __init__.py (8B), and HF_ASSETS, the folder with the tokenizer.",
     ]
+    text += ["# Add [training] steps (--tokens fills them in)."] if steps is None else []
     flavor = torchtitan_flavor(TORCHTITAN, llm, plan)
     text += [f"# Documents attend to themselves alone: take {flavor}."] if flavor else []
     for name, table in tables.items():
@@ -76,6 +77,8 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     refuse(TORCHTITAN, f"schedule {plan.schedule}", plan.schedule not in _SCHEDULES)
     refuse(TORCHTITAN, "activations in the host's memory", plan.offload_layers > 0)
     refuse_adapters(TORCHTITAN, plan)
+    asynchronous = plan.overlap_tp and plan.tp > 1
+    refuse(TORCHTITAN, "overlap_tp in eager kernels", asynchronous and plan.kernels == "eager")
     unknown = plan.precision in ("fp16", "fp32", "nvfp4")
     refuse(TORCHTITAN, f"precision {plan.precision}", unknown)
     sharded, shard = plan.zero >= 2, _shard_size(plan)
@@ -84,7 +87,7 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         "data_parallel_shard_degree": shard,
         "fsdp_reshard_after_forward": "never" if plan.zero == 2 else "default",
         "tensor_parallel_degree": plan.tp,
-        "enable_async_tensor_parallel": plan.overlap_tp and plan.tp > 1,
+        "enable_async_tensor_parallel": asynchronous,
         "pipeline_parallel_degree": plan.pp,
         "context_parallel_degree": plan.cp,
         "expert_parallel_degree": plan.ep,
@@ -95,7 +98,10 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         parallelism["pipeline_parallel_microbatch_size"] = plan.micro_batch
         parallelism["module_fqns_per_model_part"] = _parts(llm, plan)
     modes = {"none": "none", "selective": "selective", "full": "full"}
-    tables = {
+    # Compiled components of an eager model: the loss alone (``cli/memory_options.py``).
+    components = ["loss"] if plan.kernels == "eager" else ["model", "loss"]
+    tables: dict[str, Table] = {
+        "model": {"name": "MODEL", "flavor": "FLAVOR", "hf_assets_path": "HF_ASSETS"},
         "training": {
             "local_batch_size": local,
             "global_batch_size": plan.global_batch,
@@ -103,10 +109,10 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
         },
         "parallelism": parallelism,
         "activation_checkpoint": {"mode": modes[plan.recompute], "selective_ac_option": "op"},
-        "compile": {"enable": True, "components": ["model", "loss"]},
+        "compile": {"enable": True, "components": components},
     }
     if plan.precision == "fp8":
-        tables["model"] = {"converters": ["quantize.linear.float8"]}
+        tables["model"]["converters"] = ["quantize.linear.float8"]
         tables["quantize.linear.float8"] = {
             "enable_fsdp_float8_all_gather": sharded,
             "filter_fqns": ["output"],
