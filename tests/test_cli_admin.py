@@ -177,7 +177,7 @@ def test_what_is_no_backup_is_not_restored(filled, tmp_path, name, words):
 
     renames = {"outside": "../evil", "dots": "blobs/../../evil", "absolute": "/tmp/evil"}
     if name == "cut":
-        bad.write_bytes(whole[:8000])
+        bad.write_bytes(whole[: whole.index(b"manifest.json\0")])  # the last member is not there
     elif name == "nearly":
         bad.write_bytes(whole[: whole.index(b'"format"') + 99])
     elif name == "empty":
