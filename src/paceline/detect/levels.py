@@ -7,7 +7,6 @@ current level. docs/detect.md has the rules, docs/measured.md their rates of err
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -40,28 +39,21 @@ from paceline.detect.columns import (
     PAUSED,
     QUANTUM_S,
     RING,
-    RISEN,
-    RISEN_AT,
-    RISEN_FROM_S,
     SEEN,
     SETTLE,
     SINCE,
     SINCE_STEP,
     SLOW,
-    SMALL_RISEN,
-    SMALL_RISEN_AT,
     SPENT_S,
     STRAY,
-    SWING,
-    SWING_AT,
-    SWING_LEN,
-    SWINGS,
     WINDOWS,
 )
 from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
 from paceline.detect.limits import PAUSE, SILENT_AFTER
+from paceline.detect.noise import MIDDLE_EVERY, STRAYS, SURE, bar, first_noise, learn_noise
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
 from paceline.detect.samples import FEWEST, burst_period, is_ramp, middle_mean, quantum
+from paceline.detect.swings import is_swing, learn_small_rise, learn_swing, record_swing
 from paceline.detect.warm_up import (
     APART,
     is_falling,
@@ -71,7 +63,7 @@ from paceline.detect.warm_up import (
     settled_samples,
 )
 from paceline.jit import compiled
-from paceline.robust import SIGMA_OF_MAD, SIGMA_OF_MEAN_DEVIATION
+from paceline.robust import SIGMA_OF_MAD
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,12 +79,6 @@ EVIDENCE = 0.9
 #: may be fast only because their input was prefetched.
 EARLY = 15
 
-#: Per window: standard deviations of its median that are added to the threshold. Short windows give
-#: more independent tests, so they need larger margins.
-SURE = (2.2, 2.0, 1.8, 1.4, 0.8, 0.8, 0.8, 0.8)
-#: Per window: least change in standard deviations of its median. It counts where the noise is large
-#: relative to the threshold.
-STRAYS = (6.0, 5.8, 5.7, 5.4, 4.1, 2.4, 0.0, 0.0)
 #: Samples between estimates of a level's median. On an older level, the share by which each sample
 #: moves it, at most 10% in 10,000 samples.
 LEVEL_EVERY, DRIFT = 16, 1e-5
@@ -102,29 +88,15 @@ AFTER_PAUSE = 5
 LOW_OF, LOW = 9, 7
 #: A level at most this share above the healthy level is healthy again.
 HEALTHY = 0.05
-#: Samples over which noise is averaged, and samples between estimates of its centre, a median.
-NOISE_STEPS, MIDDLE_EVERY = 400, 64
 #: An episode of up to BURST samples is a burst. After FEW_BURSTS of them, a rise must last more
 #: than BURST_LONGER samples longer than the longest. This ends BURST_MEMORY samples after the last.
 BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
-#: A swing is a rise of up to SWING_SHARE that goes back within SWING_STEPS samples. For the next
-#: SWING_MEMORY samples, similar rises must last longer than it. Similar rises have up to
-#: SWING_WIDER times its height, and longer means by more than SWING_LONGER samples. A rise goes
-#: back if it ends within the share SWING_BACK of the level before it.
-SWING_SHARE, SWING_STEPS, SWING_MEMORY = 0.14, 96, 10_000
-SWING_WIDER, SWING_LONGER, SWING_BACK = 1.3, 8, 0.04
-#: The medians of LOW_OF samples show a small rise, which is no event, if one is above the first
-#: share. It is over when one is below the second share. A longer one than the steps is no swing:
-#: while similar rises wait for as long, they would raise the level.
-SMALL_RISE, SMALL_RISE_OVER, SMALL_RISE_STEPS = 0.05, 0.025, 64
 #: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
 RAMP_OVER = 20
 #: Least number of samples on a level before it may have melted away.
 MELTED = 33
-#: Number of samples below which an episode's level is uncertain, so that its bar is higher.
-YOUNG = 128
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
 #: Value of the column INITIAL on a ramp; MIDDLE_S is then the level of the last event.
@@ -316,21 +288,6 @@ def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w
         f[HEALTHY_S] = f[LEVEL_S]
 
 
-def bar(i: int, threshold: float, f: Any, w: Any) -> float:
-    """Least relative difference between a window's median and the level that counts."""
-    stray = float(f[STRAY + i])
-    if np.isnan(stray):
-        return np.inf
-    window = WINDOWS[i]
-    # Rounding has a standard deviation of 0.29 units; a median of more samples varies less.
-    rounding = 0.29 * f[QUANTUM_S] / f[LEVEL_S] * math.sqrt(5.0 / window)
-    stray = max(stray, rounding)
-    above = float(max(threshold + SURE[i] * stray, STRAYS[i] * stray))
-    if w[INITIAL] != 1 and w[AGE] < YOUNG and w[SLOW]:
-        above += f[STRAY] * math.sqrt(5.0 / max(5, w[AGE]))
-    return above
-
-
 def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int:
     """Length of the shortest window that shows a change, negative for a fall; 0 without any."""
     level, age = f[LEVEL_S], min(n, w[AGE])
@@ -420,9 +377,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
     every, longest, running = burst_period(y, n, True, level * (1 + threshold))
     if every > 0 and running <= longest + BURST_LONGER:
         return False
-    swings = w[SWINGS] >= 1 and w[SEEN] - w[SWING_AT] <= SWING_MEMORY
-    usual = swings and new < level * (1 + SWING_WIDER * f[SWING])
-    return not usual or count > w[SWING_LEN] + SWING_LONGER
+    return not is_swing(new, level, count, f, w)
 
 
 def change(
@@ -502,50 +457,6 @@ def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
     return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
 
 
-def learn_swing(is_up: bool, level: float, new: float, count: int, f: Any, w: Any) -> None:
-    """Record the height and length of a small rise that went back soon."""
-    at = w[SEEN] - count
-    f[SMALL_RISEN] = np.nan
-    if is_up:
-        f[RISEN_FROM_S], f[RISEN], w[RISEN_AT] = level, new / level - 1, at
-        return
-    length = at - w[RISEN_AT]
-    is_back = abs(new / f[RISEN_FROM_S] - 1) <= SWING_BACK  # False (nan) without a rise
-    if is_back:
-        record_swing(f[RISEN], length, at, f, w)
-
-
-def learn_small_rise(height: float, f: Any, w: Any) -> None:
-    """Record a swing that was too small or too uncertain for an event.
-
-    Args:
-        height: of the last LOW_OF samples above the level, as a share of it.
-        f: the rank's row of ``floats``.
-        w: the rank's row of ``wholes``.
-    """
-    is_risen = f[SMALL_RISEN] == f[SMALL_RISEN]
-    if height > SMALL_RISE:
-        if not is_risen:
-            f[SMALL_RISEN], w[SMALL_RISEN_AT] = height, w[SEEN]
-        f[SMALL_RISEN] = max(f[SMALL_RISEN], height)
-    elif height < SMALL_RISE_OVER and is_risen:
-        length = w[SEEN] - w[SMALL_RISEN_AT]
-        if length <= SMALL_RISE_STEPS:
-            record_swing(f[SMALL_RISEN], length, w[SEEN], f, w)
-        f[SMALL_RISEN] = np.nan
-
-
-def record_swing(height: float, length: int, at: int, f: Any, w: Any) -> None:
-    """Record a rise that went back at sample ``at``, unless it was high or long."""
-    if height > SWING_SHARE or length > SWING_STEPS:
-        return
-    if w[SWINGS] == 0 or at - w[SWING_AT] > SWING_MEMORY:
-        w[SWINGS], w[SWING_LEN], f[SWING] = 0, 0, 0.0
-    w[SWINGS] += 1
-    w[SWING_LEN], w[SWING_AT] = max(w[SWING_LEN], length), at
-    f[SWING] = max(f[SWING], height)
-
-
 def episode_factor(after: Floats, level: float, scale: float, f: Any) -> float:
     """Mean factor of an episode, without the samples ``after`` its end."""
     lost, spent = f[LOST_S], f[SPENT_S]
@@ -581,38 +492,6 @@ def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, le
     return count
 
 
-def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
-    """Update the spread of each window's median around the level's median."""
-    seen, age = w[SEEN], w[AGE]
-    if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
-        f[MIDDLE_S] = np.median(y[: min(n, age)])
-    for i in range(len(WINDOWS)):
-        window = WINDOWS[i]
-        if n < window + 10 or (seen % window and not is_first):
-            continue
-        if np.isnan(f[STRAY + i]):
-            if age < window + 10:  # a change of level is no noise
-                continue
-            first_noise(i, y, min(n, age), f)
-        if w[SLOW] or age < window:
-            continue
-        off = abs(np.median(y[:window]) / f[MIDDLE_S] - 1)
-        off = min(off, 3 * f[STRAY + i] + 0.002)
-        share = min(1.0, max(window / NOISE_STEPS, window / seen))
-        f[STRAY + i] += share * (SIGMA_OF_MEAN_DEVIATION * off - f[STRAY + i])
-
-
-def first_noise(i: int, y: Floats, n: int, f: Any) -> None:
-    """Estimate a window's spread for the first time, from half-overlapping stretches of samples."""
-    window = WINDOWS[i]
-    every = max(1, window // 2)
-    count = (n - window) // every + 1
-    off = np.empty(count)
-    for j in range(count):
-        off[j] = np.median(y[j * every : j * every + window]) / f[LEVEL_S] - 1
-    f[STRAY + i] = SIGMA_OF_MAD * np.median(np.abs(off)) + 0.25 * np.std(off)
-
-
 @cache
 def compiled_advance() -> Callable[..., int]:
     """Compile :func:`advance` and the functions that it calls."""
@@ -622,7 +501,7 @@ def compiled_advance() -> Callable[..., int]:
         *(logarithms, cycle_spread, find_cycle, places, cycled_median, learn_cycle),
         *(is_falling, is_gradual, is_settled, level_samples, settled_samples),
         was_warm_up,
-        *(write, judged, learn_pairs, follow_level, quantum, bar, changed, is_sure),
+        *(write, judged, learn_pairs, follow_level, quantum, bar, changed, is_sure, is_swing),
         *(
             mean_share,
             has_melted,

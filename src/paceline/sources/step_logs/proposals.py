@@ -36,7 +36,7 @@ _PART_WORD = re.compile(
 #: Words beside which a bare time is that of a step.
 _STEP_TIME_WORD = re.compile(
     r"(?:step|iter|iteration|batch|train(?:ing)?|it|time|per|of|in|the|this|took|elapsed|dt|wall|"
-    r"duration|runtime|took|done|finished|completed|ms|msec|s|secs?|seconds?)"
+    r"duration|runtime|done|finished|completed|ms|msec|s|secs?|seconds?)"
 )
 #: Words that say that a time is that of one step, not of all steps since the line before.
 _ONE_STEP = re.compile(
