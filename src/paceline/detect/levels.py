@@ -307,9 +307,21 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
             return window
         is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
         count = first_of(False, window, y, age, threshold, level) if is_low else 0
-        if count >= LOW_OF // 2:
+        if count >= LOW_OF // 2 and is_sure_fall(middle_mean(y[:count]), threshold, f, w):
             return -window
     return 0
+
+
+def is_sure_fall(new: float, threshold: float, f: Any, w: Any) -> bool:
+    """Whether a fall ends the episode, or is as large as a rise must be."""
+    ends = w[SLOW] and new <= f[HEALTHY_S] * (1 + near_healthy(threshold, f))
+    return bool(ends or new <= f[LEVEL_S] / (1 + threshold / EVIDENCE))
+
+
+def near_healthy(threshold: float, f: Any) -> float:
+    """Share above the healthy level up to which a new level is healthy again."""
+    fresh = f[STRAY + 2] if f[STRAY + 2] == f[STRAY + 2] else 0.0
+    return float(min(max(HEALTHY, 0.04 + 1.5 * fresh), threshold))
 
 
 def has_melted(threshold: float, f: Any, w: Any) -> bool:
@@ -433,9 +445,7 @@ def change(
                 f[SPENT_S] += mean_s * scale
         w[SLOW] = 1
         return kind, since, new / healthy, before
-    fresh = f[STRAY + 2] if f[STRAY + 2] == f[STRAY + 2] else 0.0
-    near = min(max(HEALTHY, 0.04 + 1.5 * fresh), threshold)
-    if w[SLOW] and new > healthy * (1 + near):
+    if w[SLOW] and new > healthy * (1 + near_healthy(threshold, f)):
         return PARTIAL, since, new / healthy, before
     was_slow, w[SLOW] = w[SLOW], 0
     if was_slow and w[SEEN] - count - w[SINCE] <= BURST:
@@ -505,6 +515,8 @@ def compiled_advance() -> Callable[..., int]:
         *(
             mean_share,
             has_melted,
+            is_sure_fall,
+            near_healthy,
             early_rise,
             is_ramp,
             burst_period,
