@@ -90,7 +90,7 @@ LOW_OF, LOW = 9, 7
 HEALTHY = 0.05
 #: An episode of up to BURST samples is a burst. After FEW_BURSTS of them, a rise must last more
 #: than BURST_LONGER samples longer than the longest. This ends BURST_MEMORY samples after the last.
-BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 2, 2, 2000
+BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 1, 2, 2000
 #: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
