@@ -54,6 +54,22 @@ def test_a_job_that_is_faster_for_good_has_a_new_healthy_level():
     assert (faster.factor, onset.factor) == pytest.approx((0.7, 1.2), rel=0.03)
 
 
+@pytest.mark.parametrize(("share", "kinds"), [(0.93, []), (0.88, ["faster"])])
+def test_a_fall_of_less_than_a_tenth_is_not_told(share, kinds):
+    x = noise(1000)
+    x[300:] *= share
+    assert [event.kind for event in events_of(x)] == kinds
+
+
+@pytest.mark.parametrize(("after", "kinds"), [(1.88, []), (1.7, ["partial-relief"])])
+def test_a_part_of_less_than_a_tenth_of_a_fail_slow_is_no_relief(after, kinds):
+    x = noise(1000)
+    x[300:500] *= 2.0
+    x[500:700] *= after
+    told = [event.kind for event in events_of(x)]
+    assert told == ["onset", *kinds, "relief"]
+
+
 def test_what_the_workload_explains_is_planned_and_a_fault_in_it_is_not():
     x = noise(1000)
     x[400:] *= 1.8

@@ -55,8 +55,17 @@ def test_bursts_at_random_do_not_come_back_as_long_as_they_come():
     for begin in range(100, N - 10, 173):
         times[begin + begin % 7 : begin + begin % 7 + 5] *= 2
     events = told(times)
-    assert [event.bursts_up_to > 0 for event in events] == [False, False, False, True]
-    assert events[-1].step < 500
+    onset, relief = events
+    assert (onset.kind, relief.kind, relief.bursts_up_to) == ("onset", "relief", 8)
+    assert relief.step < 300
+
+
+def test_a_burst_is_told_once_and_a_longer_one_again():
+    times = noise()
+    for begin, length in ((1000, 3), (1500, 3), (2000, 5), (2500, 40)):
+        times[begin : begin + length] *= 3.5
+    begins = [event.since_step for event in onsets(told(times))]
+    assert begins == [1000, 2500]
 
 
 @pytest.mark.parametrize("begin", [3000, 3088])

@@ -88,9 +88,9 @@ AFTER_PAUSE = 5
 LOW_OF, LOW = 9, 7
 #: A level at most this share above the healthy level is healthy again.
 HEALTHY = 0.05
-#: An episode of up to BURST samples is a burst. After FEW_BURSTS of them, a rise must last more
-#: than BURST_LONGER samples longer than the longest. This ends BURST_MEMORY samples after the last.
-BURST, FEW_BURSTS, BURST_LONGER, BURST_MEMORY = 8, 1, 2, 2000
+#: An episode of up to BURST samples is a burst. After it, a rise must last more than BURST_LONGER
+#: samples longer than the longest. This ends BURST_MEMORY samples after the last.
+BURST, BURST_LONGER, BURST_MEMORY = 8, 2, 2000
 #: Largest range of a new level's first FEWEST samples, as a share of the change.
 AGREE = 0.5
 #: Least number of samples on a level before its ramp can be over.
@@ -231,7 +231,7 @@ def advance(
                 out[n_out, OUT_HEALTHY] *= scale
                 if kind == RELIEF:
                     every, longest, _ = burst_period(y, n, False, f[LEVEL_S] * (1 + threshold))
-                    if w[BURST_AT] == w[SEEN] and w[BURSTS] >= FEW_BURSTS:
+                    if w[BURST_AT] == w[SEEN] and w[BURSTS] > 0:
                         every, longest = 0, w[BURST_LEN]
                     if longest > 0:
                         out[n_out, OUT_BURSTS] = longest + BURST_LONGER
@@ -382,7 +382,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
         return False
     if count == FEWEST and np.max(y[:count]) - np.min(y[:count]) > AGREE * (new - level):
         return False
-    recent = w[BURSTS] >= FEW_BURSTS and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
+    recent = w[BURSTS] > 0 and w[SEEN] - w[BURST_AT] <= BURST_MEMORY
     if recent and count <= w[BURST_LEN] + BURST_LONGER:
         w[BURST_AT] = w[SEEN]  # bursts that continue belong to the job
         return False
