@@ -43,7 +43,7 @@ def test_a_snapshot_of_another_detector_is_refused(version, tmp_path):
         load_stream(tmp_path)
 
 
-@files("snapshot-1.[2345].npz")
+@files("snapshot-[12].[2345].npz")
 def test_a_snapshot_goes_on(path, tmp_path):
     shutil.copy(path, tmp_path / SNAPSHOT)
     stream = load_stream(tmp_path)
@@ -58,7 +58,7 @@ def test_a_snapshot_goes_on(path, tmp_path):
     assert found == [("relief", 0, 76, 70), ("relief", 1, 76, 70)]
 
 
-@files("snapshot-1.[2345].npz")
+@files("snapshot-[12].[2345].npz")
 def test_a_snapshot_is_saved_as_the_current_version(path, tmp_path):
     shutil.copy(path, tmp_path / SNAPSHOT)
     stream = load_stream(tmp_path)
@@ -78,7 +78,7 @@ def test_all_that_a_detector_and_a_stream_know_is_in_their_states():
     assert names - set(state["expected"]) == set(state) - {"schema", "version", "expected"}
     assert set(state["expected"]) == {"scale", "likeness", "workloads"}
     # Not saved: what waits comes again from the step files, from "seen_at" on.
-    waits = {"waiting", "order", "repeated", "replayed_to", "workload"}
+    waits = {"waiting", "order", "repeated", "replayed_to", "replayed_end", "workload"}
     waits |= {"earlier", "pulse"}  # looked up, listened to anew at each start
     waits |= {"place"}  # of the log of several instances, which keep it beside the state
     said = set(Stream().state_dict()) - {"schema", "version", "taken_to", "ongoing_healthy_s"}

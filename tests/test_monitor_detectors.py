@@ -50,8 +50,9 @@ class Site:
 
     def push(self, one):
         self.now = max(self.now, one.at)
-        if self.files.append(self.job.id, one):
-            self.detectors.feed(self.job, one)
+        end = self.files.append(self.job.id, one)
+        if end is not None:
+            self.detectors.feed(self.job, replace(one, end=end))
 
     def jump(self, seconds):
         """The clock jumps: as much later, or earlier."""
@@ -121,8 +122,8 @@ class TestDetectors:
         others = [jobs.register(site.engine, "default", f"job-{n}", 1.0) for n in range(60)]
         for job in others:
             batch = of_step(0, [1.0, 1.0])
-            site.files.append(job.id, batch)
-            site.detectors.feed(job, batch)
+            end = site.files.append(job.id, batch)
+            site.detectors.feed(job, replace(batch, end=end))
         while site.detectors.n_waiting:
             time.sleep(0.01)
         assert sum(ticks) < len(others) / 2
@@ -167,8 +168,8 @@ class TestDetectors:
                 eventually(lambda: site.job.id not in site.detectors._live)
             site.now = at
             batch = replace(of_step(step, [1.0, 1.0]), at=at)
-            assert site.files.append(site.job.id, batch)
-            site.detectors.feed(site.job, batch)
+            end = site.files.append(site.job.id, batch)
+            site.detectors.feed(site.job, replace(batch, end=end))
             eventually(lambda: not site.detectors.n_waiting)
         site.stop()
         assert site.files.series(site.job.id).step.tolist() == list(range(10))
@@ -290,8 +291,8 @@ class TestDetectors:
 
         def push_other(step, ranks=(0, 1)):
             one = of_step(step, times[: len(ranks)], at=site.now, ranks=ranks, world=0)
-            site.files.append(other.id, one)
-            site.detectors.feed(other, one)
+            end = site.files.append(other.id, one)
+            site.detectors.feed(other, replace(one, end=end))
 
         push_other(0)
         push_other(1, ranks=(0,))
@@ -345,6 +346,48 @@ class TestDetectors:
         rows = site.files.rows(site.job.id)
         assert rows["step"].tolist() == list(range(40 + 10 * restarts))
         assert set(rows["start"].tolist()) == {0}
+
+    @pytest.mark.parametrize("jump_s", [60.0, -60.0, -86_400.0])
+    def test_steps_of_a_clock_that_was_wrong_are_no_return_once_it_is_later(self, site, jump_s):
+        """A minute later their times are not ahead any more, but after the saved ones."""
+
+        def push(steps):
+            for step in steps:
+                site.push(of_step(step, [1.0, 1.0], at=site.now + 0.1))
+            eventually(lambda: not site.detectors.n_waiting)
+
+        push(range(20))
+        site.jump(jump_s)
+        push(range(20, 30))
+        site.jump(-jump_s)
+        site.stop()  # saved
+        site.now += 100.0
+        site.start()
+        push(range(30, 40))
+        site.crash()
+        site.now += 100.0
+        site.start()
+        push(range(40, 50))
+        site.stop()
+        rows = site.files.rows(site.job.id)
+        assert rows["step"].tolist() == list(range(50))
+        assert set(rows["start"].tolist()) == {0}
+
+    def test_a_batch_that_comes_as_the_clock_jumps_back_is_not_from_before_a_return(self, site):
+        for step in range(20):
+            site.push(of_step(step, [1.0, 1.0], source=""))
+        for step in range(10, 17):  # again
+            one = of_step(step, [1.0, 1.0], source="", at=site.now + 1.0)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.jump(-60.0)
+        for step in range(17, 20):  # it arrived before the detectors knew of the jump
+            one = of_step(step, [1.0, 1.0], source="", at=site.now - 1.0)
+            site.push(replace(one, number=f"again {step}"))
+        eventually(lambda: not site.detectors.n_waiting)
+        site.stop()
+        rows = site.files.rows(site.job.id)
+        assert rows["step"].tolist() == [*range(20), *range(10, 20)]
 
     def test_a_job_that_ended_does_not_hang(self, site):
         for one in story(steps=60, slow=slice(80, 80)):

@@ -118,8 +118,9 @@ class Site:
         return jobs.register(self.engine, "default", name, 1.0)
 
     def push(self, job, batch):
-        if self.files.append(job.id, batch):
-            self.detectors.feed(job, batch)
+        end = self.files.append(job.id, batch)
+        if end is not None:
+            self.detectors.feed(job, replace(batch, end=end))
 
     def run(self):
         """Work on all that waits, and save."""

@@ -349,7 +349,9 @@ class Detectors:
         live.saved_at = self._clock()
         live.stream.not_after(live.saved_at)  # the clock may have been ahead
         live.stream.pulse.listen(live.saved_at)
-        live.stream.replayed_to = live.stream.seen_at  # some of them wait in the queue, too
+        # Some of them wait in the queue, too.
+        live.stream.replayed_to = live.stream.seen_at
+        live.stream.replayed_end = live.stream.taken_end
         self._live[job.id] = live
         self._failed.pop(job.id, None)
 

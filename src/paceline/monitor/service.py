@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +223,10 @@ class Service:
         # A client that repeats a batch and learns that it is stored sends the next one. The
         # detector must have the first batch by then, for it takes steps in order.
         with self._under_way.alone((job.id, batch.key())):
-            new = self.steps.append(job.id, batch)
-            if new:
-                self.detectors.feed(job, batch)
-        return new
+            end = self.steps.append(job.id, batch)
+            if end is not None:
+                self.detectors.feed(job, replace(batch, end=end))
+        return end is not None
 
     def take_many(self, batches: Sequence[tuple[JobKey, Batch]]) -> list[bool | Exception]:
         """Store the step times of several jobs; per batch, whether it is new, or the error.

@@ -48,9 +48,11 @@ def _arrays(state: Mapping[str, Any]) -> list[str]:
 
 
 def _merged(about: State, arrays: State) -> State:
-    """The state in a file, in the form of its version; version 0 is converted to version 1."""
+    """The state in a file, in the form of version 2."""
     if "schema" not in about:
         about, arrays = _from_version_0(about, arrays)
+    if about.get("schema") == streams.STATE_SCHEMA and about.get("version") == 1:
+        about = {**about, "version": 2, "taken_end": [0, 0], "back_end": [0, 0]}
     inner = about.get("detector")
     if isinstance(inner, dict):
         names = [name for name in arrays if name.startswith(_INNER)]

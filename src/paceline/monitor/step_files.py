@@ -56,6 +56,8 @@ class Batch:
         world: number of the job's ranks; 0 = unknown.
         workload: step -> column -> planned workload; steps without a plan are left out.
         place: place in the log that instances share; (0, 0) without one.
+        end: segment of the job's file, and the byte there at which the batch ends; (0, 0) before
+            it is in one.
     """
 
     source: str
@@ -67,6 +69,7 @@ class Batch:
     world: int = 0
     workload: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     place: tuple[int, int] = (0, 0)
+    end: tuple[int, int] = (0, 0)
 
     def key(self) -> bytes:
         """Key of the batch."""
@@ -116,8 +119,8 @@ class StepFile:
         except OSError as error:
             raise OutputError(f"{folder} cannot be used: {error.strerror}") from None
 
-    def append(self, batch: Batch) -> bool:
-        """Store a batch, on disk on return; False if it is already stored.
+    def append(self, batch: Batch) -> tuple[int, int] | None:
+        """Store a batch, on disk on return; its end, or None if it is already stored.
 
         Raises:
             OutputError: it cannot be written, for example for lack of space; send it again.
@@ -137,7 +140,7 @@ class StepFile:
             raise OutputError(
                 f"step times cannot be written to {self.folder}: {error.strerror}"
             ) from None
-        return new
+        return place[:2] if new else None
 
     def segments(self) -> list[int]:
         """Numbers of the segments, oldest first."""
@@ -157,7 +160,7 @@ class StepFile:
                     continue
                 data = self._path(number).read_bytes()
                 for begin, end in blocks_of(data):
-                    yield decode(data[begin:end])
+                    yield replace(decode(data[begin:end]), end=(number, end))
 
     def read_behind(self, seen_at: float) -> Iterator[Batch]:
         """The batches that a detector saved at that time may lack."""
@@ -314,8 +317,8 @@ class StepFiles:
                 if not self._in_use[job_id]:
                     del self._in_use[job_id]
 
-    def append(self, job_id: int, batch: Batch) -> bool:
-        """Store a batch of a job, on disk on return; False if it is already stored."""
+    def append(self, job_id: int, batch: Batch) -> tuple[int, int] | None:
+        """Store a batch of a job, on disk on return; its end, or None if it is already stored."""
         with self.of(job_id) as file:
             return file.append(batch)
 

@@ -36,12 +36,15 @@ MAX_WAITING = 20_000_000
 
 #: Name of the format of :meth:`Stream.state_dict`. New fields or meanings need the next version,
 #: and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-stream", 1
+STATE_SCHEMA, STATE_VERSION = "paceline-stream", 2
 _STATE_FIELDS = (
     *("last_step", "start", "session", "old_sessions", "world", "begun_at", "joined_at"),
-    *("seen_at", "taken_to", "back_at", "ongoing_since", "ongoing_healthy_s"),
-    *("ranks", "sent", "detector"),
+    *("seen_at", "taken_to", "taken_end", "back_at", "back_end"),
+    *("ongoing_since", "ongoing_healthy_s", "ranks", "sent", "detector"),
 )
+
+#: End of a batch in a job's file where it is not known, and one behind all batches.
+_NOWHERE, _BEHIND_ALL = (0, 0), (2**62, 0)
 
 
 @dataclass(eq=False)
@@ -101,6 +104,7 @@ class Stream:
         pulse: arrival pattern of batches.
         earlier: earlier runs of the job; slowness at the same step in them is planned.
         replayed_to: batches until then may come twice, as a restart reads them again.
+        replayed_end: the same of batches in a file, by their ends: a clock may jump.
     """
 
     def __init__(self) -> None:
@@ -115,8 +119,10 @@ class Stream:
         self._old_sessions: list[str] = []
         self._sent = np.zeros(0, dtype=np.int64)  # [rank] the last step it has sent
         self._repeated: list[Batch] = []  # batches with steps that their ranks have sent before
-        self.replayed_to = 0.0
-        self._back_at = 0.0  # last return to a checkpoint with unchanged source
+        self.replayed_to, self.replayed_end = 0.0, _NOWHERE
+        # First batch since the last return to a checkpoint with unchanged source.
+        self._back_at, self._back_end = 0.0, _NOWHERE
+        self.taken_end = _NOWHERE  # of all batches that were taken, the last one in the file
         self._waiting: dict[int, _Waiting] = {}
         self._order: list[int] = []  # heap of open steps
         self._workload: dict[int, dict[str, float]] = {}  # samples of open steps
@@ -136,22 +142,23 @@ class Stream:
         """
         self.seen_at = max(self.seen_at, batch.at)
         self._place = max(self._place, batch.place)
+        self.taken_end = max(self.taken_end, batch.end)
         session, slash, _ = batch.source.partition("/")
         session = session if slash else ""
-        if session in self._old_sessions or batch.at < self._back_at:
+        if session in self._old_sessions or self._is_before_return(batch):
             return
         self.pulse.beat(batch.at)
         if self._is_new_session(session, batch):
             if self.session:
                 self._old_sessions = [*self._old_sessions[-19:], self.session]
             else:
-                self._back_at = batch.at
+                self._back_at, self._back_end = batch.at, batch.end
             yield from self._restart(batch.at)
         self.session = session or self.session
         batches = self._went_back(batch)
         if batches:
             yield from self._restart(batches[0].at)
-            self._back_at = batches[0].at
+            self._back_at, self._back_end = batches[0].at, batches[0].end
         for accepted in batches or [batch]:
             yield from self._take(accepted)
 
@@ -237,6 +244,18 @@ class Stream:
             return False
         return bool(len(batch.steps)) and int(batch.steps.min()) <= self.last_step
 
+    def _is_before_return(self, batch: Batch) -> bool:
+        """Whether a batch is older than the last return to a checkpoint."""
+        if batch.end == _NOWHERE:
+            return batch.at < self._back_at
+        return batch.end < self._back_end
+
+    def _may_come_twice(self, batch: Batch) -> bool:
+        """Whether a restart may have read a batch that an earlier process took."""
+        if batch.end == _NOWHERE:
+            return batch.at <= self.replayed_to
+        return batch.end <= self.replayed_end
+
     def _went_back(self, batch: Batch) -> list[Batch]:
         """All batches since a return to a checkpoint, once it is certain; else none.
 
@@ -247,7 +266,7 @@ class Stream:
         if not old.all() or not len(batch.steps):
             self._repeated.clear()
             return []
-        if batch.at <= self.replayed_to or not np.isin(batch.ranks, self.ranks).all():
+        if self._may_come_twice(batch) or not np.isin(batch.ranks, self.ranks).all():
             return []
         if (self._sent[np.searchsorted(self.ranks, batch.ranks)] < batch.steps).any():
             return []
@@ -414,7 +433,9 @@ class Stream:
             "joined_at": float(self._joined_at),
             "seen_at": float(self.needed_from),
             "taken_to": float(self.seen_at),
+            "taken_end": list(self.taken_end),
             "back_at": float(self._back_at),
+            "back_end": list(self._back_end),
             "ongoing_since": None if self.ongoing is None else self.ongoing.since_step,
             "ongoing_healthy_s": None if self.ongoing is None else self.ongoing.healthy_s,
             "ranks": self.ranks.astype("<i4"),
@@ -448,8 +469,19 @@ class Stream:
         stream._world = reader.whole("world")
         stream._begun_at, stream._joined_at = reader.number("begun_at"), reader.number("joined_at")
         stream.seen_at, stream.replayed_to = reader.number("seen_at"), reader.number("taken_to")
-        stream._back_at = reader.number("back_at")
+        stream.replayed_end = _end_of(reader, "taken_end")
+        stream._back_at, stream._back_end = reader.number("back_at"), _end_of(reader, "back_end")
+        if stream.replayed_end == _NOWHERE:  # saved by an earlier version, or beside a shared log
+            stream.replayed_end = _BEHIND_ALL
         if reader.value("ongoing_since") is not None:
             level_s = reader.number("ongoing_healthy_s")
             stream.ongoing = Ongoing(reader.whole("ongoing_since", least=-(2**62)), level_s)
         return stream
+
+
+def _end_of(reader: StateReader, name: str) -> tuple[int, int]:
+    """The end of a batch in a state."""
+    value = reader.value(name)
+    if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)):
+        reader.fail(name, "must be two whole numbers")
+    return value[0], value[1]
