@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
