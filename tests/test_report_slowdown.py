@@ -13,7 +13,7 @@ from paceline.report.page.fall import key_numbers
 from paceline.report.page.findings import findings_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
-from paceline.results.headline import headline, is_healthy
+from paceline.results.headline import MIN_PASSING, details, headline, is_healthy
 from paceline.results.words.shares import share_of_loss
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from paceline.units import percent, seconds
@@ -139,8 +139,39 @@ def test_an_even_job_with_noise_has_one_statement_of_its_waste():
 
 def test_an_even_job_without_noise_is_healthy():
     report = in_parts(jitter=1.02)
-    assert flowing(report).count("Healthy: stragglers make steps") == 1
+    assert flowing(report).count("Healthy: lasting stragglers make steps") == 1
     assert headline(report).startswith("Healthy, within what these traces can show")
+
+
+def test_passing_variation_has_one_basis_with_a_diagnosis_and_without():
+    report = in_parts(jitter=1.8, slow_from=0)
+    undiagnosed = replace(report, findings=None, waterfall=None, slowdown_healthy=None)
+    assert report.findings[0].cause == "worker"
+    passing = percent(report.passing_share)
+    assert passing == percent(undiagnosed.passing_share)
+    assert f"(of {percent(report.waste)}, {passing} is variation that passes)" in flowing(report)
+    assert f"{passing} is variation that passes" in flowing(undiagnosed)
+    # The waterfall repairs the worker first, which no longer hides the others' variation.
+    assert report.other_passing_s > 1.1 * report.passing_s
+    assert f"variation that passes would cost {seconds(report.other_passing_s)}" in flowing(report)
+    for shown in (report, undiagnosed):
+        assert f"without variation that passes, S is {shown.slowdown_lasting:.2f}" in flowing(shown)
+        assert f"Stragglers make steps {shown.slowdown:.2f}" in flowing(shown)
+    of_waste = f"Of the {percent(report.waste)} waste, {passing} is variation that passes."
+    assert (of_waste in details(report)) is (report.passing_share >= MIN_PASSING)
+
+
+def test_variation_that_a_finding_explains_counts_for_the_verdict():
+    report = in_parts(jitter=1.8)
+    drops = tuple(
+        replace(drop, seconds=0.0) if drop.name == "passing-variation" else drop
+        for drop in report.waterfall.drops
+    )
+    explained = replace(report, waterfall=replace(report.waterfall, drops=drops))
+    assert not report.straggling
+    assert explained.straggling
+    assert explained.passing_share == report.passing_share
+    assert explained.judged_slowdown == pytest.approx(report.slowdown)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def headline(report: JobReport) -> str:
     if is_healthy(report):
         if report.passing_share >= MIN_PASSING:
             return f"{passing_text(report)}."
-        return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
+        which = lasting_word(report)
+        return f"{HEALTHY}: {which}stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
     verdict = _verdict(report, finding)
     best = best_remedy(finding, report.every_remedy)
@@ -63,6 +64,11 @@ def headline(report: JobReport) -> str:
         f"{verdict}.{advice}"
     ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
+
+
+def lasting_word(report: JobReport) -> str:
+    """``lasting `` before "stragglers" if their number leaves out variation that passes."""
+    return "" if percent(report.passing_share) == percent(0) else "lasting "
 
 
 def passing_text(report: JobReport) -> str:
@@ -79,7 +85,8 @@ def little_text(report: JobReport) -> str:
     A finding that names workers says whose variation passes.
     """
     if report.passing_share < MIN_PASSING:
-        return f"Stragglers cost little ({_cost(report)})"
+        which = f"{lasting_word(report)}stragglers"
+        return f"{which[:1].upper()}{which[1:]} cost little ({_cost(report)})"
     finding = main_finding(report)
     passing = f", passing variation {percent(report.passing_share)}"
     named = finding is not None and "workers" in finding.where
@@ -95,6 +102,11 @@ def details(report: JobReport) -> list[str]:
         return []
     sure = confidence_text(finding.confidence)
     sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(finding.text)}"]
+    if report.straggling and report.passing_share >= MIN_PASSING:
+        passing = percent(report.passing_share)
+        sentences.append(
+            f"Of the {percent(report.waste)} waste, {passing} is variation that passes."
+        )
     reading = other_reading(finding, report.every_remedy)
     if reading:
         sentences.append(_sentence(f"O{reading[1:]}"))

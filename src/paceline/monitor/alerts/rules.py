@@ -194,7 +194,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     session_text = f" {last['headline']}" if last["headline"] else ""
     lasts = ""
     if last["slowdown_lasting"] is not None:
-        lasts = f", of which {last['slowdown_lasting']:.2f} lasts"
+        lasts = f", of which {last['slowdown_lasting']:.2f} lasts or has a cause"
     headline = f"S = {last['slowdown']:.2f}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
     since = [session["created_at"] for session in slow][-1]
