@@ -10,12 +10,12 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.page.fall import key_numbers
-from paceline.report.page.findings import findings_html
+from paceline.report.page.findings import findings_html, remedies_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import MIN_PASSING, details, headline, is_healthy
 from paceline.results.words.shares import share_of_loss
-from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
 from paceline.units import percent, seconds
 from paceline.whatif import analyze
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
@@ -222,3 +222,26 @@ def test_a_repair_that_another_cause_hides_is_explained(last_stage, is_masked):
     (worker,) = [f for f in report.diagnosis.findings if f.cause == "worker"]
     assert (repair.gain < worker.share_of_step / 2) is is_masked
     assert (MASKED in flowing(report)) is is_masked
+    assert (MASKED in remedies_html(report)) is is_masked
+    document = report.to_mapping()
+    assert document["masked"] == (["worker"] if is_masked else [])
+    assert (MASKED in flowing(JobReport.from_mapping(document))) is is_masked
+
+
+def test_any_repair_of_hardware_may_be_hidden_by_another_cause():
+    """A link beside a slow last stage: the remedy is no replacement."""
+    spec = SynthSpec(
+        dp=4,
+        pp=4,
+        microbatches=8,
+        steps=6,
+        noise=0.003,
+        slow_links=(SlowLink(3, 1, 8.0),),
+        slow_last_stage=(1.6, 1.6),
+    )
+    report = reported(synthesize(spec))
+    (repair,) = [r for r in report.remedies if r.remedy == "fix-link"]
+    (link,) = [f for f in report.diagnosis.findings if f.cause == "link"]
+    assert repair.gain < link.share_of_step / 2
+    assert report.masked == ("link",)
+    assert MASKED.replace("worker fault", "slow link") in flowing(report)

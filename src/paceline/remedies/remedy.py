@@ -200,6 +200,7 @@ class RemedyKind:
         rebuilds: it builds another pipeline, whose order follows a schedule and not the recorded
             programs.
         of_programs: it changes recorded programs; a job without them is not offered it.
+        repairs: it makes faulty hardware as fast as its peers.
     """
 
     name: str
@@ -210,6 +211,7 @@ class RemedyKind:
     whole_passes: bool = True
     rebuilds: bool = False
     of_programs: bool = False
+    repairs: bool = False
 
     def proposed(self, case: Case) -> Remedy:
         """The remedy for a job.

@@ -57,6 +57,7 @@ class JobReport:
         slowdown_healthy: S beside the ideal of healthy hardware; None if no finding blames any.
         findings: None if the analysis made no diagnosis.
         waterfall, remedies, architecture, not_applicable, hints: parts of the diagnosis.
+        masked: ids of findings whose repair alone leaves a step that waits for other causes.
         communication: collectives for which the step waits; None without recorded programs.
         expected: the comparison with a model of the job.
         hosts: hosts of the workers; empty if unknown.
@@ -107,6 +108,7 @@ class JobReport:
     architecture: tuple[Remedy, ...] = ()
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
     communication: Communication | None = None
     hosts: Hosts = field(default_factory=dict)
 
