@@ -13,7 +13,7 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.units import moment, seconds
+from paceline.units import duration, moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -236,7 +236,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     # The loss at the time of the event, so that the alert's headline stays true.
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
-        phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
+        phrases.insert(1, f"{duration(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
     headline = f"{'; '.join(phrases)}."
     session = session_that_explains(facts.sessions, onset)
     if session is not None:
