@@ -126,7 +126,8 @@ _DIAGNOSIS = (
     Key(
         "masked",
         list_of(TEXT),
-        "ids of findings whose repair alone leaves a step that waits for other causes",
+        "ids of findings whose repair alone leaves a step that waits for other causes, if any",
+        written=lambda report: bool(report.masked),
     ),
 )
 
