@@ -245,3 +245,25 @@ def test_any_repair_of_hardware_may_be_hidden_by_another_cause():
     assert repair.gain < link.share_of_step / 2
     assert report.masked == ("link",)
     assert MASKED.replace("worker fault", "slow link") in flowing(report)
+
+
+@pytest.mark.parametrize(("gain", "is_named"), [(0.061, True), (0.034, False), (0.02, False)])
+def test_a_small_fault_whose_repair_ends_the_delays_is_named(gain, is_named):
+    """A link slow by 4 of an interleaved pipeline: 1.8% within S, but its repair gains 6.1%."""
+    spec = SynthSpec(dp=2, pp=2, microbatches=6, steps=12, slow_links=(SlowLink(0, 0, 5.0),))
+    report = reported(synthesize(spec))
+    (link,) = [f for f in report.findings if f.cause == "link"]
+    (repair,) = [r for r in report.remedies if r.remedy == "fix-link"]
+    delays = replace(link, id="launch-delay", cause="launch-delay", share=None, where={})
+    report = replace(
+        report,
+        slowdown_healthy=None,
+        slowdown=1.01,
+        waste=0.01,
+        launch_slowdown=1.07,
+        findings=(replace(link, share_of_step=0.018), replace(delays, share_of_step=0.069)),
+        remedies=(replace(repair, gain=gain),),
+    )
+    assert not report.straggling
+    assert ("the link of dp 0, stages 0 and 1 is slow" in headline(report)) is is_named
+    assert ("passes between operations" in headline(report)) is not is_named

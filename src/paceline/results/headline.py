@@ -30,6 +30,9 @@ EQUAL_GAIN = 0.01
 #: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
 
+#: A repair with this share of the launch delays as its gain is named in place of them.
+MIN_OF_DELAYS = 0.5
+
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
 
@@ -134,9 +137,22 @@ def main_finding(report: JobReport) -> Finding | None:
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
-    if report.straggling:
+    if report.straggling or not outside:
         return positive
-    return outside[0] if outside else positive
+    hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
+    return next(hidden, outside[0])
+
+
+def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
+    """Whether a repair of a small cause takes most of the launch delays off, too.
+
+    Operations are launched late behind transfers of a slow link, for instance.
+    """
+    if delays.cause != "launch-delay":
+        return False
+    repair = best_remedy(finding, [r for r in remedies if not r.change.get("bound")])
+    least = max(SMALL_SHARE, MIN_OF_DELAYS * delays.share_of_step)
+    return repair is not None and repair.gain >= least
 
 
 def named_cause(report: JobReport) -> str:
