@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
@@ -267,3 +268,19 @@ def test_a_small_fault_whose_repair_ends_the_delays_is_named(gain, is_named):
     assert not report.straggling
     assert ("the link of dp 0, stages 0 and 1 is slow" in headline(report)) is is_named
     assert ("passes between operations" in headline(report)) is not is_named
+
+
+def test_time_between_the_steps_is_no_health():
+    """Ranks that all wait for data in front of a step are late together: no step is longer."""
+    trace = synthesize(SynthSpec(dp=4, pp=1, microbatches=4, steps=12, noise=0.003))
+    step_s = trace.traced_step_s()
+    for wait_s in (0.0, 0.5 * float(step_s.mean())):
+        starts = np.cumsum(step_s + wait_s) - step_s
+        report = reported(replace(trace, step_start_s=starts))
+        assert is_healthy(report)
+        waits = wait_s > 0
+        assert headline(report).startswith("Healthy") is not waits
+        assert ("of the time lies between them." in headline(report)) is waits
+        below = "of the time lies between the steps, which S does not show"
+        assert (below in flowing(report)) is waits
+        assert ("Healthy: " in flowing(report)) is not waits

@@ -16,7 +16,13 @@ from paceline.report.layout import wrap
 from paceline.report.warnings import warning_lines
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
-from paceline.results.headline import MIN_PASSING, lasting_word, little_text, passing_text
+from paceline.results.headline import (
+    MIN_PASSING,
+    between_steps,
+    lasting_word,
+    little_text,
+    passing_text,
+)
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import (
     beside_s,
@@ -173,7 +179,7 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
     elif report.healthy:
         text = f"Healthy: {which}stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
         style = "bold green"
-        if report.doubtful or not report.even:
+        if report.doubtful or not report.even or between_steps(report):
             longer = f"{max(excess, 0):.1%} longer"
             text = f"No {which}stragglers in the operations: they make steps {longer}"
             style = "bold yellow"
@@ -189,6 +195,9 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = (
                 f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
             )
+        lines += wrap(text, width, style="bold yellow")
+    if between := between_steps(report):
+        text = f"{between:.0%} of the time lies between the steps, which S does not show; see below"
         lines += wrap(text, width, style="bold yellow")
     if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"

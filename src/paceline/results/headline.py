@@ -16,6 +16,7 @@ from paceline.results.facts import main_cause
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
 from paceline.results.words.slowdown import waste_range
+from paceline.trace.warning import BETWEEN_STEPS
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
@@ -46,6 +47,12 @@ def is_healthy(report: JobReport) -> bool:
     return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
 
 
+def between_steps(report: JobReport) -> float:
+    """The share of the time between the steps, which S does not show; 0 if it is small."""
+    found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)
+    return next(found, 0.0)
+
+
 def is_small(finding: Finding) -> bool:
     """Whether a known cause costs almost nothing."""
     return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE
@@ -56,6 +63,10 @@ def headline(report: JobReport) -> str:
     if is_healthy(report):
         if report.passing_share >= MIN_PASSING:
             return f"{passing_text(report)}."
+        if between := between_steps(report):
+            return (
+                f"No straggler in the steps, but {percent(between)} of the time lies between them."
+            )
         which = lasting_word(report)
         return f"{HEALTHY}: {which}stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
