@@ -31,14 +31,14 @@ EQUAL_GAIN = 0.01
 #: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
 
-#: A repair with this share of the launch delays as its gain is named in place of them.
-MIN_OF_DELAYS = 0.5
-
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
 
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
+
+#: A repair with this share of the launch delays as its gain is named in place of them.
+MIN_OF_DELAYS = 0.5
 
 
 def is_healthy(report: JobReport) -> bool:
@@ -148,7 +148,9 @@ def main_finding(report: JobReport) -> Finding | None:
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
-    if report.straggling or not outside:
+    if report.straggling:
+        return positive
+    if not outside:
         return positive
     hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
     return next(hidden, outside[0])
