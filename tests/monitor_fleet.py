@@ -106,7 +106,7 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
         "cause": cause,
         "headline": headline(report),
         "best_gain": best_gain(report),
-        "slowdown_lasting": report.lasting_slowdown,
+        "slowdown_lasting": report.judged_slowdown,
         "place": cause_place(report, cause),
         "cause_gain": remedy and remedy.gain,
     }

@@ -130,7 +130,8 @@ def test_the_command_tells_them_behind_the_events(capsys, tmp_path):
     assert bursts == 1  # the period is learnt from the first three, two of them in the warm-up
     assert end.startswith("2,000 steps of 1 rank: 0 fail-slows and 1 burst, healthy")
     reliefs = [line for line in out.splitlines() if "healthy again" in line]
-    lost_s = sum(float(line.split(" s lost")[0].split()[-1]) for line in reliefs)
+    lost = [line.split(" lost")[0].split()[-2:] for line in reliefs]
+    lost_s = sum(float(number) * {"s": 1, "ms": 1e-3}[unit] for number, unit in lost)
     assert float(end.split()[-5]) == pytest.approx(lost_s * 64 / 3600, rel=0.02)
     rows = [(step, seconds, 1000 + 400 * (step % 20 < 4)) for step, seconds in rows]
     path = written(tmp_path / "work.csv", "step,duration_s,tokens", rows)

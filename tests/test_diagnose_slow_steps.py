@@ -11,6 +11,7 @@ import pytest
 
 from paceline import analyze
 from paceline.diagnose import diagnose
+from paceline.diagnose.slow_steps import of_changing_workers
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case
 from paceline.remedies.advise import advise
@@ -120,3 +121,41 @@ def test_a_slow_worker_of_steps_that_are_long_for_all_in_turn():
     assert (worker.cause, worker.where) == ("worker", {"workers": [[1, 0]]})
     assert worker.evidence["factors"][0] == pytest.approx(2.0, abs=0.1)
     assert worker.confidence > 0.9
+
+
+def turns(order, dp=2, steps=20, pp=1):
+    """Step -> the worker of stage 0 that computes 1.6x as long in it."""
+    base = SynthSpec(dp=dp, pp=pp, microbatches=8, steps=steps, noise=0.002)
+    trace = synthesize(base)
+    first = np.append(0, np.cumsum(trace.counts.sum(axis=(1, 2, 3))))
+    for step, worker in order.items():
+        slowed = synthesize(replace(base, slow_workers=(SlowWorker(worker, 0, 1.6),)))
+        rows = slice(first[step], first[step + 1])
+        for name in ("start", "end"):
+            getattr(trace, name)[rows] = getattr(slowed, name)[rows]
+    measured = from_trace(trace)
+    result = analyze(measured)
+    return measured, result, diagnose(measured, result)
+
+
+def test_steps_that_wait_for_one_worker_or_another_are_no_second_length():
+    """Pauses that fall on two workers in turn make long steps by chance."""
+    measured, result, diagnosis = turns({3: 0, 8: 1, 12: 0, 16: 1}, dp=4)
+    modes = result.step_modes
+    assert modes.slow.sum() == 4
+    longer_s = float(np.median(result.traced_s[modes.slow]) - np.median(result.traced_s))
+    assert of_changing_workers(measured.durations, modes.slow, longer_s)
+    assert [f.id for f in diagnosis.findings if f.cause == "drift"] == []
+    measured, result, _ = mixed((3, 7, 8, 12, 15, 19), [0, 1, 2, 3])
+    assert not of_changing_workers(measured.durations, result.step_modes.slow, longer_s)
+
+
+@pytest.mark.parametrize("steps", [(3, 8), (3, 7, 8, 12, 15, 19)])
+def test_long_steps_of_one_worker_may_be_chance(steps):
+    """Pauses of two steps fall on the same of four workers in one of four jobs."""
+    _, _, diagnosis = mixed(steps, [2])
+    finding = over_time(diagnosis)
+    chance = 4 * 0.25 ** len(steps)
+    assert finding.where == {"workers": [[2, 0]]}
+    assert finding.evidence["p_value_worker"] == pytest.approx(chance)
+    assert finding.confidence <= 1 - chance

@@ -98,7 +98,7 @@ def test_rows_that_are_almost_nothing_have_no_digits():
         ["productive", "90.00%           90 s"],
         ["compile", "<0.01%    under 0.1 s"],
         ["idle", "0.00%            0 s"],
-        ["data", "0.02%         0.02 s"],
+        ["data", "0.02%        20.0 ms"],
     ]
     long = Ledger("a tool", 100_000.0, {"productive": 90_000.0, "compile": 3.25})
     assert long.lines()[2].split(maxsplit=1) == ["compile", "<0.01%         3.25 s"]

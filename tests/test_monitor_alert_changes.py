@@ -134,7 +134,9 @@ def test_variation_that_passes_is_no_slow_job(world):
     world.session(1.4, slowdown_lasting=1.2)
     world.session(1.4, slowdown_lasting=1.2)
     (row,) = world.rows()
-    assert row["headline"].startswith("S = 1.40, of which 1.20 lasts: 1.1 or more in 2 sessions")
+    assert row["headline"].startswith(
+        "S = 1.40, of which 1.20 lasts or has a cause: 1.1 or more in 2 sessions"
+    )
 
 
 def test_two_workers_name_the_slow_one_although_s_is_low(world):

@@ -52,7 +52,7 @@ def test_gpu_hours_at_stake():
     onset = {"factor": 1.5, "since_step": 7, "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
     rule = RULES["fail-slow"]
     alarm = judge(rule, facts(onset=onset))
-    lost, stake = "100.0 s lost by 1970-01-01 00:00 UTC", "512 GPU-hours are at stake in 24 hours"
+    lost, stake = "100 s lost by 1970-01-01 00:00 UTC", "512 GPU-hours are at stake in 24 hours"
     assert f"; {lost}; {stake} at this level." in alarm.headline
     assert alarm.place == "ranks 3-4"
     assert judge(rule, facts(onset=onset, gpus=1)) is None  # 8 of them

@@ -1,5 +1,7 @@
 """Launch delays that stay, and those that the order of the program explains."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,10 +9,13 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import Case
 from paceline.remedies.overheads import _since_compute, launch_overheads
-from paceline.remedies.remedy import MIN_LAUNCH_SLOWDOWN
+from paceline.remedies.remedy import MIN_LAUNCH_SLOWDOWN, gain_of
+from paceline.remedies.replace import replace_worker
 from paceline.remedies.stage_layout import propose as split_layers
 from paceline.sources import load
-from paceline.trace.kinds import P2P_KINDS
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
+from paceline.trace.kinds import P2P_KINDS, PASSES
 from paceline.whatif import analyze
 from remedy_jobs import LayeredJob
 
@@ -49,3 +54,33 @@ def test_the_real_jobs_receives_wait_for_the_slow_stage(real_jobs):
     assert case.before.mean_s == pytest.approx(result.traced_s.mean(), rel=0.005)
     # By hand its owners gained 9.9% (what-if paper, 5.2); all of the loss is 15.2%.
     assert 0.099 < split_layers(case).gain < result.waste
+
+
+def late_job(waits_s, factor=1.6):
+    """Replica 1 is slow, replica 2 waits for data in front of its first forward."""
+    spec = SynthSpec(dp=4, pp=1, microbatches=4, steps=12, noise=0.002)
+    trace = synthesize(replace(spec, slow_workers=(SlowWorker(1, 0, factor),)))
+    of_late = trace.dp == 2
+    passes = np.isin(trace.kind, [int(kind) for kind in PASSES])
+    reduced = trace.kind == OpKind.GRADS_REDUCE_SCATTER
+    trace.start[of_late & (passes | reduced)] += waits_s
+    trace.end[of_late & passes] += waits_s
+    measured = from_trace(trace)
+    result = analyze(measured)
+    healthy_s = float(synthesize(spec).traced_step_s().mean())
+    return Case(measured, result, diagnose(measured, result)), healthy_s + waits_s
+
+
+def test_a_wait_that_the_slow_worker_hides_shows_when_it_is_replaced():
+    case, then_s = late_job(0.1)
+    assert case.result.launch_slowdown < MIN_LAUNCH_SLOWDOWN
+    repair = replace_worker(case)
+    assert repair.step_time_s == pytest.approx(then_s, rel=0.01)
+    without = gain_of(case.before.undelayed_s, case.before.undelayed_s - 0.1)[0]
+    assert repair.interval[0] < repair.gain < repair.gain + 0.5 * without < repair.interval[1]
+    assert "if some of them are unrecorded waits" in " ".join(repair.notes)
+
+
+def test_short_waits_at_the_start_of_steps_are_not_replayed():
+    case, _ = late_job(0.001)
+    assert case.delays is None

@@ -150,10 +150,53 @@ def test_rows_that_hardly_change_are_counted(fixed, same) -> None:
     shown = {table.name: table for table in tables(fixed, 5)}
     kinds = shown["kinds"]
     assert len(kinds.rows) == 2
-    assert kinds.note == f"{kinds.n_rows - 2} more changed by under 0.1% of the step"
+    small = [row.change.seconds for row in fixed.kinds[2:]]
+    assert kinds.sums[0].name == f"{kinds.n_rows - 2} more, each under 0.1%"
+    assert kinds.sums[0].sum_s == pytest.approx(sum(small))
     shown = {table.name: table for table in tables(same, 5)}
     assert shown["workers"].rows == ()
     assert shown["workers"].note.startswith("none of 12 changed by 0.1% of the step beyond chance")
+
+
+def test_rows_add_up_to_the_change_of_the_step(fixed) -> None:
+    shown = {table.name: table for table in tables(fixed, 5)}
+    change_s = fixed.time.after_s - fixed.time.before_s
+    for name in ("causes", "kinds", "stages"):
+        *rest, total = shown[name].sums
+        listed = sum(row.change.seconds for row in shown[name].rows)
+        assert total.name == "the step"
+        assert total.sum_s == change_s
+        rounding = 0.0002 * fixed.time.before_s
+        assert listed + sum(row.sum_s for row in rest) == pytest.approx(change_s, abs=rounding)
+
+
+def test_time_that_the_replay_misses_is_a_row(fixed) -> None:
+    missed_s = 0.01 * fixed.time.before_s
+    time = replace(fixed.time, after_s=fixed.time.after_s + missed_s)
+    shown = {table.name: table for table in tables(replace(fixed, time=time), 5)}
+    (row,) = [row for row in shown["kinds"].sums if row.name.startswith("remainder")]
+    assert row.sum_s == pytest.approx(missed_s)
+    mapping = to_mapping(replace(fixed, time=time))
+    assert mapping["remainder_s"]["kinds"] == pytest.approx(missed_s)
+    assert mapping["change_s"] == time.after_s - time.before_s
+
+
+def test_heads_tell_columns_that_are_no_difference_of_the_two_before(fixed) -> None:
+    heads = {table.name: table.heads[1:] for table in tables(fixed, 5)}
+    assert heads["causes"] == ("before", "after", "change")
+    assert heads["kinds"] == ("op before", "op after", "step change")
+    assert heads["stages"] == ("computes before", "computes after", "step change")
+    assert heads["workers"] == ("before", "after", "cost change")
+    text, html = screen(fixed), page(fixed)
+    for words_of_head in heads.values():
+        assert re.search(" +".join(words_of_head), text)
+        assert all(f">{head}</th>" in html for head in words_of_head)
+
+
+def test_a_change_of_a_percentage_is_told_in_points(fixed) -> None:
+    waste = next(line for line in screen(fixed).splitlines() if line.startswith("waste"))
+    before, after = (side.result.waste for side in (fixed.before, fixed.after))
+    assert waste.endswith(f"  −{100 * (before - after):.1f} points")
 
 
 @pytest.mark.parametrize("width", [1, 40, 80, 132])

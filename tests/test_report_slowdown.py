@@ -4,18 +4,19 @@ import random
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.page.fall import key_numbers
-from paceline.report.page.findings import findings_html
+from paceline.report.page.findings import findings_html, remedies_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
-from paceline.results.headline import headline, is_healthy
+from paceline.results.headline import MIN_PASSING, details, headline, is_healthy
 from paceline.results.words.shares import share_of_loss
-from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
 from paceline.units import percent, seconds
 from paceline.whatif import analyze
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
@@ -139,8 +140,39 @@ def test_an_even_job_with_noise_has_one_statement_of_its_waste():
 
 def test_an_even_job_without_noise_is_healthy():
     report = in_parts(jitter=1.02)
-    assert flowing(report).count("Healthy: stragglers make steps") == 1
+    assert flowing(report).count("Healthy: lasting stragglers make steps") == 1
     assert headline(report).startswith("Healthy, within what these traces can show")
+
+
+def test_passing_variation_has_one_basis_with_a_diagnosis_and_without():
+    report = in_parts(jitter=1.8, slow_from=0)
+    undiagnosed = replace(report, findings=None, waterfall=None, slowdown_healthy=None)
+    assert report.findings[0].cause == "worker"
+    passing = percent(report.passing_share)
+    assert passing == percent(undiagnosed.passing_share)
+    assert f"(of {percent(report.waste)}, {passing} is variation that passes)" in flowing(report)
+    assert f"{passing} is variation that passes" in flowing(undiagnosed)
+    # The waterfall repairs the worker first, which no longer hides the others' variation.
+    assert report.other_passing_s > 1.1 * report.passing_s
+    assert f"variation that passes would cost {seconds(report.other_passing_s)}" in flowing(report)
+    for shown in (report, undiagnosed):
+        assert f"without variation that passes, S is {shown.slowdown_lasting:.2f}" in flowing(shown)
+        assert f"Stragglers make steps {shown.slowdown:.2f}" in flowing(shown)
+    of_waste = f"Of the {percent(report.waste)} waste, {passing} is variation that passes."
+    assert (of_waste in details(report)) is (report.passing_share >= MIN_PASSING)
+
+
+def test_variation_that_a_finding_explains_counts_for_the_verdict():
+    report = in_parts(jitter=1.8)
+    drops = tuple(
+        replace(drop, seconds=0.0) if drop.name == "passing-variation" else drop
+        for drop in report.waterfall.drops
+    )
+    explained = replace(report, waterfall=replace(report.waterfall, drops=drops))
+    assert not report.straggling
+    assert explained.straggling
+    assert explained.passing_share == report.passing_share
+    assert explained.judged_slowdown == pytest.approx(report.slowdown)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +223,64 @@ def test_a_repair_that_another_cause_hides_is_explained(last_stage, is_masked):
     (worker,) = [f for f in report.diagnosis.findings if f.cause == "worker"]
     assert (repair.gain < worker.share_of_step / 2) is is_masked
     assert (MASKED in flowing(report)) is is_masked
+    assert (MASKED in remedies_html(report)) is is_masked
+    document = report.to_mapping()
+    assert document.get("masked") == (["worker"] if is_masked else None)
+    assert (MASKED in flowing(JobReport.from_mapping(document))) is is_masked
+
+
+def test_any_repair_of_hardware_may_be_hidden_by_another_cause():
+    """A link beside a slow last stage: the remedy is no replacement."""
+    spec = SynthSpec(
+        dp=4,
+        pp=4,
+        microbatches=8,
+        steps=6,
+        noise=0.003,
+        slow_links=(SlowLink(3, 1, 8.0),),
+        slow_last_stage=(1.6, 1.6),
+    )
+    report = reported(synthesize(spec))
+    (repair,) = [r for r in report.remedies if r.remedy == "fix-link"]
+    (link,) = [f for f in report.diagnosis.findings if f.cause == "link"]
+    assert repair.gain < link.share_of_step / 2
+    assert report.masked == ("link",)
+    assert MASKED.replace("worker fault", "slow link") in flowing(report)
+
+
+@pytest.mark.parametrize(("gain", "is_named"), [(0.061, True), (0.034, False), (0.02, False)])
+def test_a_small_fault_whose_repair_ends_the_delays_is_named(gain, is_named):
+    """A link slow by 4 of an interleaved pipeline: 1.8% within S, but its repair gains 6.1%."""
+    spec = SynthSpec(dp=2, pp=2, microbatches=6, steps=12, slow_links=(SlowLink(0, 0, 5.0),))
+    report = reported(synthesize(spec))
+    (link,) = [f for f in report.findings if f.cause == "link"]
+    (repair,) = [r for r in report.remedies if r.remedy == "fix-link"]
+    delays = replace(link, id="launch-delay", cause="launch-delay", share=None, where={})
+    report = replace(
+        report,
+        slowdown_healthy=None,
+        slowdown=1.01,
+        waste=0.01,
+        launch_slowdown=1.07,
+        findings=(replace(link, share_of_step=0.018), replace(delays, share_of_step=0.069)),
+        remedies=(replace(repair, gain=gain),),
+    )
+    assert not report.straggling
+    assert ("the link of dp 0, stages 0 and 1 is slow" in headline(report)) is is_named
+    assert ("passes between operations" in headline(report)) is not is_named
+
+
+def test_time_between_the_steps_is_no_health():
+    """Ranks that all wait for data in front of a step are late together: no step is longer."""
+    trace = synthesize(SynthSpec(dp=4, pp=1, microbatches=4, steps=12, noise=0.003))
+    step_s = trace.traced_step_s()
+    for wait_s in (0.0, 0.5 * float(step_s.mean())):
+        starts = np.cumsum(step_s + wait_s) - step_s
+        report = reported(replace(trace, step_start_s=starts))
+        assert is_healthy(report)
+        waits = wait_s > 0
+        assert headline(report).startswith("Healthy") is not waits
+        assert ("of the time lies between them." in headline(report)) is waits
+        below = "of the time lies between the steps, which S does not show"
+        assert (below in flowing(report)) is waits
+        assert ("Healthy: " in flowing(report)) is not waits

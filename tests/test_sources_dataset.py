@@ -238,6 +238,24 @@ def test_none_of_the_steps(trace, tmp_path):
             reader(folder, steps=[77])
 
 
+@pytest.mark.parametrize(
+    ("asked", "missed"),
+    [
+        (range(2, 40), None),  # a range asks for the steps within it
+        ([2, 3, 77], "1 of the steps asked for are not in the trace: 77"),
+        ([2, *range(30, 34)], "4 of the steps asked for are not in the trace: 30, 31, 32, 33"),
+    ],
+)
+def test_steps_that_are_missed_and_left_out_are_those_asked_for(trace, tmp_path, asked, missed):
+    left_out = {0: "an early step", 3: "a late step"}
+    noted = replace(trace.select_steps(range(2, 6)), left_out=left_out)
+    folder = split(table_of(noted, tmp_path), tmp_path / "split", "step")
+    for reader in (load, load_stored):
+        read = reader(folder, steps=asked)
+        assert read.left_out == {s: why for s, why in left_out.items() if s in asked}
+        assert [w for w in read.warnings if "asked for" in w] == ([missed] if missed else [])
+
+
 def test_ignored_kinds(trace, tmp_path):
     table = table_of(trace, tmp_path)
     gone = frozenset({"optimizer"})

@@ -34,6 +34,17 @@ def seconds(value: float) -> str:
     return _signed(text, value)
 
 
+def duration(value: float) -> str:
+    """``2.5 hours``, ``1.44 s``, ``69.3 ms``: seconds that are lost or last, for all texts."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if value >= 2 * size:
+            return f"{value / size:,.1f} {unit}"
+    if not math.isfinite(value):
+        return NONE
+    size = abs(value)
+    return _signed(f"{size:.3g} s" if size >= 0.9995 else _small(size), value)
+
+
 def significant(value: float, digits: int) -> str:
     """``344.7``, ``431``, ``3,447``: this number of digits, without an exponent or a bare dot."""
     if not math.isfinite(value):

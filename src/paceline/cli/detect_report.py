@@ -79,8 +79,9 @@ def _changes_text(events: Sequence[Event | JobEvent]) -> str:
     """The changes of an episode after its onset, in words."""
     from paceline.detect.bursts import ranks_of
     from paceline.detect.episodes import factor_of
-    from paceline.detect.event import SLOW_KINDS, counted, duration
+    from paceline.detect.event import SLOW_KINDS, counted
     from paceline.detect.who import name_ranks
+    from paceline.units import duration
 
     slow = sorted((event for event in events if event.kind in SLOW_KINDS), key=factor_of)
     least, most = slow[0], slow[-1]
@@ -127,8 +128,9 @@ def at_the_end(
     import numpy as np
 
     from paceline.detect.detector import Detector
-    from paceline.detect.event import counted, duration
+    from paceline.detect.event import counted
     from paceline.detect.limits import SILENT_AFTER, usable
+    from paceline.units import duration
 
     slow, is_usable = detector.slow, usable(times.duration_s)
     is_silent = ~is_usable[-SILENT_AFTER:].any(axis=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -202,6 +202,20 @@ class Comparison:
     hosts: tuple[HostChange, ...]
     odd_steps: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def change_s(self) -> float:
+        """The change of the mean time of a unit, seconds."""
+        return self.time.after_s - self.time.before_s
+
+    def remainder_s(self, rows: Sequence[CauseChange] | Sequence[PartChange]) -> float | None:
+        """The part of ``change_s`` that the rows of a table leave; None if these lack changes.
+
+        Causes leave none. Kinds and stages leave the error of the replay and, in very large jobs,
+        the difference to the steps that are not exchanged.
+        """
+        changes = [row.change.seconds for row in rows if row.change is not None]
+        return self.change_s - sum(changes) if changes else None
 
     @property
     def verdict(self) -> Verdict:

@@ -6,18 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paceline.units import duration
+
 Kind = Literal["onset", "worsening", "partial-relief", "relief", "faster", "silent", "clock-jump"]
 #: Kinds of events that leave a rank slow, and all kinds of level changes.
 SLOW_KINDS = ("onset", "worsening", "partial-relief")
 LEVEL_KINDS = (*SLOW_KINDS, "relief", "faster")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a suitable unit: "2.5 hours"."""
-    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str) -> str:
@@ -97,20 +91,20 @@ class Event:
             return (
                 f"{head} is {self.factor:.2f}x slower since step {self.since_step:,} "
                 f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
-                f"{self.lost_s:.3g} s lost so far"
+                f"{duration(self.lost_s)} lost so far"
             )
         if self.kind == "relief":
             return (
                 f"{head} is healthy again since step {self.since_step:,}; it was "
-                f"{self.factor:.2f}x slower and lost {self.lost_s:.3g} s"
+                f"{self.factor:.2f}x slower and lost {duration(self.lost_s)}"
                 f"{recurring(self.bursts_up_to, self.bursts_every)}"
             )
         if self.kind in ("worsening", "partial-relief"):
             verb = "slower still" if self.kind == "worsening" else "partly relieved"
             return (
                 f"{head} is {verb} since step {self.since_step:,}: {self.factor:.2f}x as long as "
-                f"healthy, {self.before_factor:.2f}x the level before; {self.lost_s:.3g} s lost "
-                "so far"
+                f"healthy, {self.before_factor:.2f}x the level before; {duration(self.lost_s)} "
+                "lost so far"
             )
         if self.kind == "faster":
             return (

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Estimate, Event, duration, estimates, recurring
+from paceline.detect.event import Estimate, Event, estimates, recurring
 from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
 from paceline.detect.who import Suspect, name_ranks
+from paceline.units import duration
 
 #: Largest distance in steps between events of one kind that are merged.
 MERGE_STEPS = 20

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.event import counted, duration
+from paceline.detect.event import counted
 from paceline.robust import SIGMA_OF_MAD
+from paceline.units import duration
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]

@@ -345,8 +345,12 @@ def _workers(
                 deviation = flat - worker[:, stage, dps][:, None]
                 pooled_error = robust.median_error(np.concatenate(list(deviation)))
                 error[stage, dps] = np.maximum(error[stage, dps], pooled_error)
-    beside = level if graph.n_dp == 2 else np.zeros(graph.n_dp)
-    usual = lower_median(np.moveaxis(worker + beside, 2, 0))
+    if graph.n_dp == 2:  # the faster of two is the only peer of the slower, in all kinds
+        total = worker + level
+        faster = total.mean(axis=0).argmin(axis=1)  # [stage]
+        usual = np.take_along_axis(total, faster[None, :, None], axis=2)[..., 0]
+    else:
+        usual = lower_median(np.moveaxis(worker, 2, 0))
     usual[:, [stage for stage in mostly_slow if stage != REPLICAS]] = 0.0
     worker -= usual[:, :, None]
     return worker, error

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
-from paceline.diagnose.slow_steps import longer_steps, with_worker
+from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
@@ -51,7 +51,8 @@ def outside_causes(
     delays = _delays(measured, result, resamples)
     over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
     if over_time == [None, None] and (unexplained or not result.straggling):
-        over_time = [_two_modes(measured, result, resamples)]
+        modes = _two_modes(measured, result, resamples)
+        over_time = [None if modes is None or _changes(modes, measured, result) else modes]
     longer = [with_worker(f, measured, result) for f in over_time if f is not None]
     if result.straggling:  # noise makes two lengths, too: keep them only with a worker
         longer = [f for f in longer if f.where or f.id != "two-modes"]
@@ -61,6 +62,13 @@ def outside_causes(
     longer = [_as_part(f, inside, result.steps) for f in longer]
     findings = [*([delays] if delays else []), *longer]
     return sorted(findings, key=lambda finding: -finding.share_of_step)
+
+
+def _changes(modes: Finding, measured: Measured, result: WhatIf) -> bool:
+    """Whether each of the slow steps waits for another worker."""
+    slow = np.isin(result.steps, modes.evidence["steps"])
+    longer_s = modes.evidence["slow_s"] - modes.evidence["fast_s"]
+    return of_changing_workers(measured.durations, slow, longer_s)
 
 
 def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Finding:

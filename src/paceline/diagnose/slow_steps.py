@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.diagnose.finding import Finding
 from paceline.graph import Durations, Measured
 from paceline.trace.kinds import PASSES
@@ -36,12 +37,14 @@ class SlowWorker:
         dp, stage: its place.
         times: its typical compute seconds in these steps over those in the other steps.
         others: the same ratio of the other worker that grows most.
+        chance: chance that pauses of random workers fall on one worker in as many of these steps.
     """
 
     dp: int
     stage: int
     times: float
     others: float
+    chance: float
 
 
 def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding:
@@ -66,7 +69,9 @@ def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding
             **finding.evidence,
             "compute_then_over_else": who.times,
             "others_then_over_else": who.others,
+            "p_value_worker": who.chance,
         },
+        confidence=(1 - who.chance) * finding.confidence,
         ambiguous="the worker may have more work in these steps (longer sequences)",
     )
 
@@ -110,7 +115,28 @@ def slow_worker(durations: Durations, slow: Mask, longer_s: float) -> SlowWorker
     if on_top.sum() < max(MIN_STEPS, MIN_STEP_SHARE * slow.sum()):
         return None
     times = 1 + typical / np.maximum(usual, 1e-12)
-    return SlowWorker(dp, stage, float(times[stage, dp]), float(times[others].max()))
+    n = typical.size
+    chance = min(1.0, n * robust.chance_of_count(int(on_top.sum()), int(slow.sum()), 1 / n))
+    return SlowWorker(dp, stage, float(times[stage, dp]), float(times[others].max()), chance)
+
+
+def of_changing_workers(durations: Durations, slow: Mask, longer_s: float) -> bool:
+    """Whether each longer step has a longer worker, but not the same one.
+
+    Such steps are no sort of their own: pauses fall on one worker or another.
+
+    Args:
+        durations: as measured.
+        slow: [step] the longer steps.
+        longer_s: typical extra seconds of a longer step.
+    """
+    if durations.graph.n_dp * durations.graph.n_pp == 1:
+        return False
+    seconds = _compute_s(durations)  # [stage, dp, step]
+    excess = seconds[..., slow] - np.median(seconds[..., ~slow], axis=2)[..., None]
+    explains = (excess >= MIN_PART * longer_s).reshape(-1, int(slow.sum()))  # [worker, slow step]
+    least = max(MIN_STEPS, MIN_STEP_SHARE * slow.sum())
+    return bool(explains.any(axis=0).sum() >= least > explains.sum(axis=1).max())
 
 
 def _compute_s(durations: Durations) -> Array:

@@ -73,8 +73,6 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
     slow = lasting >= np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
-    if durations.graph.n_dp == 2:  # the faster of two is the only peer of the slower
-        slow &= lasting == lasting.max(axis=1, keepdims=True)
     if durations.n_steps >= FEW_STEPS:  # Student's t needs several steps
         chances = _chances(lasting, fit, durations.n_steps)
         slow &= (lasting == lasting.max()) | (chances <= MAX_CHANCE)

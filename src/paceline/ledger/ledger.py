@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import counted, duration
+from paceline.detect.event import counted
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import episodes
 from paceline.ledger.categories import CATEGORIES
@@ -19,6 +19,7 @@ from paceline.ledger.cover import Cover, cover
 from paceline.ledger.samples import Samples
 from paceline.sources.run_logs.files import load_timeline
 from paceline.sources.run_logs.timeline import Start, Timeline
+from paceline.units import duration
 
 SCHEMA, VERSION = "paceline-goodput", 1
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.detect.event import SLOW_KINDS, duration
+from paceline.detect.event import SLOW_KINDS
 from paceline.errors import MitigateError
 from paceline.mitigate.fault import whole_number
+from paceline.units import duration
 
 #: Number of steps in ``at_stake_s_per_1000_steps``, a field of events of ``paceline detect
 #: --json``.

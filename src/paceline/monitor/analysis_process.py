@@ -93,7 +93,7 @@ def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
         "cause": cause,
         "headline": headline(report),
         "best_gain": best_gain(report),
-        "slowdown_lasting": float(report.lasting_slowdown),
+        "slowdown_lasting": float(report.judged_slowdown),
         "place": cause_place(report, cause),
         "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.diagnose import Communication, Diagnosis, Waterfall, communication, waterfall
 from paceline.errors import RemedyError
 from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
+
+#: A repair that saves less than this share of its cause's cost leaves a step waiting for others.
+MASKED = 0.5
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Advice:
         not_applicable: remedy -> the reason why it does not apply.
         architecture: changes of the job's architecture, by gain.
         hints: options that would give Paceline more information.
+        masked: ids of findings whose repair alone leaves a step that waits for other causes.
         communication: the collectives for which the step waits; None without recorded programs.
     """
 
@@ -31,6 +35,7 @@ class Advice:
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     architecture: tuple[Remedy, ...] = ()
     hints: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
     communication: Communication | None = None
 
 
@@ -46,6 +51,7 @@ def advise(case: Case, kinds: tuple[RemedyKind, ...]) -> Advice:
         refused,
         tuple(remedy for remedy in proposed if remedy.architecture),
         _hints(case),
+        _masked(case, proposed, {kind.name for kind in kinds if kind.repairs}),
         communication(case.measured, case.result),
     )
 
@@ -58,6 +64,18 @@ def _hints(case: Case) -> tuple[str, ...]:
         f"give --layers ({','.join(['N'] * n_pp)}: the layers of each stage) to get the best split "
         "of the layers over the stages and its gain",
     )
+
+
+def _masked(case: Case, proposed: Sequence[Remedy], repairs: Collection[str]) -> tuple[str, ...]:
+    """Ids of findings inside S whose repair saves much less than they cost."""
+    inside = [f for f in case.diagnosis.findings if f.share is not None]
+    cost = {f.id: f.share_of_step for f in inside if f.cause != "unexplained"}
+    if len(cost) < 2:
+        return ()
+    alone = {
+        r.findings[0]: r.gain for r in proposed if r.remedy in repairs and len(r.findings) == 1
+    }
+    return tuple(i for i, of_step in cost.items() if alone.get(i, of_step) < MASKED * of_step)
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from paceline.graph import Durations, Measured
 from paceline.remedies.program_order import ops_of
 from paceline.simulate import timeline
+from paceline.trace import OpKind
+from paceline.trace.kinds import P2P_KINDS
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,6 +46,28 @@ def launch_overheads(measured: Measured, ties: Ints | None = None) -> Durations:
         behind = np.maximum(line.start.row(transfer) - line.end.row(compute), 0.0)
         np.minimum(changed.row(transfer), behind, out=changed.row(transfer))
     return changed
+
+
+def start_delays(measured: Measured, least_s: float) -> Durations | None:
+    """The launch delays at the start of steps alone; None if those of every worker are short.
+
+    Other small delays may be unrecorded waits, which shrink with the slowness. Sends and receives
+    have none: a stage waits for its neighbours.
+
+    Args:
+        measured: the trace.
+        least_s: least mean over the steps, of one worker, that counts.
+    """
+    graph = measured.graph
+    first = graph.sources | ((graph.kind == OpKind.FORWARD_COMPUTE) & (graph.seq == 0))
+    first &= ~np.isin(graph.kind, [int(kind) for kind in P2P_KINDS])
+    changed = Durations(graph, measured.delays.n_steps, measured.delays.values.copy())
+    longest_s = 0.0
+    for v in range(graph.n_variants):
+        block = changed.block(v)
+        block[~first[graph.variant_ops(v)]] = 0.0
+        longest_s = max(longest_s, float(block.mean(axis=1).max()))
+    return changed if longest_s >= least_s else None
 
 
 def _since_compute(ends: Array, starts: Array) -> Array:

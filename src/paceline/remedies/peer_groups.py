@@ -102,6 +102,7 @@ NETWORK = RemedyKind(
     frozenset({"peer-network"}),
     fix_peer_network,
     whole_passes=False,
+    repairs=True,
     of_programs=True,
 )
 EXPERTS = RemedyKind(

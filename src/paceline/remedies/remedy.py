@@ -14,7 +14,7 @@ from paceline.diagnose import Diagnosis
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.graph.graph import Rows
-from paceline.remedies.overheads import launch_overheads
+from paceline.remedies.overheads import launch_overheads, start_delays
 from paceline.remedies.program_order import ProgramOrder, program_order
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.seqlens import SeqLens
@@ -74,10 +74,19 @@ class Case:
 
     @cached_property
     def delays(self) -> Durations | None:
-        """The launch delays that predictions replay; None: they hardly lengthen the step."""
+        """The launch delays that predictions replay; None: they hardly lengthen the step.
+
+        Delays that hardly lengthen the step are replayed at the start of steps only. A slow worker
+        may hide that another one loads data.
+        """
         if self.result.launch_slowdown < MIN_LAUNCH_SLOWDOWN:
-            return None
+            return self._hidden_delays
         return launch_overheads(self.measured)
+
+    @cached_property
+    def _hidden_delays(self) -> Durations | None:
+        least_s = (MIN_LAUNCH_SLOWDOWN - 1) * float(self.result.simulated_s.mean())
+        return start_delays(self.measured, least_s)
 
     @cached_property
     def before(self) -> Prediction:
@@ -112,7 +121,8 @@ class Case:
             return self.delays
         tied_s = predicted_step_s(self._program.on_graph(durations))
         if self.result.traced_s.mean() < MIN_LAUNCH_SLOWDOWN * tied_s.mean():
-            return None
+            hidden = self._hidden_delays
+            return None if hidden is None else self._program.on_graph(hidden)
         return self._program.on_graph(launch_overheads(self.measured, ties))
 
     @cached_property
@@ -200,6 +210,7 @@ class RemedyKind:
         rebuilds: it builds another pipeline, whose order follows a schedule and not the recorded
             programs.
         of_programs: it changes recorded programs; a job without them is not offered it.
+        repairs: it makes faulty hardware as fast as its peers.
     """
 
     name: str
@@ -210,6 +221,7 @@ class RemedyKind:
     whole_passes: bool = True
     rebuilds: bool = False
     of_programs: bool = False
+    repairs: bool = False
 
     def proposed(self, case: Case) -> Remedy:
         """The remedy for a job.

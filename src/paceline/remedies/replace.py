@@ -194,6 +194,7 @@ WORKER = RemedyKind(
     frozenset({"worker"}),
     replace_worker,
     whole_passes=False,
+    repairs=True,
 )
 LINK = RemedyKind(
     "fix-link",
@@ -201,6 +202,7 @@ LINK = RemedyKind(
     frozenset({"link"}),
     fix_link,
     whole_passes=False,
+    repairs=True,
 )
 NIC = RemedyKind(
     "fix-nic",
@@ -208,5 +210,6 @@ NIC = RemedyKind(
     frozenset({"dp-network"}),
     fix_nic,
     whole_passes=False,
+    repairs=True,
 )
 KINDS = (WORKER, LINK, NIC)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from paceline.detect.event import duration
 from paceline.mitigate.forecast import Forecast
 from paceline.mitigate.life import Lives
 from paceline.mitigate.strategies import TITLES, Option
 from paceline.report.layout import wrap
-from paceline.units import seconds
+from paceline.units import duration, seconds
 
 #: Most actions of a life that are listed.
 _MAX_ACTIONS = 30

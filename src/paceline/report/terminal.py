@@ -16,15 +16,22 @@ from paceline.report.layout import wrap
 from paceline.report.warnings import warning_lines
 from paceline.report.why import why_lines
 from paceline.results.document import JobReport
-from paceline.results.headline import MIN_PASSING, little_text, passing_text
+from paceline.results.headline import (
+    MIN_PASSING,
+    between_steps,
+    lasting_word,
+    little_text,
+    passing_text,
+)
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import (
     beside_s,
     bound_note,
     ideal_range,
-    lasting_range,
+    slowdown_range,
     waste_parts,
     waste_range,
+    without_passing,
 )
 from paceline.trace import Job
 from paceline.trace.warning import FEW_STEPS
@@ -147,7 +154,7 @@ def _none_shows(report: JobReport) -> bool:
 
 def _verdict(report: JobReport, width: int) -> list[Text]:
     excess = report.lasting_slowdown - 1
-    times = lasting_range(report)
+    times, which = slowdown_range(report), lasting_word(report)
     if report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -170,13 +177,15 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         text = passing_text(report)
         style = "bold yellow"
     elif report.healthy:
-        text = f"Healthy: stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
+        text = f"Healthy: {which}stragglers make steps {max(excess, 0):.1%} longer (under 3%)"
         style = "bold green"
-        if report.doubtful or not report.even:
-            text = f"No stragglers in the operations: they make steps {max(excess, 0):.1%} longer"
+        if report.doubtful or not report.even or between_steps(report):
+            longer = f"{max(excess, 0):.1%} longer"
+            text = f"No {which}stragglers in the operations: they make steps {longer}"
             style = "bold yellow"
     else:
         text = f"Stragglers make steps {times} times as long as they could be"
+        text += without_passing(report)
         style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
     if report.doubtful:
@@ -186,6 +195,9 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = (
                 f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
             )
+        lines += wrap(text, width, style="bold yellow")
+    if between := between_steps(report):
+        text = f"{between:.0%} of the time lies between the steps, which S does not show; see below"
         lines += wrap(text, width, style="bold yellow")
     if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"

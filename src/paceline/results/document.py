@@ -57,6 +57,7 @@ class JobReport:
         slowdown_healthy: S beside the ideal of healthy hardware; None if no finding blames any.
         findings: None if the analysis made no diagnosis.
         waterfall, remedies, architecture, not_applicable, hints: parts of the diagnosis.
+        masked: ids of findings whose repair alone leaves a step that waits for other causes.
         communication: collectives for which the step waits; None without recorded programs.
         expected: the comparison with a model of the job.
         hosts: hosts of the workers; empty if unknown.
@@ -107,6 +108,7 @@ class JobReport:
     architecture: tuple[Remedy, ...] = ()
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
     communication: Communication | None = None
     hosts: Hosts = field(default_factory=dict)
 
@@ -225,10 +227,10 @@ class JobReport:
 
     @cached_property
     def passing_s(self) -> float:
-        """Mean seconds per step that variation costs which passes from worker to worker."""
-        if self.waterfall is not None:
-            drops = self.waterfall.drops
-            return sum(drop.seconds for drop in drops if drop.name == "passing-variation")
+        """Mean seconds per step that variation costs which passes from worker to worker.
+
+        It is a part of T - T_ideal, and the same with a diagnosis and without.
+        """
         if self.slowdown_lasting is None:
             return 0.0
         lasting_s = float(self.ideal_s.mean()) * self.slowdown_lasting
@@ -245,9 +247,21 @@ class JobReport:
         return self.slowdown * (1 - self.passing_share)
 
     @property
-    def largest_lasting_slowdown(self) -> float:
-        """The same beside healthy hardware, if that is larger."""
-        return self.lasting_slowdown * self.largest_slowdown / self.slowdown
+    def other_passing_s(self) -> float | None:
+        """The waterfall's passing variation, which no finding explains; None without the row.
+
+        If hardware is blamed, it is the variation that its repair leaves.
+        """
+        drops = () if self.waterfall is None else self.waterfall.drops
+        rows = [drop.seconds for drop in drops if drop.name == "passing-variation"]
+        return sum(rows) if rows else None
+
+    @property
+    def judged_slowdown(self) -> float:
+        """S without variation that passes and that no finding explains: verdicts rest on it."""
+        other_s = self.other_passing_s
+        unexplained_s = self.passing_s if other_s is None else min(self.passing_s, other_s)
+        return self.slowdown * (1 - unexplained_s / float(self.simulated_s.mean()))
 
     @property
     def bounded(self) -> bool:
@@ -257,7 +271,8 @@ class JobReport:
     @property
     def straggling(self) -> bool:
         """Whether stragglers cost enough to look for causes."""
-        return self.largest_lasting_slowdown >= WhatIf.HEALTHY_BELOW
+        largest = self.judged_slowdown * self.largest_slowdown / self.slowdown
+        return largest >= WhatIf.HEALTHY_BELOW
 
     @property
     def healthy(self) -> bool:

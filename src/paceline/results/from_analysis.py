@@ -79,6 +79,7 @@ def answers_of(advice: Advice, result: WhatIf) -> dict[str, Any]:
         "architecture": tuple(plain_remedy(r, job) for r in advice.architecture),
         "not_applicable": dict(advice.not_applicable),
         "hints": advice.hints,
+        "masked": advice.masked,
         "communication": plain_communication(advice.communication, job),
     }
 

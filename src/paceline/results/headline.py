@@ -16,6 +16,7 @@ from paceline.results.facts import main_cause
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
 from paceline.results.words.slowdown import waste_range
+from paceline.trace.warning import BETWEEN_STEPS
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
@@ -36,11 +37,20 @@ MIN_PASSING = 0.03
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
 
+#: A repair with this share of the launch delays as its gain is named in place of them.
+MIN_OF_DELAYS = 0.5
+
 
 def is_healthy(report: JobReport) -> bool:
     """Whether there is nothing to report: S and launch delays are low, and no step times drift."""
     drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
     return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
+
+
+def between_steps(report: JobReport) -> float:
+    """The share of the time between the steps, which S does not show; 0 if it is small."""
+    found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)
+    return next(found, 0.0)
 
 
 def is_small(finding: Finding) -> bool:
@@ -53,7 +63,12 @@ def headline(report: JobReport) -> str:
     if is_healthy(report):
         if report.passing_share >= MIN_PASSING:
             return f"{passing_text(report)}."
-        return f"{HEALTHY}: stragglers cost {_cost(report)} of the GPU time."
+        if between := between_steps(report):
+            return (
+                f"No straggler in the steps, but {percent(between)} of the time lies between them."
+            )
+        which = lasting_word(report)
+        return f"{HEALTHY}: {which}stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
     verdict = _verdict(report, finding)
     best = best_remedy(finding, report.every_remedy)
@@ -63,6 +78,11 @@ def headline(report: JobReport) -> str:
         f"{verdict}.{advice}"
     ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
+
+
+def lasting_word(report: JobReport) -> str:
+    """``lasting `` before "stragglers" if their number leaves out variation that passes."""
+    return "" if percent(report.passing_share) == percent(0) else "lasting "
 
 
 def passing_text(report: JobReport) -> str:
@@ -79,7 +99,8 @@ def little_text(report: JobReport) -> str:
     A finding that names workers says whose variation passes.
     """
     if report.passing_share < MIN_PASSING:
-        return f"Stragglers cost little ({_cost(report)})"
+        which = f"{lasting_word(report)}stragglers"
+        return f"{which[:1].upper()}{which[1:]} cost little ({_cost(report)})"
     finding = main_finding(report)
     passing = f", passing variation {percent(report.passing_share)}"
     named = finding is not None and "workers" in finding.where
@@ -95,6 +116,11 @@ def details(report: JobReport) -> list[str]:
         return []
     sure = confidence_text(finding.confidence)
     sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(finding.text)}"]
+    if report.straggling and report.passing_share >= MIN_PASSING:
+        passing = percent(report.passing_share)
+        sentences.append(
+            f"Of the {percent(report.waste)} waste, {passing} is variation that passes."
+        )
     reading = other_reading(finding, report.every_remedy)
     if reading:
         sentences.append(_sentence(f"O{reading[1:]}"))
@@ -124,7 +150,22 @@ def main_finding(report: JobReport) -> Finding | None:
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if report.straggling:
         return positive
-    return outside[0] if outside else positive
+    if not outside:
+        return positive
+    hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
+    return next(hidden, outside[0])
+
+
+def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
+    """Whether a repair of a small cause takes most of the launch delays off, too.
+
+    Operations are launched late behind transfers of a slow link, for instance.
+    """
+    if delays.cause != "launch-delay":
+        return False
+    repair = best_remedy(finding, [r for r in remedies if not r.change.get("bound")])
+    least = max(SMALL_SHARE, MIN_OF_DELAYS * delays.share_of_step)
+    return repair is not None and repair.gain >= least
 
 
 def named_cause(report: JobReport) -> str:

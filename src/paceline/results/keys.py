@@ -123,6 +123,12 @@ _DIAGNOSIS = (
     Key("architecture", list_of(REMEDY), "changes of the job's architecture, by gain"),
     Key("remedies_not_applicable", object_of(str, TEXT), "remedy -> reason", "not_applicable"),
     Key("hints", list_of(TEXT), "options that give Paceline more information"),
+    Key(
+        "masked",
+        list_of(TEXT),
+        "ids of findings whose repair alone leaves a step that waits for other causes, if any",
+        written=lambda report: bool(report.masked),
+    ),
 )
 
 #: Keys that a diagnosis adds.

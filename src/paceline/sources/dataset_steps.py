@@ -125,7 +125,8 @@ def load_stored(
 
     trace = store(blocks(), job, dataset.where)
     pa.default_memory_pool().release_unused()  # the analysis needs this memory
-    return _finished(trace, dataset, ignored[0], options)
+    trace = _finished(trace, dataset, ignored[0], options)
+    return trace if options.steps is None else trace.for_request(options.steps)
 
 
 _FILE_NAMES = {

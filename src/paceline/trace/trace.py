@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from paceline.trace.job import Job
 from paceline.trace.kinds import OpKind
 
 N_KINDS = len(OpKind)
+
+#: From this length on, numbers in a row are a range that a user wrote. Two may be named singly.
+MIN_RANGE = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,13 +187,8 @@ class Trace:
         if not keep.any():
             have = f"{self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "none"
             raise TraceError(f"none of the {len(numbers)} steps asked for is in the trace ({have})")
-        absent = sorted(numbers - set(self.steps.tolist()) - set(self.left_out))
-        warnings = self.warnings
-        if absent:
-            shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
-            warnings += (f"{len(absent)} of the steps asked for are not in the trace: {shown}",)
         rows = np.repeat(keep, self.counts.sum(axis=(1, 2, 3)))
-        return replace(
+        selection = replace(
             self,
             steps=self.steps[keep],
             counts=self.counts[keep],
@@ -199,11 +197,43 @@ class Trace:
             start=self.start[rows],
             end=self.end[rows],
             step_start_s=self.step_start_s[keep],
-            warnings=warnings,
-            left_out={s: w for s, w in self.left_out.items() if s in numbers},
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )
+        return selection.for_request(numbers)
+
+    def for_request(self, wanted: Collection[int]) -> Self:
+        """The trace of the steps asked for, with notes on these steps and no others.
+
+        A range asks for the steps within it. So its numbers are missed only if it has no step.
+
+        Args:
+            wanted: the steps asked for.
+        """
+        left_out = {step: reason for step, reason in self.left_out.items() if step in wanted}
+        present = {*self.steps.tolist(), *left_out}
+        absent = [
+            step
+            for run in _runs(wanted)
+            if len(run) < MIN_RANGE or present.isdisjoint(run)
+            for step in run
+            if step not in present
+        ]
+        warnings = self.warnings
+        if absent:
+            shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            warnings += (f"{len(absent)} of the steps asked for are not in the trace: {shown}",)
+        return replace(self, warnings=warnings, left_out=left_out)
+
+
+def _runs(numbers: Collection[int]) -> Iterator[range]:
+    """The numbers as ranges, ascending."""
+    ordered = sorted(numbers)
+    first = 0
+    for i, number in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != number + 1:
+            yield range(ordered[first], number + 1)
+            first = i + 1
 
 
 def absolute_starts(first_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.units import moment, seconds
+from paceline.units import duration, moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -194,7 +194,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     session_text = f" {last['headline']}" if last["headline"] else ""
     lasts = ""
     if last["slowdown_lasting"] is not None:
-        lasts = f", of which {last['slowdown_lasting']:.2f} lasts"
+        lasts = f", of which {last['slowdown_lasting']:.2f} lasts or has a cause"
     headline = f"S = {last['slowdown']:.2f}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
     since = [session["created_at"] for session in slow][-1]
@@ -236,7 +236,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     # The loss at the time of the event, so that the alert's headline stays true.
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
-        phrases.insert(1, f"{seconds(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
+        phrases.insert(1, f"{duration(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
     headline = f"{'; '.join(phrases)}."
     session = session_that_explains(facts.sessions, onset)
     if session is not None:

@@ -42,6 +42,15 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
         "time": _time(comparison.time),
         "median": _time(comparison.median),
         "gpu_time": None if comparison.gpu_time is None else _time(comparison.gpu_time),
+        "change_s": _number(comparison.change_s),
+        "remainder_s": {
+            name: _number(comparison.remainder_s(rows))
+            for name, rows in (
+                ("causes", comparison.causes),
+                ("kinds", comparison.kinds),
+                ("stages", comparison.stages),
+            )
+        },
         "effective_steps": [_number(side.effective_steps) for side in sides],
         "odd_steps": [list(steps) for steps in comparison.odd_steps],
         "causes": [

@@ -8,7 +8,7 @@ from typing import BinaryIO
 from paceline.comparison import Change, Comparison, Side
 from paceline.files import Writer
 from paceline.report.comparison import words
-from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables, with_sign
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables
 from paceline.report.comparison.terminal import warnings_of
 from paceline.report.page.frame import content_policy, job_line, paceline_version, static
 from paceline.report.page.markup import bar, escape, foreign, table
@@ -80,15 +80,14 @@ def _section(comparison: Comparison, content: Table, scale: float) -> str:
         f'<h2 id="h-{content.name}">{escape(content.title)}</h2>',
         f"<p>{foreign(_sentence(content.about))}</p>",
     ]
-    if content.rows:
+    if content.rows or content.sums:
         head = (
             content.heads[0],
             "",
             *content.heads[1:],
-            f"change per {comparison.unit}",
             "90%, all rows at once",
         )
-        cells = (_cells(row, scale) for row in content.rows)
+        cells = (_cells(row, scale) for row in (*content.rows, *content.sums))
         html.append(table(head, cells, name="parts changes", numeric_from=2, caption=""))
     if content.note:
         html.append(f'<p class="note">{foreign(_sentence(content.note))}</p>')
@@ -100,7 +99,7 @@ def _sentence(text: str) -> str:
 
 
 def _cells(row: Row, scale: float) -> list[str]:
-    change, interval = change_cells(row.change)
+    change, interval = change_cells(row)
     clear = row.change is not None and row.change.clear
     unsure = row.change is not None and row.change.interval is not None and not clear
     text = f"<strong>{escape(change)}</strong>" if clear else escape(change)
@@ -134,10 +133,7 @@ def _bar(change: Change, scale: float) -> str:
 
 
 def _numbers(comparison: Comparison) -> str:
-    rows = [
-        [escape(name), form(before), form(after), escape(with_sign(form(after - before)))]
-        for name, before, after, form in key_numbers(comparison)
-    ]
+    rows = [[escape(cell) for cell in cells] for cells in key_numbers(comparison)]
     return table(("", "before", "after", "change"), rows, numeric_from=1)
 
 

@@ -15,17 +15,24 @@ Form = Callable[[float], str]
 #: Rows with a change below this share of the step are counted, not listed.
 MIN_SHARE = 0.001
 
+#: A smaller remainder, as a share of the step, is rounding of the rows.
+MIN_REMAINDER = 0.0002
+
 _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its name, its values before and after as text, its change in seconds per unit."""
+    """A row: its name, its values before and after as text, its change in seconds per unit.
+
+    A sum of changes has ``sum_s`` and neither a change nor an interval.
+    """
 
     name: str
     before: str
     after: str
     change: Change | None
+    sum_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,20 @@ class Table:
         name: causes, kinds, stages, workers or hosts.
         title: its heading.
         about: explanation of its numbers.
-        heads: headings of ``Row``'s name, before and after.
+        heads: headings of ``Row``'s name, before, after and change.
         rows: the rows worth showing, in order.
         n_rows: number of all rows.
+        sums: rows that complete ``rows`` to the change of the step, and this change.
         note: text in place of rows, or about omitted rows; may be empty.
     """
 
     name: str
     title: str
     about: str
-    heads: tuple[str, str, str]
+    heads: tuple[str, str, str, str]
     rows: tuple[Row, ...]
     n_rows: int
+    sums: tuple[Row, ...] = ()
     note: str = ""
 
 
@@ -68,22 +77,38 @@ def _causes(comparison: Comparison) -> Table:
         Row(cause_name(r.name), seconds(r.before_s), seconds(r.after_s), r.change)
         for r in comparison.causes
     ]
-    about = "drops of both waterfalls, and compute; the changes add up to the change of the step"
-    return _fold(comparison, "causes", "By cause", about, ("cause", "before", "after"), rows)
+    about = "drops of both waterfalls, and compute; they add up to the step"
+    heads = ("cause", "before", "after", "change")
+    time = comparison.time
+    total = _sum(comparison, (seconds(time.before_s), seconds(time.after_s)))
+    remainder_s = comparison.remainder_s(comparison.causes)
+    return _fold(comparison, ("causes", "By cause", about), heads, rows, total, remainder_s)
 
 
 def _kinds(comparison: Comparison) -> Table:
     rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
-    about = "changes due to the durations of each kind; they add up to the change of the step"
-    heads = ("kind", "an operation, before", "after")
-    return _fold(comparison, "kinds", "By kind of operation", about, heads, rows)
+    unit = comparison.unit
+    about = (
+        f"the mean of one operation, then the change of the {unit} that all durations of the kind "
+        "make; these changes add up"
+    )
+    heads = ("kind", "op before", "op after", f"{unit} change")
+    remainder_s = comparison.remainder_s(comparison.kinds)
+    head = ("kinds", "By kind of operation", about)
+    return _fold(comparison, head, heads, rows, _sum(comparison), remainder_s)
 
 
 def _stages(comparison: Comparison) -> Table:
     rows = [Row(f"stage {r.name}", *_seconds(r.mean_s), r.change) for r in comparison.stages]
-    about = "changes due to the durations and delays of each stage; they add up, too"
-    heads = ("stage", "computes, before", "after")
-    return _fold(comparison, "stages", "By stage", about, heads, rows)
+    unit = comparison.unit
+    about = (
+        f"the computes of a worker in a step, then the change of the {unit} that all durations "
+        "and delays of the stage make; these changes add up"
+    )
+    heads = ("stage", "computes before", "computes after", f"{unit} change")
+    remainder_s = comparison.remainder_s(comparison.stages)
+    head = ("stages", "By stage", about)
+    return _fold(comparison, head, heads, rows, _sum(comparison), remainder_s)
 
 
 def _workers(comparison: Comparison, most: int) -> Table:
@@ -91,40 +116,60 @@ def _workers(comparison: Comparison, most: int) -> Table:
         Row(worker_name(r), f"S {r.slowdown[0]:.3f}", f"S {r.slowdown[1]:.3f}", r.change)
         for r in comparison.workers
     ]
-    about = "the cost of each worker compared with its peers (S_w); costs do not add up"
-    return _largest(comparison, ("workers", "By worker", about), rows, most)
+    about = (
+        "S_w of each worker, then the change of its cost compared with its peers; costs do not "
+        "add up"
+    )
+    heads = ("worker", "before", "after", "cost change")
+    return _largest(comparison, ("workers", "By worker", about), heads, rows, most)
 
 
 def _hosts(comparison: Comparison, most: int) -> Table:
     rows = [Row(_host(r.host, r.workers), *_seconds(r.loss_s), r.change) for r in comparison.hosts]
     about = "the cost of each host's workers compared with their peers; costs do not add up"
-    return _largest(comparison, ("hosts", "By host", about), rows, most)
+    heads = ("host", "before", "after", "change")
+    return _largest(comparison, ("hosts", "By host", about), heads, rows, most)
+
+
+def _sum(comparison: Comparison, times: tuple[str, str] = ("", "")) -> Row:
+    """The last row of a table whose changes add up: the change of the unit."""
+    return Row(f"the {comparison.unit}", *times, None, comparison.change_s)
 
 
 def _fold(
     comparison: Comparison,
-    name: str,
-    title: str,
-    about: str,
-    heads: tuple[str, str, str],
+    head: tuple[str, str, str],
+    heads: tuple[str, str, str, str],
     rows: Sequence[Row],
+    total: Row,
+    remainder_s: float | None,
 ) -> Table:
-    """All rows except rows that hardly change."""
-    threshold = MIN_SHARE * comparison.time.before_s
-    if all(row.change is None for row in rows):
+    """Rows that change, the sum of the others, the remainder, and the total."""
+    name, title, about = head
+    if remainder_s is None:
         about = f"no changes: {comparison.left_out.get(name, 'they cannot be compared')}"
+        return Table(name, title, about, heads, tuple(rows), len(rows))
+    threshold = MIN_SHARE * comparison.time.before_s
+    small = [r.change.seconds for r in rows if r.change and abs(r.change.seconds) < threshold]
     large = tuple(r for r in rows if r.change is None or abs(r.change.seconds) >= threshold)
-    n_small = len(rows) - len(large)
-    small_rows = "" if not n_small else f"{n_small} more" if large else f"all {n_small}"
-    note = small_rows and f"{small_rows} changed by under {MIN_SHARE:.1%} of the {comparison.unit}"
-    return Table(name, title, about, heads, large, len(rows), note)
+    sums = []
+    if small:
+        each = "each " if len(small) > 1 else ""
+        name_of_rest = f"{len(small)} more, {each}under {MIN_SHARE:.1%}"
+        sums.append(Row(name_of_rest, "", "", None, sum(small)))
+    if abs(remainder_s) >= MIN_REMAINDER * comparison.time.before_s:
+        sums.append(Row("remainder: error of the replay", "", "", None, remainder_s))
+    return Table(name, title, about, heads, large, len(rows), (*sums, total))
 
 
 def _largest(
-    comparison: Comparison, head: tuple[str, str, str], rows: Sequence[Row], most: int
+    comparison: Comparison,
+    head: tuple[str, str, str],
+    heads: tuple[str, str, str, str],
+    rows: Sequence[Row],
+    most: int,
 ) -> Table:
     """The largest changes beyond chance."""
-    heads = (head[0].rstrip("s"), "before", "after")
     few = comparison.time.interval is None
     clear = [r for r in rows if r.change is not None and (few or r.change.clear)]
     least = MIN_SHARE * comparison.time.before_s
@@ -140,7 +185,7 @@ def _largest(
         note = f"{len(large) - most:,} more changed, by less"
     elif few:
         note = "without intervals, the largest of many changes may be chance"
-    return Table(*head, heads, tuple(large[:most]), len(rows), note)
+    return Table(*head, heads, tuple(large[:most]), len(rows), note=note)
 
 
 def cause_name(name: str) -> str:
@@ -172,10 +217,10 @@ def _seconds(pair: tuple[float | None, float | None]) -> tuple[str, str]:
     return before, after
 
 
-def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
-    """Key figures: name, before, after, and number format."""
+def key_numbers(comparison: Comparison) -> list[tuple[str, str, str, str]]:
+    """Key figures: name, before, after, and after minus before."""
     unit, one, other = comparison.unit, comparison.before, comparison.after
-    return [
+    numbers: list[tuple[str, float, float, Form]] = [
         (f"mean {unit}", comparison.time.before_s, comparison.time.after_s, seconds),
         (f"median {unit}", comparison.median.before_s, comparison.median.after_s, seconds),
         ("without launch delays", one.simulated_s, other.simulated_s, seconds),
@@ -183,6 +228,16 @@ def key_numbers(comparison: Comparison) -> list[tuple[str, float, float, Form]]:
         ("slowdown S", one.result.slowdown, other.result.slowdown, _ratio),
         ("waste, 1 - 1/S", one.result.waste, other.result.waste, percent),
     ]
+    changes: dict[Form, Form] = {percent: _points}
+    return [
+        (name, form(before), form(after), with_sign(changes.get(form, form)(after - before)))
+        for name, before, after, form in numbers
+    ]
+
+
+def _points(value: float) -> str:
+    """``−3.9 points``: a difference of two percentages."""
+    return percent(value).replace("%", " points")
 
 
 def _ratio(value: float) -> str:
@@ -194,8 +249,11 @@ def with_sign(text: str) -> str:
     return f"+{text}" if text[:1].isdigit() and any(c in text for c in "123456789") else text
 
 
-def change_cells(change: Change | None) -> tuple[str, str]:
-    """The change, and its interval."""
+def change_cells(row: Row) -> tuple[str, str]:
+    """The change, and its interval; a sum has none."""
+    change = row.change
+    if row.sum_s is not None:
+        return with_sign(seconds(row.sum_s)), ""
     if change is None:
         return "\N{EN DASH}", ""
     if change.interval is None:

@@ -7,12 +7,12 @@ from rich.text import Text
 from paceline.comparison import Comparison, Side
 from paceline.errors import ComparisonError
 from paceline.report.comparison import words
-from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables, with_sign
+from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables
 from paceline.report.layout import wrap
 from paceline.trace.warning import STEPS_LEFT_OUT
 
 _MAX_ROWS = 5  # rows of workers and hosts
-_NUMBER = 11  # width of a column of numbers
+_NUMBER = 12  # width of a column of numbers
 _COLOURS = {"shorter": "bold green", "longer": "bold red"}
 
 
@@ -49,12 +49,12 @@ def comparison_lines(comparison: Comparison, width: int) -> list[Text]:
 def _table_lines(table: Table, width: int) -> list[Text]:
     lines = [Text().append(table.title, style="bold").append(f": {table.about}", style="dim")]
     lines = [line for text in lines for line in _wrapped(text, width)]
-    if table.rows:
-        space = _name_width([row.name for row in table.rows])
-        head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
-        # Long heads would only widen the columns of short numbers.
+    rows = (*table.rows, *table.sums)
+    if rows:
+        space, wide = _name_width([row.name for row in rows]), _number_width(table)
+        head = f"{'':{space}}" + "".join(f"{name:>{wide}}" for name in table.heads[1:])
         lines.append(Text(f"{head}  90% interval, for all rows at once", style="dim"))
-        lines += [_row_line(row, space) for row in table.rows]
+        lines += [_row_line(row, space, wide) for row in rows]
     return lines + (wrap(table.note, width, style="dim") if table.note else [])
 
 
@@ -67,11 +67,15 @@ def _wrapped(text: Text, width: int) -> list[Text]:
     return lines
 
 
-def _row_line(row: Row, space: int) -> Text:
-    change, interval = change_cells(row.change)
+def _number_width(table: Table) -> int:
+    return max(_NUMBER, *(len(head) + 2 for head in table.heads[1:]))
+
+
+def _row_line(row: Row, space: int, wide: int) -> Text:
+    change, interval = change_cells(row)
     clear = row.change is not None and row.change.clear
     mark = "" if clear or row.change is None or row.change.interval is None else " (no difference)"
-    numbers = f"{row.before:>{_NUMBER}}{row.after:>{_NUMBER}}{change:>{_NUMBER}}  {interval}{mark}"
+    numbers = f"{row.before:>{wide}}{row.after:>{wide}}{change:>{wide}}  {interval}{mark}"
     return Text(f"{row.name:{space}}{numbers}".rstrip(), style="" if clear or not mark else "dim")
 
 
@@ -82,11 +86,11 @@ def _name_width(names: list[str]) -> int:
 def _key_lines(comparison: Comparison) -> list[Text]:
     numbers = key_numbers(comparison)
     space = _name_width([name for name, *_ in numbers])
-    head = f"{'':{space}}{'before':>{_NUMBER}}{'after':>{_NUMBER}}{'change':>{_NUMBER}}"
+    wide = max(_NUMBER, *(len(cell) + 2 for _, *cells in numbers for cell in cells))
+    head = f"{'':{space}}" + "".join(f"{name:>{wide}}" for name in ("before", "after", "change"))
     lines = [Text("Both jobs", style="bold"), Text(head, style="dim")]
-    for name, before, after, form in numbers:
-        cells = (form(before), form(after), with_sign(form(after - before)))
-        lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{_NUMBER}}" for cell in cells)))
+    for name, *cells in numbers:
+        lines.append(Text(f"{name:{space}}" + "".join(f"{cell:>{wide}}" for cell in cells)))
     return lines
 
 

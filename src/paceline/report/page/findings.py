@@ -15,7 +15,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import part_of, share_of_loss
+from paceline.results.words.shares import masked_note, part_of, share_of_loss
 from paceline.trace.job import place_name
 from paceline.units import percent, seconds
 
@@ -136,6 +136,8 @@ def remedies_html(report: JobReport) -> str:
     for rank, remedy in enumerate(rank_remedies(remedies), 1):
         cards[remedy.architecture].append(_remedy(rank, remedy, report, top))
     text = _cards(cards[False]) or "<p>No remedy is proposed.</p>"
+    if masked := masked_note(report):
+        text += f'<p class="note">{escape(masked)}</p>'
     if cards[True]:
         text += "<h3 class=list>Changes of the job's architecture</h3>"
         text += (

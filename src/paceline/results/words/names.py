@@ -39,8 +39,8 @@ HARDWARE = {
 OTHERS = {
     "launch-delay": ("Launch delays", "time between operations"),
     "passing-variation": (
-        "Passing variation",
-        "parts wait for the peer that is slow at the moment",
+        "Other passing variation",
+        "parts wait for the peer that is slow at the moment; no finding explains it",
     ),
     "unexplained": ("Other stragglers", "no known pattern"),
     "p2p": ("Transfers between stages", "sends and recvs"),

@@ -38,28 +38,15 @@ def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
     return saved_s / lost if lost > 0 else None
 
 
-#: A repair that saves less than this share of its cause's cost leaves a step waiting for others.
-_MASKED = 0.5
-
-
 def masked_note(report: JobReport) -> str:
     """Why repairs of single causes save less than these cost; "" if none does."""
-    inside = [f for f in report.diagnosis.findings if f.share is not None]
-    causes = {f.id: f for f in inside if f.cause != "unexplained"}
-    masked = [
-        causes[remedy.findings[0]]
-        for remedy in report.remedies
-        if len(remedy.findings) == 1
-        and remedy.remedy.startswith("replace")
-        and remedy.findings[0] in causes
-        and remedy.gain < _MASKED * causes[remedy.findings[0]].share_of_step
-    ]
-    if len(causes) < 2 or not masked:
+    masked = [f for f in report.diagnosis.findings if f.id in report.masked]
+    if not masked:
         return ""
     names = " and ".join(dict.fromkeys(cause_name(f.cause).lower() for f in masked))
     return (
         f"After a repair of the {names} alone, steps still wait for the other causes. The costs "
-        "above divide the loss among all of them."
+        "of the causes divide the loss among all of them."
     )
 
 

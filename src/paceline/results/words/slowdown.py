@@ -14,10 +14,17 @@ def by_paper(report: JobReport) -> str:
     )
 
 
-def lasting_range(report: JobReport) -> str:
-    """``1.40``, or ``1.40 to 2.18`` if S is a lower bound: S without variation that passes."""
-    low, high = report.lasting_slowdown, report.largest_lasting_slowdown
+def slowdown_range(report: JobReport) -> str:
+    """``1.40``, or ``1.40 to 2.18`` if S is a lower bound."""
+    low, high = report.slowdown, report.largest_slowdown
     return f"{low:.2f} to {high:.2f}" if report.bounded else f"{low:.2f}"
+
+
+def without_passing(report: JobReport) -> str:
+    """``; without variation that passes, S is 1.05``; empty if this is S as it is told."""
+    lasting = f"{report.lasting_slowdown:.2f}"
+    same = lasting == f"{report.slowdown:.2f}"
+    return "" if same else f"; without variation that passes, S is {lasting}"
 
 
 def waste_range(report: JobReport, digits: int = 1) -> str:
@@ -31,21 +38,23 @@ def waste_range(report: JobReport, digits: int = 1) -> str:
 
 
 def beside_s(report: JobReport) -> str:
-    """``2.180 without the slow workers in its ideal``, ``1.012 lasts``; empty without facts."""
-    bound, lasts = "", f"{report.lasting_slowdown:.3f} lasts" if report.passing_share > 0 else ""
-    if report.bounded:
-        largest = f"{report.largest_slowdown:.3f}"
-        bound, lasts = f"{largest} without the slow {slow_hardware(report)} in its ideal", ""
-    return "; ".join(filter(None, (bound, lasts, by_paper(report))))
+    """``1.012 lasts``, ``2.180 without the slow workers in its ideal``; empty without facts."""
+    lasts = f"{report.lasting_slowdown:.3f} lasts" if report.passing_share > 0 else ""
+    largest = f"{report.largest_slowdown:.3f}"
+    bound = f"{largest} without the slow {slow_hardware(report)} in its ideal"
+    return "; ".join(filter(None, (lasts, bound if report.bounded else "", by_paper(report))))
 
 
 def waste_parts(report: JobReport) -> str:
-    """``0.7% lasts, 19.9% is variation that passes``; empty if nothing passes."""
+    """``0.7% lasts, 19.9% is variation that passes``; empty if nothing passes.
+
+    The parts are those of the lower end if the waste is a range.
+    """
     passing = report.passing_share
     if passing <= 0:
         return ""
     if report.bounded:
-        return f"{percent(passing)} is variation that passes"
+        return f"of {percent(report.waste)}, {percent(passing)} is variation that passes"
     return f"{percent(report.waste - passing)} lasts, {percent(passing)} is variation that passes"
 
 
@@ -76,6 +85,9 @@ def bound_note(report: JobReport) -> str:
         f"the ideal step takes at most {ideal}: this ideal comes from all peers, including the "
         f"slow {slow}. If the slow {slow} were as fast as the others, it would take {healthy}"
     )
+    if report.other_passing_s:
+        passing = seconds(report.other_passing_s)
+        text += f", and variation that passes would cost {passing}"
     if report.job.replicas == 2 and slow == HARDWARE["worker"]:
         text += ". Of two replicas, the trace cannot show which one has the usual speed"
     return text
