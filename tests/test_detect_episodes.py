@@ -222,3 +222,19 @@ def test_a_slow_job_with_fifty_lines_of_every_tenth_step(capsys, tmp_path):
     assert "slower since step 300" in out
     assert "50 samples (500 steps) of 1 rank: 1 fail-slow, slow at the end" in out
     assert "a sample every 10 steps, one step of 10" in err
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_text_and_json_give_the_same_steps_and_factors(capsys, tmp_path, ranks):
+    """Ranks that wait are judged by their median; single ranks differ by a few steps."""
+    path = table(tmp_path / "it.csv", waiting(ranks))
+    events = [json.loads(line) for line in said(capsys, path, "--json")[1].splitlines()]
+    lines = said(capsys, path)[1].splitlines()
+    assert events[0]["ranks"] == list(range(ranks))
+    assert [events[0]["text"], events[-1]["text"]] == [
+        line for line in lines if line.startswith("step ")
+    ]
+    every = said(capsys, path, "--verbose")[1].splitlines()
+    assert [event["text"] for event in events] == [
+        line for line in every if line.startswith("step ")
+    ]

@@ -109,7 +109,7 @@ def _tell_events(
         replace(event, gpus=args.gpus, together=together)
         for event in job_events(rank_events, n_ranks)
     ]
-    if together and not (args.json or args.by_rank or args.verbose):
+    if together and not args.by_rank:
         detector = detector_of(1, warm_up)
         merged = _of_median(times, detector, args, merged)
     if times.wait_s is not None:
