@@ -273,6 +273,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
+    from paceline.detect.episodes import ReliefDates
     from paceline.detect.refinement import Refinement
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
@@ -291,13 +292,14 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
                 refinement.take(of_step)
             if i % 256 == 0:
                 progress(i, n_steps)
+    found = events if refinement is None else refinement.events()
     return [
         replace(
             event,
             rank=int(times.ranks[event.rank]),
             lost_s=event.lost_s * times.steps_per_sample,
         )
-        for event in (events if refinement is None else refinement.events())
+        for event in ReliefDates().apply(found)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ Array = npt.NDArray[np.float64]
 
 #: Least excess of the fastest rank in slow steps, as a share of that of the slowest, from which on
 #: all ranks became slow together. Ranks that wait have about 1, ranks that do not wait about 0.
-_TOGETHER = 0.75
+TOGETHER = 0.75
 #: Fail-slows of fewer steps are not judged beside longer ones.
 _LONG = 20
 
@@ -69,6 +69,29 @@ def episodes_of(events: Sequence[Event | JobEvent]) -> list[Episode]:
     return sorted(done, key=lambda episode: episode.places[0])
 
 
+class ReliefDates:
+    """Dates reliefs behind the last change of their rank.
+
+    A level that melts away to health ends its fail-slow without a step of its own. The detector
+    dates such a relief to the onset. After further changes it begins with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, int] = {}  # rank -> begin of its last level
+
+    def apply(self, events: Sequence[Event]) -> list[Event]:
+        """The events, in the order of their steps."""
+        dated = []
+        for event in events:
+            if event.kind in SLOW_KINDS:
+                self._since[event.rank] = event.since_step
+            elif event.kind == "relief":
+                last = self._since.pop(event.rank, event.since_step)
+                event = replace(event, since_step=max(event.since_step, last))
+            dated.append(event)
+        return dated
+
+
 def factor_of(event: Event | JobEvent) -> float:
     """The factor of the level that an event begins, refined where that is known."""
     return event.factor if event.refined is None else event.refined.factor
@@ -118,4 +141,4 @@ def _rose_together(slow: Array, usual_s: Array) -> bool:
         return False
     slow = slow[(slow <= PAUSE * np.median(slow, axis=0)).all(axis=1)]
     excess = slow.mean(axis=0) / usual_s - 1
-    return bool(excess.min() > 0 and excess.min() >= _TOGETHER * excess.max())
+    return bool(excess.min() > 0 and excess.min() >= TOGETHER * excess.max())

@@ -265,6 +265,19 @@ def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if np.isfinite(number)}
 
 
+def wait_of_line(line: Mapping[str, Any], where: str) -> float:
+    """Seconds in which a JSON line's rank waited for others; nan if unknown.
+
+    Raises:
+        TraceError: the value is no number.
+    """
+    value = line.get("wait_s")
+    try:
+        return float("nan") if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where} needs a number for wait_s") from None
+
+
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
     if name not in _COLUMNS:
         return np.empty(0)
