@@ -52,6 +52,10 @@ QUOTED_LINES = 3
 _MAX_PATTERN = 2000
 #: A number whose comma is a decimal point: a group of thousands has three digits after others.
 DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
+#: Means since the start: fewest lines in a third, and largest share of turns, which times of steps
+#: have in 2 of 3 lines. Least fall of their changes from the first third to the last one, and
+#: largest growth of those of their steps.
+_FEW_MEANS, _MEANS_TURN, _MEANS_FALL, _MEANS_GROW = 15, 0.6, 2.5, 1.6
 #: What stands before and behind a part of a number; and its thousands, from their comma on.
 _HEAD = re.compile(r"\d\.?$|\d[eE][-+]?$")
 _TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
@@ -62,8 +66,8 @@ _CLASSES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 FINE_TICKS, _LONG_S = 20, 600.0
 
 #: Steps that a line's time covers where only some steps have a line: all since the line before
-#: ("mean"), or its own step alone ("last").
-Covers = Literal["mean", "last"]
+#: ("mean"), its own step alone ("last"), or some of the last steps ("window").
+Covers = Literal["mean", "last", "window"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class LineFormat:
         head: words in an earlier line that has other groups of the pattern. The pattern is searched
             in the last such line and the line with the cue, joined by a space. "": one line has
             all groups.
+        window: a time is the mean of this many steps, the last ones. Of lines that are nearer to
+            each other, only some are samples.
     """
 
     name: str
@@ -85,6 +91,7 @@ class LineFormat:
     pattern: re.Pattern[str]
     covers: Covers | None = None
     head: str = ""
+    window: int = 1
 
     def steps_in(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines, each with its head before it."""
@@ -198,6 +205,43 @@ def _check_whole(match: re.Match[str], names: Sequence[str], where: str) -> None
                 f"{where}: the group {name} of the pattern takes {match[name]!r}, a part of a "
                 f"number in {part!r}; let it match all of it, as (?P<{name}>[\\d.,eE+-]*\\d)"
             )
+
+
+def thinned(columns: Columns, window: int) -> Columns:
+    """The rows that lie at least ``window`` steps behind the one before, of each rank."""
+    keep = np.zeros(len(columns["step"]), dtype=bool)
+    last: dict[float, float] = {}
+    for row, (rank, step) in enumerate(
+        zip(columns["rank"].tolist(), columns["step"].tolist(), strict=True)
+    ):
+        if not 0 <= step - last.get(rank, -np.inf) < window:
+            last[rank], keep[row] = step, True
+    return {name: values[keep] for name, values in columns.items()}
+
+
+def is_mean_since_start(seconds: Array) -> bool:
+    """Whether times look like means of all steps so far, in the order of the lines.
+
+    The differences of such means fall with the number of steps, while the steps that they stand for
+    vary as much late as early. Times of steps vary as much late as early themselves, and they
+    alternate: a step above the mean is followed by a lower one.
+    """
+    x = seconds[np.isfinite(seconds) & (seconds > 0)]
+    third = len(x) // 3
+    if third < _FEW_MEANS:
+        return False
+    changes = np.diff(x)
+    turns = changes[1:] * changes[:-1] < 0
+    if turns[:third].mean() >= _MEANS_TURN or turns.mean() >= _MEANS_TURN:
+        return False
+    number = np.arange(1, len(x) + 1)
+    steps = np.diff(number * x)
+
+    def fall(values: Array) -> float:
+        early, late = (float(np.median(np.abs(v))) for v in (values[2:third], values[-third:]))
+        return early / max(late, 1e-300)
+
+    return fall(changes) > _MEANS_FALL or fall(np.diff(steps)) > 1 / _MEANS_GROW
 
 
 def _epochs_before(columns: Columns) -> Array:
