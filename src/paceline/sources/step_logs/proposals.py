@@ -166,9 +166,9 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
             certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
     if step is not None and _begins_anew(rows, step.place, texts):
         certain, doubt = False, "steps begin anew in each epoch; add the groups epoch, epoch_steps"
-    if time.group.startswith("duration"):
-        if is_mean_since_start(np.array([_float(value) for value in rows[time.place]])):
-            certain, doubt = False, "its times look like means since the start, not those of steps"
+    values = np.array([_float(value) for value in rows[time.place]])
+    if time.group.startswith("duration") and is_mean_since_start(values):
+        certain, doubt = False, "its times look like means since the start, not those of steps"
     if time.score == 1 and time.group.startswith(("duration", "elapsed")) and not doubt:
         doubt = "the unit is a guess"
     return Proposal(pattern, certain, doubt)
