@@ -333,3 +333,15 @@ def test_ranks_that_work_equally_longer_are_one_suspect_and_all_of_them_none():
     assert slow_ranks(work_s) == [((0, 2), 1.5)]
     work_s[100:] = 1.5
     assert slow_ranks(work_s) == []
+
+
+def test_a_fail_slow_of_all_ranks_waits_beside_one_of_a_single_rank(capsys, tmp_path):
+    duration_s = noise(400, 1, spread=0.02) * noise(400, 4, spread=0.002)
+    duration_s[100:140, 1] *= 1.5
+    duration_s[250:] *= 1.5
+    path = table(tmp_path / "it.csv", duration_s)
+    alone, _, of_all = [line for line in said(capsys, path)[1].splitlines() if line[:4] == "step"]
+    assert "rank 1: 1.5" in alone
+    assert "since step 250; who: unknown, as ranks that wait are slow together" in of_all
+    events = [json.loads(line) for line in said(capsys, path, "--json")[1].splitlines()]
+    assert [event["together"] for event in events] == [False, False, True]

@@ -20,6 +20,8 @@ Array = npt.NDArray[np.float64]
 TOGETHER = 0.75
 #: Fail-slows of fewer steps are not judged beside longer ones.
 _LONG = 20
+#: Steps before a fail-slow that show the usual time of each rank.
+_USUAL = 128
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,32 @@ def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event
         if len(of_one) >= min(_LONG, longest)
     ]
     return bool(judged) and all(judged)
+
+
+def with_together(
+    events: Sequence[JobEvent], duration_s: Array, steps: Sequence[int]
+) -> list[JobEvent]:
+    """The events of a job in which a rank alone was slow, too: onsets of all ranks that wait.
+
+    Args:
+        events: events of the job.
+        duration_s: [step, rank] step times.
+        steps: [step] numbers.
+    """
+    numbers, marked = np.asarray(steps), []
+    for place, event in enumerate(events):
+        if event.kind == "onset" and len(event.ranks) == event.of > 1:
+            later = (other for other in events[place + 1 :] if other.kind in ("relief", "faster"))
+            end = next((other.since_step for other in later), numbers[-1] + 1)
+            known = np.isfinite(duration_s).all(axis=1)
+            slow = known & (numbers >= event.since_step) & (numbers < end)
+            before = np.flatnonzero(known & (numbers < event.since_step))[-_USUAL:]
+            together = len(before) > 0 and _rose_together(
+                duration_s[slow], np.median(duration_s[before], axis=0)
+            )
+            event = replace(event, together=together)
+        marked.append(event)
+    return marked
 
 
 def _rose_together(slow: Array, usual_s: Array) -> bool:
