@@ -197,8 +197,9 @@ class LiveEvents:
         with np.errstate(invalid="ignore"):
             jitter_s = float(np.nanquantile(np.ptp(before, axis=1), _MOST))
         step_s = float(np.nanmedian(before))
-        whole = after[np.isfinite(after).all(axis=1)]
-        if len(whole) and np.ptp(whole.sum(axis=0)) <= max(step_s, _JITTERS * jitter_s):
+        given = after[np.isfinite(after).any(axis=1)]
+        filled = np.where(np.isnan(given), np.nanmedian(given, axis=1, keepdims=True), given)
+        if np.ptp(filled.sum(axis=0)) <= max(step_s, _JITTERS * jitter_s):
             return "together"
         excess_s = _excess(before, after) * (1 if rises else -1)
         least, largest = float(excess_s.min()), float(excess_s.max())

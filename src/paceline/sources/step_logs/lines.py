@@ -56,7 +56,7 @@ DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 #: have in 2 of 3 lines. Least fall of their changes from the first third to the last one, and
 #: largest growth of those of their steps.
 _FEW_MEANS, _MEANS_TURN, _MEANS_FALL, _MEANS_GROW = 15, 0.6, 2.5, 1.6
-#: What stands before and behind a part of a number; and its thousands, from their comma on.
+#: The text before and behind a part of a number, and its thousands from their comma on.
 _HEAD = re.compile(r"\d\.?$|\d[eE][-+]?$")
 _TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
