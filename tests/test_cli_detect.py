@@ -1,5 +1,6 @@
 """``paceline detect``: files, streams, and what is wrong with them."""
 
+import gzip
 import io
 import json
 import re
@@ -428,3 +429,33 @@ def test_a_file_that_ends_in_its_warm_up_is_not_called_healthy(tmp_path, capsys)
     path.write_text("\n".join(["step,rank,duration_s", *rows]) + "\n")
     assert run(["detect", str(path)]) == 0
     assert "0 fail-slows, not judged (its steps become shorter still)" in capsys.readouterr().out
+
+
+def test_a_packed_table_is_read(capsys, tmp_path):
+    path = written(tmp_path / "it.csv", "step,rank,duration_s", rows())
+    (tmp_path / "it.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert said(capsys, tmp_path / "it.csv.gz") == said(capsys, path)
+
+
+def test_a_line_that_the_job_is_writing_is_left_out(capsys, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    lines = [json.dumps({"step": step, "duration_s": 1.0}) for step in range(60)]
+    path.write_text("\n".join([*lines, '{"step": 60, "dur']))
+    code, out, err = said(capsys, path)
+    assert (code, "60 steps of 1 rank: 0 fail-slows" in out) == (0, True)
+    assert "ends within a line" in err
+    path.write_text("\n".join([*lines[:50], '{"step": 60, "dur', *lines[50:]]))
+    assert ":51 is no JSON object" in said(capsys, path)[2]
+
+
+def test_durations_of_two_units_are_doubtful(capsys, tmp_path):
+    noise = np.random.default_rng(0).normal(1, 0.02, (200, 2))
+    lines = [(s, r, noise[s, r] * (1000 if r else 1)) for s in range(200) for r in range(2)]
+    path = written(tmp_path / "it.csv", "step,rank,duration_s", lines)
+    assert "durations of rank 1 are about 1,0" in said(capsys, path)[2]
+    lines = [(s, noise[s, 0] * (1000 if s >= 100 else 1)) for s in range(200)]
+    path = written(tmp_path / "it.csv", "step,duration_s", lines)
+    assert "times the others; are all of them seconds?" in said(capsys, path)[2]
+    lines = [(s, noise[s, 0] * (30 if s >= 100 else 1)) for s in range(200)]
+    path = written(tmp_path / "it.csv", "step,duration_s", lines)
+    assert said(capsys, path)[2] == ""

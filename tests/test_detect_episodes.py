@@ -1,14 +1,16 @@
 """Episodes of a file, and ranks that are slow together because they wait."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 
 from paceline.cli.main import run
-from paceline.detect.episodes import are_together, episodes_of
+from paceline.detect.episodes import ReliefDates, are_together, episodes_of
 from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
+from paceline.detect.who_works import with_suspects
 
 #: A fail-slow from step 200 to 500 in four levels, then a healthy job.
 LEVELS = np.repeat([1.0, 1.3, 1.8, 1.3, 1.6, 1.0], [200, 80, 80, 80, 60, 200])
@@ -157,12 +159,12 @@ def test_a_column_of_waits_names_the_slow_rank(capsys, tmp_path, slow):
     path.write_text("\n".join(lines) + "\n")
     out = said(capsys, path)[1]
     assert f"slower since step 200; rank {8 + slow}; compute; " in out
-    assert f"  rank {8 + slow}; compute: 1.1" in out
+    assert f"  rank {8 + slow}; compute: 1.6" in out  # the level of 1.8x costs most
     assert "of own work a step instead of 0." in out
     onset = json.loads(said(capsys, path, "--json")[1].splitlines()[0])
     (who,) = onset["who"]
     assert (who["ranks"], who["kind"]) == ([8 + slow], "compute")
-    assert who["factor"] == pytest.approx(1.3, abs=0.02)
+    assert who["factor"] == pytest.approx(1.8, abs=0.02)
 
 
 def test_waits_without_a_rank_that_works_longer_name_nobody(capsys, tmp_path):
@@ -193,10 +195,69 @@ def test_silent_ranks_are_told_beside_a_job_that_is_slow_together(capsys, tmp_pa
     assert "1 fail-slow, healthy at the end, 1 rank silent" in out
 
 
-def test_a_stream_has_no_blocks(capsys, monkeypatch):
-    code, _, err = said(capsys, "-", "--verbose")
-    assert code == 2
-    assert "--verbose is for files; of a stream each change is printed" in err
+def stream(capsys, monkeypatch, duration_s, *args, wait_s=None):
+    """Output for a stream of [step, rank] seconds."""
+    lines = []
+    for step, rank in np.ndindex(duration_s.shape):
+        line = {"step": step, "rank": rank, "duration_s": round(duration_s[step, rank], 6)}
+        if wait_s is not None:
+            line["wait_s"] = wait_s[step, rank]
+        lines.append(json.dumps(line))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, _ = said(capsys, "-", "--ranks", duration_s.shape[1], *args)
+    assert code == 0
+    return out.splitlines()
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_a_stream_says_of_ranks_that_wait_what_the_file_says(capsys, monkeypatch, tmp_path, ranks):
+    duration_s = waiting(ranks)
+    onset, *worse, end, last = stream(capsys, monkeypatch, duration_s)
+    in_file = said(capsys, table(tmp_path / "it.csv", duration_s))[1].splitlines()
+    assert onset == in_file[0]
+    assert "who: unknown, as ranks that wait are slow together" in onset
+    (worse,) = worse  # 1.8x; the level of 1.6x is no news
+    assert "slower still since step 280: 1." in worse
+    (relief,) = [line for line in in_file if "healthy again" in line]
+    assert end.startswith(f"{relief}; 3 changes until step 440: levels from 1.2")
+    assert last == f"700 steps of {ranks} ranks: 1 fail-slow, healthy at the end"
+    of_stream = [json.loads(line) for line in stream(capsys, monkeypatch, duration_s, "--json")]
+    of_file = map(json.loads, said(capsys, tmp_path / "it.csv", "--json")[1].splitlines())
+    for event, expected in zip(of_stream, of_file, strict=True):
+        assert event["text"] == expected["text"]
+        assert event["together"]
+    every = stream(capsys, monkeypatch, duration_s, "--verbose")
+    assert [line for line in every if line.startswith("step ")] == [e["text"] for e in of_stream]
+
+
+def test_a_stream_names_a_rank_that_no_other_rank_waits_for(capsys, monkeypatch):
+    duration_s = noise(len(LEVELS), 3)
+    duration_s[:, 1] *= LEVELS
+    lines = stream(capsys, monkeypatch, duration_s)
+    assert lines[0].startswith("step 202: rank 1: 1.3")
+    assert all(": rank 1: " in line for line in lines[:-1])
+    assert lines[-2].startswith("step 506: rank 1: healthy again since step 500")
+    assert lines[-1] == "700 steps of 3 ranks: 1 fail-slow, healthy at the end"
+
+
+def test_a_stream_with_waits_names_the_slow_rank(capsys, monkeypatch):
+    duration_s = waiting(3)
+    work_s = 0.9 * noise(len(LEVELS), 3)
+    work_s[:, 2] *= LEVELS
+    lines = stream(capsys, monkeypatch, duration_s[:300], wait_s=(duration_s - work_s)[:300])
+    assert "slower since step 200; rank 2; compute; " in lines[0]
+    assert lines[-1].startswith("300 steps of 3 ranks: 1 fail-slow, slow at the end, ")
+
+
+def test_a_stream_that_ends_tells_what_it_held_back(capsys, monkeypatch):
+    """Three steps of a slow rank are too few to tell whether others wait."""
+    duration_s = noise(203, 3)
+    duration_s[200:, 1] *= 1.5
+    duration_s[200:, 0] *= 1.3
+    duration_s[200:, 2] *= 1.2
+    (onset, last) = stream(capsys, monkeypatch, duration_s)
+    assert onset.startswith("step 202: 1.30x slower since step 200; who: unknown, ")
+    assert last.startswith("203 steps of 3 ranks: 1 fail-slow, ")
 
 
 @pytest.mark.parametrize(("lines", "code"), [(20, 2), (21, 0)])
@@ -222,3 +283,65 @@ def test_a_slow_job_with_fifty_lines_of_every_tenth_step(capsys, tmp_path):
     assert "slower since step 300" in out
     assert "50 samples (500 steps) of 1 rank: 1 fail-slow, slow at the end" in out
     assert "a sample every 10 steps, one step of 10" in err
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_text_and_json_give_the_same_steps_and_factors(capsys, tmp_path, ranks):
+    """Ranks that wait are judged by their median; single ranks differ by a few steps."""
+    path = table(tmp_path / "it.csv", waiting(ranks))
+    events = [json.loads(line) for line in said(capsys, path, "--json")[1].splitlines()]
+    lines = said(capsys, path)[1].splitlines()
+    assert events[0]["ranks"] == list(range(ranks))
+    assert [events[0]["text"], events[-1]["text"]] == [
+        line for line in lines if line.startswith("step ")
+    ]
+    every = said(capsys, path, "--verbose")[1].splitlines()
+    assert [event["text"] for event in events] == [
+        line for line in every if line.startswith("step ")
+    ]
+
+
+def test_a_relief_begins_behind_the_last_change_of_its_rank():
+    """A level that melts away has no begin; the kernel gives the onset's."""
+    events = [event("onset", 72), event("onset", 90, 1), event("worsening", 100)]
+    events += [event("partial-relief", 201), Event("relief", 0, 233, 72, 1.8, 6.0, 1.0)]
+    events += [Event("relief", 1, 240, 90, 1.2, 1.0, 1.0)]
+    dated = ReliefDates().apply(events)
+    assert [e.since_step for e in dated] == [72, 90, 100, 201, 201, 90]
+
+
+def slow_ranks(work_s):
+    """Suspects of a job in which all wait for the rank with most work; its rise is at step 100."""
+    duration_s = np.repeat(work_s.max(axis=1)[:, None] + 0.1, work_s.shape[1], axis=1)
+    onset = JobEvent("onset", 110, 100, (0, 1, 2), 3, 1.1, 1.0)
+    worse = JobEvent("worsening", 160, 150, (0, 1, 2), 3, 2.0, 1.0)
+    events = with_suspects([onset, worse], range(300), range(3), duration_s, duration_s - work_s)
+    return [(suspect.ranks, round(suspect.factor, 2)) for suspect in events[0].suspects]
+
+
+def test_the_costliest_level_of_a_fail_slow_names_the_rank():
+    """The first 50 steps are longer by a tenth, on all ranks; then rank 1 takes twice as long."""
+    work_s = np.ones((300, 3))
+    work_s[100:150] = 1.1
+    work_s[150:, 1] = 2.0
+    assert slow_ranks(work_s) == [((1,), 2.0)]
+
+
+def test_ranks_that_work_equally_longer_are_one_suspect_and_all_of_them_none():
+    work_s = np.ones((300, 3))
+    work_s[100:, [0, 2]] = 1.5
+    assert slow_ranks(work_s) == [((0, 2), 1.5)]
+    work_s[100:] = 1.5
+    assert slow_ranks(work_s) == []
+
+
+def test_a_fail_slow_of_all_ranks_waits_beside_one_of_a_single_rank(capsys, tmp_path):
+    duration_s = noise(400, 1, spread=0.02) * noise(400, 4, spread=0.002)
+    duration_s[100:140, 1] *= 1.5
+    duration_s[250:] *= 1.5
+    path = table(tmp_path / "it.csv", duration_s)
+    alone, _, of_all = [line for line in said(capsys, path)[1].splitlines() if line[:4] == "step"]
+    assert "rank 1: 1.5" in alone
+    assert "since step 250; who: unknown, as ranks that wait are slow together" in of_all
+    events = [json.loads(line) for line in said(capsys, path, "--json")[1].splitlines()]
+    assert [event["together"] for event in events] == [False, False, True]

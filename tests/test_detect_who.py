@@ -16,6 +16,7 @@ from paceline.detect.who_trace import who_from_trace
 from paceline.errors import DetectError
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
+from paceline.trace.kinds import PASSES
 from paceline.whatif import analyze
 
 SPEC = SynthSpec(dp=8, pp=4, microbatches=8, steps=12)
@@ -322,3 +323,46 @@ def test_each_fail_slow_of_a_call_log_has_its_own_culprits():
     first, _, second = locate_in_calls(job_events(events, 8), log, steps)
     assert [suspect.ranks for suspect in first.suspects] == [(7,)]
     assert [suspect.ranks for suspect in second.suspects] == [(2,)]
+
+
+def with_spike(trace, dp, pp, at, times):
+    """The measured trace with the computes of a worker in one step this many times as long."""
+    measured = from_trace(trace)
+    graph = measured.graph
+    rows = np.flatnonzero((graph.pp == pp) & np.isin(graph.kind, PASSES))
+    measured.durations.block(0)[rows, at, dp] *= times
+    return measured
+
+
+def test_a_rank_that_lasts_comes_before_one_with_a_longer_spike():
+    """As on two gloo ranks: one slow in 27 of 29 steps, the other 5.5x in step 176."""
+    spec = replace(SPEC, dp=4, pp=1, slow_workers=(SlowWorker(1, 0, 1.2),))
+    trace = replace(synthesize(spec), steps=np.arange(170, 182))
+    measured = with_spike(trace, 3, 0, 6, 9.0)
+    result = analyze(measured)
+    assert result.by_worker[0, 3] > result.by_worker[0, 1] + 0.3
+    lasting, spike = who_from_trace(measured, result)
+    assert (lasting.ranks, lasting.steps, lasting.kind) == ((1,), (), "compute")
+    assert (spike.ranks, spike.steps, spike.kind) == ((3,), (176,), "compute")
+    assert spike.name == "rank 3 (stage 0 of replica 3); compute in step 176 only"
+    assert spike.text == (
+        "it makes step 176 8.20x as long as if all were alike, and the 11 other traced steps "
+        "1.00x: a spike, not a lasting fault"
+    )
+    assert spike.to_mapping()["steps"] == [176]
+
+
+def test_a_spike_of_the_slow_rank_changes_nothing():
+    spec = replace(SPEC, dp=4, pp=1, slow_workers=(SlowWorker(1, 0, 1.2),))
+    measured = with_spike(synthesize(spec), 1, 0, 6, 9.0)
+    (lasting,) = who_from_trace(measured, analyze(measured))
+    assert (lasting.ranks, lasting.steps) == ((1,), ())
+
+
+def test_a_worker_that_is_slow_in_some_steps_is_no_spike():
+    """Slow in a third of the steps, as a worker with garbage collection is."""
+    measured = from_trace(synthesize(replace(SPEC, dp=4, pp=1)))
+    rows = np.flatnonzero(np.isin(measured.graph.kind, PASSES))
+    measured.durations.block(0)[rows[:, None], np.arange(0, 12, 3), 2] *= 1.5
+    (found,) = who_from_trace(measured, analyze(measured))
+    assert (found.ranks, found.steps) == ((2,), ())

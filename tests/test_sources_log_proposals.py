@@ -4,11 +4,13 @@ import random
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from paceline.cli.main import run
 from paceline.errors import TraceError
 from paceline.sources.step_logs.files import load_step_log
+from paceline.sources.step_logs.lines import is_mean_since_start
 
 #: Milliseconds of 80 steps.
 MS = [250 + random.Random(step).random() for step in range(80)]
@@ -200,3 +202,49 @@ def test_a_bar_of_samples_is_no_line_of_a_step(tmp_path):
     (tmp_path / "own.log").write_text("\n".join(states))
     with pytest.raises(TraceError, match="run the command again with the pattern"):
         load_step_log(tmp_path / "own.log")
+
+
+MEANS = (
+    "step {step} loss 2.5 avg_time {mean:.4f}s",
+    "step: {step}, loss: 2.5, time/step: {mean:.4f} s (running mean)",
+    "step {step} | loss 2.5 | step_time_ema {mean:.4f} s",
+    "step {step} | loss 2.5 | smoothed step time {mean:.4f} s",
+    "step {step} | loss 2.5 | time {mean:.4f} s",
+)
+
+
+@pytest.mark.parametrize("line", MEANS)
+def test_means_of_many_steps_are_no_times_of_steps(tmp_path, line):
+    seconds = np.random.default_rng(0).normal(0.25, 0.01, 120)
+    means = np.cumsum(seconds) / np.arange(1, 121)
+    path = tmp_path / "my.log"
+    path.write_text("".join(line.format(step=n, mean=mean) + "\n" for n, mean in enumerate(means)))
+    with pytest.raises(TraceError) as refused:
+        load_step_log(path)
+    if line == MEANS[-1]:
+        assert "its times look like means since the start" in str(refused.value)
+        times = load_step_log(path, r"step (?P<step>\d+) .* time (?P<duration_s>[\d.]+) s")
+        assert any("look like means since the start" in note for note in times.warnings)
+
+
+def test_a_mean_beside_the_time_of_a_step_does_not_count(tmp_path):
+    seconds = np.random.default_rng(0).normal(0.25, 0.01, 120)
+    means = np.cumsum(seconds) / np.arange(1, 121)
+    path = tmp_path / "my.log"
+    path.write_text(
+        "".join(
+            f"[iter {n}] loss 2.5, time: {x:.4f}s (avg {mean:.4f}s)\n"
+            for n, (x, mean) in enumerate(zip(seconds, means, strict=True))
+        )
+    )
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx(seconds, abs=1e-4)
+
+
+@pytest.mark.parametrize("lines", [60, 300, 3000])
+def test_times_of_steps_are_no_means_since_the_start(lines):
+    random = np.random.default_rng(1)
+    for spread in (0.003, 0.03, 0.3):
+        steps = random.normal(1, spread, lines)
+        assert not is_mean_since_start(steps)
+        assert not is_mean_since_start(np.where(np.arange(lines) < lines / 2, steps, 1.4 * steps))
+        assert not is_mean_since_start(np.round(steps, 2))

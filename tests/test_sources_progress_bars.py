@@ -241,3 +241,56 @@ def test_bars_of_other_work_are_no_steps(tmp_path, name):
     with pytest.raises(TraceError, match="of validation or of data"):
         load_step_log(path)
     assert len(load_step_log(written(path, bar(SECONDS, head="Epoch 1: "))).steps) == 300
+
+
+def epochs(train_s, valid_s, n=60):
+    """Bars of epochs: training, then validation, without names and of one total."""
+    noise = np.random.default_rng(3).normal(1, 0.02, (len(train_s), 2, n))
+    states = []
+    for epoch, (train, valid) in enumerate(zip(train_s, valid_s, strict=True)):
+        states += [*bar(train * noise[epoch, 0]), *bar(valid * noise[epoch, 1])]
+    return states
+
+
+def test_validations_between_bars_of_one_total_do_not_count(tmp_path, capsys):
+    """As ``tqdm(train)`` and ``tqdm(valid)`` draw; the job is slow from epoch 3 on."""
+    states = epochs([0.4, 0.4, 0.4, 0.6, 0.6], [0.15, 0.15, 0.15, 0.2, 0.2])
+    path = written(tmp_path / "train.log", states)
+    times = load_step_log(path)
+    assert times.steps[-1] == 300
+    assert np.median(times.duration_s[times.steps <= 180]) == pytest.approx(0.4, rel=0.02)
+    assert times.duration_s.min() > 0.3
+    said = "10 runs of one bar are slow and fast in turn: the 5 slow ones count as training"
+    assert any(said in note for note in times.warnings)
+    assert run(["detect", str(path)]) == 0
+    assert "1.5" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("head", ["", "Training: "])
+def test_two_runs_of_other_speed_may_be_a_validation(tmp_path, head):
+    states = [*bar(np.full(60, 0.4), head=head), *bar(np.full(60, 0.2), head=head)]
+    times = load_step_log(written(tmp_path / "train.log", states))
+    assert times.steps[-1] == 120
+    said = "2 progress bars without a name count as one; if some are validations"
+    assert any(said in note for note in times.warnings) is (head == "")
+
+
+def test_epochs_of_a_job_that_becomes_slow_all_count(tmp_path):
+    states = epochs([0.4, 0.4, 0.4], [0.4, 0.6, 0.6])
+    times = load_step_log(written(tmp_path / "train.log", states))
+    assert times.steps[-1] == 360
+
+
+def test_bars_with_ranks_in_their_names_are_those_ranks(tmp_path, capsys):
+    """Drawn by two processes into one file; the ranks' counts differ by a few steps."""
+    noise = np.random.default_rng(4).normal(1, 0.02, (2, 200))
+    slow = np.repeat([1.0, 1.5], [120, 80])
+    bars = [bar(0.4 * noise[0], head="rank 0: "), bar(0.4 * noise[1] * slow, head="rank 1: ")]
+    states = [line for pair in zip(*bars, strict=True) for line in pair]
+    path = written(tmp_path / "train.log", states)
+    times = load_step_log(path)
+    assert times.ranks.tolist() == [0, 1]
+    assert np.isfinite(times.duration_s).all()
+    assert "the names of the progress bars have 2 ranks" in times.warnings
+    assert run(["detect", str(path)]) == 0
+    assert ": rank 1: 1." in capsys.readouterr().out.splitlines()[0]

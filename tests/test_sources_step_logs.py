@@ -538,3 +538,44 @@ def test_what_is_damaged_is_said_in_a_line(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TraceError, match="holds no event files"):
         load_step_log(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern", "part"),
+    [
+        ("step {} took 1,501s", r"step (?P<step>\d+).*?(?P<duration_s>[\d.]+)s", "501"),
+        ("step {} took 1,501.25ms", r"step (?P<step>\d+).*?(?P<duration_ms>[\d.]+)ms", "501.25"),
+        ("step {} took 1.5e3ms", r"step (?P<step>\d+).*?(?P<duration_ms>[\d.]+)ms", "3"),
+        ("step {} took 1.5e3ms", r"step (?P<step>\d+) took (?P<duration_ms>[\d.]+)", "1.5"),
+        ("step 1,{:03} took 2 s", r"step (?P<step>\d+).*? (?P<duration_s>\d+) s", "1"),
+    ],
+)
+def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, line, pattern, part):
+    path = tmp_path / "my.log"
+    path.write_text("".join(f"{line.format(step)}\n" for step in range(60)))
+    with pytest.raises(TraceError, match=f"takes '{re.escape(part)}', a part of a number in "):
+        load_step_log(path, pattern)
+
+
+def test_a_pattern_with_commas_between_values_takes_them(tmp_path):
+    path = tmp_path / "my.log"
+    path.write_text("".join(f"row {step},250,{step + 100},x\n" for step in range(60)))
+    times = load_step_log(path, r"row (?P<step>\d+),(?P<duration_ms>\d+),")
+    assert times.duration_s[:, 0].tolist() == [0.25] * 60
+
+
+@pytest.mark.parametrize(
+    ("value", "group", "seconds"),
+    [
+        ("1,501", "duration_s", 1.501),
+        ("1,501", "duration_ms", 1.501),
+        ("1.5e3", "duration_ms", 1.5),
+    ],
+)
+def test_a_step_of_thousands_of_seconds_is_a_decimal_comma(tmp_path, value, group, seconds):
+    path = tmp_path / "my.log"
+    path.write_text("".join(f"step {step} took {value}\n" for step in range(60)))
+    times = load_step_log(path, rf"step (?P<step>\d+) took (?P<{group}>[\d.,eE+-]*\d)")
+    assert times.duration_s[5, 0] == pytest.approx(seconds)
+    said = "the group duration_s: 1,501 is read as 1.501 seconds"
+    assert (said in times.warnings) is (group == "duration_s")

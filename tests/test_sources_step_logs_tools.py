@@ -135,3 +135,26 @@ def test_epochs_need_their_number_of_steps(tmp_path):
     path.write_text("e1 3 s\n")
     with pytest.raises(TraceError, match="needs both groups epoch and epoch_steps"):
         load_step_log(path, r"e(?P<epoch>\d) (?P<duration_s>\d) s")
+
+
+@pytest.mark.parametrize("every", [10, 40])
+def test_torchvisions_meters_are_means_of_the_last_20_steps(tmp_path, every):
+    """Lines of ``MetricLogger.log_every`` in its references (pytorch/vision 041fe3b)."""
+    step_s = np.random.default_rng(0).normal(0.25, 0.005, 1200)
+    step_s[800:] += 0.1
+    lines = []
+    for step in range(0, 1200, every):
+        mean_s = step_s[max(0, step - 19) : step + 1].mean()
+        lines.append(
+            f"Epoch: [0]  [{step:>5}/12000]  eta: 0:59:02  lr: 0.1  img/s: 121.728  loss: 6.9 (6.9)"
+            f"  acc1: 0.0 (0.1)  time: {mean_s:.4f}  data: 0.0012  max mem: 1203"
+        )
+    lines.insert(60, "Test:  [  0/100]  eta: 0:01:02  loss: 6.9 (6.9)  time: 0.9  data: 0.8")
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines) + "\n")
+    times = load_step_log(path)
+    spacing = max(20, every)
+    assert np.diff(times.steps).tolist() == [spacing] * (len(times.steps) - 1)
+    assert times.duration_s.max() < 0.4
+    said = f"a sample every {spacing} steps, the mean of the last of {spacing} steps"
+    assert times.warnings[-1].startswith(said)

@@ -36,6 +36,7 @@ where there are several. wait_s, the part of duration_s in which the rank waits 
 the slow rank. The columns tokens, samples, batch, sequence_length, window and
 flops give the work of a step: changes of step time that they explain are planned.
 From standard input an event is printed as soon as it is certain. Events are merged over ranks.
+A fail-slow has a line for its begin, for each new worst level, and for its end.
 A call log has the columns rank, time_s, op, size, communicator and,
 optionally, duration_s; the logs of PyTorch's flight recorder, of NCCL Inspector and of the plugin
 of paceline nccl are read too, and NCCL Inspector's files for Prometheus.
@@ -196,14 +197,12 @@ def run(args: argparse.Namespace) -> int:
             raise DetectError(
                 "--collectives, --trace and --telemetry are for a file, not for a stream"
             )
-        if args.verbose:
-            raise DetectError("--verbose is for files; of a stream each change is printed")
         if args.pattern is not None or args.running:
             raise DetectError("--pattern and --running are for files, not for standard input")
         ranks = 1 if args.ranks is None else args.ranks
         if not 1 <= ranks <= MAX_RANKS:
             raise DetectError(f"--ranks must be from 1 to {MAX_RANKS:,}, not {ranks:,}")
-        return detect_stream.run(args, detector_of(ranks))
+        return detect_stream.run(args, detector_of)
     if args.pattern is not None and args.input is None:
         raise DetectError("--pattern is for FILE")
     if args.ranks is not None:

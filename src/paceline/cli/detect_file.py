@@ -94,9 +94,9 @@ def _tell_events(
     from dataclasses import replace
 
     from paceline.detect.bursts import bursts_of
-    from paceline.detect.episodes import are_together, episodes_of
+    from paceline.detect.episodes import are_together, episodes_of, with_together
     from paceline.detect.event import counted
-    from paceline.detect.job import job_events
+    from paceline.detect.job import JobEvent, job_events
     from paceline.detect.who_works import with_suspects
 
     n_ranks = len(times.ranks)
@@ -109,9 +109,11 @@ def _tell_events(
         replace(event, gpus=args.gpus, together=together)
         for event in job_events(rank_events, n_ranks)
     ]
-    if together and not (args.json or args.by_rank or args.verbose):
+    if together and not args.by_rank:
         detector = detector_of(1, warm_up)
         merged = _of_median(times, detector, args, merged)
+    elif args.input is not None and not together:
+        merged = with_together(merged, times.duration_s, times.steps.tolist())
     if times.wait_s is not None:
         duration_s, wait_s = times.duration_s, times.wait_s
         merged = with_suspects(
@@ -122,7 +124,8 @@ def _tell_events(
     bursts = bursts_of(events)
     if args.json:
         for place, event in enumerate(events):
-            mapping = {**event.to_mapping(), "burst": place in bursts, "together": together}
+            waits = together or (isinstance(event, JobEvent) and event.together)
+            mapping = {**event.to_mapping(), "burst": place in bursts, "together": waits}
             print(json.dumps(mapping))
         return job_wide
     detect_report.print_events(events, bursts, verbose=args.verbose)
@@ -273,6 +276,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
+    from paceline.detect.episodes import ReliefDates
     from paceline.detect.refinement import Refinement
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
@@ -291,13 +295,14 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
                 refinement.take(of_step)
             if i % 256 == 0:
                 progress(i, n_steps)
+    found = events if refinement is None else refinement.events()
     return [
         replace(
             event,
             rank=int(times.ranks[event.rank]),
             lost_s=event.lost_s * times.steps_per_sample,
         )
-        for event in (events if refinement is None else refinement.events())
+        for event in ReliefDates().apply(found)
     ]
 
 

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
     from paceline.detect.job import JobEvent
+    from paceline.detect.live import LiveEvents
     from paceline.sources.step_times import StepTimes
+
+#: A worse level is told at once if it is this many times the worst one so far.
+_WORSE = 1.1
 
 
 def print_events(
@@ -62,6 +66,68 @@ def print_events(
         print(f"{repeats:,} more impossible durations followed such a duration directly")
 
 
+class StreamReport:
+    """Lines of a stream: of a fail-slow its begin, each new worst level, and its end.
+
+    Args:
+        every: print every event.
+
+    Attributes:
+        blocks: number of blocks so far; a fail-slow is one.
+        onsets: number of fail-slows so far.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self._every = every
+        self._open: list[Event | JobEvent] = []
+        self._slow: set[int] = set()
+        self.blocks = self.onsets = 0
+
+    def tell(self, event: Event | JobEvent) -> None:
+        """Print the event, or remember it for the line that ends its fail-slow."""
+        from paceline.detect.bursts import ranks_of
+        from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS
+
+        was_slow = bool(self._slow)
+        self.blocks += not was_slow
+        if event.kind not in LEVEL_KINDS:
+            print(event.explain(), flush=True)
+            return
+        self.onsets += event.kind == "onset" and not was_slow
+        worst = max((other.factor for other in self._open), default=0.0)
+        if event.kind in SLOW_KINDS:
+            self._slow.update(ranks_of(event))
+            self._open.append(event)
+            is_news = event.kind == "onset" or event.factor > _WORSE * worst
+        else:
+            self._slow.difference_update(ranks_of(event))
+            is_news = not self._slow
+            if not is_news:
+                self._open.append(event)
+        if is_news or self._every:
+            changes = ""
+            if len(self._open) > 1 and not self._slow and not self._every:
+                changes = f"; {_changes_text(self._open, '')}"
+            print(f"{event.explain()}{changes}", flush=True)
+        if not self._slow:
+            self._open.clear()
+
+    def last_line(self, live: LiveEvents) -> str:
+        """The number of fail-slows, and the state at the end of the stream."""
+        from paceline.detect.event import counted, duration
+
+        slow = live.slow
+        state = f"{counted(int(slow.sum()), 'rank')} slow at the end"
+        if len(slow) == 1 or slow.all() or not slow.any():
+            state = "slow at the end" if slow.any() else "healthy at the end"
+        lost = f", {duration(live.lost_s)} lost so far" if slow.any() else ""
+        ranks = counted(len(slow), "rank")
+        return (
+            f"{counted(live.detector.steps, 'step')} of {ranks}: "
+            f"{counted(self.onsets, 'fail-slow')}, {state}{lost}"
+        )
+
+
 def _without_repeats(events: Sequence[Event | JobEvent]) -> list[int]:
     """Places of the events, without clock jumps that follow one directly."""
     places, last_jump = [], None
@@ -75,7 +141,7 @@ def _without_repeats(events: Sequence[Event | JobEvent]) -> list[int]:
     return places
 
 
-def _changes_text(events: Sequence[Event | JobEvent]) -> str:
+def _changes_text(events: Sequence[Event | JobEvent], hint: str = "; --verbose lists them") -> str:
     """The changes of an episode after its onset, in words."""
     from paceline.detect.bursts import ranks_of
     from paceline.detect.episodes import factor_of
@@ -90,8 +156,7 @@ def _changes_text(events: Sequence[Event | JobEvent]) -> str:
     lost = duration(max(event.lost_s for event in events))
     return (
         f"{counted(len(events) - 1, 'change')} until step {events[-1].since_step:,}: levels from "
-        f"{factor_of(least):.2f}x to {factor_of(most):.2f}x{place}, {lost} lost by then; --verbose "
-        "lists them"
+        f"{factor_of(least):.2f}x to {factor_of(most):.2f}x{place}, {lost} lost by then{hint}"
     )
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Workload = Mapping[str, float]
-_Sample = tuple[int, int, float, Workload]
+_Sample = tuple[int, int, float, Workload, float]
 
 #: Repeated steps in a row that show a restart from a checkpoint; fewer are repeated lines.
 RESTART_STEPS = 3
@@ -28,6 +28,7 @@ class Arrivals:
         late: number of samples left out, which repeat a step or came after its end.
         workload: workload of the last yielded step, the largest value of its ranks; None if no
             sample has one.
+        wait_s: [rank] waits of the last yielded step; None if no sample has one.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -39,9 +40,16 @@ class Arrivals:
         self._repeated: list[_Sample] = []  # steps that their ranks have sent before
         self.workload: dict[str, float] | None = None
         self._workload: dict[str, float] = {}
+        self.wait_s: Array | None = None
+        self._wait_s = np.full(ranks, np.nan)
 
     def add(
-        self, step: int, rank: int, duration_s: float, workload: Workload | None = None
+        self,
+        step: int,
+        rank: int,
+        duration_s: float,
+        workload: Workload | None = None,
+        wait_s: float = np.nan,
     ) -> Iterator[tuple[int, Array]]:
         """Take a sample (nan = none); yields (step, [rank] seconds) of each step that is over.
 
@@ -49,11 +57,11 @@ class Arrivals:
         """
         if step > self._newest or (step == self._newest and self._open):
             self._drop_again()
-            yield from self._take(step, rank, duration_s, workload or {})
+            yield from self._take(step, rank, duration_s, workload or {}, wait_s)
         elif step > self._last[rank]:
             self.late += 1
         else:
-            self._repeated.append((step, rank, duration_s, workload or {}))
+            self._repeated.append((step, rank, duration_s, workload or {}, wait_s))
             if len({number for number, *_ in self._repeated}) == RESTART_STEPS:
                 yield from self._go_back()
 
@@ -70,6 +78,7 @@ class Arrivals:
         if self._open:
             self._open = False
             self.workload = self._workload or None
+            self.wait_s = self._wait_s if np.isfinite(self._wait_s).any() else None
             yield self._newest, self._row
 
     def _go_back(self) -> Iterator[tuple[int, Array]]:
@@ -81,14 +90,16 @@ class Arrivals:
             yield from self._take(*sample)
 
     def _take(
-        self, step: int, rank: int, duration_s: float, workload: Workload
+        self, step: int, rank: int, duration_s: float, workload: Workload, wait_s: float
     ) -> Iterator[tuple[int, Array]]:
         if step != self._newest or not self._open:
             yield from self._close()
             self._newest, self._open = step, True
             self._row = np.full(len(self._last), np.nan)
             self._workload = {}
+            self._wait_s = np.full(len(self._last), np.nan)
         self._row[rank] = duration_s
+        self._wait_s[rank] = wait_s
         for name, value in workload.items():
             self._workload[name] = max(value, self._workload.get(name, value))
         self._last[rank] = step

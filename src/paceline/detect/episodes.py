@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,11 @@ Array = npt.NDArray[np.float64]
 
 #: Least excess of the fastest rank in slow steps, as a share of that of the slowest, from which on
 #: all ranks became slow together. Ranks that wait have about 1, ranks that do not wait about 0.
-_TOGETHER = 0.75
+TOGETHER = 0.75
 #: Fail-slows of fewer steps are not judged beside longer ones.
 _LONG = 20
+#: Steps before a fail-slow that show the usual time of each rank.
+_USUAL = 128
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,29 @@ def episodes_of(events: Sequence[Event | JobEvent]) -> list[Episode]:
     return sorted(done, key=lambda episode: episode.places[0])
 
 
+class ReliefDates:
+    """Dates reliefs behind the last change of their rank.
+
+    A level that melts away to health ends its fail-slow without a step of its own. The detector
+    dates such a relief to the onset. After further changes it begins with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, int] = {}  # rank -> begin of its last level
+
+    def apply(self, events: Sequence[Event]) -> list[Event]:
+        """The events, in the order of their steps."""
+        dated = []
+        for event in events:
+            if event.kind in SLOW_KINDS:
+                self._since[event.rank] = event.since_step
+            elif event.kind == "relief":
+                last = self._since.pop(event.rank, event.since_step)
+                event = replace(event, since_step=max(event.since_step, last))
+            dated.append(event)
+        return dated
+
+
 def factor_of(event: Event | JobEvent) -> float:
     """The factor of the level that an event begins, refined where that is known."""
     return event.factor if event.refined is None else event.refined.factor
@@ -112,10 +137,36 @@ def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event
     return bool(judged) and all(judged)
 
 
+def with_together(
+    events: Sequence[JobEvent], duration_s: Array, steps: Sequence[int]
+) -> list[JobEvent]:
+    """The events of a job in which a rank alone was slow, too: onsets of all ranks that wait.
+
+    Args:
+        events: events of the job.
+        duration_s: [step, rank] step times.
+        steps: [step] numbers.
+    """
+    numbers, marked = np.asarray(steps), []
+    for place, event in enumerate(events):
+        if event.kind == "onset" and len(event.ranks) == event.of > 1:
+            later = (other for other in events[place + 1 :] if other.kind in ("relief", "faster"))
+            end = next((other.since_step for other in later), numbers[-1] + 1)
+            known = np.isfinite(duration_s).all(axis=1)
+            slow = known & (numbers >= event.since_step) & (numbers < end)
+            before = np.flatnonzero(known & (numbers < event.since_step))[-_USUAL:]
+            together = len(before) > 0 and _rose_together(
+                duration_s[slow], np.median(duration_s[before], axis=0)
+            )
+            event = replace(event, together=together)
+        marked.append(event)
+    return marked
+
+
 def _rose_together(slow: Array, usual_s: Array) -> bool:
     """Whether all ranks rose alike in the steps of one fail-slow; pauses do not count."""
     if not len(slow):
         return False
     slow = slow[(slow <= PAUSE * np.median(slow, axis=0)).all(axis=1)]
     excess = slow.mean(axis=0) / usual_s - 1
-    return bool(excess.min() > 0 and excess.min() >= _TOGETHER * excess.max())
+    return bool(excess.min() > 0 and excess.min() >= TOGETHER * excess.max())

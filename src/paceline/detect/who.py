@@ -42,6 +42,7 @@ class Suspect:
             measured and all else ideal.
         share: approximate share of the step time lost to it.
         text: the evidence.
+        steps: the few steps that hold most of the loss; empty if the slowness lasts.
     """
 
     kind: Literal["compute", "communication"]
@@ -50,11 +51,13 @@ class Suspect:
     factor: float
     share: float
     text: str
+    steps: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """Place and operation: "ranks 24-31; compute"."""
-        return f"{self.place}; {self.kind}"
+        """Place and operation: "ranks 24-31; compute"; of a spike also its steps."""
+        when = f" in {name_steps(self.steps)} only" if self.steps else ""
+        return f"{self.place}; {self.kind}{when}"
 
     def explain(self) -> str:
         """Place, operation and evidence."""
@@ -69,6 +72,7 @@ class Suspect:
             "factor": self.factor,
             "share": self.share,
             "text": self.text,
+            "steps": list(self.steps),
         }
 
 
@@ -258,6 +262,11 @@ def spans(ranks: Iterable[int]) -> str:
 def name_ranks(ranks: tuple[int, ...]) -> str:
     """Ranks in words: "rank 3", "ranks 24-31"."""
     return f"rank{'s' * (len(ranks) != 1)} {spans(ranks)}"
+
+
+def name_steps(steps: tuple[int, ...]) -> str:
+    """Steps in words: "step 176", "steps 176, 180"."""
+    return f"step{'s' * (len(steps) != 1)} {spans(steps)}"
 
 
 def spoken_span(values: Ints) -> str:

@@ -1,25 +1,68 @@
-"""Slow workers from a trace: each worker's exact slowdown, by its computes or by its transfers."""
+"""Slow workers from a trace: each worker's exact slowdown, by its computes or by its transfers.
+
+A worker that is slow step after step comes before one that loses more in a few steps. For this, the
+costliest steps of a worker are its spikes if they hold most of its loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.detect.who import Suspect, alike_groups, name_ranks
-from paceline.graph import Measured
+from paceline.detect.who import Suspect, alike_groups, name_ranks, name_steps
+from paceline.graph import Durations, Measured
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
 
 Worker = tuple[int, int]  # (dp, pp)
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
 
 #: A worker that alone slows the job by less is healthy, like a job (WhatIf.HEALTHY_BELOW). So is
 #: one with less than this share of the worst worker's effect.
 _OF_WORST = 0.25
+#: Largest share of the steps that may be a worker's spikes, which hold more than half of its loss.
+#: Of fewer steps none is a spike.
+_SPIKES, _FEWEST = 0.1, 4
+_KINDS = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """Steps by which workers are judged.
+
+    Attributes:
+        durations: of these steps.
+        ideal: [op] seconds.
+        ideal_s, job_s: [step] seconds of an ideal step, and of the job's.
+        s_w: [pp, dp] S_w.
+    """
+
+    durations: Durations
+    ideal: Array
+    ideal_s: Array
+    job_s: Array
+    s_w: Array
+
+    def seconds_of(self, scenarios: Sequence[Scenario]) -> Array:
+        """[scenario, step] seconds."""
+        times: Array = simulate_scenarios(self.durations, self.ideal, scenarios)
+        return times
+
+    @property
+    def is_slow(self) -> Mask:
+        """[pp, dp] whether the worker is a suspect."""
+        bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(self.s_w.max()) - 1))
+        is_slow: Mask = self.s_w >= bar
+        return is_slow
 
 
 def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
-    """Slow workers of a trace, the costliest first; may be empty.
+    """Slow workers of a trace, the costliest first, then workers with spikes; may be empty.
 
     S_w is the exact slowdown of a step if only worker w is as measured. Further simulations with
     only its computes, or only its transfers, distinguish the two.
@@ -28,19 +71,77 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
         measured: the measured trace.
         result: the analysis of it.
     """
-    worst = float(result.by_worker.max())
-    bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (worst - 1))
-    workers = [(int(dp), int(pp)) for pp, dp in np.argwhere(result.by_worker >= bar)]
+    ideal = ideal_durations(measured.durations)
+    whole = _Judged(measured.durations, ideal, result.ideal_s, result.simulated_s, result.by_worker)
+    is_spike = _spikes(whole, result.by_worker_by_step)
+    calm = np.flatnonzero(~is_spike.any(axis=(1, 2)))
+    if len(calm) == len(result.steps) or len(calm) < len(result.steps) / 2:
+        return tuple(_suspects(measured, whole, whole.is_slow))
+    usual = _of_steps(whole, calm)
+    lasting = _suspects(measured, usual, usual.is_slow)
+    passing = []
+    for rows in np.unique(is_spike.reshape(len(is_spike), -1).T, axis=0):
+        members = (is_spike == rows[:, None, None]).all(axis=0) & ~usual.is_slow
+        if rows.any() and members.any():
+            spikes = _of_steps(whole, np.flatnonzero(rows), usual.ideal)
+            steps = tuple(result.steps[rows].tolist())
+            otherwise = float(usual.s_w[members].max())
+            passing += [
+                _as_spike(suspect, steps, len(result.steps), otherwise)
+                for suspect in _suspects(measured, spikes, members)
+            ]
+    return (*lasting, *passing)
+
+
+def _spikes(whole: _Judged, by_step: Array) -> Mask:
+    """[step, pp, dp] the fewest steps that hold most of a suspect's loss, if they are few."""
+    is_spike = np.zeros(by_step.shape, dtype=bool)
+    n_steps = len(by_step)
+    if n_steps < _FEWEST:
+        return is_spike
+    lost_s = (by_step - 1) * whole.ideal_s[:, None, None]
+    for pp, dp in np.argwhere(whole.is_slow):
+        costliest = np.argsort(-lost_s[:, pp, dp], kind="stable")
+        held_s = np.cumsum(lost_s[costliest, pp, dp])
+        count = int(np.argmax(held_s > held_s[-1] / 2)) + 1
+        if count <= max(1, int(_SPIKES * n_steps)):
+            is_spike[costliest[:count], pp, dp] = True
+    return is_spike
+
+
+def _of_steps(whole: _Judged, rows: Rows, ideal: Array | None = None) -> _Judged:
+    """Some of the steps, with an ideal of their own if none is given."""
+    durations = whole.durations.of_steps(rows)
+    ideal = ideal_durations(durations) if ideal is None else ideal
+    n_pp, n_dp = whole.s_w.shape
+    only = [Scenario.only(Part.of_workers([(dp, pp)])) for pp, dp in np.ndindex(n_pp, n_dp)]
+    scenarios = [Scenario.ideal(), Scenario.measured(), *only]
+    ideal_s, job_s, *alone_s = simulate_scenarios(durations, ideal, scenarios)
+    s_w = np.array(alone_s).mean(axis=1).reshape(n_pp, n_dp) / ideal_s.mean()
+    return _Judged(durations, ideal, ideal_s, job_s, s_w)
+
+
+def _as_spike(suspect: Suspect, steps: tuple[int, ...], of: int, otherwise: float) -> Suspect:
+    """A suspect of a few steps only; ``otherwise`` is its S_w in the others."""
+    verb = "they make" if len(suspect.ranks) > 1 else "it makes"
+    text = (
+        f"{verb} {name_steps(steps)} {suspect.factor:.2f}x as long as if all were alike, and the "
+        f"{of - len(steps):,} other traced steps {otherwise:.2f}x: a spike, not a lasting fault"
+    )
+    return replace(suspect, steps=steps, text=text, share=suspect.share * len(steps) / of)
+
+
+def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspect]:
+    """Suspects of some workers ([pp, dp] ``is_slow``), the costliest first."""
+    workers = [(int(dp), int(pp)) for pp, dp in np.argwhere(is_slow)]
     if not workers:
-        return ()
-    kinds = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
+        return []
     scenarios = [
         Scenario.only(Part(kinds=group, workers=frozenset({worker})))
         for worker in workers
-        for group in kinds.values()
+        for group in _KINDS.values()
     ]
-    times = simulate_scenarios(measured.durations, ideal_durations(measured.durations), scenarios)
-    slowdown = times.mean(axis=1).reshape(-1, 2) / result.ideal_s.mean()
+    slowdown = judged.seconds_of(scenarios).mean(axis=1).reshape(-1, 2) / judged.ideal_s.mean()
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
     for kind, mask in (("compute", by_compute), ("communication", ~by_compute)):
@@ -49,33 +150,32 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
         alike = alike_groups(np.flatnonzero(mask), slowdown[:, 0])
         groups = alike if kind == "compute" else [np.flatnonzero(mask)]
         suspects += [
-            _suspect(kind, [workers[at] for at in group], measured, result)
+            _suspect(kind, [workers[at] for at in group], measured, judged)
             for group in groups
             if len(group)
         ]
-    return tuple(sorted(suspects, key=lambda suspect: -suspect.share))
+    return sorted(suspects, key=lambda suspect: -suspect.share)
 
 
-def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, result: WhatIf) -> Suspect:
-    s_w = [float(result.by_worker[pp, dp]) for dp, pp in workers]
+def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _Judged) -> Suspect:
+    s_w = [float(judged.s_w[pp, dp]) for dp, pp in workers]
     ranks = _ranks(workers, measured)
     place_text = _place_text(workers, measured)
     place = f"{name_ranks(ranks)} ({place_text})" if ranks else place_text
-    scenario = Scenario.only(Part.of_workers(workers))
-    ideal = ideal_durations(measured.durations)
-    alone_s = simulate_scenarios(measured.durations, ideal, [scenario]).mean()
-    factor = float(alone_s / result.ideal_s.mean())
+    alone_s = judged.seconds_of([Scenario.only(Part.of_workers(workers))]).mean()
+    ideal_s, job_s = judged.ideal_s.mean(), judged.job_s.mean()
+    factor = float(alone_s / ideal_s)
     s_w_text = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w = {s_w[0]:.2f}"
     text = (
         f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
-        f"if all were alike ({s_w_text}); the whole job takes {result.slowdown:.2f}x"
+        f"if all were alike ({s_w_text}); the whole job takes {job_s / ideal_s:.2f}x"
     )
     return Suspect(
         "compute" if kind == "compute" else "communication",
         ranks,
         place,
         factor,
-        float((alone_s - result.ideal_s.mean()) / result.simulated_s.mean()),
+        float((alone_s - ideal_s) / job_s),
         text,
     )
 

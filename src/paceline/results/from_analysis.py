@@ -14,7 +14,7 @@ from paceline.results.communication import plain_communication
 from paceline.results.keys import Clocks, StepModes, StepTimes
 from paceline.results.path import PathSummary
 from paceline.whatif import WhatIf
-from paceline.whatif.modes import two_modes
+from paceline.whatif.modes import step_modes
 
 Array = npt.NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def host_of(name: str | tuple[str, str]) -> tuple[str, str]:
 
 def modes_of(steps: Sequence[int], traced_s: Array) -> StepModes | None:
     """The two lengths of the traced steps, if there are two."""
-    modes = two_modes(traced_s)
+    modes = step_modes(traced_s)
     if modes is None:
         return None
     slow = tuple(step for step, is_slow in zip(steps, modes.slow, strict=True) if is_slow)

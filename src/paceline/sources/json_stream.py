@@ -22,6 +22,8 @@ from typing import Any, cast
 from paceline.errors import TraceError
 from paceline.sources.event_shape import EventShape
 
+#: First bytes of gzip.
+_GZIP = b"\x1f\x8b"
 #: Bytes read at a time; an event takes some hundred bytes. The events of one chunk stay in a core's
 #: cache: with 1 MB, events are parsed at two thirds of the speed.
 CHUNK_BYTES = 1 << 18
@@ -59,7 +61,7 @@ def open_bytes(path: Path) -> BufferedReader | gzip.GzipFile:
         raise TraceError(f"{path} is a folder; give the files in it")
     try:
         with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
+            packed = file.read(2) == _GZIP
         return gzip.open(path, "rb") if packed else path.open("rb")
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
@@ -353,8 +355,10 @@ def ends_within_line(path: Path, consequence: str) -> str:
 
 
 def end_notes(path: Path) -> tuple[str, ...]:
-    """A note if a table of text ends within a line."""
+    """A note if a table of text ends within a line; none if it is packed."""
     with path.open("rb") as file:
+        if file.read(2) == _GZIP:
+            return ()
         if not file.seek(0, 2):
             return ()
         file.seek(-1, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.json_stream import end_notes
+from paceline.sources.json_stream import end_notes, open_bytes, read_chunk
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,6 +24,9 @@ Ints = npt.NDArray[np.int64]
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
 _COLUMNS = ("step", "rank", "duration_s", "start_s", "wait_s", *WORKLOAD_COLUMNS)
+#: Logarithms of the ratio of two units, seconds and milliseconds; share of samples that may have
+#: such a ratio by chance.
+_UNITS, _FEW_OF_A_UNIT = (2.9, 3.1), 0.02
 _MAX_CELLS = 1 << 28  # 2 GB of durations
 _MAX_STEP = 1 << 53  # from here, a float cannot hold every whole number
 
@@ -155,17 +158,39 @@ def _table(where: str, step: Ints, rank: Ints, value: Array, starts: bool) -> St
     table.ravel()[flat] = value
     if starts:
         table = np.vstack([np.diff(table, axis=0), np.full((1, len(ranks)), np.nan)])
+    warnings += _unit_notes(table, ranks)
     empty = int(np.isnan(value).sum())
     if empty:
         warnings.append(f"{empty} samples are empty")
     return StepTimes(steps, ranks, table, tuple(warnings))
 
 
+def _unit_notes(table: Array, ranks: Ints) -> list[str]:
+    """A note if some durations are about 1,000 times the others, as milliseconds are."""
+    with np.errstate(invalid="ignore"):
+        logs = np.log10(np.where((table > 0) & np.isfinite(table), table, np.nan))
+    known = logs[np.isfinite(logs)]
+    if not len(known):
+        return []
+    low, high = np.quantile(known, _FEW_OF_A_UNIT), np.quantile(known, 1 - _FEW_OF_A_UNIT)
+    if high - low < _UNITS[0]:
+        return []
+    is_large = logs > (low + high) / 2
+    apart = float(np.nanmedian(logs[is_large]) - np.median(known[known <= (low + high) / 2]))
+    if not _UNITS[0] <= apart <= _UNITS[1]:
+        return []
+    of_rank = is_large.any(axis=0) & (np.isnan(logs) | is_large).all(axis=0)
+    who = f"durations of rank {ranks[of_rank][0]}" if of_rank.sum() == 1 else "some durations"
+    return [f"{who} are about {10**apart:,.0f} times the others; are all of them seconds?"]
+
+
 def _columns(path: Path) -> dict[str, Sequence[Any]]:
     if path.suffix in (".parquet", ".pq"):
         return _parquet(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open_bytes(path) as file:
+            content = b"".join(iter(lambda: read_chunk(file, path), b""))
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise TraceError(f"{path} is no text; step times are CSV, JSON lines or .parquet") from None
     except OSError as error:
@@ -173,6 +198,8 @@ def _columns(path: Path) -> dict[str, Sequence[Any]]:
     if not text.strip():
         raise TraceError(f"{path} is empty")
     if text.lstrip().startswith("{"):
+        if not text.endswith("\n") and not _is_json(text.rpartition("\n")[2]):
+            text = text[: text.rfind("\n") + 1]  # the job is writing it; a note says so
         rows = [sample for _, sample in json_lines(io.StringIO(text), str(path))]
         names = list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}
@@ -186,6 +213,14 @@ def _columns(path: Path) -> dict[str, Sequence[Any]]:
         if len(line) != len(head):
             raise TraceError(f"{path}:{number} has {len(line)} cells, the header {len(head)}")
     return {name: [line[i] for line in lines[1:]] for i, name in enumerate(head)}
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _parquet(path: Path) -> dict[str, Sequence[Any]]:
@@ -263,6 +298,19 @@ def workload_of_line(line: Mapping[str, Any], where: str) -> dict[str, float]:
     except (TypeError, ValueError, OverflowError):
         raise TraceError(f"{where} needs numbers for {', '.join(values)}") from None
     return {name: number for name, number in numbers.items() if np.isfinite(number)}
+
+
+def wait_of_line(line: Mapping[str, Any], where: str) -> float:
+    """Seconds in which a JSON line's rank waited for others; nan if unknown.
+
+    Raises:
+        TraceError: the value is no number.
+    """
+    value = line.get("wait_s")
+    try:
+        return float("nan") if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{where} needs a number for wait_s") from None
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:

@@ -19,6 +19,10 @@ MIN_RATIO = 1.1
 #: uniform, exponential, Student t with 3 degrees of freedom and AR(1) 0.9 (benchmarks/modes.py).
 APART, APART_FEW = 5.5, 420.0
 
+#: Of steps of two lengths: least share of the longer ones, and least distance of the lengths in
+#: standard deviations of the one that varies more. Fewer or uneven longer steps are noise.
+STEP_SHARE, STEP_APART = 0.2, 4.0
+
 Array = npt.NDArray[np.float64]
 
 
@@ -63,3 +67,18 @@ def two_modes(values: Array) -> TwoModes | None:
     if ratio < MIN_RATIO or slow.mean() - fast.mean() < spread * (APART + APART_FEW / n**2):
         return None
     return TwoModes(logs > (fast[-1] + slow[0]) / 2, ratio)
+
+
+def step_modes(step_s: Array) -> TwoModes | None:
+    """The two lengths of steps; None if longer steps are few or differ among themselves.
+
+    On a busy machine, single steps of a job take longer by different amounts. The best split of
+    their times is then an arbitrary one.
+    """
+    modes = two_modes(step_s)
+    if modes is None or modes.share < STEP_SHARE:
+        return None
+    logs = np.log(step_s)
+    slow, fast = logs[modes.slow], logs[~modes.slow]
+    spread = max(float(slow.std(ddof=1)), float(fast.std(ddof=1)))
+    return modes if slow.mean() - fast.mean() >= STEP_APART * spread else None

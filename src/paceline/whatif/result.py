@@ -14,7 +14,7 @@ from paceline.trace import Job
 from paceline.trace.warning import Warning
 from paceline.whatif.critical_path import CriticalPath
 from paceline.whatif.lasting import Lasting
-from paceline.whatif.modes import TwoModes, two_modes
+from paceline.whatif.modes import TwoModes, step_modes
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class WhatIf:
     @cached_property
     def step_modes(self) -> TwoModes | None:
         """The traced step times in two modes; None for a single mode."""
-        return two_modes(self.traced_s)
+        return step_modes(self.traced_s)
 
     @property
     def lasting_slowdown(self) -> float:

@@ -32,9 +32,11 @@ from paceline.sources.step_logs.lines import (
     Covers,
     LineFormat,
     covers_of,
+    is_mean_since_start,
     pattern_of,
     quoted,
     read_lines,
+    thinned,
 )
 from paceline.sources.step_times import StepTimes, load_step_times, table_of
 
@@ -85,6 +87,10 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
         notes: list[str] = []
         compiled = pattern_of(pattern)
         columns = read_lines(texts_of(path, notes), compiled, str(path), notes)
+        if is_mean_since_start(columns["duration_s"][columns["rank"] == columns["rank"][0]]):
+            notes.append(
+                "the times look like means since the start: a fail-slow shows late and too small"
+            )
         return Samples(columns, tuple(notes), covers_of(compiled))
     if path.is_dir():
         return Samples(*event_files.read_event_files(_event_files(path)))
@@ -154,6 +160,7 @@ def _of_samples(path: Path, samples: Samples) -> StepTimes:
     if spacing > 1:
         covers = {
             "mean": f"the mean of {spacing:,} steps",
+            "window": f"the mean of the last of {spacing:,} steps",
             "last": f"one step of {spacing:,}; a long step between two samples does not show",
             None: f"for {spacing:,} steps; the log does not say whether it is their mean",
         }[samples.covers]
@@ -197,6 +204,8 @@ def _read_text(path: Path) -> Samples:
             begin = [heads[known.head], line] if known.head else [line]
             steps = known.steps_in(chain(begin, texts))
             columns = read_lines(steps, known.pattern, str(path), notes)
+            if known.window > 1:
+                columns = thinned(columns, known.window)
             return Samples(columns, tuple(notes), known.covers)
         state = progress_bars.state_of(line)
         if state is not None:

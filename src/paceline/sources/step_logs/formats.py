@@ -28,6 +28,8 @@ Held against their sources:
 - Detectron2, commit 02b5c4e: ``utils/events.py``. Its ``time`` is the mean since the start, so
   ``last_time`` is read.
 - timm, commit aa4b585: ``train.py``.
+- torchvision's references and their many copies (DETR, DeiT, MAE): ``utils.py``,
+  ``MetricLogger.log_every``, pytorch/vision 041fe3b. ``time`` is the mean of the last 20 steps.
 - PyTorch's ImageNet example and its many copies: ``imagenet/main.py``, pytorch/examples 0221496.
 
 ``covers`` is as these sources define the time.
@@ -209,6 +211,16 @@ LINE_FORMATS = (
             rf".*?  Time: (?P<duration_s>{_NUMBER})s, "
         ),
         "last",
+    ),
+    LineFormat(
+        "torchvision",
+        "data: ",
+        re.compile(
+            rf"\bEpoch: \[(?P<epoch>\d{{1,9}})\]\s+\[ *{_STEP}/(?P<epoch_steps>\d{{1,10}})\]"
+            rf"\s+eta: .*?\btime: (?P<duration_s>{_NUMBER})(?: \([\d.]+\))?\s+data: "
+        ),
+        "window",
+        window=20,
     ),
     LineFormat(
         "ImageNet example",

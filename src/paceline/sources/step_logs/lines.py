@@ -38,6 +38,7 @@ Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
 
 _DURATIONS = {"duration_s": 1.0, "duration_ms": 1e-3}
+_STEP_SECONDS = ("duration_s", "interval_s")
 _INTERVALS = {"interval_s": 1.0, "interval_ms": 1e-3}
 _ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3, "elapsed_h": 3600.0}
 #: Groups that give the time of a step, the most exact ones first.
@@ -51,13 +52,22 @@ QUOTED_LINES = 3
 _MAX_PATTERN = 2000
 #: A number whose comma is a decimal point: a group of thousands has three digits after others.
 DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
+#: Means since the start: fewest lines in a third, and largest share of turns, which times of steps
+#: have in 2 of 3 lines. Least fall of their changes from the first third to the last one, and
+#: largest growth of those of their steps.
+_FEW_MEANS, _MEANS_TURN, _MEANS_FALL, _MEANS_GROW = 15, 0.6, 2.5, 1.6
+#: The text before and behind a part of a number, and its thousands from their comma on.
+_HEAD = re.compile(r"\d\.?$|\d[eE][-+]?$")
+_TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
+_THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
+_CLASSES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 #: Ticks of a coarse clock in a sample, which make its error 5%. And the shortest gap between lines,
 #: in seconds, that is no step.
 FINE_TICKS, _LONG_S = 20, 600.0
 
 #: Steps that a line's time covers where only some steps have a line: all since the line before
-#: ("mean"), or its own step alone ("last").
-Covers = Literal["mean", "last"]
+#: ("mean"), its own step alone ("last"), or some of the last steps ("window").
+Covers = Literal["mean", "last", "window"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class LineFormat:
         head: words in an earlier line that has other groups of the pattern. The pattern is searched
             in the last such line and the line with the cue, joined by a space. "": one line has
             all groups.
+        window: a time is the mean of this many steps, the last ones. Of lines that are nearer to
+            each other, only some are samples.
     """
 
     name: str
@@ -79,6 +91,7 @@ class LineFormat:
     pattern: re.Pattern[str]
     covers: Covers | None = None
     head: str = ""
+    window: int = 1
 
     def steps_in(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines, each with its head before it."""
@@ -146,9 +159,11 @@ def read_lines(
     """
     rows: list[tuple[str | None, ...]] = []
     others: list[str] = []
+    numbers = [name for name in pattern.groupindex if name != "time"]
     for line in lines:
         match = pattern.search(line)
         if match:
+            _check_whole(match, numbers, where)
             rows.append(match.groups())
         elif len(others) < QUOTED_LINES and line.strip():
             others.append(line)
@@ -157,7 +172,7 @@ def read_lines(
     texts = dict(zip(range(1, pattern.groups + 1), zip(*rows, strict=True), strict=True))
     named = {name: texts[index] for name, index in pattern.groupindex.items()}
     stamps = named.pop("time", None)
-    columns = {name: _numbers(values, name, where) for name, values in named.items()}
+    columns = {name: _numbers(values, name, where, notes) for name, values in named.items()}
     columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
     if "step" not in columns:
         columns["step"] = _counted(columns["rank"])
@@ -169,6 +184,64 @@ def read_lines(
     ticks = {name: _decimals(named[name]) for name in _ELAPSED if name in named}
     times = None if stamps is None else np.array([stamp_seconds(stamp, where) for stamp in stamps])
     return _with_durations(columns, times, ticks, where, notes)
+
+
+def _check_whole(match: re.Match[str], names: Sequence[str], where: str) -> None:
+    """Refuse a group that holds a part of a number, such as 501 of 1,501."""
+    line = match.string
+    has_comma = "," in _CLASSES.sub("", match.re.pattern)  # between values, such as those of a CSV
+    for name in names:
+        begin, end = match.span(name)
+        if begin < 0:
+            continue
+        head, tail = _HEAD.search(line[max(0, begin - 3) : begin]), _TAIL.match(line, end)
+        is_cut = name in TIMED and (head is not None or tail is not None)
+        is_cut |= not has_comma and any(
+            _THOUSANDS.match(line, comma) is not None for comma in (end, begin - 1)
+        )
+        if is_cut:
+            part = line[max(0, begin - 12) : end + 8].strip()
+            raise TraceError(
+                f"{where}: the group {name} of the pattern takes {match[name]!r}, a part of a "
+                f"number in {part!r}; let it match all of it, as (?P<{name}>[\\d.,eE+-]*\\d)"
+            )
+
+
+def thinned(columns: Columns, window: int) -> Columns:
+    """The rows that lie at least ``window`` steps behind the one before, of each rank."""
+    keep = np.zeros(len(columns["step"]), dtype=bool)
+    last: dict[float, float] = {}
+    for row, (rank, step) in enumerate(
+        zip(columns["rank"].tolist(), columns["step"].tolist(), strict=True)
+    ):
+        if not 0 <= step - last.get(rank, -np.inf) < window:
+            last[rank], keep[row] = step, True
+    return {name: values[keep] for name, values in columns.items()}
+
+
+def is_mean_since_start(seconds: Array) -> bool:
+    """Whether times look like means of all steps so far, in the order of the lines.
+
+    The differences of such means fall with the number of steps, while the steps that they stand for
+    vary as much late as early. Times of steps vary as much late as early themselves, and they
+    alternate: a step above the mean is followed by a lower one.
+    """
+    x = seconds[np.isfinite(seconds) & (seconds > 0)]
+    third = len(x) // 3
+    if third < _FEW_MEANS:
+        return False
+    changes = np.diff(x)
+    turns = changes[1:] * changes[:-1] < 0
+    if turns[:third].mean() >= _MEANS_TURN or turns.mean() >= _MEANS_TURN:
+        return False
+    number = np.arange(1, len(x) + 1)
+    steps = np.diff(number * x)
+
+    def fall(values: Array) -> float:
+        early, late = (float(np.median(np.abs(v))) for v in (values[2:third], values[-third:]))
+        return early / max(late, 1e-300)
+
+    return fall(changes) > _MEANS_FALL or fall(np.diff(steps)) > 1 / _MEANS_GROW
 
 
 def _epochs_before(columns: Columns) -> Array:
@@ -305,13 +378,24 @@ def _counted(rank: Array) -> Array:
     return numbers
 
 
-def _numbers(values: Sequence[str | None], name: str, where: str) -> Array:
+def _numbers(values: Sequence[str | None], name: str, where: str, notes: list[str]) -> Array:
     try:
         # torchtitan writes 7,034, nanotron 1.23K, and a German locale 0,512
-        point = "." if _has_decimal_commas(values) else ""
+        is_decimal = _has_decimal_commas(values)
+        if not is_decimal and name in _STEP_SECONDS and _has_commas_alone(values):
+            is_decimal = True
+            shown = next(value for value in values if value and "," in value)
+            read_as = shown.replace(",", ".")
+            notes.append(f"the group {name}: {shown} is read as {read_as} seconds")
+        point = "." if is_decimal else ""
         return np.array([_number(v.replace(",", point)) if v else np.nan for v in values])
     except ValueError:
         raise TraceError(f"{where}: the group {name} is no number in some line") from None
+
+
+def _has_commas_alone(values: Sequence[str | None]) -> bool:
+    """Whether all numbers have one comma and no point: steps of thousands of seconds are rare."""
+    return all(value.count(",") == 1 and "." not in value for value in values if value)
 
 
 def _has_decimal_commas(values: Sequence[str | None]) -> bool:

@@ -39,6 +39,14 @@ _MOST = 0.75
 _MIXED = 0.2
 #: A first count this many times as large as the usual one goes on from a checkpoint.
 _JUMP = 10
+#: Runs of a bar that are slow and fast in turn are training and validation: least difference in
+#: speed (logarithm), fewest runs, and least share of neighbours.
+_OTHER_SPEED, _ENOUGH_RUNS, _IN_TURN = 0.1, 4, 0.8
+#: The rank in a bar's name.
+_RANK = re.compile(
+    r"(?<![a-z])(?:(?:local|global)_?)?(?:rank|gpu|cuda|device|process|proc)\W{0,3}(?P<rank>\d{1,6})\b",
+    re.I,
+)
 _UNITS = "it|its|iter|iters|step|steps|batch|batches|ba|update|updates"
 _STATE = re.compile(
     rf"(?:^|[\s|])(?P<n>\d{{1,12}})(?:/(?P<total>\d{{1,12}}|\?)|(?:{_UNITS})) "
@@ -86,28 +94,32 @@ def read_bars(
     bars = _bars_of(states)
     if not bars:
         raise TraceError(f"{where}: its progress bars are of validation or of data, not of steps")
-    name, longest = max(bars.items(), key=lambda bar: _seconds(bar[1]))
+    name, by_rank = max(bars.items(), key=lambda bar: max(map(_seconds, bar[1].values())))
     total = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else None
-    runs = [_steady(run, total) for run in _runs_of(longest, where)]
     if len(bars) > 1:
         notes.append(f"of {len(bars)} progress bars the longest one counts ({name.strip() or '-'})")
-    offset = 0
-    steps: list[float] = []
-    seconds: list[float] = []
-    refined = [_of_rates(run) for run in runs]
-    by_rates = all(passed is not None for passed in refined)
-    passed = [run for run in refined if run is not None]
+    if len(by_rank) > 1:
+        notes.append(f"the names of the progress bars have {len(by_rank)} ranks")
+    runs_of = {}
+    for rank, bar in by_rank.items():
+        runs = [_steady(run, total) for run in _of_training(_runs_of(bar, where), name, notes)]
+        if runs:
+            runs_of[rank] = runs
+    refined = {rank: [_of_rates(run) for run in runs] for rank, runs in runs_of.items()}
+    by_rates = all(passed is not None for of_rank in refined.values() for passed in of_rank)
+    passed_of = {rank: [p for p in passed if p is not None] for rank, passed in refined.items()}
     if not by_rates:
-        spacing = _spacing_of_clock(runs)
-        passed = [_of_clock(run, spacing) for run in runs]
-    spacing = _usual_steps(passed)
-    for run, (ends, passed_s) in zip(runs, passed, strict=True):
-        if steps and run[0].n <= 1 < steps[-1] - offset:  # else from a checkpoint on
-            offset += total if total is not None else int(steps[-1]) - offset
-        count, of_run = _evenly(ends, passed_s, spacing)
-        steps += (count + offset).tolist()
-        seconds += of_run.tolist()
-    if len(steps) < 2:
+        spacing = max((_spacing_of_clock(runs) for runs in runs_of.values()), default=1)
+        passed_of = {
+            rank: [_of_clock(run, spacing) for run in runs] for rank, runs in runs_of.items()
+        }
+    spacing = _usual_steps([passed for of_rank in passed_of.values() for passed in of_rank])
+    rows: list[Array] = []
+    for rank, runs in runs_of.items():
+        steps, seconds = _joined(runs, passed_of[rank], spacing, total, aligned=len(by_rank) > 1)
+        rows.append(np.stack([steps, np.full(len(steps), float(rank)), seconds]))
+    table = np.concatenate(rows, axis=1) if rows else np.zeros((3, 0))
+    if table.shape[1] < 2:
         raise TraceError(f"{where}: its progress bar has too few states for step times")
     notes.append(
         "times of steps are a progress bar's rates without their smoothing; they agree with its "
@@ -116,15 +128,71 @@ def read_bars(
         else "times of steps are a progress bar's clock, which is coarse: a sample is the mean of "
         f"about {spacing:,} steps"
     )
-    rank = np.zeros(len(steps))
-    columns = {"step": np.array(steps, float), "rank": rank, "duration_s": np.array(seconds)}
-    good = columns["duration_s"] > 0
-    return {key: values[good] for key, values in columns.items()}, "mean"
+    step, rank_column, duration_s = table[:, table[2] > 0]
+    return {"step": step, "rank": rank_column, "duration_s": duration_s}, "mean"
 
 
-def _bars_of(states: Iterable[re.Match[str]]) -> dict[str, list[_State]]:
-    """Name without numbers, and total -> states of a bar of training."""
-    bars: dict[str, list[_State]] = defaultdict(list)
+def _joined(
+    runs: list[list[_State]],
+    passed: list[tuple[Array, Array]],
+    spacing: int,
+    total: int | None,
+    *,
+    aligned: bool,
+) -> tuple[Array, Array]:
+    """Steps and seconds a step of the runs of a bar, which count on."""
+    offset = 0
+    steps: list[float] = []
+    seconds: list[float] = []
+    for run, (ends, passed_s) in zip(runs, passed, strict=True):
+        if steps and run[0].n <= 1 < steps[-1] - offset:  # else from a checkpoint on
+            offset += total if total is not None else int(steps[-1]) - offset
+        count, of_run = _evenly(ends, passed_s, spacing, aligned=aligned)
+        steps += (count + offset).tolist()
+        seconds += of_run.tolist()
+    return np.array(steps, float), np.array(seconds, float)
+
+
+def _of_training(runs: list[list[_State]], name: str, notes: list[str]) -> list[list[_State]]:
+    """The runs of a bar without those of validations that have its name and its total.
+
+    An epoch then has a run of training and one of validation, which differ in speed.
+    """
+    step_s = np.array([_step_s(run) for run in runs])
+    ups = np.diff(step_s) > 0
+    if len(runs) < 2 or not (np.abs(np.diff(np.log(step_s))) > _OTHER_SPEED).any():
+        return runs
+    differ = np.abs(np.diff(np.log(step_s))) > _OTHER_SPEED
+    first_up = np.arange(len(ups)) % 2 == 0
+    in_turn = max((differ & (ups == first_up)).sum(), (differ & (ups != first_up)).sum())
+    if len(runs) >= _ENOUGH_RUNS and in_turn >= _IN_TURN * len(ups):
+        halves = runs[::2], runs[1::2]
+        slower = max(halves, key=lambda half: float(np.median([_step_s(run) for run in half])))
+        others = halves[1] if slower is halves[0] else halves[0]
+        notes.append(
+            f"{len(runs)} runs of one bar are slow and fast in turn: the {len(slower)} slow ones "
+            f"count as training, the {len(others)} others as validation; a name (desc=) tells it"
+        )
+        return slower
+    if not name.rpartition("/")[0].strip():
+        notes.append(
+            f"{len(runs)} progress bars without a name count as one; if some are validations, "
+            "give them a name (desc=)"
+        )
+    return runs
+
+
+def _step_s(run: list[_State]) -> float:
+    """Typical seconds of a step of a run."""
+    rates = [state.rate for state in run if state.rate > 0]
+    if rates:
+        return 1 / float(np.median(rates))
+    return max(run[-1].clock_s - run[0].clock_s, 0.5) / (run[-1].n - run[0].n)
+
+
+def _bars_of(states: Iterable[re.Match[str]]) -> dict[str, dict[int, list[_State]]]:
+    """Name without numbers, and total -> rank in the name (0 without) -> states of training."""
+    bars: dict[str, dict[int, list[_State]]] = defaultdict(lambda: defaultdict(list))
     for match in states:
         head = _PERCENT.split(match.string[: match.start("n")], maxsplit=1)[0]
         if _OTHER.search(head):
@@ -139,7 +207,9 @@ def _bars_of(states: Iterable[re.Match[str]]) -> dict[str, list[_State]]:
         clock_s = 0
         for part in match["clock"].split(":"):
             clock_s = clock_s * 60 + int(part)
-        bars[f"{name}/{match['total'] or ''}"].append(
+        named = _RANK.search(head)
+        rank = 0 if named is None else int(named["rank"])
+        bars[f"{name}/{match['total'] or ''}"][rank].append(
             _State(int(match["n"]), clock_s, rate, rounding)
         )
     return bars
@@ -193,15 +263,24 @@ def _usual_steps(passed: list[tuple[Array, Array]]) -> int:
     return int(np.quantile(steps, _MOST, method="higher")) if len(steps) else 1
 
 
-def _evenly(counts: Array, passed_s: Array, spacing: int) -> tuple[Array, Array]:
+def _evenly(
+    counts: Array, passed_s: Array, spacing: int, *, aligned: bool = False
+) -> tuple[Array, Array]:
     """Counts, and seconds a step since the count before, at equal numbers of steps.
 
     tqdm draws by time, so a slower step means fewer steps in a state. Equal numbers let each
     sample weigh the same. Time within a state is shared equally. The last sample may be shorter.
+    ``aligned`` counts are multiples of the number, as ranks are compared at equal steps.
     """
     if len(counts) < 2:
         return np.zeros(0), np.zeros(0)
-    even = np.append(np.arange(counts[0], counts[-1], spacing), counts[-1])
+    if aligned:
+        first = np.ceil(counts[0] / spacing) * spacing
+        even = np.arange(first, counts[-1] + 1, spacing)
+        if len(even) < 2:
+            return np.zeros(0), np.zeros(0)
+    else:
+        even = np.append(np.arange(counts[0], counts[-1], spacing), counts[-1])
     return even[1:], np.diff(np.interp(even, counts, passed_s)) / np.diff(even)
 
 

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from paceline.sources.step_logs.lines import DECIMAL_COMMA
+import numpy as np
+
+from paceline.sources.step_logs.lines import DECIMAL_COMMA, is_mean_since_start
 from paceline.sources.step_logs.progress_bars import state_of
 
 #: Lines that are looked at, and the fewest lines of a group.
@@ -31,7 +33,13 @@ _TIME_WORD = re.compile(
 )
 _PART_WORD = re.compile(
     r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|optim|val|eval|sav|"
-    r"avg|average|mean|wait|comm|sync|lr)"
+    r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
+)
+#: Words behind a time that say that it is a mean of more steps than the line's.
+_MEAN_BEHIND = re.compile(
+    r"['\"]?\s?(?:ms|msec|s|secs?|seconds?)?\s*[(\[]\s*"
+    r"(?:avg|average|mean|median|ema|smoothed|running|moving|rolling|cumulative)[^)\]]*[)\]]",
+    re.I,
 )
 #: Words beside which a bare time is that of a step.
 _STEP_TIME_WORD = re.compile(
@@ -158,7 +166,10 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
             certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
     if step is not None and _begins_anew(rows, step.place, texts):
         certain, doubt = False, "steps begin anew in each epoch; add the groups epoch, epoch_steps"
-    if time.score == 1 and time.group.startswith(("duration", "elapsed")):
+    values = np.array([_float(value) for value in rows[time.place]])
+    if time.group.startswith("duration") and is_mean_since_start(values):
+        certain, doubt = False, "its times look like means since the start, not those of steps"
+    if time.score == 1 and time.group.startswith(("duration", "elapsed")) and not doubt:
         doubt = "the unit is a guess"
     return Proposal(pattern, certain, doubt)
 
@@ -198,7 +209,7 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         return _Choice(place, "time", 0)
     label = re.split(r"[,;|\[\]{}\t]", before)[-1]
     word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
-    if _PART_WORD.search(label) or _OTHER_UNIT.match(behind):
+    if _PART_WORD.search(label) or _OTHER_UNIT.match(behind) or _MEAN_BEHIND.match(behind):
         return None
     if any(text in (":", ",") for text in (texts[place], behind)):  # parts of 1:02 or of 0,5
         return None
