@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.text import Text
@@ -19,13 +20,19 @@ from paceline.report.terms import TERMS
 from paceline.units import (
     GIB,
     day_count,
+    decimals_of,
     dollars,
+    fixed,
     gib,
     gpu_memory,
     percent,
     seconds_range,
+    signed,
     significant,
 )
+
+if TYPE_CHECKING:
+    from paceline.plan.launch.files import Launch
 
 SCHEMA = 1
 
@@ -197,22 +204,38 @@ def explained_lines(explanation: Explanation, width: int) -> list[Text]:
         )
         text += wrap(words, width, indent="   ")
     text += wrap(_doubt(explanation), width)
-    changes = (f"{name} {a} -> {b}" for name, (a, b) in explanation.changes.items())
+    changes = (f"{name} {_field(a)} -> {_field(b)}" for name, (a, b) in explanation.changes.items())
     text += wrap(f"A -> B: {', '.join(changes)}", width, indent="   ")
-    for title, terms, scale in (
-        ("seconds", explanation.time, 1.0),
-        ("GiB on the fullest GPU", explanation.memory, GIB),
-    ):
-        text.append(Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim"))
-        total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
-        least = 1e-4 * total.first
-        for term in (*(t for t in terms if max(t.first, t.second) > least), total):
-            values = [significant(x / scale, 4) for x in (term.first, term.second)]
-            more = significant(term.difference / scale, 3)
-            more = f"+{more}" if term.difference > 0 else more
-            numbers = f"{values[0]:>9} {values[1]:>9} {more:>9}"
-            text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
+    in_s = explanation.second.step_time_s >= 1
+    times = ("seconds", 1.0) if in_s else ("milliseconds", 1e-3)
+    text += _term_lines(explanation.time, *times)
+    text += _term_lines(explanation.memory, "GiB on the fullest GPU", GIB)
     return text
+
+
+def _term_lines(terms: Sequence[Term], title: str, scale: float) -> list[Text]:
+    """Terms with the decimals of their sum; terms that are 0 then are left out."""
+    total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
+    decimals = decimals_of(max(total.first, total.second) / scale, 4)
+    text = [Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim")]
+    for term in (*terms, total):
+        values = [fixed(x / scale, decimals) for x in (term.first, term.second)]
+        if values == ["0", "0"]:
+            continue
+        more = signed(term.difference / scale, decimals)
+        numbers = f"{values[0]:>9} {values[1]:>9} {more:>9}"
+        text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
+    return text
+
+
+def _field(value: Any) -> str:
+    """A plan's field; runs of equal numbers of layers in one: ``3, 14 x 4, 2``."""
+    if value is None:
+        return "even"
+    if not isinstance(value, tuple):
+        return str(value)
+    runs = [(layers, len(list(run))) for layers, run in groupby(value)]
+    return "({})".format(", ".join(f"{n} x {of}" if n > 1 else f"{of}" for of, n in runs))
 
 
 def _doubt(explanation: Explanation) -> str:
@@ -222,6 +245,18 @@ def _doubt(explanation: Explanation) -> str:
     if explanation.sure:
         return f"{apart}: one lies outside the other's interval."
     return f"{apart}, and each lies within the other's interval: the difference is not sure."
+
+
+def memory_note(launch: Launch) -> list[str]:
+    """A sentence on the memory that a framework adds to its plan, if it adds any."""
+    if not launch.memory:
+        return []
+    *parts, total = launch.memory
+    terms = ", ".join(f"{t.name} {signed(t.difference / GIB)}" for t in parts)
+    return [
+        f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as this framework allocates "
+        f"it, {gib(total.first)} GiB in a search without --launch. Difference in GiB: {terms}."
+    ]
 
 
 def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
