@@ -108,25 +108,26 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
     other_front = [i for i in front(result) if i not in set(best)][:top]
+    table = _table(result, best, width)
     text = [
         *wrap(describe(result), width, style="bold"),
         *wrap(f"{words} {OBJECTIVES[result.objective]}", width),
         Text(""),
-        *_table(result, best),
+        *table,
     ]
     if other_front:
         text += [
             Text(""),
             Text("Other plans that no plan beats in both time and cost", style="bold"),
         ]
-        text += _table(result, other_front)
+        text += _table(result, other_front, width)
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned_counts(result):
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
-        "causal: MFU without the masked half of attention.",
+        *(["causal: MFU without the masked half of attention."] * ("causal" in table[0].plain)),
         _reserve(result),
         kernels(result),
     ]
@@ -179,16 +180,34 @@ def segments(result: SearchResult, places: Sequence[int]) -> list[str]:
     return [f"+ needs {EXPANDABLE_SEGMENTS}; {best} without."]
 
 
-def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
+def _table(result: SearchResult, places: Sequence[int], width: int) -> list[Text]:
+    """Rows of plans. In a narrow window the causal MFU is left out, then the GPUs if all are equal.
+
+    If a line is still too long, the plan has a line of its own.
+    """
     rows = [columns(result), *(row(result, i) for i in places)]
+    same = len({cells[1] for cells in rows[1:]}) == 1
+    for name in ("causal", *(["GPUs"] if same else [])):
+        if _width(rows) > width:
+            k = rows[0].index(name)
+            rows = [(*cells[:k], *cells[k + 1 :]) for cells in rows]
+    alone = _width(rows) > width
     widths = [max(len(cells[k]) for cells in rows) for k in range(len(rows[0]))]
     text = []
     for i, cells in enumerate(rows):
         mark = "*" if i and result.pareto[places[i - 1]] else " "
         aligned = (f"{cell:>{size}}" for cell, size in zip(cells[1:], widths[1:], strict=True))
-        line = f"{mark} {cells[0]:<{widths[0]}}  {'  '.join(aligned)}"
-        text.append(Text(line, style="" if i else "dim"))
+        numbers, style = "  ".join(aligned), "" if i else "dim"
+        if alone:
+            text += [Text(f"{mark} {cells[0]}", style=style), Text(f"    {numbers}", style=style)]
+        else:
+            text.append(Text(f"{mark} {cells[0]:<{widths[0]}}  {numbers}", style=style))
     return text
+
+
+def _width(rows: Sequence[Row]) -> int:
+    """Characters of the longest line of a table, with its mark."""
+    return sum(2 + max(len(cells[k]) for cells in rows) for k in range(len(rows[0])))
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
