@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.cli.main import run
+from paceline.plan.launch.exclusions import SOFTWARE
 
 Captured = pytest.CaptureFixture[str]
 
@@ -223,7 +224,8 @@ def test_a_framework_that_allocates_more_says_how_much(framework: str, capsys: C
     assert run([*argv, "--top", "1", "--launch", framework]) == 0
     out = " ".join(capsys.readouterr().out.split())
     gib = [f"{size / 2**30:.1f} GiB" for size in (after, before)]
-    assert f"Memory of plan 1: {gib[0]} as this framework allocates it, {gib[1]} in a" in out
+    name = SOFTWARE[framework]
+    assert f"Memory of plan 1: {gib[0]} as {name} allocates it, {gib[1]} without --launch" in out
     assert all(name in out.partition("Difference in GiB: ")[2] for name in memory)
 
 

@@ -278,7 +278,11 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         from paceline.report.search_folder import write_folder
 
         file = None if launch is None else (args.launch, launch.text)
-        notes += [] if launch is None else [*map(str, launch.skipped), *report.memory_note(launch)]
+        notes += (
+            []
+            if launch is None
+            else [*map(str, launch.skipped), *report.memory_note(launch, args.launch)]
+        )
         notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
@@ -299,8 +303,10 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
     print_lines(screen, console)
     if launch is not None and args.out is None:
         head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
-        lines = [*map(str, launch.skipped), *report.memory_note(launch), head]
-        print("", *lines, "", launch.text, sep="\n", end="")
+        lines = [*map(str, launch.skipped), *report.memory_note(launch, args.launch), head]
+        wrapped = [line for text in lines for line in report.wrap(text, console.width, indent="  ")]
+        print_lines([Text(""), *wrapped, Text("")], console)
+        print(launch.text, end="")
     return [*notes, *start]
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.plan.explain import Explanation, Term
 from paceline.plan.interval import LEVEL, beyond_evidence, untested_blocks
+from paceline.plan.launch.exclusions import SOFTWARE
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
@@ -266,15 +267,17 @@ def _doubt(explanation: Explanation) -> str:
     return f"{apart}, and each lies within the other's interval: the difference is not sure."
 
 
-def memory_note(launch: Launch) -> list[str]:
+def memory_note(launch: Launch, framework: str) -> list[str]:
     """A sentence on the memory that a framework adds to its plan, if it adds any."""
     if not launch.memory:
         return []
+    name = SOFTWARE[framework]
     *parts, total = launch.memory
     terms = ", ".join(f"{t.name} {signed(t.difference / GIB)}" for t in parts)
     return [
-        f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as this framework allocates "
-        f"it, {gib(total.first)} GiB in a search without --launch. Difference in GiB: {terms}."
+        f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as {name} allocates it, "
+        f"{gib(total.first)} GiB without --launch and in `paceline predict`. Difference in GiB: "
+        f"{terms}."
     ]
 
 
