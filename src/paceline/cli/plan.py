@@ -302,10 +302,7 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         screen += report.explained_lines(explained, console.width)
     print_lines(screen, console)
     if launch is not None and args.out is None:
-        head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
-        lines = [*map(str, launch.skipped), *report.memory_note(launch, args.launch), head]
-        wrapped = [line for text in lines for line in report.wrap(text, console.width, indent="  ")]
-        print_lines([Text(""), *wrapped, Text("")], console)
+        print_lines(report.launch_lines(launch, args.launch, result, console.width), console)
         print(launch.text, end="")
     return [*notes, *start]
 

@@ -281,6 +281,15 @@ def memory_note(launch: Launch, framework: str) -> list[str]:
     ]
 
 
+def launch_lines(launch: Launch, framework: str, result: SearchResult, width: int) -> list[Text]:
+    """What stands before a launch file: skipped plans, memory, and the plan itself."""
+    width = max(40, min(width, 132))
+    head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
+    notes = [*map(str, launch.skipped), *memory_note(launch, framework), head]
+    wrapped = [line for note in notes for line in wrap(note, width, indent="  ")]
+    return [Text(""), *wrapped, Text("")]
+
+
 def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:
     """Reasons and counts, the largest first."""
     return sorted(result.pruned.items(), key=lambda item: -item[1])
