@@ -282,7 +282,7 @@ def memory_note(launch: Launch, framework: str) -> list[str]:
 
 
 def launch_lines(launch: Launch, framework: str, result: SearchResult, width: int) -> list[Text]:
-    """What stands before a launch file: skipped plans, memory, and the plan itself."""
+    """Lines before a launch file: skipped plans, memory, and the plan itself."""
     width = max(40, min(width, 132))
     head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
     notes = [*map(str, launch.skipped), *memory_note(launch, framework), head]
