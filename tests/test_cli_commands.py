@@ -1,9 +1,10 @@
+import argparse
 import gzip
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 import paceline
 import requires
 from paceline.cli import analyze
-from paceline.cli.main import run
+from paceline.cli.main import build_parser, run
 from paceline.errors import TraceError
 from paceline.results.document import JobReport
 from paceline.sources import load
@@ -250,8 +251,9 @@ def test_a_job_that_contradicts_the_trace(trace: Path, tmp_path: Path, capsys: C
         (["detect", "a", "b"], "paceline detect: error: unrecognized arguments: b\n"),
         (["--fly", "detect"], "usage: paceline [-h] [--version] [--debug] COMMAND"),
         (["timeline", "t"], "the following arguments are required: --scenario, -o/--output"),
-        (["completion", "fish"], "invalid choice: 'fish'"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["completion", "fish"], "must be bash, zsh or tcsh, not 'fish'"),
+        (["fly"], "there is no such command: 'fly' (paceline --help lists them)"),
+        (["anlyze"], "there is no such command: 'anlyze' (did you mean analyze? paceline --help"),
     ],
 )
 def test_usage_errors_exit_2(argv: list[str], message: str, capsys: Captured) -> None:
@@ -259,6 +261,41 @@ def test_usage_errors_exit_2(argv: list[str], message: str, capsys: Captured) ->
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+def choices(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
+    """(Words before the value, the action) of all arguments with choices."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from choices(child, (*words, name))
+        elif action.choices:
+            yield (*words, *action.option_strings[-1:]), action
+
+
+def test_all_choices_are_named_in_a_line_where_the_value_is_none_of_them(
+    capsys: Captured,
+) -> None:
+    found = list(choices(build_parser()))
+    assert len(found) > 30
+    for words, action in found:
+        assert run([*words, "no-such-choice"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1), words
+        assert "'no-such-choice'" in err
+        assert [name for name in map(str, action.choices or ()) if name not in err] == []
+
+
+@pytest.mark.parametrize(
+    "argv", [["plan", "--gpus"], ["plan", "--top", "x"], ["plan", "--recompute", "some"]]
+)
+def test_a_bad_value_is_told_in_a_line(argv: list[str], capsys: Captured) -> None:
+    assert run(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"paceline plan: error: argument {argv[1]}: ")
+    assert err.count("\n") == 1
 
 
 def test_no_command_shows_the_help_and_exits_2(capsys: Captured) -> None:

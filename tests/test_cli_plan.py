@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.cli.main import run
+from paceline.plan.launch.exclusions import SOFTWARE
 
 Captured = pytest.CaptureFixture[str]
 
@@ -188,7 +189,8 @@ def test_plans_for_a_framework_run_its_kernels(
     framework: str, kernels: str, words: str, capsys: Captured
 ) -> None:
     argv = ["plan", "--model", "llama3-8b", "--gpu", "h100", "--gpus", "16"]
-    argv += ["--global-batch", "128", "--max-tp", "1", "--max-cp", "1", *FEW, "--zero", "2,3"]
+    argv += ["--global-batch", "128", "--seq-len", "4096", "--max-tp", "1", "--max-cp", "1"]
+    argv += [*FEW, "--zero", "2,3"]
 
     def plans(*options: str) -> tuple[str, dict[int, float]]:
         assert run([*argv, *options, "--json"]) == 0
@@ -206,6 +208,35 @@ def test_plans_for_a_framework_run_its_kernels(
     assert run([*argv, "--top", "1", "--launch", framework]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"Kernels: {words}; --kernels changes them." in out
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "deepspeed", "torchtitan"])
+def test_a_framework_that_allocates_more_says_how_much(framework: str, capsys: Captured) -> None:
+    argv = ["plan", "--model", "llama3.2-1b", "--gpu", "h100", "--gpus", "8"]
+    argv += ["--global-batch", "64", "--seq-len", "4096", "--max-tp", "1", *FEW]
+    assert run([*argv, "--top", "1", "--launch", framework, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    memory = found["launch"]["memory_bytes"]
+    before, after = memory.pop("all")
+    changes = [b - a for a, b in memory.values()]
+    assert sum(changes) == pytest.approx(after - before)
+    assert after == found["plans"][0]["memory_bytes"]
+    assert run([*argv, "--top", "1", "--launch", framework]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    gib = [f"{size / 2**30:.1f} GiB" for size in (after, before)]
+    name = SOFTWARE[framework]
+    assert f"Memory of plan 1: {gib[0]} as {name} allocates it, {gib[1]} without --launch" in out
+    assert all(name in out.partition("Difference in GiB: ")[2] for name in memory)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "nemo"])
+def test_the_frameworks_of_the_default_rules_have_no_other_memory(
+    framework: str, capsys: Captured
+) -> None:
+    argv = ["plan", "--model", "llama3.2-1b", "--gpu", "h100", "--gpus", "8", "--zero", "1"]
+    argv += ["--global-batch", "64", "--max-tp", "1", *FEW, "--top", "1", "--launch", framework]
+    assert run(argv) == 0
+    assert "Memory of plan" not in capsys.readouterr().out
 
 
 def test_kernels_of_a_job_file_hold_for_any_framework(job: Path, capsys: Captured) -> None:

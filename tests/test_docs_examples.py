@@ -4,9 +4,12 @@ Each page has a folder with the files that its lines name. Lines that need a clu
 another tool's files or minutes are left to the tests named beside them.
 """
 
+import io
 import re
 import shlex
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +17,14 @@ import pytest
 
 from doc_pages import DOCS, ROOT, blocks, command_lines
 from paceline.cli.main import run
+from paceline.model.cluster_presets import cluster_preset
+from paceline.model.llm import LLM
+from paceline.model.plan import Plan
+from paceline.plan.predict import predict
 from paceline.sources import parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
+from requires import is_installed
 
 #: Lines of these words need more than files, and the test that runs the like of them.
 ELSEWHERE = {
@@ -25,18 +33,25 @@ ELSEWHERE = {
     r"/nfs/|/shared/|/srv/|/etc/|/var/|/root/": "the reader's own folders",
     r"^paceline (nccl|otlp|profile|watch|demo)\b|-nccl|--running|--now\b": "a running job",
     r"^paceline (ranks|telemetry)\b|--telemetry|ras-1": "tests/real/",
-    r"^paceline layers (timm:|\w+\.py)|t5\.layers|v100\.profile": "packages that may lack",
+    r"^paceline layers timm:|v100\.profile": "packages and GPUs that may lack",
     r"^paceline import\b|runs/job-18|--format ndtimeline": "test_sources_*.py",
-    r" -(?: |$)|\[more logs\]|\[--json\]|mitigate --follow$": "standard input: test_cli_detect.py",
+    r"(?<!queue) -(?: |$)|\[more logs\]|\[--json\]|mitigate --follow$": "test_cli_detect.py",
     r"--serve$|--run\b|--ring|--both-ways": "test_detect_validate.py",
-    r"^paceline (optimal|calibrate)\b": "seconds: test_cli_plan.py, test_plan_calibrate.py",
-    r"elasticflow|queue --study": "minutes: test_cli_queue.py",
-    r"^paceline predict .*--(runs|profile)\b": "test_cli_predict.py",
+    r"^paceline optimal\b": "16 seconds: test_plan_optimal.py",
+    r"queue --study": "20 seconds: test_cli_queue.py",
+    r"^paceline predict .*--profile\b": "test_cli_predict.py",
     r"--simulate|--follow|scenario\.yaml": "test_cli_mitigate.py",
     r"^paceline hosts\b": "test_hosts.py",
     r"--totals|--manifest|study/ --report": "test_fleet_manifest.py, test_fleet_study.py",
     r"traces/ --steps|rank-\*": "test_sources_dataset.py",
-    r"--collectives (nccl\.parquet|window)|window\.parquet|meta\.yaml": "test_cli_detect.py",
+    r"--collectives (nccl\.parquet|window)|window\.parquet": "test_cli_detect.py",
+    r"--trace .*meta\.yaml": "test_cli_detect.py",
+}
+#: Pattern of a line -> the package that it needs, beyond the base install.
+NEEDS = {
+    r"^paceline layers \w+\.py|t5\.layers": "torch",
+    r"\bt5\.": "transformers",
+    r"^paceline calibrate\b|(mycluster|abci)\.yaml": "scipy",
 }
 PAGES = (
     "compare",
@@ -63,6 +78,7 @@ def lines_of(page: str) -> list[str]:
         line
         for line in dict.fromkeys(command_lines(text))
         if not any(re.search(pattern, line) for pattern in ELSEWHERE)
+        and all(is_installed(name) for key, name in NEEDS.items() if re.search(key, line))
     ]
 
 
@@ -124,8 +140,77 @@ def folder(files, tmp_path, monkeypatch) -> Path:
     return place
 
 
+#: Jobs of a Slurm queue, as ``sacct -P -X`` prints them.
+SACCT = """\
+JobID|Submit|Start|End|State|AllocTRES
+1|2026-11-01T10:00:00|2026-11-01T10:00:05|2026-11-01T12:00:05|COMPLETED|gres/gpu=256
+2|2026-11-01T10:10:00|2026-11-01T12:00:06|2026-11-01T13:00:06|COMPLETED|gres/gpu=512
+"""
+#: Elastic jobs with a deadline, and what they reach on some GPUs.
+ELASTIC = """\
+job_id,submission_time,num_gpu,model,global_batch,iterations,deadline
+a,0,8,qwen3-0.6b,64,2000,20000
+b,60,8,qwen3-0.6b,64,500,9000
+"""
+MEASURED = "model,global_batch,gpus,iterations_per_s\n" + "".join(
+    f"qwen3-0.6b,64,{gpus},{0.5 * gpus**0.9:.3f}\n" for gpus in (1, 2, 4, 8, 16)
+)
+#: A module that ``paceline layers`` reads.
+MY_NET = """\
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Conv3d(4, 8, 3, stride=4), nn.ReLU(), nn.Conv3d(8, 2, 3))
+"""
+
+
+def language_runs() -> str:
+    """Measured runs of a GPT on GPUs with slower products and links than the preset's."""
+    preset = cluster_preset("a100-80g")
+    slow = replace(preset.efficiency, gemm=0.7, intra=0.6, memory=0.75)
+    rows = ["gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,step_time_s"]
+    for hidden, tp, pp, dp, mb in (
+        (1024, 1, 1, 8, 8), (2048, 2, 1, 8, 4), (4096, 8, 1, 4, 8), (2048, 1, 2, 8, 4),
+        (4096, 4, 1, 8, 2), (2048, 8, 1, 1, 16), (1024, 1, 1, 32, 2), (4096, 2, 4, 4, 2),
+    ):  # fmt: skip
+        llm = LLM(name="gpt", layers=8, hidden=hidden, heads=16, vocab=51200, seq_len=1024)
+        batch = mb * dp * 4
+        plan = Plan(
+            tp=tp, pp=pp, dp=dp, micro_batch=mb, global_batch=batch, precision="fp16",
+            recompute="full", flash=False, overlap_dp=False, zero=0,
+        )  # fmt: skip
+        step_s = predict(llm, plan, replace(preset, efficiency=slow)).step_time_s
+        cells = [tp * pp * dp, batch, mb, hidden, 16, 8, 1024, tp, dp, pp, f"{step_s:.4f}"]
+        rows.append(",".join(map(str, cells)))
+    return "\n".join(rows) + "\n"
+
+
+NETWORK_RUNS = "model,strategy,gpus,global_batch,step_time_s\n" + "".join(
+    f"resnet50,data,{gpus},{32 * gpus},{0.115 + 0.004 * k:.3f}\n"
+    for k, gpus in enumerate((4, 8, 16, 32, 64))
+)
+
+
 def arrange(page: str, folder: Path) -> None:
     """Give names that mean different things on different pages the page's own."""
+    if page == "queue":
+        (folder / "measured.csv").write_text(MEASURED)
+    if page == "networks":
+        (folder / "mynet.py").write_text(MY_NET)
+        (folder / "net.layers.json").unlink()
+        code = blocks((DOCS / "networks.md").read_text(encoding="utf-8"))
+        (t5,) = (block.text for block in code if block.text.startswith("# t5.py"))
+        (folder / "t5.py").write_text(t5)
+    if page == "strategies":
+        (folder / "runs.csv").write_text(NETWORK_RUNS)
+    if page == "predict":
+        if is_installed("scipy"):
+            (folder / "runs.csv").write_text(language_runs())
+        job = folder / "job.yaml"
+        trace = folder / "trace.parquet"
+        assert run(["synth", "--from-plan", str(job), "-o", str(trace), "--force"]) == 0
+        (folder / "meta.yaml").write_text("dp_size: 8\npp_size: 4\ntp_size: 2\n")
     if page == "detect":  # runs/ has step times of earlier runs
         shutil.rmtree(folder / "runs")
         (folder / "runs").mkdir()
@@ -137,14 +222,18 @@ def arrange(page: str, folder: Path) -> None:
 
 
 def test_lines_are_found():
-    assert sum(len(lines_of(page)) for page in PAGES) >= 30
+    assert sum(len(lines_of(page)) for page in PAGES) >= 45
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_lines_of_a_page_run(page, folder, capsys):
+def test_the_lines_of_a_page_run(page, folder, capsys, monkeypatch):
     arrange(page, folder)
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(SACCT))
     failed = []
     for line in lines_of(page):
+        if "elasticflow" in line:
+            (folder / "jobs.csv").write_text(ELASTIC)
         status = run(shlex.split(line)[1:])
         said = capsys.readouterr()
         if status:

@@ -17,6 +17,8 @@ import requires
 from doc_pages import DOCS, lessons
 
 LESSONS = lessons()
+#: A line before the output of each block, with the block's number.
+MARK = "=== block"
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,14 @@ def test_the_text_before_a_file_says_its_name():
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
     script = ["set -euo pipefail"]
-    for block in LESSONS[name]:
+    for k, block in enumerate(LESSONS[name]):
         if "file" in block.notes:
             (tmp_path / block.notes["file"]).write_text(block.text, encoding="utf-8")
         if block.kind == "sh":
             requires.installed(*block.needs)
             if "port" in block.notes and not free(int(block.notes["port"])):
                 pytest.skip(f"port {block.notes['port']} is taken: end what listens there")
-            script.append(block.text)
+            script += [f"echo; echo '{MARK} {k}'", block.text]
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")},
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
@@ -70,9 +72,9 @@ def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
     }
     status, out = run("\n".join([*script, "wait"]), tmp_path, environment)
     assert status == 0, out[-5000:]
-    said = " ".join(out.split())
-    phrases = [phrase for block in LESSONS[name] for phrase in block.shows]
-    assert [phrase for phrase in phrases if phrase not in said] == [], out[-5000:]
+    for k, block in enumerate(LESSONS[name]):
+        said = " ".join(out.partition(f"{MARK} {k}\n")[2].partition(MARK)[0].split())
+        assert [phrase for phrase in block.shows if phrase not in said] == [], out[-5000:]
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:

@@ -73,7 +73,7 @@ def test_the_commands_of_the_page_are_commands():
         ("--max-discrepancy -1", "share from 0 on"),
         ("--min-steps 2.5", "whole number from 0"),
         ("--memory lots", "bytes|GB"),
-        ("--engine slurm", "invalid choice"),
+        ("--engine slurm", "must be local or ray, not 'slurm'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(option, message, capsys):

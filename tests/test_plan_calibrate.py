@@ -89,6 +89,22 @@ def test_a_calibration_is_kept_and_says_where_it_ends(tmp_path):
     assert "recompute none (calibrated: full)" in said
 
 
+def test_a_constant_at_its_bound_of_1_leaves_the_fit_determined(tmp_path):
+    """Its logarithm is 0, so that no difference of the predictions shows: it stays as it was."""
+    requires.installed("scipy")
+    rows = ["gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,step_time_s"]
+    for dp, tp, pp, step_s in (
+        (16, 1, 1, 0.5214), (8, 2, 1, 0.62), (8, 1, 2, 0.6909), (4, 4, 1, 0.8338),
+        (4, 2, 2, 0.7433), (4, 1, 4, 0.8049), (2, 8, 1, 1.3353), (2, 4, 2, 0.9161),
+    ):  # fmt: skip
+        rows.append(f"16,64,2,2048,16,24,2048,{tp},{dp},{pp},{step_s}")
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    runs = read_runs(tmp_path / "runs.csv").runs
+    jobs, measured = [(run.llm, run.plan) for run in runs], [run.measured_s for run in runs]
+    with pytest.raises(ModelError, match="the runs determine no constant"):
+        calibrate(jobs, measured, runs_cluster(runs, None))
+
+
 def test_too_few_runs():
     few = jobs()[:5]
     with pytest.raises(ModelError, match="5 runs are too few to calibrate; measure at least 8"):

@@ -52,7 +52,7 @@ def test_the_job_file_of_the_page_runs_and_fits(
     name = re.search(r"^tp\d+ .*?(?= ·)", predicted, re.M)
     assert name is not None
     assert run(["plan", str(path), "--top", "5"]) == 0
-    assert f" {name[0]} " in capsys.readouterr().out
+    assert re.search(rf" {re.escape(name[0])}\s", capsys.readouterr().out)
 
 
 def test_lines_that_say_a_model_were_found() -> None:

@@ -346,6 +346,29 @@ def test_the_start_of_deepspeed():
 
 
 @pytest.mark.filterwarnings("ignore")  # DeepSpeed's own
+def test_deepspeed_itself_refuses_gradients_in_fp32_without_zero():
+    """v0.19.5, ``engine.py``, ``_do_optimizer_sanity_check``: an unsupported mix of types."""
+    requires.installed("deepspeed")
+    import torch
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    engine = DeepSpeedEngine.__new__(DeepSpeedEngine)
+    engine.get_data_types = lambda: (torch.bfloat16, torch.float32)
+    engine.zero_optimization = engine.amp_enabled = lambda: False
+    with pytest.raises(NotImplementedError, match="unsupported mix"):
+        engine._do_optimizer_sanity_check(None)
+
+
+def test_deepspeeds_script_repeats_whole_layers():
+    plan = Plan(dp=4, global_batch=64, recompute="full")
+    line = "in the script: model.activation_checkpointing_enable(), or gradient_"
+    assert line in "".join(launch_notes("deepspeed", LLAMA, plan))
+    assert "script: " not in "".join(
+        launch_notes("deepspeed", LLAMA, replace(plan, recompute="none"))
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # DeepSpeed's own
 def test_deepspeed_itself_takes_the_start():
     requires.installed("deepspeed")
     from deepspeed.launcher.runner import parse_args
@@ -460,6 +483,8 @@ def test_accelerate_itself_takes_the_file(tmp_path):
         ("accelerate", {"zero": 3, "tp": 2, "sequence_parallel": True}, "sequence_parallel"),
         ("deepspeed", {"zero": 1, "tp": 2, "sequence_parallel": True}, "sequence_parallel"),
         ("deepspeed", {"pp": 2}, "pp > 1"),
+        ("deepspeed", {"zero": 0}, "zero 0 with gradients in fp32"),
+        ("deepspeed", {"zero": 2, "recompute": "selective"}, "selective"),
         ("accelerate", {"pp": 2, "zero": 0}, "pp > 1"),
         ("accelerate", {"zero": 3, "recompute": "selective"}, "selective"),
         ("megatron", {"pp": 2, "schedule": "gpipe"}, "gpipe"),

@@ -10,12 +10,26 @@ import pytest
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_rules import MemoryRules
+from paceline.plan.explain import explain_plans
 from paceline.plan.interval import interval
 from paceline.plan.predict import predict
 from paceline.plan.search import search
 from paceline.report import prediction as prediction_report
 from paceline.report import search as report
-from paceline.units import GIB, day_count, dollars, gib, in_gib, seconds_range, significant
+from paceline.report.page.frame import static
+from paceline.report.search_page import page
+from paceline.units import (
+    GIB,
+    day_count,
+    decimals_of,
+    dollars,
+    fixed,
+    gib,
+    in_gib,
+    seconds_range,
+    signed,
+    significant,
+)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +150,70 @@ def test_plans_that_need_expandable_segments_are_marked(found):
     assert f"+ needs {expandable}; rank {best} fits without." in screen
     assert report.segments(tight, [best - 1]) == []  # no plan that is shown has the mark
     assert "expandable_segments" not in " ".join(x.plain for x in report.lines(found, 3, 120))
+
+
+def test_terms_of_a_sum_have_its_decimals():
+    assert [decimals_of(total, 4) for total in (5.685, 16.02, 431.2, 3447.0)] == [3, 2, 1, 0]
+    assert [fixed(x, 2) for x in (1.005, 0.004, -0.006, 1234.5)] == [
+        "1.00",
+        "0",
+        "−0.01",
+        "1,234.50",
+    ]
+    assert [signed(x, 3) for x in (3.06e-9, -0.0917, 0.0917, 0.0)] == ["0", "−0.092", "+0.092", "0"]
+
+
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 0), (1, 40)])
+def test_explained_terms_have_one_precision(a, b):
+    llm, cluster = llm_preset("deepseek-v3"), cluster_preset("h100")
+    found = search(llm, cluster, 512, 2048, micro_batches=(1,), max_tp=4)
+    screen = [line.plain for line in report.explained_lines(explain_plans(found, a, b), 80)]
+    assert max(map(len, screen)) <= 80
+    starts = [
+        i for i, line in enumerate(screen) if line.split()[:2] == ["A", "B"] and "- A" in line
+    ]
+    for start, end in zip(starts, [starts[1], len(screen)], strict=True):
+        numbers = [line[:32].split() for line in screen[start + 1 : end]]
+        places = {len(n.partition(".")[2]) for row in numbers for n in row if n != "0"}
+        assert len(places) == 1, screen[start:end]
+        assert all(row[:2] != ["0", "0"] for row in numbers)
+    if (a, b) == (0, 1):
+        assert not re.search(r"\(\d+(, \d+){9}", "".join(screen)), "layers of each stage"
+
+
+def test_terms_of_a_short_step_are_in_milliseconds():
+    small = search(llm_preset("qwen3-0.6b"), cluster_preset("h100"), 8, 8, max_pp=1)
+    screen = [line.plain for line in report.explained_lines(explain_plans(small, 0, 1), 80)]
+    assert any(line.endswith("B - A  milliseconds") for line in screen)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("tokens", [None, 3e11])
+def test_tables_are_as_narrow_as_the_window(width, tokens):
+    found = search(
+        llm_preset("llama3.1-8b"), cluster_preset("h100"), range(8, 17), 64, micro_batches=(1, 2),
+        kernels="compiled", zeros=(2,), tokens=tokens,
+    )  # fmt: skip
+    screen = [line.plain for line in report.lines(found, 5, width)]
+    assert max(map(len, screen)) <= width
+    assert any("step s" in line for line in screen)
+    assert ("causal" in "".join(screen[:6])) is any("causal: MFU" in line for line in screen)
+    prediction = predict(
+        llm_preset("llama3.1-70b"), {"tp": 8, "pp": 4, "dp": 2, "global_batch": 64}, "h100"
+    )
+    assert max(
+        len(line.plain) for line in prediction_report.lines(prediction, max(70, width))
+    ) <= max(70, width)
+
+
+def test_a_narrow_page_leaves_out_two_columns(found):
+    """The page was looked at in Chromium, 390 pixels wide: the GiB are in sight."""
+    text = page(found, 3).decode()
+    assert '<table class="plans">' in text
+    heads = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', text)
+    assert (heads[4], heads[6]) == ("80% of steps", "causal")
+    narrow = static("page.css").partition("@media (max-width: 640px)")[2]
+    hidden = (
+        ".plans td:nth-child(5), .plans th:nth-child(5), .plans td:nth-child(7), .plans th:nth-c"
+    )
+    assert hidden in narrow

@@ -56,6 +56,24 @@ def significant(value: float, digits: int) -> str:
     return _signed(f"{size:,.{decimals}f}", value)
 
 
+def decimals_of(total: float, digits: int) -> int:
+    """Decimals of all terms of a sum, so that the sum has this number of significant digits."""
+    text = significant(total, digits)
+    return len(text.partition(".")[2])
+
+
+def fixed(value: float, decimals: int) -> str:
+    """``0.021``, ``−1.500``: this number of decimals; ``0`` if none of the digits is above 0."""
+    text = f"{abs(value):,.{decimals}f}"
+    return _signed(text, value) if any(digit in "123456789" for digit in text) else "0"
+
+
+def signed(value: float, decimals: int = 1) -> str:
+    """``+0.021``, ``−1.500``, ``0``: a difference."""
+    text = fixed(value, decimals)
+    return f"+{text}" if value > 0 and text != "0" else text
+
+
 def seconds_range(low: float, high: float) -> str:
     """``23.7–35.2``: seconds from ``low`` to ``high``, for columns whose head has the unit."""
     return f"{significant(low, 3)}–{significant(high, 3)}"

@@ -91,7 +91,6 @@ def add_json(parser: argparse.ArgumentParser, content: str = "JSON") -> None:
     parser.add_argument(
         "--format",
         dest="json",
-        choices=(False, True),
         type=_is_json,
         metavar="{text,json}",
         help="the same as a choice (default: text)",
@@ -100,7 +99,7 @@ def add_json(parser: argparse.ArgumentParser, content: str = "JSON") -> None:
 
 def _is_json(text: str) -> bool:
     if text not in ("text", "json"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither text nor json")
+        raise argparse.ArgumentTypeError(f"must be text or json, not {text!r}")
     return text == "json"
 
 

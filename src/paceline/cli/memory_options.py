@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 if TYPE_CHECKING:
-    from paceline.model.memory_rules import Loss, MemoryRules
+    from paceline.model.memory_rules import MemoryRules
 
 LOSSES = ("unfused", "in-place", "fused", "chunked")
 
@@ -46,16 +46,21 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 def memory_rules(args: argparse.Namespace, framework: str | None = None) -> MemoryRules:
     """The rules that the options give.
 
-    Launch files set expandable segments; torchtitan's configuration compiles the loss.
+    Launch files set expandable segments.
     """
-    from paceline.model.memory_rules import RESERVE, MemoryRules
+    from paceline.model.memory_rules import RESERVE, MemoryRules, Trainer
 
     reserve = RESERVE if args.reserve is None else args.reserve
-    loss: Loss | None = args.loss or ("fused" if framework == "torchtitan" else None)
+    trainers: dict[str | None, Trainer] = {name: name for name in get_args(Trainer)}
     expandable = args.expandable_segments
     if expandable is None and framework is not None:
         expandable = True
-    return MemoryRules(loss=loss, reserve=reserve, expandable_segments=expandable)
+    return MemoryRules(
+        loss=args.loss,
+        reserve=reserve,
+        expandable_segments=expandable,
+        trainer=trainers.get(framework),
+    )
 
 
 def _share(text: str) -> float:

@@ -1,11 +1,11 @@
-"""The parser of the command line: an unknown option is an error of the command that it follows."""
+"""The parser of the command line: errors of usage belong to the command that they follow."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,6 +28,25 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             self.error(self._explain(unknown))
         return values, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not among the choices, with all of these."""
+        choices = list(action.choices or ())
+        if action.choices is None or value in choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):
+            near = get_close_matches(str(value), choices, n=1)
+            advice = f"did you mean {near[0]}? " if near else ""
+            text = f"there is no such command: {value!r} ({advice}{self.prog} --help lists them)"
+            raise argparse.ArgumentError(action, text)
+        names = ", ".join(map(str, choices[:-1])) + " or " * (len(choices) > 1) + str(choices[-1])
+        raise argparse.ArgumentError(action, f"must be {names}, not {value!r}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2. The usage says nothing more of an argument that the message names."""
+        if message.startswith("argument "):
+            self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+        super().error(message)
 
     def _explain(self, unknown: Sequence[str]) -> str:
         """The unknown words, with the option nearest to the first one."""

@@ -278,7 +278,11 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         from paceline.report.search_folder import write_folder
 
         file = None if launch is None else (args.launch, launch.text)
-        notes += [] if launch is None else map(str, launch.skipped)
+        notes += (
+            []
+            if launch is None
+            else [*map(str, launch.skipped), *report.memory_note(launch, args.launch)]
+        )
         notes.append(write_folder(result, args.top, args.out, force=args.force, launch=file))
     if args.json:
         from paceline.report.result_json import lines_of_json
@@ -298,9 +302,8 @@ def _show(args: argparse.Namespace, result: SearchResult, cost: ComputeCost | No
         screen += report.explained_lines(explained, console.width)
     print_lines(screen, console)
     if launch is not None and args.out is None:
-        head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
-        lines = [*map(str, launch.skipped), head]
-        print("", *lines, "", launch.text, sep="\n", end="")
+        print_lines(report.launch_lines(launch, args.launch, result, console.width), console)
+        print(launch.text, end="")
     return [*notes, *start]
 
 

@@ -19,7 +19,8 @@ examples:
   paceline presets
   paceline presets qwen         # names that contain this word
 
-sequence: tokens of a sample without --seq-len. longest: positions in the model's own config.
+sequence: tokens of a sample without --seq-len. longest: positions in the model's own config;
+"not known" where no copy of it was found, so that longer samples bring no warning.
 Models outside the list: --model takes a config.json. Clusters outside it: --cluster takes a file.
 """
 

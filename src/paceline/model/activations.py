@@ -9,7 +9,10 @@ rules come from the sources named in ``memory_rules``:
   (Megatron-Core, ``attention.py``, ``SplitAlongDim``);
 - in fp8, Transformer Engine also keeps a product's input in one byte (``linear.py``); FSDP2 with
 torchao keeps it in bf16 and casts again;
-- FSDP2's models do not fuse the gated activation: its two factors and their product are kept.
+- models of plain PyTorch do not fuse the gated activation: its two factors and their product are
+  kept;
+- an eager RMSNorm of transformers 5.24 computes in fp32; it keeps its input in fp32 and the
+  normalised one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from paceline.model.compressed import COARSE, FINE, CompressedAttention, stream_
 from paceline.model.delta_net import DeltaNet
 from paceline.model.llm import LLM
 from paceline.model.mamba import Mamba
-from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
+from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.operators import LayerKind
 from paceline.model.plan import Plan
 from paceline.model.vision import VisionCost
@@ -29,13 +32,14 @@ from paceline.model.vision_tower import tower_plan
 class _Sizes:
     """Bytes of the tensors of one microbatch on one GPU."""
 
-    def __init__(self, llm: LLM, plan: Plan) -> None:
+    def __init__(self, llm: LLM, plan: Plan, rules: MemoryRules) -> None:
         self.seq = llm.seq_len
         self.tokens = plan.micro_batch * llm.seq_len / plan.cp
         self.split = plan.tp if plan.sequence_parallel else 1
         self.element = plan.element_bytes
         self.wide = self.element * self.tokens * llm.hidden  # a tensor of the residual stream
-        self.fp8 = plan.quantised and not is_fsdp(plan)
+        self.torch = rules.torch_modules(plan)
+        self.fp8 = plan.quantised and not self.torch
         #: Bytes of a product's input, as a share of the tensor it is made from.
         self.share = plan.input_bytes / self.element
         self.input = self.wide * self.share if self.fp8 else self.wide  # as an input of a product
@@ -53,11 +57,13 @@ def layer_activations(
     llm: LLM, kind: LayerKind, plan: Plan, rules: MemoryRules = DEFAULT_RULES
 ) -> tuple[float, float]:
     """Bytes that one layer keeps of one microbatch, and bytes recomputed in its backward."""
-    s = _Sizes(llm, plan)
+    s = _Sizes(llm, plan, rules)
     if plan.adapter_rank:
         full, cheap = _adapted_layer(llm, s, plan, rules), 0.0
     else:
         full, cheap = _whole_layer(llm, kind, s, plan, rules)
+    if rules.eager(plan):
+        full += _eager_excess(llm, kind, s, plan, rules)
     if plan.recompute == "full":
         return llm.streams * s.wide / s.split, full
     if plan.recompute_modules:
@@ -139,6 +145,34 @@ def _whole_layer(
     return full, act + blocks * s.input / s.split  # outputs of the norms and of the activation
 
 
+def _norm_excess(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float:
+    """Bytes that an eager RMSNorm keeps besides its input and output in 16 bits.
+
+    It keeps the input in fp32 instead, statistics, and the normalised input unless its weight is
+    frozen. Under autocast the normalised input is in fp32, too.
+    """
+    if llm.norm != "rmsnorm" or s.element >= 4:
+        return 0.0
+    normalised = 0.0 if plan.adapter_rank else (2.0 if rules.autocast(plan) else 1.0)
+    return (1.0 + normalised) * s.wide + 4 * s.tokens
+
+
+def _eager_excess(llm: LLM, kind: LayerKind, s: _Sizes, plan: Plan, rules: MemoryRules) -> float:
+    """Bytes that a layer of transformers keeps beyond those of fused norms.
+
+    Norms of queries and keys keep these in fp32 and normalised. Under autocast each product casts
+    its own input: queries, keys and values, and both factors of a gated MLP.
+    """
+    again = len(kind.blocks) * llm.block_norms * _norm_excess(llm, s, plan, rules)
+    if llm.qk_norm and "*" in kind.blocks and s.element < 4:
+        again += (2.0 if plan.adapter_rank else 3.0) * (s.queries + s.keys)
+        again += 4 * (s.queries + s.keys) / (s.element * llm.qk_dim)
+    if rules.autocast(plan):
+        casts = 2 * ("*" in kind.blocks) + (llm.gated and "-" in kind.blocks)
+        again += casts * s.input
+    return again
+
+
 def _mixer(llm: LLM, s: _Sizes, plan: Plan) -> float:
     """Tensors that the scan saves, its result, and tensors of the gated norm.
 
@@ -170,7 +204,7 @@ def _attention(llm: LLM, s: _Sizes, plan: Plan) -> float:
     core = s.queries + s.keys + s.values + s.out
     if llm.gated_attention:
         core += s.queries + s.out  # the gate, and the result before it
-    if llm.positions == "rotary" and llm.latent is None and not is_fsdp(plan):
+    if llm.positions == "rotary" and llm.latent is None and not s.torch:
         core += s.queries + s.keys  # the projection; the values are a view of it
     if s.fp8 and plan.flash:
         core += s.out * s.share
@@ -224,7 +258,7 @@ def _dense(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> tuple[float, 
     up, result = (2 if llm.gated else 1) * through, through * s.share if s.fp8 else through
     if rules.fp8_activation and s.fp8:
         up /= 2
-    if is_fsdp(plan) and llm.gated:
+    if s.torch and llm.gated:
         result += through  # silu(w1 x), besides its product with w3 x
     return up + result, result
 
@@ -272,16 +306,18 @@ def _adapted_layer(llm: LLM, s: _Sizes, plan: Plan, rules: MemoryRules) -> float
     FSDP2's models keep one factor more of a gated activation, the silu's result.
     """
     factors = 2 if llm.gated else 1
-    up = (factors + (is_fsdp(plan) and llm.gated)) * s.element * s.tokens * llm.ffn / plan.tp
+    up = (factors + (s.torch and llm.gated)) * s.element * s.tokens * llm.ffn / plan.tp
     if rules.fp8_activation and s.fp8:
         up /= 2
     attention = _attention(llm, s, plan) - (s.out * s.share if s.fp8 and plan.flash else 0.0)
     # Of PEFT's adapters of queries, keys, values and projection, or of two on fused products.
-    thin = (4 if is_fsdp(plan) else 2) * s.element * s.tokens * plan.adapter_rank
+    thin = (4 if s.torch else 2) * s.element * s.tokens * plan.adapter_rank
     return 3 * s.wide / s.split + attention + up + thin
 
 
-def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
+def backward_work(
+    llm: LLM, kind: LayerKind, plan: Plan, rules: MemoryRules = DEFAULT_RULES
+) -> float:
     """Temporary bytes during the backward of one layer's MLP.
 
     They are the residual stream's gradient and the larger of two moments. In the activation's
@@ -289,7 +325,7 @@ def backward_work(llm: LLM, kind: LayerKind, plan: Plan) -> float:
     the gradients of its output and of its unreduced input. In fp8 the former is also cast and
     transposed; with sequence parallelism the input is gathered again.
     """
-    s = _Sizes(llm, plan)
+    s = _Sizes(llm, plan, rules)
     wide = llm.streams * s.wide / s.split
     if kind.blocks == "*":
         return s.wide / s.split + s.queries + s.keys + s.values + s.out
@@ -334,11 +370,13 @@ def end_activations(
     (4.2.2). Each multi-token-prediction module keeps these again. The third value is temporary
     memory at the peak of the loss.
     """
-    s = _Sizes(llm, plan)
+    s = _Sizes(llm, plan, rules)
     mask = s.tokens * llm.hidden / s.split if s.dropout else 0.0
     held, peak = rules.loss_of(plan)
-    logits = s.tokens * llm.padded_vocab(plan.tp) / plan.tp
+    logits = s.tokens * llm.padded_vocab(plan.tp) / (1 if rules.transformers else plan.tp)
     head = 2 * s.wide / s.split + held * logits
+    if rules.eager(plan):
+        head += _norm_excess(llm, s, plan, rules)
     mask += vision_activations(llm, plan, rules)[0]
     return mask, (1 + llm.mtp_layers) * head, (peak - held) * logits
 
@@ -372,4 +410,4 @@ def vision_activations(
     tokens = own.element_bytes * own.micro_batch
     kept += tower.layers * of_layer + tokens * tower.patches * tower.patch_inputs
     kept += tower.end_norms * tokens * tower.inner_tokens * tower.hidden
-    return kept, again + backward_work(layers, kind, own)
+    return kept, again + backward_work(layers, kind, own, rules)

@@ -24,9 +24,25 @@ _FAMILIES: tuple[tuple[int, tuple[str, ...]], ...] = (
     (1048576, ("deepseek-v4-flash", "deepseek-v4-pro")),
     # deepseek-ai/DeepSeek-V3, config.json.
     (163840, ("deepseek-v3", "deepseek-v3-mtp")),
+    # MaxText e591f30, checkpoint_conversion/utils/hf_model_configs.py: copies of the configs.
+    (262144, ("qwen3-next-80b-a3b", "qwen3-next-80b-a3b-mtp", "qwen3-vl-30b-a3b")),
+    (262144, ("qwen3.5-35b-a3b", "qwen3.5-397b-a17b")),
+    (131072, ("kimi-k2",)),  # configs/models/kimi-k2-1t.yml there
+    # MindSpeed-MM v2.2.0, examples/qwen3vl/model.json.
+    (262144, ("qwen3-vl-235b-a22b",)),
+    # Megatron-Bridge 067f987, tests/unit_tests/models/gemma/test_gemma3_bridge.py.
+    (32768, ("gemma-3-1b",)),
+    # NeuronX Distributed Inference of AWS, the config in its test of Llama 4.
+    (10485760, ("llama4-scout",)),
+    # Xinference's page of moonlight-16b-a3b-instruct; failspy/Nemotron-4-340B-Instruct-SafeTensors.
+    (8192, ("moonlight-16b-a3b",)),
+    (4096, ("nemotron-4-340b",)),
+    # The models' own cards: "Context length up to 8K".
+    (8192, ("nemotron-h-8b", "nemotron-h-47b", "nemotron-h-56b")),
 )
 
-#: Preset -> ``max_position_embeddings``. Presets with a learned table bring its length themselves.
+#: Preset -> ``max_position_embeddings``; absent where no source was found. Presets with a learned
+#: table bring its length themselves.
 CONTEXTS: Mapping[str, int] = MappingProxyType(
     {name: context for context, names in _FAMILIES for name in names}
 )

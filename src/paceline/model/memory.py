@@ -29,6 +29,9 @@ def stage_states(
     ``places`` is the result of :func:`place_parameters`, if already known.
     """
     of_places = place_parameters(llm, plan) if places is None else places
+    excess = word_excess(llm, plan, rules)
+    if excess:  # without a pipeline
+        of_places = of_places[0] + excess, of_places[1]
     dense, expert = (by_stage(plan, x).sum(axis=0) for x in of_places)
     parameters, gradients, optimizer = model_states(plan, dense, expert, rules)
     frozen = frozen_parameters(llm, plan)
@@ -71,6 +74,16 @@ def place_parameters(llm: LLM, plan: Plan) -> tuple[Array, Array]:
         dense[-1] += llm.mtp_modules * module
         expert[-1] += llm.mtp_modules * sum(share[1] for share in shares)
     return dense, expert
+
+
+def word_excess(llm: LLM, plan: Plan, rules: MemoryRules) -> float:
+    """Parameters of the embedding on one GPU that tensor parallelism does not split.
+
+    The plans of transformers 5.24 split the head's columns alone (``_tp_plan``); DeepSpeed v0.19.5
+    takes them (``engine.py``) and leaves tied ones whole (``auto_tp.py``).
+    """
+    rows = llm.padded_vocab(plan.tp) * llm.hidden
+    return rows * (1 - 1 / plan.tp) if rules.transformers else 0.0
 
 
 def vision_share(llm: LLM, plan: Plan) -> tuple[float, float]:

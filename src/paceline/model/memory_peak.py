@@ -32,10 +32,12 @@ from paceline.model.memory import (
     stage_states,
     tower_layer_share,
     vision_share,
+    word_excess,
 )
 from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules, is_fsdp
 from paceline.model.operators import LayerKind, layer_kind, mtp_kinds
 from paceline.model.plan import Plan
+from paceline.model.trainer_memory import trainer_bytes
 from paceline.model.vision import VisionTower
 
 Array = npt.NDArray[np.float64]
@@ -137,7 +139,8 @@ def memory_moments(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) -> 
     """[moment, part, stage] bytes, in the order of :data:`MOMENTS` and :data:`PARTS`."""
     parameters, gradients, optimizer = stage_states(llm, plan, rules)
     held = stage_activations(llm, plan, rules)
-    whole = gathered_bytes(llm, plan)
+    whole = gathered_bytes(llm, plan, rules)
+    whole = whole + trainer_bytes(llm, plan, rules, whole)
     outside = workspace_bytes(llm, plan), framework_bytes(llm, plan)
     fixed = [np.full(plan.pp, size) for size in outside]
     early = gradients * holds_gradients(plan)
@@ -229,7 +232,7 @@ def place_activations(
             kind = layer_kind(llm, i)
             if kind not in of_kind:
                 kept, again = layer_activations(llm, kind, plan, rules)
-                of_kind[kind] = kept, again + backward_work(llm, kind, plan)
+                of_kind[kind] = kept, again + backward_work(llm, kind, plan, rules)
             kept_bytes[place] += of_kind[kind][0]
             work_bytes[place] = max(work_bytes[place], of_kind[kind][1])
             if i < plan.offload_layers:
@@ -250,7 +253,7 @@ def vision_excess(llm: LLM, plan: Plan, kept: float, rules: MemoryRules = DEFAUL
     return max(0.0, vision_activations(llm, plan, rules)[1] - kept)
 
 
-def gathered_bytes(llm: LLM, plan: Plan) -> Array:
+def gathered_bytes(llm: LLM, plan: Plan, rules: MemoryRules = DEFAULT_RULES) -> Array:
     """[moment, stage] bytes of unsharded parameters and gradients of FSDP2.
 
     Without a pipeline (torchtitan, ``apply_fsdp``), embedding and head stay gathered, and a vision
@@ -268,10 +271,10 @@ def gathered_bytes(llm: LLM, plan: Plan) -> Array:
     layers = [sum(layer_share(llm, blocks, plan)) for blocks in ends_of]
     most, weight = max(layers), plan.element_bytes
     adapters = layer_adapters(llm, plan)
-    rows, beside = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp, 0.0
+    rows, beside = llm.padded_vocab(plan.tp) * llm.hidden / plan.tp, word_excess(llm, plan, rules)
     if isinstance(llm.vision, VisionTower):
         of_layer = tower_layer_share(llm, plan)
-        beside = vision_share(llm, plan)[0] - llm.vision.layers * of_layer
+        beside += vision_share(llm, plan)[0] - llm.vision.layers * of_layer
         most = max(most, of_layer)
     trained = adapters or most  # of a layer's
     most += adapters

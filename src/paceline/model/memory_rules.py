@@ -2,7 +2,8 @@
 
 The defaults follow Megatron-Core up to ZeRO-2 and FSDP2 at ZeRO-3. They were read in these sources:
 Megatron-Core d98e8a64 (2026-08), Transformer Engine d0067d0d (2026-08), torchtitan ba246978
-(2024-12) and b5bcd76c (2026-08), Megatron-Bridge 067f987d (2026-08).
+(2024-12) and b5bcd76c (2026-08), Megatron-Bridge 067f987d (2026-08). ``trainer`` names others, for
+which launch files are written; ``trainer_memory`` has their sources.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from paceline.model.plan import Plan
 
 Loss = Literal["unfused", "in-place", "fused", "chunked"]
 Selective = Literal["norms", "per-op"]
+Trainer = Literal["torchtitan", "deepspeed", "accelerate"]
 #: Whether a plan fits with any allocator, only with expandable segments, or not at all.
 Fit = Literal["yes", "expandable segments", "no"]
 
@@ -27,6 +29,9 @@ Fit = Literal["yes", "expandable segments", "no"]
 LOSS_BYTES = MappingProxyType(
     {"unfused": (4.0, 12.0), "in-place": (4.0, 6.0), "fused": (2.0, 4.0), "chunked": (0.0, 0.5)}
 )
+
+#: Bytes per logit of the model's output, which a script holds beside the loss of transformers.
+OUTPUT_BYTES = 2.0
 
 #: Bytes of Adam per parameter: fp32 master copy and two moments (Rajbhandari et al. 2020).
 OPTIMIZER_BYTES = 12.0
@@ -67,6 +72,7 @@ class MemoryRules:
         reserve: share of a GPU's memory that is left free; at least 0.265 without expandable
             segments.
         expandable_segments: whether the job sets :data:`EXPANDABLE_SEGMENTS`; None = unknown.
+        trainer: the software whose modules, loss and buffers count; None = the defaults.
 
     Raises:
         ModelError: a value is out of range.
@@ -79,9 +85,11 @@ class MemoryRules:
     fp8_activation: bool = False
     reserve: float = RESERVE
     expandable_segments: bool | None = None
+    trainer: Trainer | None = None
 
     def __post_init__(self) -> None:
-        for name, words in (("loss", get_args(Loss)), ("selective", get_args(Selective))):
+        kinds = (("loss", Loss), ("selective", Selective), ("trainer", Trainer))
+        for name, words in ((name, get_args(kind)) for name, kind in kinds):
             value = getattr(self, name)
             if value is not None and value not in words:
                 raise ModelError(f"{name} must be one of {', '.join(words)}, not {value!r}")
@@ -93,11 +101,36 @@ class MemoryRules:
 
     def loss_of(self, plan: Plan) -> tuple[float, float]:
         """Bytes per logit that are held until the backward, and at the peak of the loss."""
-        return LOSS_BYTES[self.loss or ("unfused" if is_fsdp(plan) else "in-place")]
+        if self.loss is not None:
+            return LOSS_BYTES[self.loss]
+        if self.eager(plan):
+            held, peak = LOSS_BYTES["unfused"]
+            return held + OUTPUT_BYTES, peak + OUTPUT_BYTES
+        if self.trainer is not None:
+            return LOSS_BYTES["fused"]
+        return LOSS_BYTES["unfused" if is_fsdp(plan) else "in-place"]
 
     def selective_of(self, plan: Plan) -> Selective:
         """Operators that selective recomputation repeats."""
-        return self.selective or ("per-op" if is_fsdp(plan) else "norms")
+        return self.selective or ("per-op" if self.torch_modules(plan) else "norms")
+
+    def torch_modules(self, plan: Plan) -> bool:
+        """Whether layers are modules of plain PyTorch, not Megatron-Core's."""
+        return self.trainer is not None or is_fsdp(plan)
+
+    @property
+    def transformers(self) -> bool:
+        """Whether the trainer runs models of Hugging Face transformers."""
+        return self.trainer in ("deepspeed", "accelerate")
+
+    def eager(self, plan: Plan) -> bool:
+        """Whether modules and loss of transformers run eagerly."""
+        return self.transformers and plan.kernels != "compiled"
+
+    def autocast(self, plan: Plan) -> bool:
+        """Whether weights in fp32 are cast at each product (``torch.autocast``)."""
+        narrow = plan.element_bytes < 4 and not plan.adapter_rank
+        return self.trainer == "accelerate" and plan.zero == 0 and narrow
 
     @property
     def safe_reserve(self) -> float:

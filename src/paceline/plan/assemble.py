@@ -38,6 +38,7 @@ from paceline.model.memory_rules import DEFAULT_RULES, MemoryRules
 from paceline.model.network import Group
 from paceline.model.operators import LayerKind, layer_kind, mtp_kinds
 from paceline.model.plan import Plan
+from paceline.model.trainer_memory import trainer_bytes
 from paceline.plan.pipeline import Pipelines
 from paceline.plan.space import Candidates
 from paceline.plan.split_pipeline import SplitPipelines
@@ -178,7 +179,7 @@ class Assembly:
             of_kinds = []
             for kind in self.distinct:
                 kept, again = layer_activations(self.llm, kind, plan, self.rules)
-                of_kinds.append((kept, again + backward_work(self.llm, kind, plan)))
+                of_kinds.append((kept, again + backward_work(self.llm, kind, plan, self.rules)))
             self._activations_of[key] = np.array(of_kinds).T
         return self._activations_of[key]
 
@@ -188,7 +189,8 @@ class Assembly:
         parameters, gradients, optimizer = stage_states(self.llm, plan, self.rules, places)
         fixed = workspace_bytes(self.llm, plan) + framework_bytes(self.llm, plan)
         states = parameters + optimizer + fixed
-        gathered = gathered_bytes(self.llm, plan)
+        gathered = gathered_bytes(self.llm, plan, self.rules)
+        gathered = gathered + trainer_bytes(self.llm, plan, self.rules, gathered, places)
         early = states + gradients * holds_gradients(plan)
         return np.stack([early, gathered[0], gathered[1], states + gradients + gathered[2]])
 

@@ -257,7 +257,9 @@ class _Fitter:
             return np.concatenate([robust, (x - centre) / spread])
 
         solved = least_squares(residuals, inside, bounds=(low, high), diff_step=1e-2, xtol=1e-5)
-        curvature = solved.jac.T @ solved.jac
+        of_runs = solved.jac[: -len(constants)]
+        # The prior's share is exact: differences vanish where a logarithm is about 0.
+        curvature = of_runs.T @ of_runs + np.diag(spread**-2.0)
         errors = np.sqrt(np.diag(np.linalg.inv(curvature)))
         return solved.x, errors
 

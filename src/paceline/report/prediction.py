@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 _BAR = 24  # characters of the longest bar
+#: Characters of a line beside its bar and its name.
+_NUMBERS = 21
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def lines(prediction: Prediction, width: int) -> list[Text]:
     width = max(40, min(width, 132))
     blocks = [
         _head(prediction, width),
-        _breakdown(prediction),
+        _breakdown(prediction, width),
         _memory(prediction, width),
         _training(prediction, width),
         [
@@ -134,30 +136,36 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     first.append(seconds(prediction.step_time_s), style="bold cyan")
     first.append(
         f"   MFU {prediction.mfu:.1%} (causal {prediction.mfu_causal:.1%})   "
-        f"HFU {prediction.hfu:.1%}   "
+        f"HFU {prediction.hfu:.1%}"
+    )
+    rate = (
         f"{prediction.model_flops_per_gpu / 1e12:,.4g} TFLOP/s and "
         f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     )
+    speed = [Text.assemble(first, "   ", rate)]
+    if len(speed[0]) > width:
+        speed = [first, *wrap(rate, width)]
     low, high, evidence = prediction.interval
     rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)} ({evidence})"
     return [
         *wrap(title, width, style="bold"),
         *wrap(about, width),
         Text(""),
-        first,
+        *speed,
         *wrap(rests, width, style="dim"),
     ]
 
 
-def _breakdown(prediction: Prediction) -> list[Text]:
+def _breakdown(prediction: Prediction, width: int) -> list[Text]:
     terms = {
         k: v for k, v in prediction.breakdown.items() if abs(v) > 5e-5 * prediction.step_time_s
     }
     largest = max(terms.values())
+    size = max(4, min(_BAR, width - _NUMBERS - max(len(TERMS[name]) for name in terms)))
     bars = []
     for name, value in terms.items():
-        bar = "█" * max(0, round(_BAR * value / largest))
-        line = Text(f"  {bar:<{_BAR}} {value / prediction.step_time_s:6.1%} {seconds(value):>9}  ")
+        bar = "█" * max(0, round(size * value / largest))
+        line = Text(f"  {bar:<{size}} {value / prediction.step_time_s:6.1%} {seconds(value):>9}  ")
         line.append(TERMS[name])
         bars.append(line)
     return bars

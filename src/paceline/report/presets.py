@@ -78,7 +78,7 @@ def _models() -> Iterator[Row]:
             f"{llm.layers}",
             f"{llm.hidden:,}",
             f"{llm.seq_len:,}",
-            f"{llm.context:,}" if llm.context else NONE,
+            f"{llm.context:,}" if llm.context else "not known",
         )
 
 

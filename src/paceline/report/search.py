@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.plan.explain import Explanation, Term
 from paceline.plan.interval import LEVEL, beyond_evidence, untested_blocks
+from paceline.plan.launch.exclusions import SOFTWARE
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
@@ -19,13 +21,19 @@ from paceline.report.terms import TERMS
 from paceline.units import (
     GIB,
     day_count,
+    decimals_of,
     dollars,
+    fixed,
     gib,
     gpu_memory,
     percent,
     seconds_range,
+    signed,
     significant,
 )
+
+if TYPE_CHECKING:
+    from paceline.plan.launch.files import Launch
 
 SCHEMA = 1
 
@@ -101,25 +109,26 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
     other_front = [i for i in front(result) if i not in set(best)][:top]
+    table = _table(result, best, width)
     text = [
         *wrap(describe(result), width, style="bold"),
         *wrap(f"{words} {OBJECTIVES[result.objective]}", width),
         Text(""),
-        *_table(result, best),
+        *table,
     ]
     if other_front:
         text += [
             Text(""),
             Text("Other plans that no plan beats in both time and cost", style="bold"),
         ]
-        text += _table(result, other_front)
+        text += _table(result, other_front, width)
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned_counts(result):
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
-        "causal: MFU without the masked half of attention.",
+        *(["causal: MFU without the masked half of attention."] * ("causal" in table[0].plain)),
         _reserve(result),
         kernels(result),
     ]
@@ -172,16 +181,34 @@ def segments(result: SearchResult, places: Sequence[int]) -> list[str]:
     return [f"+ needs {EXPANDABLE_SEGMENTS}; {best} without."]
 
 
-def _table(result: SearchResult, places: Sequence[int]) -> list[Text]:
+def _table(result: SearchResult, places: Sequence[int], width: int) -> list[Text]:
+    """Rows of plans. In a narrow window the causal MFU is left out, then the GPUs if all are equal.
+
+    If a line is still too long, the plan has a line of its own.
+    """
     rows = [columns(result), *(row(result, i) for i in places)]
+    same = len({cells[1] for cells in rows[1:]}) == 1
+    for name in ("causal", *(["GPUs"] if same else [])):
+        if _width(rows) > width:
+            k = rows[0].index(name)
+            rows = [(*cells[:k], *cells[k + 1 :]) for cells in rows]
+    alone = _width(rows) > width
     widths = [max(len(cells[k]) for cells in rows) for k in range(len(rows[0]))]
     text = []
     for i, cells in enumerate(rows):
         mark = "*" if i and result.pareto[places[i - 1]] else " "
         aligned = (f"{cell:>{size}}" for cell, size in zip(cells[1:], widths[1:], strict=True))
-        line = f"{mark} {cells[0]:<{widths[0]}}  {'  '.join(aligned)}"
-        text.append(Text(line, style="" if i else "dim"))
+        numbers, style = "  ".join(aligned), "" if i else "dim"
+        if alone:
+            text += [Text(f"{mark} {cells[0]}", style=style), Text(f"    {numbers}", style=style)]
+        else:
+            text.append(Text(f"{mark} {cells[0]:<{widths[0]}}  {numbers}", style=style))
     return text
+
+
+def _width(rows: Sequence[Row]) -> int:
+    """Characters of the longest line of a table, with its mark."""
+    return sum(2 + max(len(cells[k]) for cells in rows) for k in range(len(rows[0])))
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
@@ -197,22 +224,38 @@ def explained_lines(explanation: Explanation, width: int) -> list[Text]:
         )
         text += wrap(words, width, indent="   ")
     text += wrap(_doubt(explanation), width)
-    changes = (f"{name} {a} -> {b}" for name, (a, b) in explanation.changes.items())
+    changes = (f"{name} {_field(a)} -> {_field(b)}" for name, (a, b) in explanation.changes.items())
     text += wrap(f"A -> B: {', '.join(changes)}", width, indent="   ")
-    for title, terms, scale in (
-        ("seconds", explanation.time, 1.0),
-        ("GiB on the fullest GPU", explanation.memory, GIB),
-    ):
-        text.append(Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim"))
-        total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
-        least = 1e-4 * total.first
-        for term in (*(t for t in terms if max(t.first, t.second) > least), total):
-            values = [significant(x / scale, 4) for x in (term.first, term.second)]
-            more = significant(term.difference / scale, 3)
-            more = f"+{more}" if term.difference > 0 else more
-            numbers = f"{values[0]:>9} {values[1]:>9} {more:>9}"
-            text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
+    in_s = explanation.second.step_time_s >= 1
+    times = ("seconds", 1.0) if in_s else ("milliseconds", 1e-3)
+    text += _term_lines(explanation.time, *times)
+    text += _term_lines(explanation.memory, "GiB on the fullest GPU", GIB)
     return text
+
+
+def _term_lines(terms: Sequence[Term], title: str, scale: float) -> list[Text]:
+    """Terms with the decimals of their sum; terms that are 0 then are left out."""
+    total = Term("all", sum(t.first for t in terms), sum(t.second for t in terms))
+    decimals = decimals_of(max(total.first, total.second) / scale, 4)
+    text = [Text(f"  {'A':>9} {'B':>9} {'B - A':>9}  {title}", style="dim")]
+    for term in (*terms, total):
+        values = [fixed(x / scale, decimals) for x in (term.first, term.second)]
+        if values == ["0", "0"]:
+            continue
+        more = signed(term.difference / scale, decimals)
+        numbers = f"{values[0]:>9} {values[1]:>9} {more:>9}"
+        text.append(Text(f"  {numbers}  {TERMS.get(term.name, term.name)}"))
+    return text
+
+
+def _field(value: Any) -> str:
+    """A plan's field; runs of equal numbers of layers in one: ``3, 14 x 4, 2``."""
+    if value is None:
+        return "even"
+    if not isinstance(value, tuple):
+        return str(value)
+    runs = [(layers, len(list(run))) for layers, run in groupby(value)]
+    return "({})".format(", ".join(f"{n} x {of}" if n > 1 else f"{of}" for of, n in runs))
 
 
 def _doubt(explanation: Explanation) -> str:
@@ -222,6 +265,29 @@ def _doubt(explanation: Explanation) -> str:
     if explanation.sure:
         return f"{apart}: one lies outside the other's interval."
     return f"{apart}, and each lies within the other's interval: the difference is not sure."
+
+
+def memory_note(launch: Launch, framework: str) -> list[str]:
+    """A sentence on the memory that a framework adds to its plan, if it adds any."""
+    if not launch.memory:
+        return []
+    name = SOFTWARE[framework]
+    *parts, total = launch.memory
+    terms = ", ".join(f"{t.name} {signed(t.difference / GIB)}" for t in parts)
+    return [
+        f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as {name} allocates it, "
+        f"{gib(total.first)} GiB without --launch and in `paceline predict`. Difference in GiB: "
+        f"{terms}."
+    ]
+
+
+def launch_lines(launch: Launch, framework: str, result: SearchResult, width: int) -> list[Text]:
+    """Lines before a launch file: skipped plans, memory, and the plan itself."""
+    width = max(40, min(width, 132))
+    head = f"plan {launch.place + 1}, {result.plan(launch.place).describe()}:"
+    notes = [*map(str, launch.skipped), *memory_note(launch, framework), head]
+    wrapped = [line for note in notes for line in wrap(note, width, indent="  ")]
+    return [Text(""), *wrapped, Text("")]
 
 
 def pruned_counts(result: SearchResult) -> list[tuple[str, int]]:

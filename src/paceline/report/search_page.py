@@ -61,7 +61,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         controls=controls,
         headline=_headline(result),
         numbers=_numbers(result),
-        plans=table(("rank", *head), _page_rows(result, best), numeric_from=2),
+        plans=table(("rank", *head), _page_rows(result, best), name="plans", numeric_from=2),
         front=_front_table(result),
         pruned=table(
             ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
@@ -173,7 +173,8 @@ def _numbers(result: SearchResult) -> str:
 def _front_table(result: SearchResult) -> str:
     if _one_count(result):
         return ""
-    return table(("rank", *columns(result)), _page_rows(result, front(result)), numeric_from=2)
+    rows = _page_rows(result, front(result))
+    return table(("rank", *columns(result)), rows, name="plans", numeric_from=2)
 
 
 def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:

@@ -29,6 +29,11 @@ ACCELERATE = "Hugging Face Accelerate v1.14.0"
 DEEPSPEED = "DeepSpeed v0.19.5"
 TORCHTITAN = "torchtitan v0.2.2"
 
+#: Framework of a launch file -> its name and version, for those with memory of their own.
+SOFTWARE: MappingProxyType[str, str] = MappingProxyType(
+    {"torchtitan": TORCHTITAN, "deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
+)
+
 _COLUMNS = ("tp", "pp", "dp", "cp", "ep", "zero", "shards", "sequence_parallel")
 
 

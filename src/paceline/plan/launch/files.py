@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
+from paceline.model.memory_peak import PARTS, stage_memory
 from paceline.model.plan import Plan
+from paceline.plan.explain import Term
 from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, EXCLUSIONS, TORCHTITAN
 from paceline.plan.launch.fine_tuning import script_lines
 from paceline.plan.launch.megatron import bridge_command, megatron_command
@@ -54,7 +57,8 @@ SPACES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "deepspeed": {
             "kernels": "eager",
-            "max_pp": 1, "max_cp": 1, "max_ep": 1, "exclusions": EXCLUSIONS[DEEPSPEED],
+            "zeros": (1, 2, 3), "max_pp": 1, "max_cp": 1, "max_ep": 1,
+            "recomputes": ("none", "full"), "exclusions": EXCLUSIONS[DEEPSPEED],
         },
         "accelerate": {
             "kernels": "eager",
@@ -97,16 +101,25 @@ class Launch(NamedTuple):
         place: index of the plan.
         text: its launch file.
         skipped: better plans, by reason.
+        memory: bytes on a GPU by part, by the default rules and by those of the framework, for
+            parts that differ.
     """
 
     place: int
     text: str
     skipped: tuple[Skipped, ...]
+    memory: tuple[Term, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """As JSON knows it."""
         skipped = [skipped.to_mapping() for skipped in self.skipped]
-        return {"rank": self.place + 1, "text": self.text, "skipped": skipped}
+        memory = {term.name: [term.first, term.second] for term in self.memory}
+        return {
+            "rank": self.place + 1,
+            "text": self.text,
+            "skipped": skipped,
+            "memory_bytes": memory,
+        }
 
 
 def best_launch(framework: str, result: SearchResult) -> Launch:
@@ -125,16 +138,28 @@ def best_launch(framework: str, result: SearchResult) -> Launch:
             first = skipped.get(reason, Skipped(i, result.plan(i).describe(), 0, reason))
             skipped[reason] = first._replace(plans=first.plans + 1)
             continue
-        return Launch(i, text, tuple(skipped.values()))
+        return Launch(i, text, tuple(skipped.values()), _memory_terms(result, i))
     problem = next(iter(skipped))
     raise PlanError(f"{framework} can express none of the {len(result):,} plans: {problem}")
+
+
+def _memory_terms(result: SearchResult, i: int) -> tuple[Term, ...]:
+    """Parts of a plan's memory that the rules of the framework change, and the sum."""
+    rules = (replace(result.rules, trainer=None), result.rules)
+    first, second = (
+        max(stage_memory(result.llm, result.plan(i), rules=each), key=lambda s: s.total_bytes)
+        for each in rules
+    )
+    terms = [Term(part, first.parts[part], second.parts[part]) for part in PARTS]
+    changed = [term for term in terms if term.difference]
+    return (*changed, Term("all", first.total_bytes, second.total_bytes)) if changed else ()
 
 
 def launch_notes(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> list[str]:
     """The start and the tasks of the script, for a framework whose file takes no comments."""
     if framework != "deepspeed":
         return []
-    tasks = [f"in the script: {line}" for line in script_lines(framework, llm, plan)]
+    tasks = [f"in the script: {line}" for line in script_lines(DEEPSPEED, llm, plan)]
     return [*deepspeed_start(plan, node_gpus), *tasks]
 
 

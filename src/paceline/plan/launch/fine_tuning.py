@@ -13,6 +13,7 @@ from __future__ import annotations
 from paceline.errors import PlanError
 from paceline.model.llm import LLM
 from paceline.model.plan import Plan
+from paceline.plan.launch.exclusions import DEEPSPEED
 
 Flags = list[tuple[str, str]]  # name, value ("" = a switch)
 
@@ -139,6 +140,11 @@ def script_lines(framework: str, llm: LLM, plan: Plan) -> list[str]:
         PlanError: the framework has no such samples, or no adapters there.
     """
     packed, lines = llm.packed, []
+    if plan.recompute == "full" and framework == DEEPSPEED:
+        lines.append(
+            "model.activation_checkpointing_enable(), or gradient_checkpointing_enable() of an "
+            "older transformers"
+        )
     refuse(
         framework,
         "packed documents with cp > 1; its ring attention has one causal mask",

@@ -133,7 +133,7 @@ def _toml(value: object) -> str:
 
 
 def deepspeed_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
-    """The file of ``--deepspeed_config``. The model itself does activation checkpointing.
+    """The file of ``--deepspeed_config``.
 
     Samples and adapters are the script's (:func:`~paceline.plan.launch.fine_tuning.script_lines`).
 
@@ -167,6 +167,16 @@ def deepspeed_keys(plan: Plan) -> Table:
     refuse(DEEPSPEED, "cp > 1 (Ulysses splits heads)", plan.cp > 1)
     refuse(DEEPSPEED, "ep > 1 in its configuration", plan.ep > 1)
     refuse(DEEPSPEED, f"{plan.precision} in its configuration", plan.quantised)
+    refuse(
+        DEEPSPEED,
+        "selective recomputation (models of transformers repeat whole layers)",
+        plan.recompute == "selective",
+    )
+    refuse(
+        DEEPSPEED,
+        "zero 0 with gradients in fp32 beside 16-bit weights (zero 1 can)",
+        plan.zero == 0 and plan.grad_bytes == 4 and plan.precision != "fp32",
+    )
     refuse(DEEPSPEED, "shards (its hpZ and MiCS shard otherwise)", plan.shards > 0)
     refuse(DEEPSPEED, "offload_layers in its configuration", plan.offload_layers > 0)
     refuse_excluded(DEEPSPEED, plan)
