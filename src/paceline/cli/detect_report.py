@@ -114,7 +114,8 @@ class StreamReport:
 
     def last_line(self, live: LiveEvents) -> str:
         """The number of fail-slows, and the state at the end of the stream."""
-        from paceline.detect.event import counted, duration
+        from paceline.detect.event import counted
+        from paceline.units import duration
 
         slow = live.slow
         state = f"{counted(int(slow.sum()), 'rank')} slow at the end"
