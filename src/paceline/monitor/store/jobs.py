@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, bindparam, case, desc, func, select, update
+from sqlalchemy import Engine, bindparam, case, cast, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, all_held
@@ -171,7 +171,8 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
     others: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name != "seen_at"}
     for name in ("slow_since_step", "slow_factor"):
         if name in others:  # a detector that is rebuilt sees the last steps again
-            others[name] = case((~over, bindparam(f"new_{name}", type_=jobs.c[name].type)))
+            kind = jobs.c[name].type  # PostgreSQL would take a float's parameter for a text
+            others[name] = case((~over, cast(bindparam(f"new_{name}", type_=kind), kind)))
     statement = (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"))
