@@ -107,6 +107,7 @@ def analysed(trace: Any, hosts: dict[tuple[int, int], tuple[str, str]] | None = 
         "headline": headline(report),
         "best_gain": best_gain(report),
         "slowdown_lasting": report.judged_slowdown,
+        "slowdown_healthy": report.largest_slowdown if report.bounded else None,
         "place": cause_place(report, cause),
         "cause_gain": remedy and remedy.gain,
     }

@@ -11,8 +11,9 @@ from paceline.cli.main import run
 from paceline.diagnose import Diagnosis, Finding
 from paceline.remedies import Remedy, beyond_s
 from paceline.sources import parquet
-from paceline.sources.recording.places import recorded_places
+from paceline.sources.recording.places import place_in_header, recorded_places
 from paceline.synth import SlowWorker, SynthSpec, synthesize
+from paceline.trace.job import device_name
 from recordings import record_trace
 
 SLOW = SynthSpec(dp=4, pp=4, microbatches=8, steps=4, slow_workers=(SlowWorker(3, 1, 1.5),))
@@ -311,3 +312,14 @@ def test_the_name_of_a_remedy_may_stand_after_options(traces, capsys):
 def test_a_price_that_is_none_is_refused(traces, capsys, price):
     assert run(["diagnose", str(traces / "slow.parquet"), f"--gpu-hour-cost={price}"]) == 2
     assert "should be a number from 0 on" in capsys.readouterr().err
+
+
+def test_work_on_the_host_is_named_by_its_local_rank():
+    header = {"host": "node7", "gpu": "5", "clock": "CudaClock"}
+    assert place_in_header(header) == ("node7", "5")
+    place = place_in_header({**header, "clock": "HostClock"})
+    assert place == ("node7", "local rank 5")
+    assert place_in_header({"host": "node7", "clock": "HostClock"}) == ("node7", "")
+    assert [device_name(*one) for one in (("node7", "5"), place, ("node7", ""), ("", ""))] == [
+        *("node7, GPU 5", "node7, local rank 5", "node7", ""),
+    ]

@@ -65,6 +65,7 @@ def test_no_file_of_an_earlier_version_is_gone():
         *("backup-1.tar.gz", "store-0001.sql", "store-0002.sql", "store-0003.sql"),
         *("store-0004.sql", "store-0005.sql", "store-0006.sql", "store-0007.sql"),
         "store-0008.sql",
+        "store-0009.sql",
     }
 
 

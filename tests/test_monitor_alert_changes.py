@@ -64,7 +64,7 @@ def test_a_small_fail_slow_does_not_hide_a_large_slowdown(world):
     for _ in range(2):
         world.session(3.0, cause="sequence-length")
     assert started(world) == ["fail-slow", "slow-job"]
-    assert world.rows()[1]["headline"].startswith("S = 3.00: ")
+    assert world.rows()[1]["headline"].startswith("S = 3.000: ")
 
 
 def test_a_slower_step_and_a_higher_s_are_one_change(world):
@@ -135,7 +135,17 @@ def test_variation_that_passes_is_no_slow_job(world):
     world.session(1.4, slowdown_lasting=1.2)
     (row,) = world.rows()
     assert row["headline"].startswith(
-        "S = 1.40, of which 1.20 lasts or has a cause: 1.1 or more in 2 sessions"
+        "S = 1.400, of which 1.200 lasts or has a cause: 1.1 or more in 2 sessions"
+    )
+
+
+def test_a_slow_job_is_judged_by_the_upper_end_of_s(world):
+    """One of two workers is 1.16x slow: S is 1.07, for the ideal is the mean of both."""
+    for _ in range(2):
+        world.session(1.07, slowdown_lasting=1.06, slowdown_healthy=1.16)
+    (row,) = world.rows()
+    assert row["headline"].startswith(
+        "S = 1.070 to 1.160, of which 1.060 to 1.149 lasts or has a cause: 1.1 or more in 2"
     )
 
 

@@ -1,6 +1,7 @@
 """What each kind of channel sends, and what it says when it cannot."""
 
 import contextlib
+import json
 import smtplib
 import socket
 import threading
@@ -195,3 +196,41 @@ def test_channels_say_why_without_their_secrets(monkeypatch):
         with pytest.raises(MonitorError, match=r"^127.0.0.1:\d+: no answer within 0.2 s$"):
             channel.send([NOTICE], 1.0)
     hanging.close()
+
+
+UPDATE = replace(NOTICE, is_update=True)
+
+
+def test_an_update_belongs_to_its_alert_in_every_channel(hook):
+    """Pagers keep one incident, Alertmanager one alert; messages to people say what is new."""
+
+    def sent(channel):
+        first = len(hook.received)
+        for notice in (NOTICE, UPDATE):
+            channel.send([notice], 2000.0)
+        return [(headers, json.loads(body)) for _, headers, body, _ in hook.received[first:]]
+
+    (begin, one), (update, two) = sent(Webhook("a", hook.url))
+    assert (one["status"], two["status"]) == ("firing", "firing")
+    (first,), (second,) = one["alerts"], two["alerts"]
+    assert (first["id"], first["is_update"]) == (7, False)
+    assert (second["id"], second["is_update"]) == (7, True)
+    assert begin["Idempotency-Key"] != update["Idempotency-Key"]
+    (_, (one,)), (_, (two,)) = sent(Alertmanager("b", hook.url))
+    assert one["labels"] == two["labels"]
+    assert one["startsAt"] == two["startsAt"]
+    (_, one), (_, two) = sent(PagerDuty("c", "key", hook.url))
+    assert one["dedup_key"] == two["dedup_key"]
+    assert one["event_action"] == two["event_action"] == "trigger"
+    (_, one), (_, two) = sent(Opsgenie("d", "key", hook.url))
+    assert one["alias"] in hook.received[-1][0]
+    assert list(two) == ["description"]
+    for kind in (Slack, Teams, Discord):
+        (_, one), (_, two) = sent(kind("e", hook.url))
+        assert "CAUSE" in json.dumps(two)
+        assert "CAUSE" not in json.dumps(one)
+    mail = Email("f", "host", "us@here", ("them@there",))
+    one, two = (mail._message([notice], 2000.0) for notice in (NOTICE, UPDATE))
+    assert two["Subject"].startswith("[CAUSE] job-1")
+    assert one["References"] == two["References"] == "<paceline-alert-7@here>"
+    assert one["Message-ID"] != two["Message-ID"]

@@ -283,6 +283,41 @@ def test_a_cause_that_becomes_known_is_told_once(tmp_path, hook):
     assert hook.wait(3)[2]["status"] == "resolved"
 
 
+def test_a_later_session_that_names_the_cause_is_told(tmp_path, hook):
+    """The first sessions had too few steps to name the worker."""
+    world = hooked(tmp_path, hook)
+    sender = courier(world)
+    for _ in range(2):
+        world.session(1.4, cause="unexplained")
+    sender.round()
+    (begin,) = hook.wait(1)
+    assert (begin["alerts"][0]["rule"], begin["alerts"][0]["cause"]) == ("slow-job", "unexplained")
+    world.session(1.4, cause="unexplained")
+    for cause in ("worker", "link"):  # the second one changes the page only
+        world.session(1.4, cause=cause)
+        sender.round()
+        world.now += 1
+        sender.round()
+    assert len(hook.received) == 2
+    (alert,) = hook.wait(2)[1]["alerts"]
+    assert (alert["cause"], alert["is_update"], alert["id"]) == (
+        *("worker", True, begin["alerts"][0]["id"]),
+    )
+
+
+def test_a_new_cause_does_not_keep_the_place_of_another(tmp_path, hook):
+    world = hooked(tmp_path, hook)
+    for _ in range(2):
+        world.session(1.4, cause="worker")
+    with world.engine.begin() as connection:
+        told = {"place": "worker dp 1, stage 0", "hosts": "node7", "gain": "replace it"}
+        connection.execute(store.alerts.update().values(**told))
+    number = world.session(1.4, cause="sequence-length")
+    (row,) = world.rows()
+    names = ("cause", "session_id", "place", "hosts", "gain")
+    assert [row[name] for name in names] == ["sequence-length", number, None, None, None]
+
+
 def test_a_cause_that_is_known_at_once_is_in_the_first_message(tmp_path, hook):
     world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
     world.happened("onset", 100)

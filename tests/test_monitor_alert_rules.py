@@ -25,7 +25,7 @@ def facts(sessions=(), onset=None, now=1000.0, **job):
 
 def session(slowdown=1.0, step_s=1.0, at=0.0):
     about = {"id": 1, "headline": "", "cause": None, "cause_gain": None, "last_step": None}
-    about["slowdown_lasting"] = None
+    about["slowdown_lasting"] = about["slowdown_healthy"] = None
     return {"slowdown": slowdown, "step_s": step_s, "created_at": at, **about}
 
 
@@ -50,6 +50,7 @@ def test_gpu_hours_at_stake():
     assert gpu_hours_at_stake(64, 0.5, 24) == 0
     assert gpu_hours_at_stake(None, 1.5, 24) is None
     onset = {"factor": 1.5, "since_step": 7, "ranks": [3, 4], "lost_s": 100.0, "at": 0.0}
+    onset["kind"] = "onset"
     rule = RULES["fail-slow"]
     alarm = judge(rule, facts(onset=onset))
     lost, stake = "100 s lost by 1970-01-01 00:00 UTC", "512 GPU-hours are at stake in 24 hours"
@@ -126,3 +127,13 @@ def test_a_rule_says_when_it_alerts():
     assert Rule("a", "slowdown", sessions=3).explain() == "S of 1.1 or more in 3 sessions in a row"
     text = Rule("a", "fail-slow", lost_s=60).explain()
     assert text.endswith("at stake in 24 hours, once it has lost 1 minute")
+
+
+def test_an_alert_that_got_worse_says_when_the_fail_slow_began():
+    onset = {"factor": 1.5, "since_step": 70, "ranks": [3], "lost_s": 100.0, "at": 0.0}
+    worse = {**onset, "kind": "worsening"}
+    alarm = judge(RULES["fail-slow"], facts(onset=worse, slow_since_step=20))
+    assert "1.50x as long since step 70 (slow since step 20);" in alarm.headline
+    for same in ({**onset, "kind": "onset"}, {**worse, "since_step": 20}):
+        alarm = judge(RULES["fail-slow"], facts(onset=same, slow_since_step=20))
+        assert "(slow since" not in alarm.headline

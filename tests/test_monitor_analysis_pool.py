@@ -87,7 +87,7 @@ def folder(tmp_path_factory):
 SUMMARY = """
 import json, pathlib, sys
 names = "first_step last_step step_s steps_s slowdown waste best_gain gpus".split()
-names += "slowdown_lasting place cause_gain".split()
+names += "slowdown_lasting slowdown_healthy place cause_gain".split()
 summary = dict.fromkeys(names, 1) | {"cause": "gc", "headline": "x", "degrees": {}, "facts": None}
 pathlib.Path(sys.argv[2], "summary.json").write_text(json.dumps(summary))
 """

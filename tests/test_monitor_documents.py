@@ -23,7 +23,7 @@ def test_every_setting_is_read_from_the_file_and_documented(tmp_path):
         values[setting.name] = str(setting.default) if setting.name == "data" else setting.default
     path = tmp_path / "monitor.yaml"
     path.write_text(yaml.safe_dump(values))
-    assert load_config(path) == Config()
+    assert load_config(path) == Config(data=tmp_path / "paceline-data")
     assert load_config(path, bind="0.0.0.0:1").bind == "0.0.0.0:1"
 
 

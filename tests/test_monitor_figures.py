@@ -1,6 +1,7 @@
 """What the pages draw: the report's own figures, and those of the fleet."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from paceline.monitor.store import queries
 from paceline.monitor.web import charts, comparison, fleet
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.sections import sections
-from paceline.monitor.web.templating import ago, cause, hours
+from paceline.monitor.web.templating import ago, cause
 from paceline.remedies import REMEDIES, Case, Remedy, advise
 from paceline.report.page import distributions
 from paceline.report.page.distributions import distribution
@@ -29,6 +30,7 @@ from paceline.report.page.findings import findings_html, remedies_html
 from paceline.results.document import JobReport
 from paceline.results.facts import fleet_facts
 from paceline.synth import SynthSpec, synthesize
+from paceline.units import gpu_hours
 from paceline.whatif import analyze
 
 WEEK_S = 7 * DAY_S
@@ -286,6 +288,7 @@ def test_facts_of_a_result(slow):
 
 def row(name, slowdown, facts=None, **more):
     usual = {"gpus": 8, "labels": {}, "cause": "worker", "gpu_hours_lost": 1.0, "facts": facts}
+    usual |= {"slowdown_healthy": None, "gpu_hours_lost_most": None}
     return {"name": name, "slowdown": slowdown, "waste": 1 - 1 / slowdown, **usual, **more}
 
 
@@ -370,8 +373,8 @@ def test_compared_sessions_say_what_is_worse(slow):
 
 
 def test_words_for_numbers():
-    assert [hours(v) for v in (None, 0.0, 0.01234, 12.34, 1234.5, -5.0)] == [
-        *("–", "0", "0.0123", "12.3", "1,234", "−5"),
+    assert [gpu_hours(v) for v in (math.nan, 0.0, 1e-4, 0.01234, 12.34, 99.97, 1234.5, -5.0)] == [
+        *("–", "0", "under 0.001", "0.0123", "12.3", "100", "1,234", "−5"),
     ]
     assert [ago(NOW - age, NOW) for age in (-5, 59, 3600, 3 * DAY_S)] == [
         *("just now", "just now", "1 h ago", "3 days ago"),
@@ -389,3 +392,20 @@ def test_what_was_not_asked_for_longest_is_dropped():
 
     assert [get(key) for key in "abacab"] == list("abacab")
     assert made == list("abcb")
+
+
+def test_an_unexplained_session_says_how_to_send_more_steps():
+    report = JobReport.from_mapping(json.loads(analysed(synthesize(SLOW)).result))
+    (rest,) = (f for f in report.findings if f.cause == "unexplained")
+    evidence = {"steps_needed": 30, "suspect": [[3, 1]], "factor": 1.4}
+    rest = replace(rest, share=1.0, evidence=evidence)
+    report = replace(report, findings=(rest,), remedies=())
+    text = sections(report).details
+    assert "Worker dp 3, stage 1 seems 1.40x slow" in text
+    assert "PACELINE_SESSION_STEPS=30" in text
+    assert "paceline push FOLDER" in text
+    short = replace(rest, evidence={"steps_needed": 10})
+    text = sections(replace(report, findings=(short,))).details
+    assert "cut this session short. Push all steps" in text
+    enough = replace(report, findings=(replace(rest, evidence={}),))
+    assert "PACELINE_SESSION_STEPS" not in sections(enough).details

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.monitor.job_ledger import healthy_slowdown, job_ledger
+from paceline.monitor.job_ledger import MEANINGS, healthy_slowdown, job_ledger, unknown_rows
 from paceline.monitor.step_series import ROW
 
 
@@ -118,3 +118,24 @@ def test_no_step_is_no_ledger():
 def test_a_fail_slow_is_not_counted_among_the_stragglers_too(slowdown, step_s, healthy_s, expected):
     session = {"slowdown": slowdown, "step_s": step_s}
     assert healthy_slowdown(session, healthy_s) == pytest.approx(expected)
+
+
+def test_reasons_are_about_the_monitor_not_about_a_log():
+    ledger = job_ledger(rows_of(*start(0, 5, 100, 1e9, 2.0)), [])
+    assert (
+        ledger.reasons["stragglers"] == "no session is analysed; push a trace, or record operations"
+    )
+    assert ledger.reasons["restarts"] == "the step times begin at step 5"
+    assert "step times do not tell" in ledger.reasons["checkpoints"]
+    words = " ".join([*ledger.reasons.values(), *MEANINGS.values()])
+    assert "the log " not in words.replace("the job's log", "")
+    assert "--slowdown" not in words
+
+
+def test_unknown_rows_of_one_reason_are_told_together():
+    ledger = job_ledger(rows_of(*start(0, 1, 100, 1e9, 2.0)), [], slowdown=1.1)
+    rows = unknown_rows(ledger)
+    (names,) = (names for names in rows.values() if "checkpoints" in names)
+    assert names == ["checkpoints", "evaluation", "data waits", "other", "startup"]
+    assert sum(map(len, rows.values())) == len(ledger.reasons)
+    assert unknown_rows(None) == {}

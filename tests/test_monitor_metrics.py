@@ -140,10 +140,10 @@ def test_a_fail_slow_without_a_trace_has_waste_and_gpu_time_lost(tmp_path):
     assert found["paceline_job_fail_slow_gpu_seconds_lost"] == pytest.approx((5 + 50) * 8)
     assert not [key for key in rows if "fail_slow_gpu" in key[0] and ("job", "well") in key[1]]
     for page in pages:
-        assert "1.250" in page
+        assert "1.25" in page
         assert "20.0%" in page
         assert "0.122" in page
-    assert "Steps take 1.25 times as long since step 90." in pages[1]
+    assert "Steps take 1.25 times as long; slow since step 90." in pages[1]
 
 
 @pytest.mark.parametrize("is_openmetrics", [False, True])
@@ -164,8 +164,12 @@ def test_lines_of_jobs_are_those_of_prometheus_client(is_openmetrics):
             "slow_since_step": None,
             "slowdown": math.inf,
             "slowdown_lasting": 1.0,
+            "slowdown_healthy": None,
+            "slow_factor": None,
             "waste": None,
             "stake_gpu_hours": -0.5,
+            "stake_gpu_hours_most": 0.25,
+            "gpu_hours_lost_most": None,
             "n_sessions": k,
             "gpu_hours_lost": 1e9 / 3,
             "name": f"{odd['name']}{k}",

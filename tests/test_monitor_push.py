@@ -261,7 +261,7 @@ class TestRecorder:
         }  # fmt: skip
         [row] = client.sessions("sl")
         meta = sessions.by_id(site.service.engine, row["id"], "*")["meta"]
-        assert meta["hosts"] == {"0": ["gpu-17", "0"]}
+        assert meta["hosts"] == {"0": ["gpu-17", "local rank 0"]}
         client.wait(row["id"])
         others = {"72": {"slurm_job": "770"}, "73": {"slurm_job": "77", "cluster": "other"}}
         client.push_steps("sl", [100], [0], [0.1], source="again", world=1)  # runs once more

@@ -74,6 +74,18 @@ def signed(value: float, decimals: int = 1) -> str:
     return f"+{text}" if value > 0 and text != "0" else text
 
 
+def gpu_hours(value: float) -> str:
+    """``1,234``, ``88.8``, ``under 0.001``: three digits, which a loss that is no loss hides."""
+    if not math.isfinite(value):
+        return NONE
+    size = abs(value)
+    if size >= 99.95:
+        text = f"{size:,.0f}"
+    else:
+        text = f"{size:.3g}" if size >= 0.001 else "under 0.001" if value > 0 else "0"
+    return _signed(text, value)
+
+
 def seconds_range(low: float, high: float) -> str:
     """``23.7–35.2``: seconds from ``low`` to ``high``, for columns whose head has the unit."""
     return f"{significant(low, 3)}–{significant(high, 3)}"

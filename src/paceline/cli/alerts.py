@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import monitor_config
 from paceline.cli.commands import HELP
 from paceline.errors import MonitorError
+from paceline.units import moment
 
 if TYPE_CHECKING:
     from paceline.monitor.alerts.notice import Notice
@@ -162,7 +163,7 @@ def _list(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(row))
         else:
-            start_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"]))
+            start_text = f"{moment(row['started_at'])} UTC"
             head = f"{row['id']:>5}  {row['status']:8}  {row['importance']:8}  {start_text}"
             print(f"{head}  {row['project']}/{row['job']}  {row['rule']}: {row['headline']}")
             if row["status"] == "firing" and (row["acknowledged_until"] or 0.0) > now:
@@ -170,7 +171,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         return 0
     for row in alerts.list_silences(engine, "*", now):
-        end_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["until"]))
+        end_text = f"{moment(row['until'])} UTC"
         scope = f"rule {row['rule'] or 'any'}, job {row['job'] or 'any'}, project {row['project']}"
         comment = f": {row['comment']}" if row["comment"] else ""
         print(f"silence {row['id']} until {end_text}: {scope}{comment}")
@@ -180,7 +181,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _who_and_why(row: Mapping[str, Any]) -> str:
-    end_text = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["acknowledged_until"]))
+    end_text = f"{moment(row['acknowledged_until'])} UTC"
     comment = f": {row['acknowledged_why']}" if row["acknowledged_why"] else ""
     return f"{row['acknowledged_by']} until {end_text}{comment}"
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from paceline.comparison.interval import Means, certain, difference, means_of
 from paceline.comparison.result import Change, HostChange, WorkerChange
 from paceline.graph import Measured
+from paceline.trace.job import device_name
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
 
 Array = npt.NDArray[np.float64]
@@ -81,8 +82,7 @@ def beside_typical(times: Array) -> Array:
 
 
 def _place(hosts: Hosts, dp: int, pp: int) -> str:
-    host, gpu = hosts.get((dp, pp), ("", ""))
-    return f"{host}, GPU {gpu}" if gpu else host
+    return device_name(*hosts.get((dp, pp), ("", "")))
 
 
 def host_changes(before: Lost, after: Lost) -> tuple[HostChange, ...]:

@@ -18,6 +18,7 @@ from paceline.diagnose.healthy_ideal import HealthyIdeal, healthy_ideal, passing
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
+from paceline.diagnose.more_steps import MIN_UNEXPLAINED, more_steps
 from paceline.diagnose.nics import nic_cause
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.peer_groups import peer_causes
@@ -163,7 +164,10 @@ def _inside(
         passing = passing_s(result, healthy)
         if passing is not None:  # a row of the waterfall
             rest -= np.clip(passing, 0.0, rest.clip(0))
-        findings.append(judge.finding(UNEXPLAINED, rest, 0.0))
+        unexplained = UNEXPLAINED
+        if result.straggling and rest.mean() >= MIN_UNEXPLAINED * gap.mean():
+            unexplained = replace(unexplained, evidence=more_steps(durations, fit))
+        findings.append(judge.finding(unexplained, rest, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0)), healthy
 
 

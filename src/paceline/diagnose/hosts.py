@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from paceline.diagnose.finding import Finding
+from paceline.trace.job import device_name
 
 Hosts = Mapping[tuple[int, int], tuple[str, str]]
 
@@ -25,8 +26,7 @@ def name_hosts(finding: Finding, hosts: Hosts) -> Finding:
         return finding
     names = list(dict.fromkeys(host for host, _ in places))
     if len(places) == 1:
-        host, gpu = places[0]
-        text = f"{host}, GPU {gpu}" if gpu else host
+        text = device_name(*places[0])
     elif len(names) == 1:
         text = f"all on {names[0]}"
     else:

@@ -67,15 +67,12 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
         fit: of these durations.
         steps: [step] step numbers.
     """
-    of_kinds = loads(fit)
-    weight = of_kinds / of_kinds.sum(axis=0)
-    lasting = (weight[:, :, None] * np.expm1(fit.worker_total)).sum(axis=0)  # [stage, dp]
-    apparent = (weight[:, :, None] * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
-    slow = lasting >= np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
+    lasting, _ = slowness(fit)
+    slow = lasting >= bars(durations, fit)
     slow &= (lasting >= ALWAYS_SLOW_SHARE) | (lasting >= lasting.max() / DWARFING_RATIO)
     if durations.n_steps >= FEW_STEPS:  # Student's t needs several steps
-        chances = _chances(lasting, fit, durations.n_steps)
-        slow &= (lasting == lasting.max()) | (chances <= MAX_CHANCE)
+        by_noise = chances(lasting, fit, durations.n_steps)
+        slow &= (lasting == lasting.max()) | (by_noise <= MAX_CHANCE)
     by_step = _step_deviations(durations, fit)  # [stage, step, dp] logarithms, mostly 0
     at_times = (by_step > 0).any(axis=1) & ~slow
     if at_times.sum() > max(1, FEW_WORKERS * at_times.size):
@@ -120,8 +117,24 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     )
 
 
+def slowness(fit: Fit) -> tuple[Array, Array]:
+    """[stage, dp] lasting slowness, 0.5 = 1.5x; and the same before levels are judged."""
+    of_kinds = loads(fit)
+    weight = (of_kinds / of_kinds.sum(axis=0))[:, :, None]
+    lasting: Array = (weight * np.expm1(fit.worker_total)).sum(axis=0)
+    apparent: Array = (weight * np.expm1(fit.worker + fit.level_seen)).sum(axis=0)
+    return lasting, apparent
+
+
+def bars(durations: Durations, fit: Fit) -> Array:
+    """[stage, dp] the least slowness that counts."""
+    _, apparent = slowness(fit)
+    bar: Array = np.maximum(_bar(apparent, fit), _least_of_few(durations.n_steps))
+    return bar
+
+
 def _bar(apparent: Array, fit: Fit) -> Array:
-    """[stage, dp] the least slowness that counts, given the spread of ``apparent``."""
+    """[stage, dp] the same from the errors, given the spread of ``apparent``."""
     bar = np.maximum(MIN_SLOW_SHARE, MIN_ERRORS * fit.worker_error)
     if apparent.size >= MIN_WORKERS:
         of_workers: Array = np.asarray(MIN_SPREADS * robust.spread(apparent))
@@ -185,10 +198,10 @@ def _chance(worst: tuple[int, int], lasting: Array, slow: Mask, fit: Fit, n_step
     """Upper bound on the chance that noise shows a worker as slow as the worst one."""
     if not slow[worst] or n_steps < 2:
         return 0.0  # STEP_ERRORS covers single steps
-    return float(_chances(lasting, fit, n_steps)[worst])
+    return float(chances(lasting, fit, n_steps)[worst])
 
 
-def _chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
+def chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
     """[stage, dp] upper bounds on the chance that noise shows any worker as slow as this one."""
     if n_steps < 2:
         return np.zeros_like(lasting)

@@ -17,6 +17,7 @@ from paceline.ledger import episodes
 from paceline.ledger.categories import CATEGORIES
 from paceline.ledger.cover import Cover, cover
 from paceline.ledger.samples import Samples
+from paceline.ledger.words import OF_LOGS, TOLD_BY, Reasons
 from paceline.sources.run_logs.files import load_timeline
 from paceline.sources.run_logs.timeline import Start, Timeline
 from paceline.units import duration
@@ -40,14 +41,6 @@ _RECORDED_BY = {
     "data_waits": "data",
     "other": "other",
 }
-#: Row that a log may lack -> a source of it.
-_TOLD_BY = {
-    "checkpoints": "lines with begin and end of checkpoints",
-    "evaluation": "lines with begin and end of evaluations",
-    "data_waits": "records of waits for data, as of ml-goodput-measurement,",
-    "other": "records of other events, as of ml-goodput-measurement,",
-    "startup": "a dated line from before the first step",
-}
 #: Starts whose logs overlap by more belong to different jobs, or to ranks of one start.
 _MAX_OVERLAP_S = 5.0
 #: Share of the whole time that differences of clock readings leave as rounding.
@@ -59,10 +52,6 @@ _FOUND = (
     "fail-slow is of step times alone: a planned change of batch or length looks alike; "
     "--events of paceline detect --like or with a workload column tells them apart"
 )
-_NO_CLOCK = "the log has no dates; lines with dates would tell"
-_NOT_RECORDED = "not recorded; {} would tell"
-_NO_ANALYSIS = "give S of paceline analyze (--slowdown)"
-_LATE_LOG = "the log begins at step {:,}: what came before is not in it"
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ class Ledger:
     @property
     def _unexplained(self) -> str:
         """Rows that unexplained time may belong to."""
-        missing = [name.replace("_", " ") for name in _TOLD_BY if name in self.reasons]
+        missing = [name.replace("_", " ") for name in TOLD_BY if name in self.reasons]
         return f"no line explains it; it may be {', '.join(missing)}" if missing else ""
 
     def lines(self) -> list[str]:
@@ -188,8 +177,12 @@ def ledger_of(
     events: Iterable[Mapping[str, Any]] | None = None,
     slowdown: float | None = None,
     gpus: int | None = None,
+    words: Reasons = OF_LOGS,
 ) -> Ledger:
-    """The ledger of a timeline; arguments and errors as in :func:`goodput`."""
+    """The ledger of a timeline; arguments and errors as in :func:`goodput`.
+
+    ``words`` has the reasons for unknown rows.
+    """
     if slowdown is not None and not (math.isfinite(slowdown) and slowdown >= 1):
         raise DetectError(f"the slowdown S must be 1 or more, not {slowdown}")
     if gpus is not None and gpus < 1:
@@ -210,7 +203,7 @@ def ledger_of(
     )
     samples.share_out(seconds, changes or [], slowdown or 1.0)
     total = sum(seconds.values())
-    reasons = _reasons(timeline, starts[0], slowdown)
+    reasons = _reasons(timeline, starts[0], slowdown, words)
     if changes is None:
         reasons["fail_slow"] = _FEW_STEPS
     for name in reasons:  # unassignable time is still a part of the whole
@@ -271,25 +264,27 @@ def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[
             seconds["idle" if before.has_ended else "restarts"] += gap_s
 
 
-def _reasons(timeline: Timeline, first: Start, slowdown: float | None) -> dict[str, str]:
+def _reasons(
+    timeline: Timeline, first: Start, slowdown: float | None, words: Reasons
+) -> dict[str, str]:
     """Category -> reason why the log does not show it."""
     reasons = {
-        name: _NOT_RECORDED.format(_TOLD_BY[name])
+        name: words.not_recorded[name]
         for name, kind in _RECORDED_BY.items()
         if kind not in timeline.recorded
     }
     if slowdown is None:
-        reasons["stragglers"] = _NO_ANALYSIS
+        reasons["stragglers"] = words.no_analysis
     has_setup = any(pause.kind == "setup" for pause in first.pauses)
     if not (first.has_begin or has_setup):
-        reasons["startup"] = _NOT_RECORDED.format(_TOLD_BY["startup"])
+        reasons["startup"] = words.not_recorded["startup"]
     is_whole = first.steps.first_step <= 1
     if len(timeline.starts) == 1 and not is_whole:
         for name in ("restarts", "lost_steps", "idle", "compile"):
-            reasons[name] = _LATE_LOG.format(first.steps.first_step)
+            reasons[name] = words.late.format(first.steps.first_step)
     if not timeline.has_clock:
         for name in ("restarts", "idle", "startup"):
-            reasons[name] = _NO_CLOCK
+            reasons[name] = words.no_clock
     elif len(timeline.starts) > 1 and not any(start.has_ended for start in timeline.starts[:-1]):
-        reasons.setdefault("idle", "no log of a start says that it ended of its own accord")
+        reasons.setdefault("idle", words.no_end)
     return reasons

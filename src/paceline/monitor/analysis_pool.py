@@ -26,6 +26,7 @@ from paceline.monitor.blobs import RESULTS, Blobs, BlobsAway, result_key, trace_
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
+from paceline.monitor.loss_range import waste_range
 from paceline.monitor.store import jobs, leases, sessions
 
 #: Number of attempts of an analysis that could not run, with pauses; unlimited while the disk is
@@ -42,7 +43,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "
 
 _COLUMNS = (
     *("first_step", "last_step", "step_s", "slowdown", "waste", "cause", "headline", "best_gain"),
-    *("slowdown_lasting", "place", "cause_gain"),
+    *("slowdown_lasting", "slowdown_healthy", "place", "cause_gain"),
 )
 
 
@@ -158,9 +159,10 @@ class Analyses:
                     if (Path(folder) / name).exists():
                         self._blobs.take(Path(folder) / name, result_key(row["id"], name))
             values = {name: summary[name] for name in _COLUMNS}
-            lost = self._gpu_hours_lost(row, job, summary)
+            low, high = self._gpu_hours_lost(row, job, summary)
             self._learn(job, summary)
-            values |= {"status": "done", "gpu_hours_lost": lost, "reason": None}
+            values |= {"status": "done", "gpu_hours_lost": low, "reason": None}
+            values["gpu_hours_lost_most"] = high
             if not self._finish(row, values, summary["facts"]):
                 return
         except _Stopping:
@@ -269,13 +271,14 @@ class Analyses:
 
     def _gpu_hours_lost(
         self, row: Mapping[str, Any], job: Mapping[str, Any], summary: Mapping[str, Any]
-    ) -> float:
-        """Wasted GPU-hours in the time that the session represents."""
+    ) -> tuple[float, float]:
+        """Wasted GPU-hours in the time that the session represents, and at most."""
         since = sessions.before(self._engine, row["job_id"], row["created_at"])
         since = job["created_at"] if since is None else since
         stands_s = min(max(row["created_at"] - since, summary["steps_s"]), _MOST_S)
         gpus = job["gpus"] or summary["gpus"]
-        return float(summary["waste"] * gpus * stands_s / 3600)
+        low, high = waste_range(summary)
+        return low * gpus * stands_s / 3600, high * gpus * stands_s / 3600
 
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Fields from the trace that the job's pusher did not send."""

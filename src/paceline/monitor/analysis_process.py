@@ -94,6 +94,7 @@ def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
         "headline": headline(report),
         "best_gain": best_gain(report),
         "slowdown_lasting": float(report.judged_slowdown),
+        "slowdown_healthy": float(report.largest_slowdown) if report.bounded else None,
         "place": cause_place(report, cause),
         "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,

@@ -18,6 +18,11 @@ DAY_S = 86_400.0
 LEAST_ANALYSIS_MIB = 512
 #: Pattern of Prometheus' label names.
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,60}")
+#: Settings that name files.
+_FILES = ("tls_cert", "tls_key", "alerts", "projects", "sign_on")
+_SQLITE = "sqlite:///"
+#: File that every data folder of a service has (``identity.py``).
+_STORE = "store.json"
 #: Pattern of names of instances.
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
@@ -158,21 +163,51 @@ class Config:
 def load_config(path: Path, **options: Any) -> Config:
     """The settings of a YAML file; ``options`` override them.
 
+    Relative paths in the file, and the default data folder, count from the file's folder. So
+    commands find the same monitor from any folder.
+
     Raises:
         MonitorError: a setting is unknown or wrong; the message names file and line.
     """
     section = read_marked(path, MonitorError, may_be_empty=True)
     section.allow(field.name for field in fields(Config))
     values = {name: _value(section, name) for name in section.nodes}
+    values = {"data": Config.data, **values}
+    values |= {name: _beside(path, name, value) for name, value in values.items()}
     options = {name: value for name, value in options.items() if value is not None}
     try:
-        return Config(**{**values, **options})
+        config = Config(**{**values, **options})
     except MonitorError as error:
         # Only fields of the file have a line number.
-        lines = [name for name in error.fields if name in values and name not in options]
+        lines = [name for name in error.fields if name in section.nodes and name not in options]
         if not lines:
             raise
         section.fail(lines[0], str(error))
+    if "data" not in options:
+        _check_not_elsewhere(section, config.data)
+    return config
+
+
+def _check_not_elsewhere(section: Section, data: Path) -> None:
+    """Refuse an empty data folder if the command's folder has the data: it counted before."""
+    here = Path(section.text("data")) if "data" in section else Config.data
+    if not (data / _STORE).exists() and (here / _STORE).exists():
+        section.fail(
+            "data",
+            f"{here.absolute()} holds a monitor, but a relative path counts from the folder of "
+            "this file; give the absolute path",
+        )
+
+
+def _beside(path: Path, name: str, value: Any) -> Any:
+    """The setting, with a relative path counted from the file's folder."""
+    if name == "data":
+        return path.parent / value
+    if name in _FILES and value:
+        return str(path.parent / value)
+    if name == "store" and value.startswith(_SQLITE):
+        return f"{_SQLITE}{path.parent / value.removeprefix(_SQLITE)}"
+    return value
 
 
 def _value(section: Section, name: str) -> Any:

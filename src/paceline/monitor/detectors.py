@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from paceline.monitor.bus import Bus
 from paceline.monitor.clock_jumps import LEAST_S
 from paceline.monitor.earlier_runs import find_earlier_runs, slow_start_of
 from paceline.monitor.keeper import Keeper, OneProcess
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.live_job import LATEST, LiveJob
 from paceline.monitor.log import log
 from paceline.monitor.ongoing import find_ongoing
@@ -446,6 +447,7 @@ class Detectors:
                 _say("an event", error)
                 return
             del live.events[0]
+            live.level_changed |= row["kind"] in LEVEL_KINDS
             if new:
                 message = {"job": live.job.name, "job_id": live.job.id, "id": number}
                 message |= {"kind": row["kind"], "text": row["text"]}
@@ -509,8 +511,9 @@ class Detectors:
     def _tell(self) -> None:
         """Update the rows of the jobs."""
         changed = [live for live in self._live.values() if live.changed]
-        rows = [live.row() for live in changed]
         try:
+            self._read_factors([live for live in changed if live.level_changed])
+            rows = [live.row() for live in changed]
             update_live(self._engine, rows, self._keeper.held)
         except Exception as error:
             _say("rows of the jobs", error)
@@ -519,6 +522,18 @@ class Detectors:
             live.changed = False
             message = {name: row[name] for name in ("job_id", "last_step", "step_s")}
             self._bus.publish(live.job.project, "steps", {"job": live.job.name, **message})
+
+    def _read_factors(self, lives: Sequence[LiveJob]) -> None:
+        """Read the factors of current fail-slows from their events, as alerts do."""
+        numbers = [live.job.id for live in lives if live.stream.slow_since is not None]
+        levels: dict[int, list[dict[str, Any]]] = {}
+        if numbers:
+            with self._engine.connect() as connection:
+                levels = dict(event_rows.level_events_of(connection, numbers))
+        for live in lives:
+            level = LevelChanges.of(levels.get(live.job.id, ())).level
+            live.slow_factor = None if level is None else level["factor"]
+            live.level_changed = bool(live.events)  # those could not be stored
 
 
 def _say(subject: str, error: Exception) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Engine
 
+from paceline.ledger.categories import CATEGORIES
 from paceline.ledger.ledger import Ledger, ledger_of
+from paceline.ledger.words import TOLD_BY, Reasons
 from paceline.monitor.step_files import StepFiles
 from paceline.monitor.store import jobs, sessions
 from paceline.monitor.store.events import level_events
@@ -20,6 +22,22 @@ from paceline.sources.run_logs.timeline import Start, Steps, Timeline
 #: If steps take longer than the time between their arrivals, by more than this share, they were
 #: sent later. Then arrival times are no clock.
 _MOST_OVERLAP = 0.05
+
+#: Meanings of rows on the pages: the monitor has no log.
+MEANINGS = {
+    **CATEGORIES,
+    "other": "other pauses",
+    "unknown": "time between steps of which the monitor knows nothing",
+}
+
+_NOT_IN_STEPS = "step times do not tell; paceline goodput reads it from the job's log"
+_WORDS = Reasons(
+    not_recorded=dict.fromkeys(TOLD_BY, _NOT_IN_STEPS),
+    no_clock="step times came too late to tell",
+    no_analysis="no session is analysed; push a trace, or record operations",
+    late="the step times begin at step {:,}",
+    no_end="the monitor learns of the last start's end only",
+)
 
 _SENT_LATE = "steps were sent after the event: time between them, and restarts, are not known"
 _MISSING = "{:,} steps between the first and the last are missing: their time is in unknown"
@@ -38,6 +56,14 @@ def stored_ledger(engine: Engine, files: StepFiles, job_id: int) -> Ledger | Non
         slowdown=None if session is None else healthy_slowdown(session, row["healthy_s"]),
         has_ended=row["status"] == "ended",
     )
+
+
+def unknown_rows(ledger: Ledger | None) -> dict[str, list[str]]:
+    """Reason -> the unknown rows with it, in words."""
+    rows: dict[str, list[str]] = {}
+    for name, reason in (ledger.reasons if ledger is not None else {}).items():
+        rows.setdefault(reason, []).append(name.replace("_", " "))
+    return rows
 
 
 def healthy_slowdown(session: Mapping[str, Any], healthy_s: float | None) -> float | None:
@@ -86,7 +112,7 @@ def job_ledger(
         for event in events
         if (start := event["start"] or 0) in numbers and _has_level(event)
     ]
-    return ledger_of(timeline, events=placed, slowdown=slowdown, gpus=gpus)
+    return ledger_of(timeline, events=placed, slowdown=slowdown, gpus=gpus, words=_WORDS)
 
 
 def _has_level(event: Mapping[str, Any]) -> bool:

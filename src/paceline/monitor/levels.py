@@ -63,9 +63,12 @@ class LevelChanges:
             return None
         if settled and job["slow_since_step"] is None:
             return None
-        if self.slow is None:  # the row has ranks that no event names (any more)
-            return self.onset if settled else None
-        return self.slow
+        return self.level if settled else self.slow
+
+    @property
+    def level(self) -> Row | None:
+        """The fail-slow of a job whose row is slow: its ranks may be those that no event names."""
+        return self.onset if self.slow is None else self.slow
 
 
 def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:

@@ -23,7 +23,8 @@ from paceline.monitor.step_stream import Closed, Ending, Stream
 from paceline.monitor.store.jobs import JobKey
 from paceline.units import moment
 
-#: Number of steps whose median is a job's step time.
+#: Number of steps whose median is a job's step time. A step is the median of its ranks, as the
+#: healthy step time is.
 LATEST = 15
 
 
@@ -44,6 +45,8 @@ class LiveJob:
     events: list[dict[str, Any]] = field(default_factory=list)  # rows to store
     groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
     replayed_to: tuple[int, int] | None = None  # (start, step) up to which steps were read again
+    level_changed: bool = True  # since ``slow_factor`` was read
+    slow_factor: float | None = None  # of the current fail-slow, by the stored events
 
     @property
     def may_be_saved(self) -> bool:
@@ -80,7 +83,7 @@ class LiveJob:
         if last is None or place > (int(last["start"]), int(last["step"])):
             rows.append(row)
             if row["samples"]:
-                self.latest_s = [*self.latest_s[1 - LATEST :], float(row["max_s"])]
+                self.latest_s = [*self.latest_s[1 - LATEST :], float(row["median_s"])]
         self.changed, at = True, float(row["at"])
         lost_by = f"by {moment(at)} UTC"
         self.events += [  # a later session may name the cause: web/event_who.py
@@ -126,6 +129,7 @@ class LiveJob:
             "step_s": float(np.median(self.latest_s)) if self.latest_s else None,
             "healthy_s": _finite(self.stream.healthy_s),
             "slow_since_step": self.stream.slow_since,
+            "slow_factor": None if self.stream.slow_since is None else self.slow_factor,
         }
 
     def _merge_events(self, events: tuple[Event, ...]) -> list[JobEvent]:

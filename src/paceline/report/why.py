@@ -15,6 +15,7 @@ from paceline.results.document import JobReport
 from paceline.results.headline import HEALTHY, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
+from paceline.results.words.more_steps import more_steps_text
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
 from paceline.results.words.shares import lost_s, masked_note, part_of, share_of_loss, shares
@@ -75,9 +76,14 @@ def _masked_lines(report: JobReport, width: int) -> list[Text]:
 
 def _hint_lines(report: JobReport, width: int) -> list[Text]:
     lines: list[Text] = []
-    for hint in report.hints:
+    for hint in filter(None, (*report.hints, _lower(more_steps_text(report)))):
         lines += wrap(f"hint: {hint}", width, indent="  ", style="dim")
     return lines
+
+
+def _lower(sentence: str) -> str:
+    """The sentence as a hint, without the full stop."""
+    return f"{sentence[:1].lower()}{sentence[1:]}".rstrip(".")
 
 
 def _title(name: str, about: str) -> Text:

@@ -13,6 +13,7 @@ from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.results.document import JobReport
 from paceline.results.facts import main_cause
+from paceline.results.words.more_steps import more_steps_text, no_reason
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
 from paceline.results.words.slowdown import waste_range
@@ -30,6 +31,9 @@ EQUAL_GAIN = 0.01
 
 #: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
+
+#: Least share of the loss of a cause that the headline gives as the reason for all of it.
+MIN_NAMED = 0.1
 
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
@@ -113,7 +117,7 @@ def details(report: JobReport) -> list[str]:
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
     finding = main_finding(report)
     if finding is None:
-        return []
+        return [text] if (text := more_steps_text(report)) else []
     sure = confidence_text(finding.confidence)
     sentences = [f"{sure[0].upper()}{sure[1:]}: {_sentence(finding.text)}"]
     if report.straggling and report.passing_share >= MIN_PASSING:
@@ -149,7 +153,7 @@ def main_finding(report: JobReport) -> Finding | None:
     outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if report.straggling:
-        return positive
+        return positive if positive is None or (positive.share or 0) >= MIN_NAMED else None
     if not outside:
         return positive
     hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
@@ -202,7 +206,7 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
     reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling:
         loss = f"This job wastes {waste_range(report, 0)} of its GPUs"
-        return f"{loss}: {reason or 'no known pattern explains it'}"
+        return f"{loss}: {reason or no_reason(report)}"
     if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
         loss = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
         return f"{loss}; {reason}" if reason else loss

@@ -25,6 +25,17 @@ def place_name(place: Sequence[int]) -> str:
     return f"dp {dp}, stage {pp}" + "".join(f", peer {peer}" for peer in peers)
 
 
+#: How a device is named if the job's work is on the host: by the local rank, for no GPU is known.
+LOCAL_RANK = "local rank "
+
+
+def device_name(host: str, device: str) -> str:
+    """``node-7, GPU 3``, ``node-7, local rank 3`` or ``node-7``; empty without a host."""
+    if not (host and device):
+        return host
+    return f"{host}, {device if device.startswith(LOCAL_RANK) else f'GPU {device}'}"
+
+
 @dataclass(frozen=True)
 class Job:
     """Degrees of parallelism of one training job.

@@ -197,6 +197,9 @@ class Email:
         message["Date"] = formatdate(now)
         domain = self.sender.rpartition("@")[2].strip("> ") or "localhost"
         message["Message-ID"] = f"<paceline-{notices[0].key}-{len(notices)}@{domain}>"
+        # Mail programs show the messages of an alert together.
+        roots = dict.fromkeys(f"<paceline-alert-{n.id}@{domain}>" for n in notices[:MAX_NOTICES])
+        message["References"] = " ".join(roots)
         paragraphs = ["\n".join([n.title, *n.lines()]) for n in notices[:MAX_NOTICES]]
         if len(notices) > MAX_NOTICES:
             paragraphs.append(f"and {len(notices) - MAX_NOTICES} more")

@@ -13,7 +13,8 @@ from typing import Any
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.units import duration, moment, seconds
+from paceline.monitor.loss_range import largest_lasting, largest_slowdown
+from paceline.units import duration, gpu_hours, moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -193,27 +194,33 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
     session_text = f" {last['headline']}" if last["headline"] else ""
     lasts = ""
+    whole = _span_of(last["slowdown"], largest_slowdown(last))
     if last["slowdown_lasting"] is not None:
-        lasts = f", of which {last['slowdown_lasting']:.2f} lasts or has a cause"
-    headline = f"S = {last['slowdown']:.2f}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
+        lasting = _span_of(last["slowdown_lasting"], largest_lasting(last))
+        lasts = f", of which {lasting} lasts or has a cause" if lasting != whole else ""
+    headline = f"S = {whole}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
     since = [session["created_at"] for session in slow][-1]
-    lasting = last["slowdown_lasting"]
     return Alarm(
         headline,
         last["cause"],
         session_id=last["id"],
         since=since,
         at=last["created_at"],
-        factor=last["slowdown"] if lasting is None else lasting,
+        factor=largest_lasting(last),
     )
 
 
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
-    """Whether the slowdown that lasts is high; a healthy session's is variation that passes."""
-    lasting = session["slowdown_lasting"]
-    slowdown = session["slowdown"] if lasting is None else lasting
+    """Whether the slowdown that lasts may be high; a healthy session's is variation that passes."""
+    slowdown = largest_lasting(session)
     return slowdown is not None and slowdown >= least and session["cause"] != "healthy"
+
+
+def _span_of(low: float, high: float | None) -> str:
+    """``1.214``, or ``1.214 to 1.507`` for a range."""
+    texts = dict.fromkeys(f"{value:.3f}" for value in (low, high or low))
+    return " to ".join(texts)
 
 
 def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
@@ -228,11 +235,15 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     if at_stake is None:
         cost = "the GPU-hours at stake are unknown (push the job's gpus)"
     else:
-        cost = f"{at_stake:,.0f} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
+        hours = gpu_hours(at_stake)
+        cost = f"{hours} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
     ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
     slower = (
         f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
     )
+    began = facts.job["slow_since_step"]
+    if onset["kind"] != "onset" and began is not None and began < onset["since_step"]:
+        slower += f" (slow since step {began:,})"
     # The loss at the time of the event, so that the alert's headline stays true.
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
@@ -282,8 +293,8 @@ def session_that_explains(
 def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
     """Whether steps are so much longer by a session's cause.
 
-    S compares with the mean of all workers, the slow one among them. With few workers S is too low,
-    and the gain of the cause's remedy says more.
+    S compares with the mean of all workers, the slow one among them. With few workers S is too low.
+    The upper end of its range, or the gain of the cause's remedy, then says more.
     """
     if session["cause"] in (None, "healthy", "unexplained"):
         return False
@@ -291,7 +302,7 @@ def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
     if last_step is not None and last_step < onset["since_step"]:
         return False
     gain = min(session["cause_gain"] or 0.0, _MAX_GAIN)
-    factor = max(session["slowdown"] or 1.0, 1 / (1 - gain))
+    factor = max(largest_slowdown(session) or 1.0, 1 / (1 - gain))
     return factor - 1 >= EXPLAINS * ((onset["factor"] or math.inf) - 1)
 
 

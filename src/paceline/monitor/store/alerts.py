@@ -41,7 +41,8 @@ Row = dict[str, Any]
 #: Sessions of a job that the rules examine.
 _SESSIONS = 200
 _OF_SESSION = (
-    *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "step_s"),
+    *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "slowdown_healthy"),
+    "step_s",
     *("cause", "place", "cause_gain", "headline"),
 )
 #: Columns of an alert that later information may change.
@@ -141,6 +142,8 @@ def _update(
 ) -> list[Told]:
     for row, alert in updates:
         changed = {name: alert[name] for name in _SAID if alert[name] is not None}
+        if alert["cause"] != row["cause"]:  # place and remedy are of the cause
+            changed = {name: alert[name] for name in _SAID}
         if alert["place"] is not None:  # a new place may have no host
             changed["hosts"] = alert["hosts"]
         changed["updated_at"] = alert["updated_at"]
@@ -148,11 +151,16 @@ def _update(
     learned = {
         row["id"]: row["fingerprint"]
         for row, alert in updates
-        if row["session_id"] is None and alert["session_id"] is not None
+        if _is_unknown(row) and not _is_unknown(alert)
     }
     channels = _told(connection, list(learned), ("delivered",))
     _tell(connection, engine, list(channels.items()), "updated", next_at)
     return [Told(number, "updated", learned[number]) for number in channels]
+
+
+def _is_unknown(alert: Mapping[str, Any]) -> bool:
+    """Whether no session has named the cause of an alert."""
+    return alert["session_id"] is None or alert["cause"] in (None, "unexplained")
 
 
 def _end(

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Engine, func, select
 
-from paceline.monitor.store.queries import STAKE
+from paceline.monitor.store.queries import STAKE, STAKE_MOST
 from paceline.monitor.store.tables import jobs, sessions, uploads
 
 Row = dict[str, Any]
@@ -14,14 +14,16 @@ Row = dict[str, Any]
 _COLUMNS = (
     "id",
     *("project", "name", "gpus", "degrees", "labels", "status", "seen_at", "last_step", "step_s"),
-    *("healthy_s", "slow_since_step", "slowdown", "slowdown_lasting", "waste", "cause"),
-    *("gpu_hours_lost", "n_sessions"),
+    *("healthy_s", "slow_since_step", "slow_factor", "slowdown", "slowdown_lasting"),
+    *("slowdown_healthy", "waste", "cause", "gpu_hours_lost", "gpu_hours_lost_most"),
+    "n_sessions",
 )
 
 
 def seen_jobs(engine: Engine, project: str, since: float) -> list[Row]:
     """Jobs of a project ("*" = of all) seen since then."""
-    columns = (*(jobs.c[name] for name in _COLUMNS), STAKE.label("stake_gpu_hours"))
+    stakes = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most")
+    columns = (*(jobs.c[name] for name in _COLUMNS), *stakes)
     query = select(*columns).where(jobs.c.seen_at >= since)
     if project != "*":
         query = query.where(jobs.c.project == project)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, bindparam, case, desc, func, select, update
+from sqlalchemy import Engine, bindparam, case, cast, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, all_held
@@ -169,9 +169,10 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
     seen_at = bindparam("new_seen_at", type_=jobs.c.seen_at.type)
     over = (jobs.c.status == "ended") & (jobs.c.seen_at >= seen_at)
     others: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name != "seen_at"}
-    if "slow_since_step" in others:  # a detector that is rebuilt sees the last steps again
-        kind = jobs.c.slow_since_step.type
-        others["slow_since_step"] = case((~over, bindparam("new_slow_since_step", type_=kind)))
+    for name in ("slow_since_step", "slow_factor"):
+        if name in others:  # a detector that is rebuilt sees the last steps again
+            kind = jobs.c[name].type  # PostgreSQL would take a float's parameter for a text
+            others[name] = case((~over, cast(bindparam(f"new_{name}", type_=kind), kind)))
     statement = (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"))
@@ -195,7 +196,8 @@ def end(engine: Engine, job_id: int, now: float) -> None:
     """Mark a job as ended."""
     with engine.begin() as connection:
         statement = update(jobs).where(jobs.c.id == job_id)
-        connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
+        not_slow = {"slow_since_step": None, "slow_factor": None}
+        connection.execute(statement.values(status="ended", seen_at=now, **not_slow))
 
 
 def not_after(engine: Engine, now: float) -> None:
@@ -224,15 +226,18 @@ def summarise(connection: Any, job_id: int) -> None:
             .limit(TREND)
         ).mappings()
     )
-    n, hours_lost = connection.execute(
+    lost = sessions.c.gpu_hours_lost
+    most = func.coalesce(sessions.c.gpu_hours_lost_most, lost)  # of older versions
+    n, hours_lost, hours_most = connection.execute(
         select(
             func.count(),
-            func.coalesce(func.sum(sessions.c.gpu_hours_lost).filter(done), 0.0),
+            *(func.coalesce(func.sum(hours).filter(done), 0.0) for hours in (lost, most)),
         ).where(sessions.c.job_id == job_id)
     ).one()
     newest = latest[0] if latest else {}
     values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": hours_lost}
-    names = ("slowdown", "slowdown_lasting", "waste", "cause", "headline")
+    values["gpu_hours_lost_most"] = hours_most
+    names = ("slowdown", "slowdown_lasting", "slowdown_healthy", "waste", "cause", "headline")
     values |= {name: newest.get(name) for name in names}
     values["trend"] = [row["slowdown"] for row in reversed(latest)]
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))

@@ -30,11 +30,20 @@ WEEK_S = 7 * 86_400.0
 _FIRST_MONDAY_S = 4 * 86_400.0  # 5 January 1970; 1 January was a Thursday
 
 # A current fail-slow may be later than the latest session, or its job may have no session.
-_SLOW = case((jobs.c.slow_since_step.is_not(None), 1 - jobs.c.healthy_s / jobs.c.step_s))
-_WORST = case((func.coalesce(jobs.c.waste, 0.0) < _SLOW, _SLOW), else_=jobs.c.waste)
+_FACTOR = func.coalesce(jobs.c.slow_factor, jobs.c.step_s / jobs.c.healthy_s)
+_SLOW = case((jobs.c.slow_since_step.is_not(None) & (_FACTOR > 1), 1 - 1 / _FACTOR))
+_IS_SLOWER = func.coalesce(jobs.c.waste, 0.0) < _SLOW
+_HEALTHY = jobs.c.slowdown_healthy
+_WORST = case((_IS_SLOWER, _SLOW), else_=jobs.c.waste)
+_MOST = case((_IS_SLOWER, _SLOW), (_HEALTHY.is_not(None), 1 - 1 / _HEALTHY), else_=jobs.c.waste)
 
-#: GPU-hours that the next day loses if a running job continues at this speed.
-STAKE = case((jobs.c.status == "running", jobs.c.gpus * 24.0 * _WORST))
+
+def _stake(waste: ColumnElement[Any]) -> ColumnElement[Any]:
+    return case((jobs.c.status == "running", jobs.c.gpus * 24.0 * waste))
+
+
+#: GPU-hours that the next day loses if a running job continues at this speed, and at most.
+STAKE, STAKE_MOST = _stake(_WORST), _stake(_MOST)
 
 #: Sort orders of jobs; True: largest first. ``waste`` and ``stake`` count current fail-slows.
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
@@ -60,9 +69,10 @@ class JobsPage:
     """One page of the list of jobs.
 
     Attributes:
-        rows: the jobs. ``latest`` is the status, the reason and ``best_gain`` of the latest
-            session, or None; ``alert`` the most important firing alert, or None;
-            ``stake_gpu_hours`` the next day's loss, or None if unknown.
+        rows: the jobs. ``latest`` is the status, the reason, ``best_gain`` and ``last_step`` of the
+            latest session, or None; ``alert`` the most important firing alert, or None;
+            ``stake_gpu_hours`` the next day's loss, or None if unknown, and
+            ``stake_gpu_hours_most`` the upper end of its range.
         n_found: number of matching jobs.
         n_all: number of all jobs.
         page, n_pages: number of this page, from 1, and number of pages.
@@ -106,7 +116,8 @@ def list_jobs(
     page = min(max(page, 1), n_pages)
     column, largest_first = ORDERS[order]
     ordered = column.desc() if largest_first else column.asc()
-    query = _of_project(select(jobs, STAKE.label("stake_gpu_hours")), project).where(*conditions)
+    stakes = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most")
+    query = _of_project(select(jobs, *stakes), project).where(*conditions)
     orders = [ordered.nulls_last(), *([_WORST.desc().nulls_last()] if order == "stake" else [])]
     query = query.order_by(*orders, jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
     rows = _with_latest(connection, _rows(connection, query))
@@ -116,7 +127,7 @@ def list_jobs(
 def _with_latest(connection: Connection, rows: list[Row]) -> list[Row]:
     mine = sessions.c.job_id.in_([row["id"] for row in rows])
     newest = select(func.max(sessions.c.id)).where(mine).group_by(sessions.c.job_id)
-    columns = ("job_id", "status", "reason", "best_gain")
+    columns = ("job_id", "status", "reason", "best_gain", "last_step")
     query = select(*(sessions.c[name] for name in columns))
     latest_rows = _rows(connection, query.where(sessions.c.id.in_(newest)))
     latest = {row["job_id"]: row for row in latest_rows}
@@ -277,7 +288,10 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
         .group_by(sessions.c.job_id)
         .subquery()
     )
-    names = ("name", "gpus", "labels", "slowdown", "waste", "cause", "gpu_hours_lost")
+    names = (
+        *("name", "gpus", "labels", "slowdown", "slowdown_healthy", "waste", "cause"),
+        *("gpu_hours_lost", "gpu_hours_lost_most"),
+    )
     query = (
         select(*(jobs.c[name] for name in names), session_facts.c.facts)
         .join(latest, latest.c.job_id == jobs.c.id)

@@ -119,15 +119,18 @@ jobs = Table(
     Column("status", Text, nullable=False, default="new"),  # new, running, silent, ended
     Column("seen_at", Float, nullable=False),
     Column("last_step", BigInteger),
-    Column("step_s", Float),  # median of the latest steps
-    Column("healthy_s", Float),
+    Column("step_s", Float),  # median of the latest steps and their ranks
+    Column("healthy_s", Float),  # median of the ranks
     Column("slow_since_step", BigInteger),
+    Column("slow_factor", Float),  # step time over the healthy one, of a current fail-slow
     Column("slowdown", Float),  # S of the latest session
     Column("slowdown_lasting", Float),  # the same without variation that passes
+    Column("slowdown_healthy", Float),  # S beside healthy hardware; None if S has no range
     Column("waste", Float),
     Column("cause", Text),
     Column("headline", Text),
     Column("gpu_hours_lost", Float, nullable=False, default=0.0),
+    Column("gpu_hours_lost_most", Float),  # beside healthy hardware
     Column("n_sessions", Integer, nullable=False, default=0),
     Column("trend", JSON, nullable=False, default=list),  # S of the last 20 sessions
     UniqueConstraint("project", "name"),
@@ -160,9 +163,11 @@ sessions = Table(
     Column("headline", Text),
     Column("best_gain", Float),
     Column("slowdown_lasting", Float),  # S without variation that passes
+    Column("slowdown_healthy", Float),  # S beside healthy hardware; None if S has no range
     Column("place", Text),  # of the cause, or None
     Column("cause_gain", Float),  # gain of its best remedy, or None
     Column("gpu_hours_lost", Float),
+    Column("gpu_hours_lost_most", Float),  # beside healthy hardware
     Column("worker", Text),  # the analysing instance
     Column("next_at", Float),  # earliest next attempt
     UniqueConstraint("job_id", "sha256"),

@@ -80,10 +80,25 @@ def _key_lines(a: JobReport, b: JobReport) -> list[Line]:
     ]
     lines = [
         _line("Slowdown S", a.slowdown, b.slowdown, _ratio),
+        *_upper_end("Slowdown S, upper end", a, b, lambda report: report.largest_slowdown, _ratio),
         _line("Waste", a.waste, b.waste, percent),
+        *_upper_end(
+            "Waste, upper end", a, b, lambda report: 1 - 1 / report.largest_slowdown, percent
+        ),
         _line("Launch delays, factor", a.launch_slowdown, b.launch_slowdown, _ratio),
     ]
     return lines + [_line(name, x, y, seconds, scale=x or 1.0) for name, x, y in times]
+
+
+def _upper_end(
+    name: str,
+    a: JobReport,
+    b: JobReport,
+    end: Callable[[JobReport], float],
+    form: Callable[[float], str],
+) -> list[Line]:
+    """A line on the upper end of a range, if either session has one."""
+    return [_line(name, end(a), end(b), form)] if a.bounded or b.bounded else []
 
 
 def _kind_lines(a: JobReport, b: JobReport) -> list[Line]:

@@ -9,7 +9,8 @@ from typing import Any
 from paceline.detect.event import SLOW_KINDS
 from paceline.monitor.alerts.rules import gpu_hours_at_stake, lost_so_far_s
 from paceline.monitor.levels import LevelChanges
-from paceline.units import moment
+from paceline.monitor.loss_range import slow_factor
+from paceline.units import gpu_hours, moment
 
 Row = Mapping[str, Any]
 
@@ -38,10 +39,11 @@ def cost_text(event: Row) -> str:
     """Past and future loss of an event in words; "" if both are unknown."""
     phrases = []
     if event["lost_gpu_hours"]:
-        lost = f"{event['lost_gpu_hours']:,.3g} GPU-hours lost"
+        lost = f"{gpu_hours(event['lost_gpu_hours'])} GPU-hours lost"
         phrases.append(f"{lost} by {moment(event['at'])} UTC")
     if event["at_stake_gpu_hours"]:
-        phrases.append(f"{event['at_stake_gpu_hours']:,.3g} GPU-hours a day at stake")
+        at_stake = gpu_hours(event["at_stake_gpu_hours"])
+        phrases.append(f"{at_stake} GPU-hours a day at stake")
     return "; ".join(phrases)
 
 
@@ -51,15 +53,23 @@ def lost_by_now(job: Row, changes: LevelChanges) -> str:
     "" without a fail-slow, or if the GPUs or the loss are unknown.
     """
     hours = _gpu_hours_lost(job, changes)
-    return "" if hours is None else f"{hours:,.3g} GPU-hours lost by {moment(job['seen_at'])} UTC"
+    if hours is None:
+        return ""
+    return f"{gpu_hours(hours)} GPU-hours lost by {moment(job['seen_at'])} UTC"
+
+
+def slow_stake(job: Row) -> float | None:
+    """GPU-hours that the next day loses at the level of the current fail-slow; None if unknown."""
+    factor = slow_factor(job)
+    return None if factor is None else gpu_hours_at_stake(job["gpus"], factor, _DAY_H)
 
 
 def _gpu_hours_lost(job: Row, changes: LevelChanges | None) -> float | None:
     onset = None if changes is None else changes.going_on(job, settled=True)
     if onset is None or not job["gpus"] or onset["factor"] is None:
         return None
-    gpu_hours: float = lost_so_far_s(onset, job) * job["gpus"] / 3600
-    return gpu_hours
+    hours: float = lost_so_far_s(onset, job) * job["gpus"] / 3600
+    return hours
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class StepLoss:
     """Cost of a job's current fail-slow, by its step times.
 
     Attributes:
-        slowdown: latest steps over healthy ones.
+        slowdown: step time over the healthy one, as in its alert.
         waste: 1 - 1 / slowdown.
         gpu_hours_lost: loss until the job was last seen; None if its GPUs or the loss are unknown.
     """
@@ -84,7 +94,7 @@ def step_loss(job: Row, changes: LevelChanges | None) -> StepLoss | None:
         job: row of the job.
         changes: changes of its level; None without any.
     """
-    if job["slow_since_step"] is None or not job["healthy_s"] or not job["step_s"]:
+    slowdown = slow_factor(job)
+    if slowdown is None:
         return None
-    slowdown = max(1.0, job["step_s"] / job["healthy_s"])
     return StepLoss(slowdown, 1 - 1 / slowdown, _gpu_hours_lost(job, changes))

@@ -10,6 +10,7 @@ from itertools import dropwhile
 from typing import Any
 
 from paceline.fleet.definitions import DEFINITIONS, KINDS, STRAGGLING
+from paceline.monitor.loss_range import waste_range
 from paceline.monitor.store.queries import Week
 from paceline.monitor.web.charts import share_bar, stacked_bar
 from paceline.monitor.web.templating import cause
@@ -153,27 +154,33 @@ class Totals:
     Attributes:
         n_jobs, n_straggling: number of analysed jobs, and of those with S of 1.1 or more.
         gpus: total GPUs of these jobs.
-        waste: share of all GPU time, weighted by GPUs; None if unknown.
-        lost: GPU-hours lost until now in all sessions.
+        waste, most_waste: share of all GPU time, weighted by GPUs, and the upper end of its range;
+            None if unknown.
+        lost, most_lost: GPU-hours lost until now in all sessions, and at most.
     """
 
     n_jobs: int
     n_straggling: int
     gpus: int
     waste: float | None
+    most_waste: float | None
     lost: float
+    most_lost: float
 
 
 def totals(rows: Sequence[Row]) -> Totals:
     """The key numbers of these jobs."""
-    sized = [(row["gpus"] or 0, max(row["waste"] or 0.0, 0.0)) for row in rows]
+    sized = [(row["gpus"] or 0, waste_range(row)) for row in rows]
     gpus = sum(size for size, _ in sized)
+    low, most = (sum(size * ends[k] for size, ends in sized) for k in (0, 1))
     return Totals(
         n_jobs=len(rows),
         n_straggling=sum(row["slowdown"] >= STRAGGLING for row in rows),
         gpus=gpus,
-        waste=sum(size * waste for size, waste in sized) / gpus if gpus else None,
+        waste=low / gpus if gpus else None,
+        most_waste=most / gpus if gpus else None,
         lost=sum(row["gpu_hours_lost"] for row in rows),
+        most_lost=sum(_most_lost(row) for row in rows),
     )
 
 
@@ -195,12 +202,14 @@ def view(rows: Sequence[Row], weeks: Sequence[Week]) -> FleetView:
 def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Causes with their jobs and GPU-hours, the costliest first, without jobs under S 1.1."""
     hours_lost: dict[str, float] = {}
+    most_lost: dict[str, float] = {}
     n_jobs: dict[str, int] = {}
     for row in rows:
         if row["slowdown"] < STRAGGLING:
             continue
         name = row["cause"] or "unexplained"
         hours_lost[name] = hours_lost.get(name, 0.0) + row["gpu_hours_lost"]
+        most_lost[name] = most_lost.get(name, 0.0) + _most_lost(row)
         n_jobs[name] = n_jobs.get(name, 0) + 1
     total = sum(hours_lost.values())
     order = sorted(hours_lost, key=lambda name: (-hours_lost[name], name))
@@ -209,11 +218,18 @@ def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "name": cause(name),
             "n_jobs": n_jobs[name],
             "lost": hours_lost[name],
+            "most_lost": most_lost[name],
             "share": hours_lost[name] / total if total > 0 else None,
             "bar": share_bar(hours_lost[name] / total if total > 0 else None, _class(name)),
         }
         for name in order
     ]
+
+
+def _most_lost(row: Row) -> float:
+    """The upper end of a job's loss; rows of older versions have none."""
+    most = row["gpu_hours_lost_most"]
+    return float(row["gpu_hours_lost"] if most is None else most)
 
 
 def weeks_table(weeks: Sequence[Week]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client.utils import floatToGoString
 
 from paceline.monitor.levels import LevelChanges
+from paceline.monitor.loss_range import largest_slowdown, slow_factor, waste_range
 from paceline.monitor.web.event_cost import StepLoss, step_loss
 
 Row = Mapping[str, Any]
@@ -23,8 +24,8 @@ _OF_JOB = (
     ("slowdown_ratio", "slowdown", "S of the latest session: step time over the ideal one.", 1.0),
     ("lasting_slowdown_ratio", "slowdown_lasting", "S without variation that passes.", 1.0),
     ("waste_ratio", "waste", "Share of the GPU time lost to stragglers, 1 - 1/S.", 1.0),
-    ("step_seconds", "step_s", "Median time of the latest steps.", 1.0),
-    ("healthy_step_seconds", "healthy_s", "Step time without fail-slows.", 1.0),
+    ("step_seconds", "step_s", "Median time of the latest 15 steps and their ranks.", 1.0),
+    ("healthy_step_seconds", "healthy_s", "The same without fail-slows.", 1.0),
     ("last_step", "last_step", "Number of the latest step.", 1.0),
     ("last_seen_timestamp_seconds", "seen_at", "Time of the job's latest data.", 1.0),
 )
@@ -77,8 +78,8 @@ def _families(
         for key, row in zip(keys, rows, strict=True)
     ]
     yield "fail_slow", "gauge", "1 during a fail-slow.", slow
-    text = "Median time of the latest steps over that of healthy ones: S without a trace."
-    over = [_ratio(row["step_s"], row["healthy_s"]) for row in rows]
+    text = "Step time over the healthy one: the current fail-slow's, else of the latest steps."
+    over = [slow_factor(row) or _ratio(row["step_s"], row["healthy_s"]) for row in rows]
     yield "step_slowdown_ratio", "gauge", text, list(zip(keys, over, strict=True))
     losses = [
         (key, step_loss(row, changes.get(row["id"]))) for key, row in zip(keys, rows, strict=True)
@@ -91,9 +92,27 @@ def _families(
     yield "fail_slow_gpu_seconds_lost", "gauge", text, lost
     text = "GPU-hours that a running job would lose in the next day at its current speed."
     yield "stake_gpu_hours", "gauge", text, _column(keys, rows, "stake_gpu_hours", 1.0)
+    yield from _upper_ends(keys, rows)
     for kind, table in (("gauge", _OF_JOB), ("counter", _TOTALS)):
         for name, column, text, factor in table:
             yield name, kind, text, _column(keys, rows, column, factor)
+
+
+def _upper_ends(
+    keys: Sequence[str], rows: Sequence[Row]
+) -> Iterator[tuple[str, str, str, list[Sample]]]:
+    """The upper ends of ranges; equal to the lower ones for jobs without a range."""
+    largest = [largest_slowdown(row) for row in rows]
+    text = "Upper end of S: beside healthy hardware, which few peers do not show."
+    yield "slowdown_most_ratio", "gauge", text, list(zip(keys, largest, strict=True))
+    wastes = [None if row["waste"] is None else waste_range(row)[1] for row in rows]
+    text = "Upper end of the waste."
+    yield "waste_most_ratio", "gauge", text, list(zip(keys, wastes, strict=True))
+    text = "Upper end of the GPU-hours at stake."
+    yield "stake_most_gpu_hours", "gauge", text, _column(keys, rows, "stake_gpu_hours_most", 1.0)
+    text = "Upper end of the GPU time lost to stragglers."
+    lost = _column(keys, rows, "gpu_hours_lost_most", 3600.0)
+    yield "gpu_seconds_lost_most_total", "counter", text, lost
 
 
 def _column(keys: Sequence[str], rows: Sequence[Row], column: str, factor: float) -> list[Sample]:

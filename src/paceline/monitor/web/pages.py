@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from paceline.ledger.categories import CATEGORIES
 from paceline.ledger.ledger import Ledger
 from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
-from paceline.monitor.job_ledger import stored_ledger
+from paceline.monitor.job_ledger import MEANINGS, stored_ledger, unknown_rows
 from paceline.monitor.levels import LevelChanges, Levels
+from paceline.monitor.loss_range import slow_factor
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
 from paceline.monitor.store import queries
@@ -35,7 +35,7 @@ from paceline.monitor.web import (
 from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
-from paceline.monitor.web.event_cost import cost_text, lost_by_now, step_loss, with_cost
+from paceline.monitor.web.event_cost import cost_text, lost_by_now, slow_stake, step_loss, with_cost
 from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.night import alert_views, cordon_commands
 from paceline.monitor.web.rank_page import RankView, rank_view
@@ -165,6 +165,7 @@ class Pages:
             meta = queries.latest_meta(connection, job["id"]) if alerts else None
             firing = queries.count_firing(connection, _project(request))
         view = None if selected is None else self._view_of(selected)
+        ledger = self._ledger_of(job)
         return self._render(
             request,
             "job.html",
@@ -187,12 +188,15 @@ class Pages:
             event_kinds=charts.EVENT_KINDS,
             event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
             lost_by_now=lost_by_now(job, changes),
+            slow_factor=slow_factor(job),
+            stake=slow_stake(job),
             step_loss=step_loss(job, changes) if job["slowdown"] is None else None,
             keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),
-            ledger=self._ledger_of(job),
+            ledger=ledger,
+            unknown_rows=unknown_rows(ledger),
             ranks=self._ranks_of(job, request.query_params.get("rank")),
-            categories=CATEGORIES,
+            meanings=MEANINGS,
         )
 
     def accept(self, request: Request) -> Response:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.monitor.pusher import SESSION_STEPS
 from paceline.report.page.fall import key_numbers, parts_html, waterfall_html
 from paceline.report.page.figures import MAX_SIDE_BY_SIDE, figure_data
 from paceline.report.page.findings import details_html, findings_html, remedies_html
 from paceline.results.document import JobReport
 from paceline.results.headline import details, is_healthy
+from paceline.results.words.more_steps import steps_needed
+from paceline.results.words.shares import lost_s
+from paceline.units import percent
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Sections:
         exact: whether the per-step heatmap is exact instead of estimated.
         healthy: whether there are only small findings.
         warnings: warnings about the numbers.
+        loss: a sentence on the loss whose shares the findings have; "" if it is negligible.
     """
 
     details: str
@@ -38,6 +43,7 @@ class Sections:
     exact: bool
     healthy: bool
     warnings: tuple[str, ...]
+    loss: str
 
 
 def sections(report: JobReport) -> Sections:
@@ -48,7 +54,7 @@ def sections(report: JobReport) -> Sections:
     both = ("n_pp", "n_dp", "hosts", "replicas")
     by_step = ("steps", "by_step", "traced_s", "workers_by_step")
     return Sections(
-        details=details_html(details(report)),
+        details=details_html([*details(report), *_next_step(report)]),
         numbers=key_numbers(report, None),
         waterfall=waterfall_html(report, None),
         kinds=parts_html(kinds, "kind"),
@@ -61,4 +67,27 @@ def sections(report: JobReport) -> Sections:
         exact=report.by_worker_by_step is not None,
         healthy=is_healthy(report),
         warnings=report.warning_texts,
+        loss=_loss(report),
     )
+
+
+def _next_step(report: JobReport) -> list[str]:
+    """How to give the monitor the steps that may name the cause."""
+    needed = steps_needed(report)
+    if needed is None:
+        return []
+    push = "ush all steps of the recording as one session: paceline push FOLDER."
+    if needed <= SESSION_STEPS:
+        return [f"The end of the job, or a pause, cut this session short. P{push}"]
+    return [
+        f"Set PACELINE_SESSION_STEPS={needed} for the job: a session then has {needed} profiled "
+        f"steps. Or p{push}"
+    ]
+
+
+def _loss(report: JobReport) -> str:
+    if not report.straggling:
+        return ""
+    size = f"{percent(lost_s(report) / float(report.traced_s.mean()))} of the traced step"
+    what = "the upper end of the waste, " if report.bounded else ""
+    return f" The loss is {what}{size}."

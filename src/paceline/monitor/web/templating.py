@@ -14,6 +14,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from paceline import units
+from paceline.monitor.loss_range import (
+    is_before,
+    largest_lasting,
+    largest_slowdown,
+    waste_range,
+)
 from paceline.monitor.web.assets import static
 from paceline.report.page.pack import safe_json
 from paceline.results.words.names import CAUSES
@@ -61,12 +67,21 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(static=static, version=_version())
+    environment.globals.update(
+        static=static,
+        version=_version(),
+        span=lambda name, low, high: span(environment.filters[name], low, high),
+        is_before=is_before,
+        largest_lasting=largest_lasting,
+        largest_slowdown=largest_slowdown,
+        waste_range=waste_range,
+    )
     environment.filters.update(
         ago=ago,
         cause=cause,
         data=lambda value: Markup(safe_json(value)),  # it escapes <, > and &
-        hours=hours,
+        factor=_or_dash(lambda value: f"{value:.2f}"),
+        hours=_or_dash(units.gpu_hours),
         iso=lambda at: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)),
         moment=moment,
         percent=_or_dash(units.percent),
@@ -86,18 +101,16 @@ def _or_dash(form: Any) -> Any:
     return formed
 
 
+def span(form: Any, low: float | None, high: float | None) -> str:
+    """``15.5% to 30.1%``; one number if both ends have the same text."""
+    low_text = str(form(low))
+    high_text = low_text if low is None or high is None else str(form(high))
+    return low_text if high_text == low_text else f"{low_text} to {high_text}"
+
+
 def cause(name: str | None) -> str:
     """A cause in words, as in the report; a dash for None."""
     return CAUSES.get(name, name.capitalize()) if name else "–"
-
-
-def hours(value: float | None) -> str:
-    """GPU-hours with three digits."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    size = abs(value)
-    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 0.001 else "0"
-    return f"−{text}" if value < 0 and text != "0" else text
 
 
 def ago(at: float | None, now: float) -> str:

@@ -11,6 +11,7 @@ from paceline.report.page.pack import round_values, slowdowns
 from paceline.results.document import JobReport
 from paceline.results.keys import Hosts
 from paceline.trace import Job
+from paceline.trace.job import device_name
 
 #: Up to this many replicas, the two heatmaps fit beside each other.
 MAX_SIDE_BY_SIDE = 10
@@ -65,8 +66,7 @@ def blamed_workers(job: Job, diagnosis: Diagnosis) -> list[list[int]]:
 
 def host_name(hosts: Hosts, replica: int, pp: int) -> str:
     """``node-7, GPU 3``; empty if unknown."""
-    name, gpu = hosts.get((replica, pp), ("", ""))
-    return f"{name}, GPU {gpu}" if gpu else name
+    return device_name(*hosts.get((replica, pp), ("", "")))
 
 
 def _hosts(hosts: Hosts, n_pp: int, n_dp: int) -> list[str] | None:

@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline import blockfile
+from paceline.trace.job import LOCAL_RANK
+
+#: Clock of a recorder whose operations run on the host (``paceline.record.clocks``).
+_ON_HOST = "HostClock"
 
 
 def place_in_header(meta: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(host, GPU) in a file's header, "" for an unknown GPU; None if no host is named."""
-    host = meta.get("host")
-    return (str(host), str(meta.get("gpu") or "")) if host else None
+    """(host, GPU) in a file's header, "" for an unknown GPU; None if no host is named.
+
+    The recorder knows the local rank, which is the GPU's number. Work on the host has no GPU.
+    """
+    host, number = meta.get("host"), str(meta.get("gpu") or "")
+    if number and meta.get("clock") == _ON_HOST:
+        number = f"{LOCAL_RANK}{number}"
+    return (str(host), number) if host else None
 
 
 def recorded_places(folder: Path) -> dict[int, tuple[str, str]]:

@@ -1,0 +1,55 @@
+"""The range of a job's or session's slowdown and waste, and the factor of a fail-slow.
+
+A slow worker among few peers raises the ideal, so S is a lower bound. ``slowdown_healthy`` is the
+upper end: S beside healthy hardware (docs/whatif.md). It is None where S has no range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def largest_slowdown(row: Row) -> float | None:
+    """The upper end of S; S itself without a range."""
+    if row["slowdown"] is None:
+        return None
+    return max(float(row["slowdown"]), float(row["slowdown_healthy"] or 0.0))
+
+
+def largest_lasting(row: Row) -> float | None:
+    """The upper end of S without variation that passes; that of S if its part is unknown."""
+    largest = largest_slowdown(row)
+    if largest is None or row["slowdown_lasting"] is None or not row["slowdown"]:
+        return largest
+    return float(row["slowdown_lasting"]) * largest / float(row["slowdown"])
+
+
+def waste_range(row: Row) -> tuple[float, float]:
+    """The waste, 1 - 1/S, at least and at most; each is 0 or more."""
+    low, largest = max(0.0, float(row["waste"] or 0.0)), largest_slowdown(row)
+    return low, max(low, 1 - 1 / largest) if largest else low
+
+
+def is_before(session: Row | None, job: Row) -> bool:
+    """Whether a session is of steps before the current fail-slow, about which it says nothing."""
+    since = job["slow_since_step"]
+    if session is None or since is None or session["last_step"] is None:
+        return False
+    return int(session["last_step"]) < int(since)
+
+
+def slow_factor(job: Row) -> float | None:
+    """Step time over the healthy one in a current fail-slow; None without one.
+
+    It is the factor of the detector's latest event. Rows of older versions have none, so that the
+    latest steps are compared.
+    """
+    if job["slow_since_step"] is None:
+        return None
+    factor = job["slow_factor"]
+    if factor is None and job["step_s"] and job["healthy_s"]:
+        factor = job["step_s"] / job["healthy_s"]
+    return None if factor is None else max(1.0, float(factor))
