@@ -26,7 +26,7 @@ class StepGaps:
         steps: [step] step numbers.
         traced_s: [step] step times.
         gap_s: [step] seconds; negative where the steps overlap; NaN where the trace has no absolute
-            times, or lacks the step before.
+            times, or does not know the end of the step before.
     """
 
     steps: npt.NDArray[np.int64]
@@ -72,7 +72,9 @@ class StepGaps:
 def step_gaps(trace: Trace) -> StepGaps:
     """The times between the steps of a trace."""
     traced = trace.traced_step_s()
-    gap = np.full(trace.n_steps, np.nan)
-    gap[1:] = np.diff(trace.step_start_s) - traced[:-1]
-    gap[1:][np.diff(trace.steps) != 1] = np.nan
-    return StepGaps(trace.steps, traced, gap)
+    end = np.full(trace.n_steps, np.nan)
+    if trace.previous_end_s is not None:
+        end = trace.previous_end_s.copy()
+    follows = np.append(False, np.diff(trace.steps) == 1)
+    end[follows] = (trace.step_start_s + traced)[:-1][follows[1:]]
+    return StepGaps(trace.steps, traced, trace.step_start_s - end)
