@@ -55,6 +55,23 @@ def test_a_suspected_worker_is_told_with_the_steps_that_name_it():
     assert sum(named_cause(report) == "worker" for report in longer) >= 6
 
 
+def test_a_worker_that_costs_less_than_another_is_no_suspect():
+    _, rest = suspected()
+    for seed in range(20):
+        measured = from_trace(synthesize(replace(NOISY, seed=seed)))
+        result = analyze(measured)
+        (found,) = (f for f in diagnose(measured, result).findings if f.cause == "unexplained")
+        if found.evidence != rest.evidence:
+            continue
+        dearer = result.by_worker.copy()
+        dearer[0, 0] = dearer.max() + 0.1
+        result = replace(result, by_worker=dearer)
+        (found,) = (f for f in diagnose(measured, result).findings if f.cause == "unexplained")
+        assert dict(found.evidence) == {"steps_needed": rest.evidence["steps_needed"]}
+        return
+    raise AssertionError("no seed has this suspect")
+
+
 def test_most_jobs_of_noise_alone_suspect_nobody():
     n_suspects = 0
     for seed in range(20):

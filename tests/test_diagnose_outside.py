@@ -251,7 +251,7 @@ def test_the_chances_of_trends_and_jumps():
     assert outside._theil_sen(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 8.0])) == 4
 
 
-def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8):
+def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8, open_overlap=0.0):
     simulated = np.ones(n)
     result = life(
         simulated,
@@ -259,7 +259,7 @@ def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8)
         launch_delay=LaunchDelay(step_start=step_start, by_kind=by_kind or {"forward-send": 1.02}),
         launch_slowdown=slowdown,
     )
-    measured = SimpleNamespace(overlap_s=np.full(n, overlap))
+    measured = SimpleNamespace(overlap_s=np.full(n, overlap), open_overlap_s=open_overlap)
     return outside._delays(measured, result, MEAN[n])
 
 
@@ -285,6 +285,16 @@ def test_half_of_the_delay_at_the_start_is_data_loading(step_start, where):
     assert found.evidence["largest"] == 1.01
     assert list(found.evidence["by_kind"])[:2] == ["recv", "send"]
     assert len(found.evidence["by_kind"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("open_overlap", "step_start", "is_open"),
+    [(0.019, 1.04, False), (0.021, 1.04, True), (math.inf, 1.04, True), (math.inf, 1.0, False)],
+)
+def test_overlap_that_a_trace_leaves_open_may_explain_the_start(open_overlap, step_start, is_open):
+    found = delayed(0.05, step_start=step_start, open_overlap=open_overlap)
+    assert found.confidence == (0.6 if is_open else 1)
+    assert found.ambiguous.startswith("some ranks still run the step before") is is_open
 
 
 def odd(work, idle=0.0):
@@ -411,6 +421,7 @@ def test_the_order_of_causes_outside():
     graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1)
     measured = SimpleNamespace(
         overlap_s=np.zeros(30),
+        open_overlap_s=0.0,
         graph=graph,
         durations=SimpleNamespace(blocks=[jump[None, :, None]], graph=graph),
     )
@@ -441,11 +452,12 @@ def test_the_interval_of_delays():
         np.ones(101), traced_s=1 + np.linspace(0.1, 0.2, 101), launch_slowdown=1.15,
         launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
     )  # fmt: skip
-    found = outside._delays(SimpleNamespace(overlap_s=np.zeros(101)), result, EACH)
+    measured = SimpleNamespace(overlap_s=np.zeros(101), open_overlap_s=0.0)
+    found = outside._delays(measured, result, EACH)
     assert found.interval == pytest.approx((0.105 / 1.105, 0.195 / 1.195))
     assert found.confidence == 1
     result.traced_s = np.where(np.arange(101) < 26, 1.02, 1.10)  # 3% in 75 of them
-    found = outside._delays(SimpleNamespace(overlap_s=np.zeros(101)), result, EACH)
+    found = outside._delays(measured, result, EACH)
     assert found.confidence == pytest.approx(75 / 101)
 
 

@@ -12,8 +12,13 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.graph.computes import KINDS
 from paceline.graph.step_gaps import step_gaps
+from paceline.record.recorder import Recorder
+from paceline.remedies import Case
+from paceline.remedies.data_loading import propose
 from paceline.trace import Trace
 from paceline.trace.kinds import P2P_KINDS
+from paceline.trace.warning import STEPS_OVERLAP
+from recordings import SetClock, play
 
 
 def _trace(starts: list[float]) -> Trace:
@@ -66,3 +71,103 @@ def test_a_step_begun_while_the_one_before_runs_has_no_launch_delay() -> None:
         findings = diagnose(measured, paceline.analyze(measured)).findings
         assert any(f.cause == "launch-delay" for f in findings) is expected
         assert any("overlap" in w for w in measured.warnings) is overlap
+
+
+MS = 1_000_000
+
+#: [rank] begin and end of a step, begin of its first operation, ms. A step computes for 99 ms.
+AHEAD = ((0, 100, 0), (30, 130, 30))  # rank 1 begins each step 30 ms after rank 0
+WAITS = ((0, 130, 0), (0, 130, 30))  # rank 1 loads data for 30 ms
+
+
+def _recorded(folder, ranks, period_ms, every=2):
+    for rank, (begin, end, first) in enumerate(ranks):
+        clock = SetClock()
+        given = {"rank": rank, "world": 2, "dp": 2}
+        rec = Recorder(folder, every=every, flush_s=60, given=given, clock=clock)
+        for number in range(24):
+            zero = (number + 1) * period_ms
+            cuts = [(zero + first + ms) * MS for ms in (0, 40, 99)]
+            ops = [
+                ("forward-compute", 0, 0, cuts[0], cuts[1]),
+                ("backward-compute", 0, 0, cuts[1], cuts[2]),
+            ]
+            play(rec, clock, number, ops, ((zero + begin) * MS, (zero + end) * MS))
+        rec.close()
+    return paceline.load(folder)
+
+
+def _delay(trace):
+    measured = from_trace(trace)
+    found = diagnose(measured, paceline.analyze(measured)).findings
+    return measured, next((f for f in found if f.cause == "launch-delay"), None)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_unprofiled_steps_tell_the_overlap(tmp_path, every):
+    trace = _recorded(tmp_path, AHEAD, period_ms=100, every=every)
+    measured, delay = _delay(trace)
+    assert delay is None
+    (note,) = [w for w in measured.doubts if w.code == STEPS_OVERLAP]
+    assert note.numbers["share"] == pytest.approx(29 / 129)
+    assert measured.overlap_s == pytest.approx(np.full(len(measured.steps), 0.029), abs=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_wait_for_data_is_no_overlap(tmp_path, every):
+    trace = _recorded(tmp_path, WAITS, period_ms=130, every=every)
+    measured, delay = _delay(trace)
+    assert not any(w.code == STEPS_OVERLAP for w in measured.doubts)
+    assert delay is not None
+    assert delay.confidence > 0.99
+    assert not delay.ambiguous
+    assert delay.share_of_step == pytest.approx(30 / 129, rel=0.01)
+
+
+def test_a_pause_before_a_profiled_step_is_told(tmp_path):
+    trace = _recorded(tmp_path, WAITS, period_ms=200)
+    assert step_gaps(trace).gap_s[1:] == pytest.approx(np.full(11, 0.071), abs=1e-6)
+
+
+def test_ends_of_steps_before_stay_with_their_steps(tmp_path):
+    trace = _recorded(tmp_path / "run", AHEAD, period_ms=100)
+    paceline.write(trace, tmp_path / "trace.parquet")
+    stored = paceline.load(tmp_path / "trace.parquet")
+    for part in (stored, trace.step_range(0, 12), trace.select_steps(trace.steps.tolist())):
+        np.testing.assert_allclose(part.previous_end_s, trace.previous_end_s)
+    few = trace.select_steps([4, 8])
+    assert few.previous_end_s.tolist() == trace.previous_end_s[[2, 4]].tolist()
+    assert paceline.load(tmp_path / "run", steps=[4, 8]).previous_end_s.tolist() == pytest.approx(
+        few.previous_end_s.tolist()
+    )
+
+
+def test_a_restarted_numbering_has_no_step_before(tmp_path):
+    """The loop counts from 0 again: the later step 3 is not the one before the earlier step 4."""
+    clock = SetClock()
+    rec = Recorder(tmp_path, every=2, flush_s=60, clock=clock)
+    for place, number in enumerate([0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3]):
+        zero = (place + 1) * 100 * MS
+        op = ("forward-compute", 0, 0, zero, zero + 90 * MS)
+        play(rec, clock, number, [op], (zero, zero + 95 * MS))
+    rec.close()
+    gap_s = step_gaps(paceline.load(tmp_path)).gap_s
+    assert gap_s[1:] == pytest.approx([0.010] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("period_ms", [100, 130])
+def test_without_the_steps_between_a_delay_is_possible_only(tmp_path, period_ms):
+    """Steps that are shorter from start to start than each of them leave the overlap open."""
+    ranks = AHEAD if period_ms == 100 else WAITS
+    trace = replace(_recorded(tmp_path, ranks, period_ms), previous_end_s=None)
+    measured, delay = _delay(trace)
+    is_open = period_ms == 100
+    assert (measured.open_overlap_s > 0) is is_open
+    assert bool(delay.ambiguous) is is_open
+    assert (delay.confidence <= 0.6) is is_open
+    result = paceline.analyze(measured)
+    remedy = propose(Case(measured, result, diagnose(measured, result)))
+    assert (remedy.interval[0] <= 0) is is_open
+    assert any("may be 0" in note for note in remedy.notes) is is_open
+    unknown = replace(trace, step_start_s=np.full(trace.n_steps, np.nan))
+    assert _delay(unknown)[1].ambiguous

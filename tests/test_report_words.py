@@ -11,8 +11,9 @@ from advised_jobs import EXTREMES, JOBS, Advised, every_remedy, extreme, job, pa
 from paceline.diagnose import Finding
 from paceline.diagnose.finding import CAUSES
 from paceline.remedies import REMEDIES
+from paceline.report.page.findings import findings_html
 from paceline.report.terminal import screen
-from paceline.report.why import diagnosis_lines, remedy_lines
+from paceline.report.why import diagnosis_lines, remedy_lines, why_lines
 from paceline.results.headline import MAX_LENGTH, details, headline, is_healthy
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
@@ -241,6 +242,27 @@ def test_shares_of_the_step_and_of_the_loss_are_told_alike():
     assert share_of_loss(report, replace(remedy, findings=())) is None
     assert share_of_loss(replace(report, slowdown=1.01, slowdown_healthy=1.02), remedy) is None
     assert share_of_loss(replace(report, findings=()), remedy) is None
+
+
+def test_a_share_of_the_loss_is_unknown_if_its_interval_is_wider_than_the_loss():
+    known = job("worker")
+    report = report_of(known)
+    wide = [
+        replace(f, share=-0.682, interval=(-4.279, 0.004)) if f.share is not None else f
+        for f in report.findings
+    ]
+    report = replace(report, findings=tuple(wide))
+    page = findings_html(report)
+    brief, whole = (
+        " ".join(line.plain for line in lines(report, 10_000))
+        for lines in (why_lines, diagnosis_lines)
+    )
+    assert "of the step; its share of the loss is unknown" in page
+    assert "of the step, its share of the loss is unknown" in whole
+    assert " unknown  " in brief
+    for text in (page, brief, whole):
+        assert "68.2%" not in text
+        assert "427.9%" not in text
 
 
 def test_remedies_that_do_not_apply_are_named_in_a_line_unless_all_is_asked():

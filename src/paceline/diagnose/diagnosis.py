@@ -166,7 +166,9 @@ def _inside(
             rest -= np.clip(passing, 0.0, rest.clip(0))
         unexplained = UNEXPLAINED
         if result.straggling and rest.mean() >= MIN_UNEXPLAINED * gap.mean():
-            unexplained = replace(unexplained, evidence=more_steps(durations, fit))
+            unexplained = replace(
+                unexplained, evidence=more_steps(durations, fit, result.by_worker)
+            )
         findings.append(judge.finding(unexplained, rest, 0.0))
     return sorted(findings, key=lambda f: -(f.share or 0.0)), healthy
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit
 from paceline.diagnose.workers import MIN_SLOW_SHARE, bars, chances, slowness
@@ -26,11 +27,19 @@ MARGIN = 2.0
 MIN_TIMES, MAX_TIMES = 3, 10
 
 
-def more_steps(durations: Durations, fit: Fit) -> dict[str, Any]:
+def more_steps(
+    durations: Durations, fit: Fit, by_worker: npt.NDArray[np.float64]
+) -> dict[str, Any]:
     """Evidence of an unexplained loss: ``steps_needed``, and the ``suspect`` with its ``factor``.
 
     Errors fall with the square root of the number of steps. The suspect is the slowest worker if
-    noise hardly shows one as slow. It is empty if more steps would hardly help.
+    noise hardly shows one as slow, and if it also costs the most. Evidence is empty if more steps
+    would hardly help.
+
+    Args:
+        durations: the measured durations.
+        fit: the fit of the computes.
+        by_worker: [pp, dp] slowdown S_w, which tells the worker that costs the most.
     """
     lasting, n_steps = slowness(fit)[0], durations.n_steps
     few = durations.graph.programmed and n_steps < ENOUGH_STEPS
@@ -45,4 +54,6 @@ def more_steps(durations: Durations, fit: Fit) -> dict[str, Any]:
     if needed > MAX_TIMES * n_steps:
         return generic
     needed = max(needed, MIN_TIMES * n_steps, *generic.values())
+    if by_worker[stage, dp] < by_worker.max():
+        return {"steps_needed": needed}
     return {"steps_needed": needed, "suspect": [[dp, stage]], "factor": 1 + slow}

@@ -26,11 +26,20 @@ Ints = npt.NDArray[np.int64]
 #: Least share of the step that launch delays must cost (equal to the healthy limit of S).
 MIN_DELAY_SHARE = 0.03
 
+#: Largest confidence in a delay at the start of steps that may be overlap of steps.
+MAY_OVERLAP = 0.6
+
 #: A step is odd from ODD_TIMES the typical step time on. At most ODD_SHARE of the steps are odd.
 ODD_TIMES, ODD_SHARE = 1.3, 0.25
 
 #: Least cost of odd steps, as a share of the step. Less is noise.
 MIN_ODD_COST = 0.005
+
+#: The other explanation of such a delay.
+OVERLAP = (
+    "some ranks still run the step before when others begin the step. Only profiled steps without "
+    "a gap tell these apart"
+)
 
 #: Fewer steps show no trend.
 MIN_STEPS = 8
@@ -100,6 +109,9 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     at_start = result.launch_delay.step_start - 1 > 0.5 * (result.launch_slowdown - 1)
     where = "at the start of steps (data loading)" if at_start else f"before {label}"
     share = float(lost_s.mean() / result.traced_s.mean())
+    sure_s = float(lost_s.mean()) - measured.open_overlap_s
+    may_overlap = at_start and sure_s < MIN_DELAY_SHARE * float(result.simulated_s.mean())
+    confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
     return Finding(
         id="launch-delay",
@@ -108,7 +120,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
         share=None,
         share_of_step=share,
         interval=(low, high),
-        confidence=float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean()),
+        confidence=min(confidence, MAY_OVERLAP) if may_overlap else confidence,
         where={"group": {"kind": label}},
         evidence={
             "launch_slowdown": result.launch_slowdown,
@@ -118,6 +130,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
         },
+        ambiguous=OVERLAP if may_overlap else "",
     )
 
 

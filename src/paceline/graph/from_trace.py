@@ -52,6 +52,7 @@ class Measured:
         delays: launch delays: start minus latest end among the dependencies, seconds.
         traced_step_s: [step] step time as traced, seconds.
         overlap_s: [step] seconds of it in which the step before still ran.
+        open_overlap_s: mean seconds of further overlap that the trace leaves open; inf = unknown.
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
@@ -68,6 +69,7 @@ class Measured:
     delays: Durations
     traced_step_s: npt.NDArray[np.float64]
     overlap_s: npt.NDArray[np.float64]
+    open_overlap_s: float
     left_out: Mapping[int, str]
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
@@ -138,6 +140,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         delays=delays,
         traced_step_s=traced,
         overlap_s=gaps.overlap_s[structure.kept],
+        open_overlap_s=gaps.open_overlap_s,
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

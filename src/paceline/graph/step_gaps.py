@@ -24,12 +24,14 @@ class StepGaps:
 
     Attributes:
         steps: [step] step numbers.
+        start_s: [step] absolute starts, NaN = unknown.
         traced_s: [step] step times.
         gap_s: [step] seconds; negative where the steps overlap; NaN where the trace has no absolute
-            times, or lacks the step before.
+            times, or does not know the end of the step before.
     """
 
     steps: npt.NDArray[np.int64]
+    start_s: Array
     traced_s: Array
     gap_s: Array
 
@@ -41,6 +43,19 @@ class StepGaps:
             return np.zeros(len(self.gap_s))
         overlap = np.maximum(-self.gap_s, 0.0)
         return np.where(known, overlap, np.median(overlap[known]))
+
+    @property
+    def open_overlap_s(self) -> float:
+        """Largest mean overlap that the trace leaves open, seconds: 0 where some gap is known.
+
+        Step times beyond the mean time from start to start may be overlap.
+        """
+        if np.isfinite(self.gap_s).any():
+            return 0.0
+        if len(self.steps) < 2 or not np.isfinite(self.start_s).all():
+            return np.inf
+        per_step_s = np.diff(self.start_s) / np.diff(self.steps)
+        return max(0.0, float(self.traced_s.mean() - per_step_s.mean()))
 
     def notes(self) -> list[Warning]:
         """Notes on the time between the steps."""
@@ -72,7 +87,9 @@ class StepGaps:
 def step_gaps(trace: Trace) -> StepGaps:
     """The times between the steps of a trace."""
     traced = trace.traced_step_s()
-    gap = np.full(trace.n_steps, np.nan)
-    gap[1:] = np.diff(trace.step_start_s) - traced[:-1]
-    gap[1:][np.diff(trace.steps) != 1] = np.nan
-    return StepGaps(trace.steps, traced, gap)
+    end = np.full(trace.n_steps, np.nan)
+    if trace.previous_end_s is not None:
+        end = trace.previous_end_s.copy()
+    follows = np.append(False, np.diff(trace.steps) == 1)
+    end[follows] = (trace.step_start_s + traced)[:-1][follows[1:]]
+    return StepGaps(trace.steps, trace.step_start_s, traced, trace.step_start_s - end)

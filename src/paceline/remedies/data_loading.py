@@ -39,17 +39,18 @@ def propose(case: Case) -> Remedy:
     requested, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
     if requested is not None and requested not in sorts:
         raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
-    needed_finding(case, "launch-delay", "time lost between operations")
+    finding = needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
     before = _of(_replay(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
     masks = _masks(measured.graph)
-    steps = {name: _replay(measured, mask) for name, mask in masks.items()}
+    steps = {name: _hidden(measured, masks, mask) for name, mask in masks.items()}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
         raise NotApplicableError(
             f"hiding these delays ({hide}) saves nothing: they coincide with other delays"
         )
+    is_open = bool(finding.ambiguous) and bool((masks[hide] & masks[START]).any())
     names = sorted(saved, key=lambda name: -saved[name])
     table = [
         {"hide": name, "saved_s": saved[name], "gain": saved[name] / before.mean_s}
@@ -67,8 +68,9 @@ def propose(case: Case) -> Remedy:
             "hide": [name for name in saved if name != ALL] if hide == ALL else [hide],
             "alone": table,
         },
-        notes=_notes(hide),
+        notes=_notes(hide) + ((f"the gain may be 0: {finding.ambiguous}",) if is_open else ()),
         before=before,
+        otherwise=(before,) if is_open else (),
     )
 
 
@@ -81,6 +83,12 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
             masks[kind.label] = mask
     masks[ALL] = np.ones(graph.n_ops, dtype=bool)
     return masks
+
+
+def _hidden(measured: Measured, masks: Mapping[str, Mask], hidden: Mask) -> Array:
+    """[step] step times without some delays; the overlap with the step before remains."""
+    step_s = _replay(measured, hidden)
+    return step_s + measured.overlap_s if (hidden & masks[START]).any() else step_s
 
 
 def _replay(measured: Measured, hidden: Mask) -> Array:
@@ -112,7 +120,7 @@ def _kinds_at_start(
     for name in set(saved) - {START, ALL}:
         least, most = sorted((saved[START], saved[name]))
         if least >= NEARLY_ALL_SHARE * most > 0:
-            both_s = _replay(measured, masks[START] | masks[name])
+            both_s = _hidden(measured, masks, masks[START] | masks[name])
             if least >= NEARLY_ALL_SHARE * float((before_s - both_s).mean()):
                 kinds.add(name)
     return kinds

@@ -18,7 +18,17 @@ from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.more_steps import more_steps_text
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import lost_s, masked_note, part_of, share_of_loss, shares
+from paceline.results.words.shares import (
+    UNKNOWN,
+    interval_text,
+    is_known,
+    lost_s,
+    masked_note,
+    part_of,
+    share_of_loss,
+    share_text,
+    shares,
+)
 from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
 from paceline.units import NONE, count, percent, seconds
 
@@ -41,7 +51,10 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     for finding in findings:
         text = f"{_prefix(finding, report)}{finding.text}; {confidence_text(finding.confidence)}"
         cost = None if finding.part_of else finding.share_of_step
-        lines += _entry(cost, finding.share, text, width)
+        loss = NONE if finding.share is None else percent(finding.share)
+        if finding.share is not None and not is_known(finding):
+            loss = UNKNOWN
+        lines += _entry(cost, loss, text, width)
         if reading := other_reading(finding, report.remedies):
             indent = " " * _SHARES
             lines += wrap(f"{indent}{reading}", width, indent=indent, style="dim")
@@ -52,7 +65,9 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         lines += [Text("")] if remedies and lines else []
         lines += [_title(name, about), _heads(None if lines else report)] if remedies else []
         for remedy in remedies[:most]:
-            lines += _entry(remedy.gain, share_of_loss(report, remedy), _outcome(remedy), width)
+            share = share_of_loss(report, remedy)
+            loss = NONE if share is None else percent(share)
+            lines += _entry(remedy.gain, loss, _outcome(remedy), width)
     return lines + _masked_lines(report, width) + _hint_lines(report, width)
 
 
@@ -99,9 +114,9 @@ def _heads(report: JobReport | None) -> Text:
     return Text(heads, style="dim")
 
 
-def _entry(of_step: float | None, of_loss: float | None, text: str, width: int) -> list[Text]:
+def _entry(of_step: float | None, loss: str, text: str, width: int) -> list[Text]:
     """The two shares at the beginning of a line."""
-    step, loss = (NONE if share is None else percent(share) for share in (of_step, of_loss))
+    step = NONE if of_step is None else percent(of_step)
     measures = f"{step:>7} {loss:>7}"
     lines = wrap(f"{measures}  {text}", width, indent=" " * _SHARES)
     lines[0].stylize("bold", 0, len(measures))
@@ -141,9 +156,11 @@ HEALTHY_TEXT = (
 
 
 def _finding_lines(finding: Finding, report: JobReport, width: int) -> list[Text]:
-    low, high = (percent(end) for end in finding.interval)
-    outside = "; outside S" if finding.share is None else ""
-    cost = f"{shares(finding.share_of_step, finding.share)} (90%: {low} to {high}){outside}"
+    cost = f"{percent(finding.share_of_step)} of the step"
+    if finding.share is None:
+        cost += f" ({interval_text(finding)}); outside S"
+    else:
+        cost += f", {share_text(finding)}"
     if finding.part_of:
         cost = part_of(finding, report)
     sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"

@@ -281,7 +281,7 @@ def _check_alike(files: Sequence[tuple[Path, _File]]) -> None:
 
 
 #: Keys of the metadata that hold one entry per step or rank.
-_BY_NUMBER = ("left_out", "step_start_s", "places")
+_BY_NUMBER = ("left_out", "step_start_s", "previous_end_s", "places")
 
 
 def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:

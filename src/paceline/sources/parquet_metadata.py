@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import TraceError
 from paceline.trace import Trace
@@ -32,7 +33,6 @@ MAX_NAME = 100
 
 def metadata_of(trace: Trace) -> dict[bytes, str]:
     """The schema metadata of a trace's file."""
-    starts = zip(trace.steps.tolist(), trace.step_start_s.tolist(), strict=True)
     stored = {
         "version": FORMAT_VERSION,
         "job": trace.job.to_mapping(),
@@ -42,11 +42,18 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
             str(step): reason[:MAX_CHARACTERS]
             for step, reason in list(trace.left_out.items())[:MAX_NOTES]
         },
-        "step_start_s": {str(step): start for step, start in starts if math.isfinite(start)},
+        "step_start_s": _by_step(trace, trace.step_start_s),
     }
+    if trace.previous_end_s is not None:
+        stored["previous_end_s"] = _by_step(trace, trace.previous_end_s)
     if trace.places:
         stored["places"] = {str(rank): list(place) for rank, place in trace.places.items()}
     return {METADATA_KEY: json.dumps(stored)}
+
+
+def _by_step(trace: Trace, seconds: npt.NDArray[np.float64]) -> dict[str, float]:
+    times = zip(trace.steps.tolist(), seconds.tolist(), strict=True)
+    return {str(step): time for step, time in times if math.isfinite(time)}
 
 
 def stored_in(metadata: Mapping[bytes, bytes], path: Path, *, forgive: bool) -> dict[str, Any]:
@@ -79,8 +86,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
     noticed = [w for w in warnings if isinstance(w, str)] if isinstance(warnings, list) else []
     step_start_s = trace.step_start_s
     if np.isnan(step_start_s).all():
-        starts = _by_number(stored.get("step_start_s"), (int, float))
-        step_start_s = np.array([float(starts.get(s, math.nan)) for s in trace.steps.tolist()])
+        step_start_s = _of_steps(trace, stored.get("step_start_s"))
     return replace(
         trace,
         truth=stored.get("truth"),
@@ -88,12 +94,20 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
+        previous_end_s=_of_steps(trace, stored["previous_end_s"])
+        if "previous_end_s" in stored
+        else None,
         places={
             rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
             for rank, place in _by_number(stored.get("places"), (list,)).items()
             if len(place) == 2
         },
     )
+
+
+def _of_steps(trace: Trace, values: Any) -> npt.NDArray[np.float64]:
+    times = _by_number(values, (int, float))
+    return np.array([float(times.get(step, math.nan)) for step in trace.steps.tolist()])
 
 
 def _by_number(values: Any, types: tuple[type, ...]) -> dict[int, Any]:

@@ -64,6 +64,8 @@ class Trace:
         start: [row] seconds since the step's first start.
         end: [row] seconds since the step's first start.
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
+        previous_end_s: [step] absolute end of the step before, as recorded beside the operations,
+            NaN = unknown. None: unknown for all steps.
         rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
         warnings: warnings of the reader.
         left_out: step number -> reason why the trace lacks it.
@@ -89,6 +91,7 @@ class Trace:
     program: Program | None = None
     late: npt.NDArray[np.bool_] | None = None
     truth: Mapping[str, Any] | None = None
+    previous_end_s: npt.NDArray[np.float64] | None = None
     places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -172,6 +175,7 @@ class Trace:
             start=self.start[rows],
             end=self.end[rows],
             step_start_s=self.step_start_s[first:last],
+            previous_end_s=_part(self.previous_end_s, slice(first, last)),
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )
@@ -197,6 +201,7 @@ class Trace:
             start=self.start[rows],
             end=self.end[rows],
             step_start_s=self.step_start_s[keep],
+            previous_end_s=_part(self.previous_end_s, keep),
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )
@@ -224,6 +229,12 @@ class Trace:
             shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
             warnings += (f"{len(absent)} of the steps asked for are not in the trace: {shown}",)
         return replace(self, warnings=warnings, left_out=left_out)
+
+
+def _part(
+    values: npt.NDArray[np.float64] | None, which: slice | npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64] | None:
+    return None if values is None else values[which]
 
 
 def _runs(numbers: Collection[int]) -> Iterator[range]:

@@ -15,7 +15,13 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import masked_note, part_of, share_of_loss
+from paceline.results.words.shares import (
+    interval_text,
+    masked_note,
+    part_of,
+    share_of_loss,
+    share_text,
+)
 from paceline.trace.job import place_name
 from paceline.units import percent, seconds
 
@@ -73,12 +79,10 @@ def _size(finding: Finding, report: JobReport) -> str:
         link = f'<a href="#finding-{escape(finding.part_of)}">{name}</a>'
         sure = escape(confidence_text(finding.confidence))
         return f'<p class="size">{link}; <strong>{sure}</strong></p>'
-    low, high = finding.interval
-    between = f"90%: {percent(low)} to {percent(high)}"
-    of_step, share = finding.share_of_step, finding.share
-    about = f"of the step ({between}); outside S"
-    if share is not None:
-        about = f"of the step; {percent(share)} of the loss ({between})"
+    of_step = finding.share_of_step
+    about = f"of the step ({interval_text(finding)}); outside S"
+    if finding.share is not None:
+        about = f"of the step; {share_text(finding)}"
     sure = ""
     if finding.cause != "unexplained":
         sure = f"; <strong>{escape(confidence_text(finding.confidence))}</strong>"

@@ -8,11 +8,34 @@ from paceline.results.document import JobReport
 from paceline.results.words.names import cause_name
 from paceline.units import percent
 
+#: A cause's share of the loss is unknown if its interval is wider than the whole loss.
+MAX_WIDTH = 1.0
+
+UNKNOWN = "unknown"
+
 
 def shares(of_step: float, of_loss: float | None) -> str:
     """``24.5% of the step, 98.6% of the loss``; only the first if the loss is unknown."""
     text = f"{percent(of_step)} of the step"
     return text if of_loss is None else f"{text}, {percent(of_loss)} of the loss"
+
+
+def is_known(finding: Finding) -> bool:
+    """Whether the steps agree on the share of a finding inside S."""
+    low, high = finding.interval
+    return high - low <= MAX_WIDTH
+
+
+def share_text(finding: Finding) -> str:
+    """``98.6% of the loss (90%: 90.1% to 99.5%)`` for a finding inside S."""
+    if finding.share is None or not is_known(finding):
+        return f"its share of the loss is {UNKNOWN}"
+    return f"{percent(finding.share)} of the loss ({interval_text(finding)})"
+
+
+def interval_text(finding: Finding) -> str:
+    """``90%: 90.1% to 99.5%``."""
+    return f"90%: {percent(finding.interval[0])} to {percent(finding.interval[1])}"
 
 
 def part_of(finding: Finding, report: JobReport) -> str:

@@ -57,6 +57,7 @@ class RankFile:
             program was recorded, also part, issued, awaited and group. If collectives were counted
             together, also transfer (ns, -1 = none).
         times: [step, 3] number, start and duration in ns of every step, on the rank's own clock.
+        spans_ns: [step, 2] start and end of every step in ``times``, on rank 0's clock.
         residual_ns: possible error of the clock against rank 0's, at the last exchange; None =
             never compared.
         dropped: numbers of dropped profiled steps and of dropped step times.
@@ -76,6 +77,7 @@ class RankFile:
     first_op: npt.NDArray[np.int64]
     ops: npt.NDArray[Any]
     times: npt.NDArray[np.int64]
+    spans_ns: npt.NDArray[np.int64]
     residual_ns: int | None
     dropped: tuple[int, int]
     notes: tuple[Mapping[str, str], ...]
@@ -165,6 +167,8 @@ def _read(path: Path) -> RankFile | None:
     clock = _table(of_type.get(blockfile.CLOCK, []), 3, path)
     _check_clock(clock, path)
     counts = _table(of_type.get(blockfile.COUNTS, []), 2, path)
+    times = _table(of_type.get(blockfile.TIMES, []), 3, path)
+    spans_ns = np.stack([times[:, 1], times[:, 1] + times[:, 2]], axis=1)
     return RankFile(
         path=path,
         meta=file.meta,
@@ -173,7 +177,8 @@ def _read(path: Path) -> RankFile | None:
         start_ns=start_ns - _ahead_ns(start_ns, clock),
         first_op=first_op,
         ops=ops,
-        times=_table(of_type.get(blockfile.TIMES, []), 3, path),
+        times=times,
+        spans_ns=spans_ns - _ahead_ns(spans_ns, clock),
         residual_ns=int(clock[-1, 2]) if len(clock) else None,
         dropped=(int(counts[-1, 0]), int(counts[-1, 1])) if len(counts) else (0, 0),
         notes=tuple(_notes(of_type.get(blockfile.NOTE, []))),
@@ -270,7 +275,7 @@ def _steps_of(
 def _ahead_ns(at_ns: npt.NDArray[np.int64], clock: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Lead of the rank's clock over rank 0's, interpolated linearly between the exchanges."""
     if not len(clock):
-        return np.zeros(len(at_ns), dtype=np.int64)
+        return np.zeros(at_ns.shape, dtype=np.int64)
     clock = _surest(clock)
     zero = clock[0, 0]
     ahead = np.interp(at_ns - zero, clock[:, 0] - zero, clock[:, 1])

@@ -28,6 +28,7 @@ from paceline.trace.step_blocks import (
 )
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 #: Fields of an operation with its place in its worker's program.
@@ -79,6 +80,7 @@ def read(
     trace = replace(
         trace,
         step_start_s=trace.step_start_s + base_ns / 1e9,
+        previous_end_s=_previous_ends(chosen, trace.steps),
         warnings=(*trace.warnings, *warnings, *_notes(counts, ignore_kinds)),
         left_out={**left_out, **trace.left_out},
         places=recorded_places(path),
@@ -315,6 +317,42 @@ def _notes(counts: Mapping[str, int], ignore_kinds: frozenset[str]) -> list[str]
         kinds = ", ".join(sorted(ignore_kinds))
         notes.append(f"{counts['ignored']} rows of the kinds {kinds} dropped")
     return notes
+
+
+def _previous_ends(chosen: Sequence[tuple[RankFile, Ints]], steps: Ints) -> Floats:
+    """[step] absolute end of the step before on its last rank, profiled or not; NaN = unknown."""
+    ends = np.full(len(steps), -np.inf)
+    for file, index in chosen:
+        known = np.isin(file.steps[index], steps)
+        place = np.searchsorted(steps, file.steps[index][known])
+        ends[place] = np.maximum(ends[place], _ends_before(file, index)[known])
+    ends[np.isinf(ends)] = np.nan
+    return ends
+
+
+def _ends_before(file: RankFile, index: Ints) -> Floats:
+    """[step of ``index``] end of the last operation in the step before, seconds; NaN = unknown.
+
+    A step's operations end some time before the step. The usual time is that of profiled steps.
+    """
+    count = np.diff(file.first_op)
+    ends = np.full(len(index), np.nan)
+    if not len(file.times) or not count[index].any():
+        return ends
+    number, (begin_ns, end_ns) = file.times[:, 0], file.spans_ns.T
+    order = np.argsort(begin_ns, kind="stable")
+    at = np.searchsorted(begin_ns[order], file.start_ns[index])
+    row = order[np.minimum(at, len(order) - 1)]
+    timed = (begin_ns[row] == file.start_ns[index]) & (number[row] == file.steps[index])
+    before = order[np.maximum(at - 1, 0)]
+    follows = timed & (at > 0) & (number[before] == file.steps[index] - 1)
+    last_ns = np.zeros(len(count), dtype=np.int64)
+    last_ns[count > 0] = np.maximum.reduceat(file.ops["end_ns"], file.first_op[:-1][count > 0])
+    ended = timed & (count[index] > 0)
+    if follows.any() and ended.any():
+        rest_ns = end_ns[row] - file.start_ns[index] - last_ns[index]
+        ends[follows] = (end_ns[before][follows] - np.median(rest_ns[ended])) / 1e9
+    return ends
 
 
 def _rows(
