@@ -18,7 +18,13 @@ from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.more_steps import more_steps_text
 from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import lost_s, masked_note, part_of, share_of_loss, shares
+from paceline.results.words.shares import (
+    masked_note,
+    part_of,
+    share_of_loss,
+    shares,
+    size_of_loss,
+)
 from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
 from paceline.units import NONE, count, percent, seconds
 
@@ -94,8 +100,7 @@ def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; with a report they include the loss, unless it is negligible."""
     heads = f"{'step':>7} {'loss':>7}"
     if report is not None and report.straggling:
-        of_step = percent(lost_s(report) / float(report.traced_s.mean()))
-        heads += f"  the loss is {of_step} of the traced step"
+        heads += f"  the loss is {size_of_loss(report)}"
     return Text(heads, style="dim")
 
 
