@@ -184,14 +184,7 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
         .values(
             **others,
             status=case((over | ~is_live, jobs.c.status), else_="running"),
-            # Else a silent job would count as seen.
-            seen_at=case(
-                (
-                    (jobs.c.seen_at > seen_at) | (~is_live & (jobs.c.status != "new")),
-                    jobs.c.seen_at,
-                ),
-                else_=seen_at,
-            ),
+            seen_at=case((was_seen, jobs.c.seen_at), else_=seen_at),
         )
     )
     values = [

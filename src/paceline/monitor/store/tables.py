@@ -116,9 +116,7 @@ jobs = Table(
     Column("gpus", Integer),
     Column("degrees", JSON, nullable=False, default=dict),
     Column("labels", JSON, nullable=False, default=dict),
-    Column(
-        "status", Text, nullable=False, default="new"
-    ),  # new, running, silent, ended
+    Column("status", Text, nullable=False, default="new"),  # new, running, silent, ended
     Column("seen_at", Float, nullable=False),
     Column("last_step", BigInteger),
     Column("step_s", Float),  # median of the latest steps and their ranks
