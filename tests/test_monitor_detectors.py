@@ -110,22 +110,25 @@ class TestDetectors:
 
     def test_only_live_steps_show_that_a_job_runs(self, site):
         def state(after):
-            site.now += 10  # the rows are written
-            eventually(lambda: site.row()["last_step"] == after, timeout=20)
+            def is_there():
+                site.now += 5  # the time to write rows
+                return site.row()["last_step"] == after
+
+            eventually(is_there)
             return site.row()["status"], site.row()["seen_at"]
 
         for step in range(60):
             site.push(of_step(step, [1.0] * 4, source="a/recorded"))
         assert state(59) == ("new", 1059.0)
         assert jobs.silence_quiet(site.engine, 1e9) == []
-        site.push(of_step(60, [1.0] * 4, source="a/push", at=1100.0))
-        assert state(60) == ("running", 1100.0)
+        site.push(of_step(60, [1.0] * 4, source="a/push", at=2e4))
+        assert state(60) == ("running", 2e4)
         assert len(jobs.silence_quiet(site.engine, 1e9)) == 1
-        site.push(of_step(61, [1.0] * 4, source="a/recorded", at=1200.0))
-        assert state(61) == ("silent", 1100.0)
-        jobs.end(site.engine, site.job.id, 1250.0)
-        site.push(of_step(62, [1.0] * 4, source="a/recorded", at=1300.0))
-        assert state(62) == ("ended", 1250.0)
+        site.push(of_step(61, [1.0] * 4, source="a/recorded", at=4e4))
+        assert state(61) == ("silent", 2e4)
+        jobs.end(site.engine, site.job.id, 5e4)
+        site.push(of_step(62, [1.0] * 4, source="a/recorded", at=6e4))
+        assert state(62) == ("ended", 5e4)
         site.stop()
 
     def test_ticks_that_take_long_leave_most_turns_to_batches(self, site, monkeypatch):
