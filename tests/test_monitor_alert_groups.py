@@ -9,6 +9,7 @@ from monitor_web import monitor
 from paceline.monitor.store import alerts as store
 from paceline.monitor.store import jobs
 from paceline.monitor.web.alert_groups import group_of, grouped
+from paceline.units import moment
 
 
 def alert(number, *, rule="slow-job", cause="worker", hosts="n1", place="", status="firing"):
@@ -79,6 +80,7 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
     assert (card.status, theirs_too.status, over.status) == (303, 404, 303)
     assert "99 of 100 are acknowledged" in silenced
     assert silenced.count("I drain it") == 99
+    assert "99 of 100 are silenced, the first until" in silenced
     assert "Silence all 100" in page
     assert "Acknowledge all 100" in page
     assert silenced.count('aria-label="End silence') == 99
@@ -86,3 +88,32 @@ def test_the_page_has_a_card_for_all_of_them(tmp_path):
     assert "100 jobs: Worker" in page
     assert "host n1" in page
     assert "job-42" in page
+
+
+def test_a_card_says_until_when_it_is_silenced(tmp_path):
+    def page():
+        headers = {"Accept": "text/html"}
+        return site.ask("GET", "/alerts", token=operator, headers=headers).text
+
+    with monitor(tmp_path) as site:
+        engine, now = site.service.engine, site.service.clock()
+        job = jobs.register(engine, "llm", "job", now)
+        fields = {"rule": "slow-job", "importance": "warning", "headline": "slow", "labels": {}}
+        fields |= {"project": "llm", "status": "firing", "started_at": now, "updated_at": now}
+        fire(engine, {"fingerprint": "f", "job_id": job.id, **fields}, now)
+        operator = site.token("operate", "llm")
+        assert "<button formaction=" in page()
+        form = {"hours": "4", "why": ""}
+        assert site.ask("POST", "/alerts/1/silence", token=operator, form=form).status == 303
+        (silence,) = store.list_silences(engine, "*", now)
+        card = page()
+        assert '<span class="tag">silenced</span>' in card
+        said = f"<dt>Silenced</dt><dd>until {moment(silence['until'])} UTC, by <bdi>operate of llm"
+        assert said in card
+        assert "<button formaction=" not in card
+        assert "<button>Acknowledge</button>" in card
+        assert '<b class="count">1' in card  # a silence holds messages back; the alert fires
+        path = f"/silences/{silence['id']}/end"
+        assert site.ask("POST", path, token=operator, form={}).status == 303
+        assert "Silenced</dt>" not in page()
+        assert "<button formaction=" in page()

@@ -64,7 +64,7 @@ def test_gpu_hours_at_stake():
 def test_what_an_event_costs():
     event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 7380.0}
     lost = "4 GPU-hours lost by 1970-01-01 02:03 UTC"
-    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 GPU-hours a day at stake"
+    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 GPU-hours a day at stake at this level"
     assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == lost
     assert cost_text(with_cost(event)) == ""  # how many GPUs is not known
     assert with_cost({**event, "gpus": 8})["lost_gpu_hours"] == 0.5

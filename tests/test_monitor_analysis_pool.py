@@ -115,6 +115,8 @@ def test_a_session_has_what_analyze_says(tmp_path, folder):
     found = diagnose(measured, expected)
     with monitor(tmp_path / "data") as site:
         job = jobs.register(site.service.engine, "default", "job", site.service.clock() - 3600)
+        with site.service.engine.begin() as connection:
+            connection.execute(tables.jobs.update().values(status="running"))
         copy = tmp_path / "copy"
         copy.write_bytes(path.read_bytes())
         hosts = {"hosts": {str(n): [f"node-{n}", "0"] for n in range(4)}}
@@ -140,6 +142,18 @@ def test_a_session_has_what_analyze_says(tmp_path, folder):
         shown = site.ask("GET", "/api/v1/jobs/job", token=token).json
         assert (shown["gpus"], shown["n_sessions"], shown["trend"]) == (4, 1, [row["slowdown"]])
         assert shown["degrees"]["dp_size"] == 2
+
+
+def test_a_session_of_a_job_without_live_steps_counts_its_own_steps(make, monkeypatch):
+    fake(monkeypatch, SUMMARY)  # 1 GPU wastes all of 1 s
+    site = make().start()
+    first = site.add(b"a", 2.0)
+    site.pool.wake()
+    site.wait(first)
+    second = site.add(b"b", 422.0)
+    site.pool.wake()
+    (row,) = site.wait(second)
+    assert row["gpu_hours_lost"] == row["gpu_hours_lost_most"] == pytest.approx(1 / 3600)
 
 
 def test_a_trace_that_is_none_fails_with_the_reason(make):

@@ -108,6 +108,29 @@ class TestDetectors:
         assert row["seen_at"] == 1199.0
         assert row["step_s"] == pytest.approx(1, abs=0.02)
 
+    def test_only_live_steps_show_that_a_job_runs(self, site):
+        def state(after):
+            def is_there():
+                site.now += 5  # the time to write rows
+                return site.row()["last_step"] == after
+
+            eventually(is_there)
+            return site.row()["status"], site.row()["seen_at"]
+
+        for step in range(60):
+            site.push(of_step(step, [1.0] * 4, source="a/recorded"))
+        assert state(59) == ("new", 1059.0)
+        assert jobs.silence_quiet(site.engine, 1e9) == []
+        site.push(of_step(60, [1.0] * 4, source="a/push", at=2e4))
+        assert state(60) == ("running", 2e4)
+        assert len(jobs.silence_quiet(site.engine, 1e9)) == 1
+        site.push(of_step(61, [1.0] * 4, source="a/recorded", at=4e4))
+        assert state(61) == ("silent", 2e4)
+        jobs.end(site.engine, site.job.id, 5e4)
+        site.push(of_step(62, [1.0] * 4, source="a/recorded", at=6e4))
+        assert state(62) == ("ended", 5e4)
+        site.stop()
+
     def test_ticks_that_take_long_leave_most_turns_to_batches(self, site, monkeypatch):
         """Where each tick took longer than TICK_S, one job had a turn between two of them."""
         monkeypatch.setattr(module, "TICK_S", 0.0)

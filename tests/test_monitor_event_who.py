@@ -77,7 +77,7 @@ def test_three_events_stand_before_the_others(site):
     assert "Earlier events (17 of 27)" in rest
     assert [f"text {k}" in head for k in (29, 28, 27, 26)] == [True, True, True, False]
     assert html.count('<li class="onset">') == 20
-    assert "GPU-hours a day at stake" in head
+    assert "GPU-hours a day at stake at this level" in head
 
 
 def test_the_monitors_text_leaves_out_what_a_session_tells():

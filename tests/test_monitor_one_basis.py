@@ -90,7 +90,8 @@ def test_the_gpu_hours_at_stake_are_the_same_everywhere(slow):
     (alert,) = alerts_of(slow)
     assert f"; {shown} GPU-hours are at stake in 24 hours" in alert["headline"]
     job = page(slow, "/jobs/job")
-    assert job.count(f"{shown} GPU-hours a day at stake") == 2  # the state and the event
+    assert job.count(f"{shown} GPU-hours a day at stake at this level") == 2  # state and event
+    assert f"At stake, GPU-h a day {shown} " in job
     assert f" {shown} " in page(slow, "/")
     assert metric(slow, "paceline_job_stake_gpu_hours") == pytest.approx(hours)
 
@@ -137,6 +138,8 @@ def test_a_range_of_s_is_that_of_the_job_page(bounded, tmp_path):
         listed, fleet, of_job = (page(site, path) for path in ("/", "/fleet", "/jobs/job"))
         for text in (*spans, f"{gpu_hours(384 * low)} to {gpu_hours(384 * high)}"):
             assert text in listed
+        at_stake = f"{gpu_hours(384 * low)} to {gpu_hours(384 * high)}"
+        assert f"At stake, GPU-h a day {at_stake} " in of_job
         for text in spans[1:]:
             assert text in fleet
         for text in spans:

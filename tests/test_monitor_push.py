@@ -91,6 +91,12 @@ def spec(**more):
     )
 
 
+def hours_in(session, gpus):
+    """GPU-hours that the session's own steps lose."""
+    steps = session["last_step"] - session["first_step"] + 1
+    return session["waste"] * gpus * steps * session["step_s"] / 3600
+
+
 class TestCommand:
     def test_a_trace_is_pushed_once_and_waited_for(self, said, client, url, tmp_path):
         path = make_trace(tmp_path, 0)
@@ -119,6 +125,9 @@ class TestCommand:
         found = client.wait(row["id"])
         assert (found["status"], found["first_step"], found["last_step"]) == ("done", 0, 2)
         assert client.job("job-17")["degrees"]["dp_size"] == 2
+        # The recording may be over: the job does not become silent.
+        assert client.job("job-17")["status"] == "new"
+        assert found["gpu_hours_lost"] == pytest.approx(hours_in(found, 4))
 
     def test_a_long_recording_is_pushed_to_its_end(self, said, url, tmp_path, monkeypatch):
         monkeypatch.setattr("paceline.monitor.recording_tail._READ_BYTES", 4000)

@@ -19,7 +19,7 @@ from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import confidence_text, hedge, remedy_name
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import share_of_loss
+from paceline.results.words.shares import share_of_loss, size_of_loss
 from paceline.units import count, percent, quantity, seconds, several, times
 
 #: What no reader should see: keys, exponents, the repr of a container or of nothing.
@@ -74,13 +74,17 @@ def texts_of(known: Advised) -> Iterator[str]:
     yield from details(report_of(known))
 
 
-def test_the_loss_is_a_share_of_the_traced_step():
+def test_the_loss_is_a_share_of_the_simulated_and_of_the_traced_step():
     report = report_of(job("worker"))
     traced = {step: 1.25 * step_s for step, step_s in report.step_time_s.simulated.items()}
     delayed = replace(report, step_time_s=replace(report.step_time_s, traced=traced))
-    loss = percent((1 - 1 / report.slowdown_healthy) / 1.25)
+    waste = 1 - 1 / report.slowdown_healthy
+    loss = f"{percent(waste)} of the simulated step, {percent(waste / 1.25)} of the traced one"
     lines = [line.plain for line in screen(delayed, 80, colour=False)]
-    assert f"   step    loss  the loss is {loss} of the traced step" in lines
+    assert f"   step    loss  the loss is {loss}" in lines
+    same = dict(report.step_time_s.simulated)
+    report = replace(report, step_time_s=replace(report.step_time_s, traced=same))
+    assert size_of_loss(report) == f"{percent(waste)} of the traced step"
 
 
 def test_short_traces_count_gpu_seconds():

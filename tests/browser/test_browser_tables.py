@@ -9,6 +9,7 @@ requires.installed("starlette")
 requires.installed("uvicorn")
 
 from monitor_fleet import Monitor, add_showpiece, app_of, serving, synthetic
+from paceline.monitor.store.tables import alerts
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
@@ -97,3 +98,31 @@ def test_a_table_stays_open_when_news_come(visit, site):
     monitor.bus.publish("default", "steps", {"job": "showpiece"})
     page.locator("#fig-steps:not([data-old])").wait_for()
     page.locator("#fig-steps-table[open] td").first.wait_for()
+
+
+@pytest.mark.parametrize("width", [1024, 1280, 1920])
+def test_the_text_on_a_job_keeps_its_width_beside_ranges(visit, site, width):
+    monitor, _ = site
+    slow = {"slowdown": 1.656, "slowdown_lasting": 1.564, "slowdown_healthy": 2.044, "gpus": 4}
+    lost = {"gpu_hours_lost": 0.00295, "gpu_hours_lost_most": 0.00381}
+    job_id = monitor.add_job(f"ranged-{width}", waste=0.396, cause="worker", **slow, **lost)
+    monitor.add(
+        alerts,
+        job_id=job_id,
+        project="default",
+        fingerprint=f"ranged-{width}",
+        rule="slow-job",
+        importance="warning",
+        headline="slow",
+        place="worker dp 2, stage 0; host vm",
+        gain="replace worker dp 2, stage 0: a step takes 165 ms instead of 231 ms",
+        status="firing",
+        started_at=0.0,
+        updated_at=0.0,
+        labels={},
+    )
+    page = visit(f"/?q=ranged-{width}", viewport={"width": width, "height": 800})
+    assert "1.656 to 2.044" in " ".join(page.locator("tbody tr").inner_text().split())
+    assert page.locator("tbody th").bounding_box()["width"] >= 240
+    assert page.locator("tbody tr").bounding_box()["height"] <= 160
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -23,7 +23,8 @@ examples:
 The token is taken from the environment: PACELINE_TOKEN (scope push; --wait needs admin, or reads
 that are public). PACELINE_MONITOR stands for --to. An interrupted push continues where it stopped,
 and a trace or batch that is pushed twice counts once. (If a job has pushed its own recording, a
-push by hand adds one session of all its profiled steps.)
+push by hand adds one session of all its profiled steps.) A push without --follow does not tell
+that the job runs, so that a finished job does not become silent.
 """
 
 

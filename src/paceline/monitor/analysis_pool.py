@@ -273,9 +273,11 @@ class Analyses:
         self, row: Mapping[str, Any], job: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> tuple[float, float]:
         """Wasted GPU-hours in the time that the session represents, and at most."""
-        since = sessions.before(self._engine, row["job_id"], row["created_at"])
-        since = job["created_at"] if since is None else since
-        stands_s = min(max(row["created_at"] - since, summary["steps_s"]), _MOST_S)
+        stands_s = summary["steps_s"]
+        if job["status"] != "new":  # it ran between the sessions
+            since = sessions.before(self._engine, row["job_id"], row["created_at"])
+            since = job["created_at"] if since is None else since
+            stands_s = min(max(row["created_at"] - since, stands_s), _MOST_S)
         gpus = job["gpus"] or summary["gpus"]
         low, high = waste_range(summary)
         return low * gpus * stands_s / 3600, high * gpus * stands_s / 3600

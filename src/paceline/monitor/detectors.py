@@ -262,7 +262,7 @@ class Detectors:
                 if batch.at > now + LEAST_S:  # the clock was ahead
                     batch = replace(batch, at=now)
                 yield from self._digest_batch(live, batch)
-                live.changed |= live.stream.last_step >= 0  # for each batch: the job is not silent
+                live.changed |= live.stream.last_step >= 0  # a live batch: the job is not silent
                 if live.unsaved >= _SAVE_SAMPLES:
                     self._save(live)
         except Exception as error:

@@ -125,6 +125,7 @@ class LiveJob:
         return {
             "job_id": self.job.id,
             "seen_at": self.stream.seen_at,
+            "is_live": self.stream.is_live,
             "last_step": self.stream.last_step,
             "step_s": float(np.median(self.latest_s)) if self.latest_s else None,
             "healthy_s": _finite(self.stream.healthy_s),

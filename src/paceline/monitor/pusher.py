@@ -103,11 +103,15 @@ def push_file(target: Target, path: Path, degrees: Mapping[str, Any] | None) -> 
 def push_recording(target: Target, folder: Path) -> Pushed:
     """Push a whole recording: one session of its profiled steps, and all step times.
 
+    The job need not run any more, so that it does not become silent.
+
     Raises:
         TraceError: the recording cannot be read.
         MonitorError: the service is unreachable or refuses.
     """
-    push = _Push(target, folder)
+    from paceline.monitor.step_files import RECORDED
+
+    push = _Push(target, folder, RECORDED)
     push.push_all_times()
     push.push_session(push.tail.ready())
     return push.done()
@@ -172,8 +176,8 @@ _Batch = tuple[str, list[tuple[int, int, float]]]
 class _Push:
     """A recording that is being pushed."""
 
-    def __init__(self, target: Target, folder: Path) -> None:
-        self.target, self.tail = target, RecordingTail(folder)
+    def __init__(self, target: Target, folder: Path, sender: str = "push") -> None:
+        self.target, self.tail, self._sender = target, RecordingTail(folder), sender
         self._name = ""
         self._sessions: list[int] = []
         self._samples = 0
@@ -216,7 +220,7 @@ class _Push:
             self.target.client.push_steps(
                 self._name,
                 *(list(column) for column in zip(*samples, strict=True)),
-                source=f"{start}/push",
+                source=f"{start}/{self._sender}",
                 world=int(self.tail.meta["world"]),
             )
             self._samples += len(samples)

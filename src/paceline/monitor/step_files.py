@@ -37,6 +37,9 @@ SEGMENT_BYTES, SEGMENTS = 8 << 20, 8
 
 SUFFIX = ".steps"
 
+#: A source "start/recorded" sends steps of a recording. They do not tell whether the job runs.
+RECORDED = "recorded"
+
 _MARK = b"PSB1"
 _BLOCK = struct.Struct("<4sII")  # mark, length and CRC-32 of the payload
 _HEAD = struct.Struct("<diiHH")  # at, samples, ranks of the job (0 = unknown), lengths of two texts
@@ -47,7 +50,8 @@ class Batch:
     """Samples that were pushed together.
 
     Attributes:
-        source: the pusher; "start/rank" if it knows the job's start.
+        source: the pusher; "start/rank" if it knows the job's start, "start/recorded" for a
+            recording pushed by hand.
         number: number of the batch, unique within its source.
         at: time of arrival, seconds since 1970.
         steps: [sample] step numbers.
@@ -74,6 +78,11 @@ class Batch:
     def key(self) -> bytes:
         """Key of the batch."""
         return _key(self.source, self.number)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the job sent the steps as it ran."""
+        return not self.source.endswith(f"/{RECORDED}")
 
 
 def not_ahead(

@@ -99,6 +99,7 @@ class Stream:
         detector: the job's detector; None before the first step is closed.
         last_step: the last closed step; -1 before the first.
         seen_at: arrival of the last batch, seconds since 1970.
+        is_live: whether the job sent its last batch as it ran.
         start: number of restarts.
         ongoing: a fail-slow that a rebuilt detector takes for the healthy level.
         pulse: arrival pattern of batches.
@@ -112,6 +113,7 @@ class Stream:
         self.detector: Detector | None = None
         self.last_step, self.start = -1, 0
         self.seen_at = 0.0
+        self.is_live = False
         self.session = ""
         self.ongoing: Ongoing | None = None
         self.earlier = EarlierRuns()
@@ -140,7 +142,7 @@ class Stream:
 
         None is a pause. Do not change the stream otherwise before the generator ends.
         """
-        self.seen_at = max(self.seen_at, batch.at)
+        self.seen_at, self.is_live = max(self.seen_at, batch.at), batch.is_live
         self._place = max(self._place, batch.place)
         self.taken_end = max(self.taken_end, batch.end)
         session, slash, _ = batch.source.partition("/")

@@ -22,12 +22,12 @@ from paceline.results.words.shares import (
     UNKNOWN,
     interval_text,
     is_known,
-    lost_s,
     masked_note,
     part_of,
     share_of_loss,
     share_text,
     shares,
+    size_of_loss,
 )
 from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
 from paceline.units import NONE, count, percent, seconds
@@ -109,8 +109,7 @@ def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; with a report they include the loss, unless it is negligible."""
     heads = f"{'step':>7} {'loss':>7}"
     if report is not None and report.straggling:
-        of_step = percent(lost_s(report) / float(report.traced_s.mean()))
-        heads += f"  the loss is {of_step} of the traced step"
+        heads += f"  the loss is {size_of_loss(report)}"
     return Text(heads, style="dim")
 
 

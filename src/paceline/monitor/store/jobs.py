@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, bindparam, case, cast, desc, func, select, update
+from sqlalchemy import Engine, Integer, bindparam, case, cast, desc, func, select, update
 
 from paceline.monitor.store.inserts import insert_new
 from paceline.monitor.store.leases import Held, all_held
@@ -159,16 +159,21 @@ def list_jobs(engine: Engine, project: str, after: int, limit: int) -> list[dict
 def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = all_held) -> None:
     """Update the state by the step times: the jobs run, unless they have ended since.
 
-    Each row has ``job_id``, ``seen_at`` (arrival of the last samples) and the same columns as the
-    others. Jobs whose detector another instance has are left out.
+    Each row has ``job_id``, ``seen_at`` (arrival of the last samples), ``is_live`` and the same
+    columns as the others. Steps of a recording (``is_live`` is false) leave the status as it is.
+    Jobs whose detector another instance has are left out.
     """
     rows = list(rows)
     if not rows:
         return
     names = [name for name in rows[0] if name != "job_id"]
     seen_at = bindparam("new_seen_at", type_=jobs.c.seen_at.type)
-    over = (jobs.c.status == "ended") & (jobs.c.seen_at >= seen_at)
-    others: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name != "seen_at"}
+    is_live = bindparam("new_is_live", type_=Integer) == 1
+    was_seen = (jobs.c.seen_at > seen_at) | (~is_live & (jobs.c.status != "new"))
+    over = (jobs.c.status == "ended") & (~is_live | (jobs.c.seen_at >= seen_at))
+    others: dict[str, Any] = {
+        name: bindparam(f"new_{name}") for name in names if name not in ("seen_at", "is_live")
+    }
     for name in ("slow_since_step", "slow_factor"):
         if name in others:  # a detector that is rebuilt sees the last steps again
             kind = jobs.c[name].type  # PostgreSQL would take a float's parameter for a text
@@ -178,12 +183,14 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
         .where(jobs.c.id == bindparam("job_id"))
         .values(
             **others,
-            status=case((over, "ended"), else_="running"),
-            seen_at=case((jobs.c.seen_at > seen_at, jobs.c.seen_at), else_=seen_at),
+            status=case((over | ~is_live, jobs.c.status), else_="running"),
+            seen_at=case((was_seen, jobs.c.seen_at), else_=seen_at),
         )
     )
     values = [
-        {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}} for row in rows
+        {"job_id": row["job_id"], **{f"new_{name}": row[name] for name in names}}
+        | {"new_is_live": int(row.get("is_live", True))}
+        for row in rows
     ]
     with engine.begin() as connection:
         ours = held(connection, [row["job_id"] for row in rows])

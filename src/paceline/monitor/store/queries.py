@@ -44,6 +44,7 @@ def _stake(waste: ColumnElement[Any]) -> ColumnElement[Any]:
 
 #: GPU-hours that the next day loses if a running job continues at this speed, and at most.
 STAKE, STAKE_MOST = _stake(_WORST), _stake(_MOST)
+_STAKES = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most")
 
 #: Sort orders of jobs; True: largest first. ``waste`` and ``stake`` count current fail-slows.
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
@@ -116,8 +117,7 @@ def list_jobs(
     page = min(max(page, 1), n_pages)
     column, largest_first = ORDERS[order]
     ordered = column.desc() if largest_first else column.asc()
-    stakes = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most")
-    query = _of_project(select(jobs, *stakes), project).where(*conditions)
+    query = _of_project(select(jobs, *_STAKES), project).where(*conditions)
     orders = [ordered.nulls_last(), *([_WORST.desc().nulls_last()] if order == "stake" else [])]
     query = query.order_by(*orders, jobs.c.id).offset((page - 1) * PAGE).limit(PAGE)
     rows = _with_latest(connection, _rows(connection, query))
@@ -173,8 +173,8 @@ def _of_project(query: Select[Any], project: str) -> Select[Any]:
 
 
 def find_job(connection: Connection, project: str, name: str) -> Row | None:
-    """The job, or None; the last seen of several projects' jobs of that name."""
-    query = _of_project(select(jobs), project).where(jobs.c.name == name)
+    """The job with its stakes, or None; the last seen of several projects' jobs of that name."""
+    query = _of_project(select(jobs, *_STAKES), project).where(jobs.c.name == name)
     return next(iter(_rows(connection, query.order_by(jobs.c.seen_at.desc()).limit(1))), None)
 
 

@@ -43,7 +43,7 @@ def cost_text(event: Row) -> str:
         phrases.append(f"{lost} by {moment(event['at'])} UTC")
     if event["at_stake_gpu_hours"]:
         at_stake = gpu_hours(event["at_stake_gpu_hours"])
-        phrases.append(f"{at_stake} GPU-hours a day at stake")
+        phrases.append(f"{at_stake} GPU-hours a day at stake at this level")
     return "; ".join(phrases)
 
 
@@ -59,8 +59,11 @@ def lost_by_now(job: Row, changes: LevelChanges) -> str:
 
 
 def slow_stake(job: Row) -> float | None:
-    """GPU-hours that the next day loses at the level of the current fail-slow; None if unknown."""
-    factor = slow_factor(job)
+    """GPU-hours that the next day loses at the level of the current fail-slow.
+
+    None if they are unknown, or if the job does not run.
+    """
+    factor = slow_factor(job) if job["status"] == "running" else None
     return None if factor is None else gpu_hours_at_stake(job["gpus"], factor, _DAY_H)
 
 

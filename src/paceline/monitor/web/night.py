@@ -46,14 +46,32 @@ def alert_views(
         AlertView(
             alert,
             runbook(alert["cause"]),
-            max(
-                (silence for silence in silences if _covers(silence, alert, job)),
-                key=lambda silence: silence["until"],
-                default=None,
-            ),
+            silence_of(alert["rule"], job["name"], job["project"], silences),
         )
         for alert in alerts
     ]
+
+
+def with_silences(rows: Sequence[Row], silences: Sequence[Row]) -> list[Row]:
+    """Alerts of several jobs with ``silence``; None for alerts that do not fire."""
+    return [
+        {
+            **row,
+            "silence": silence_of(row["rule"], row["job"], row["project"], silences)
+            if row["status"] == "firing"
+            else None,
+        }
+        for row in rows
+    ]
+
+
+def silence_of(rule: str, job: str, project: str, silences: Sequence[Row]) -> Row | None:
+    """The longest of the active silences that cover an alert of a job; None without one."""
+    return max(
+        (silence for silence in silences if _covers(silence, rule, job, project)),
+        key=lambda silence: silence["until"],
+        default=None,
+    )
 
 
 def cordon_commands(job: Row, changes: LevelChanges, meta: object) -> list[str]:
@@ -81,8 +99,8 @@ def _has(labels: Mapping[str, Any], scheduler: str) -> bool:
     return any(name in labels for name in names)
 
 
-def _covers(silence: Row, alert: Row, job: Row) -> bool:
-    return silence["project"] in ("*", job["project"]) and all(
+def _covers(silence: Row, rule: str, job: str, project: str) -> bool:
+    return silence["project"] in ("*", project) and all(
         pattern is None or fnmatch.fnmatchcase(name, pattern)
-        for name, pattern in ((alert["rule"], silence["rule"]), (job["name"], silence["job"]))
+        for name, pattern in ((rule, silence["rule"]), (job, silence["job"]))
     )

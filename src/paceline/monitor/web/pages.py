@@ -37,7 +37,7 @@ from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
 from paceline.monitor.web.event_cost import cost_text, lost_by_now, slow_stake, step_loss, with_cost
 from paceline.monitor.web.event_who import with_who
-from paceline.monitor.web.night import alert_views, cordon_commands
+from paceline.monitor.web.night import alert_views, cordon_commands, with_silences
 from paceline.monitor.web.rank_page import RankView, rank_view
 from paceline.monitor.web.results import ResultCache
 from paceline.monitor.web.security import actor_of, require
@@ -340,7 +340,7 @@ class Pages:
             title="Alerts",
             active="Alerts",
             firing=firing,
-            groups=grouped(rows),
+            groups=grouped(with_silences(rows, silences)),
             runbook=self.service.alerts.settings.runbook,
             silences=silences,
             status=status,

@@ -12,8 +12,7 @@ from paceline.report.page.findings import details_html, findings_html, remedies_
 from paceline.results.document import JobReport
 from paceline.results.headline import details, is_healthy
 from paceline.results.words.more_steps import steps_needed
-from paceline.results.words.shares import lost_s
-from paceline.units import percent
+from paceline.results.words.shares import size_of_loss
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,5 @@ def _next_step(report: JobReport) -> list[str]:
 def _loss(report: JobReport) -> str:
     if not report.straggling:
         return ""
-    size = f"{percent(lost_s(report) / float(report.traced_s.mean()))} of the traced step"
-    what = "the upper end of the waste, " if report.bounded else ""
-    return f" The loss is {what}{size}."
+    what = "the upper end of the waste: " if report.bounded else ""
+    return f" The loss is {what}{size_of_loss(report)}."
