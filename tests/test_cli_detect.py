@@ -107,7 +107,7 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
     code, out, err = said(capsys, "-", "--ranks", 2)
     assert code == 0
     assert out.startswith("step 252: rank 1: 1.")
-    assert "why: unknown, run paceline validate" in out
+    assert "why: unknown, run paceline validate --world-size 2 --run" in out
     assert "1 samples repeat a step" in err
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     code, out, err = said(capsys, "-", "--ranks", 2, "--by-rank")
