@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -204,10 +205,28 @@ def test_a_recording_without_a_change_says_where_slowness_from_the_first_step_sh
     capsys, tmp_path
 ):
     slow = (SlowWorker(1, 0, 3.0),)
-    record_trace(synthesize(SynthSpec(dp=2, pp=1, steps=40, slow_workers=slow)), tmp_path / "run")
+    record_trace(synthesize(SynthSpec(dp=2, pp=1, steps=60, slow_workers=slow)), tmp_path / "run")
     out = said(capsys, tmp_path / "run")[1]
-    assert "40 steps of 2 ranks: 0 fail-slows" in out
+    assert "60 steps of 2 ranks: 0 fail-slows" in out
     assert f"paceline analyze {tmp_path / 'run'} shows it" in out
+
+
+def test_the_last_line_has_the_loss_of_all_fail_slows(capsys, tmp_path):
+    """100 steps at 1.3 s and 100 at 1.5 s instead of 1 s lose 30 s and 50 s."""
+    seconds = np.repeat([1.0, 1.3, 1.0, 1.5], [200, 100, 200, 100]) * noise(600, spread=0.005)
+    path = table(tmp_path / "it.csv", seconds[:, None])
+    last = said(capsys, path, "--gpus", 36)[1].splitlines()[-1]
+    head, lost, hours = re.fullmatch(
+        r"(.*), (\S+) s \((\S+) GPU-hours\) lost in all", last
+    ).groups()
+    assert head == "600 steps of 1 rank: 2 fail-slows, slow at the end"
+    assert float(lost) == pytest.approx(80, abs=1)
+    assert float(hours) == pytest.approx(0.8, abs=0.01)
+    table(path, seconds[:450, None])
+    assert re.search(
+        r"1 fail-slow, healthy at the end, (29|30)\S* s lost in all", said(capsys, path)[1]
+    )
+    assert "lost so far" in said(capsys, path, "--running", "--no-stacks")[1].splitlines()[0]
 
 
 def test_the_largest_factor_names_its_ranks(capsys, tmp_path):

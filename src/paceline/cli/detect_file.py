@@ -142,7 +142,9 @@ def _tell_events(
     onsets = sum(events[place].kind == "onset" and place not in bursts for place in begins)
     n_bursts = sum(place in bursts for place in begins)
     short = f" and {counted(n_bursts, 'burst')}" if n_bursts else ""
-    end_text = detect_report.at_the_end(detector, job_wide, times, args.gpus, warm_up)
+    end_text = detect_report.at_the_end(
+        detector, job_wide, times, args.gpus, warm_up, running=args.running
+    )
     print(
         f"{detect_report.extent(times)} of {counted(n_ranks, 'rank')}: "
         f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
