@@ -230,12 +230,19 @@ def at_the_end(
     return f"{text}, {duration(lost_s)}{of_gpus} lost {'so far' if running else 'in all'}"
 
 
+def _is_end(event: JobEvent) -> bool:
+    """Whether the event ends the fail-slow of its ranks, and thus has their whole loss."""
+    from paceline.detect.event import SLOW_KINDS
+
+    return event.kind not in SLOW_KINDS
+
+
 def _lost_before_s(job_wide: Sequence[JobEvent]) -> float:
     """Seconds that the job lost in the fail-slows that ended; their ranks lose in parallel."""
     from paceline.detect.episodes import episodes_of
 
     return sum(
-        max(job_wide[place].lost_s for place in episode.places)
+        max(event.lost_s for event in map(job_wide.__getitem__, episode.places) if _is_end(event))
         for episode in episodes_of(job_wide)
         if episode.is_over
     )

@@ -109,8 +109,9 @@ def _gpu_time(comparison: Comparison) -> str:
     gpus = [side.result.job.world_size for side in (comparison.before, comparison.after)]
     unit = comparison.unit
     if change.verdict == "no-difference":
-        told = "cannot be told" if _is_wide(change) else "shows no difference"
-        text = f"the GPU time of a {unit} {told}"
+        text = f"the GPU time of a {unit} shows no difference"
+        if _is_wide(change):
+            text = f"the change of the GPU time of a {unit} cannot be told"
     else:
         word = "more" if change.change > 0 else "less"
         text = f"a {unit} takes {share(abs(change.change))} {word} GPU time{_sure(change)}"
@@ -141,8 +142,9 @@ def _median(comparison: Comparison) -> str:
     unit = comparison.unit
     if median.verdict == "no-difference" and median.interval is not None:
         low, high = (share(end, sign=True, digits=1) for end in median.interval)
-        told = "cannot be told" if _is_wide(median) else "shows no difference"
-        text = f"the median {unit} {told} ({low} to {high})"
+        text = f"the median {unit} shows no difference ({low} to {high})"
+        if _is_wide(median):
+            text = f"the change of the median {unit} cannot be told ({low} to {high})"
     else:
         text = _became(median, unit, f"the median {unit}")
     if odd:
