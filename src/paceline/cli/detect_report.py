@@ -39,7 +39,7 @@ def print_events(
         print(event.explain())
         if place in bursts and event.refined is not None:
             median = f"the median of its {event.refined.samples:,} samples is healthy"
-            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
+            print(f"  in the end: a burst, {median} ({event.refined.factor:.2f}x)")
         elif event.refined is not None:
             goes_on = any(last_change[rank] == place for rank in ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")

@@ -114,7 +114,7 @@ class JobEvent:
             if np.isnan(self.factor):  # the detector was replaced during the episode
                 return over
             lost = f"{duration(self.lost_s)} lost{recurring(self.bursts_up_to, self.bursts_every)}"
-            return f"{over}, after {self.factor:.2f}x; {lost}"
+            return f"{over}, after {self.factor:.2f}x on average; {lost}"
         if self.kind == "hang":
             late = len(self.ranks) < self.of
             who = f"{self._ranks} did not arrive" if late else "no rank has reported its time"
