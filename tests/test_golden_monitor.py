@@ -119,7 +119,7 @@ def test_step_times(path, tmp_path):
     wanted = batch(0, [7, 7, 8, 8], [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0], at=1000.5, world=2)
     assert same(one, wanted)
     assert same(two, batch(1, [9], [0], [5.0], at=1001.5, world=2))
-    assert file.append(wanted) is False  # it is known
+    assert file.append(wanted) is None  # it is known
     file.close()
 
 

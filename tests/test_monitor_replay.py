@@ -56,7 +56,7 @@ def other_shape(path):
 
 
 def newer(path):
-    with_about(path, lambda about, _: about.update(version=2))
+    with_about(path, lambda about, _: about.update(version=streams.STATE_VERSION + 1))
 
 
 def newer_detector(path):
@@ -265,7 +265,7 @@ class TestLoadStream:
         save_stream(Stream(), tmp_path)
         with zipfile.ZipFile(tmp_path / SNAPSHOT) as archive:
             about = json.loads(str(np.load(io.BytesIO(archive.read("about.npy")))))
-        assert (about["schema"], about["version"]) == ("paceline-stream", 1)
+        assert (about["schema"], about["version"]) == ("paceline-stream", 2)
 
 
 class TestReplaySince:

@@ -108,7 +108,8 @@ def test_tensor_parallelism_beyond_a_node_is_pointed_out():
         ("gpt3-175b", 4096, "longer than gpt3-175b allows: its learned table has 2,048 positions"),
         ("llama2-7b", 8192, "longer than llama2-7b allows: its config has 4,096 positions"),
         ("llama2-7b", 4096, ""),
-        ("nemotron-h-8b", 65536, ""),  # nothing is known
+        ("nemotron-h-8b", 9000, "longer than nemotron-h-8b allows: its config has 8,192 positions"),
+        ("nemotron-3-nano", 65536, ""),  # nothing is known
     ],
 )
 def test_a_sample_that_is_too_long_for_the_model(model, seq_len, words):
