@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 import requires
-from paceline.cli import analyze
+from paceline.cli import analyze, completion
 from paceline.cli.main import build_parser, run
 from paceline.errors import TraceError
 from paceline.results.document import JobReport
@@ -128,6 +128,24 @@ def test_bash_accepts_its_completion(capsys: Captured) -> None:
     run(["completion", "bash"])
     script = capsys.readouterr().out
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=300)
+
+
+def test_the_installation_of_bashs_completion_works_in_an_empty_home(tmp_path: Path) -> None:
+    """As the help and the tutorial write it."""
+    stub = 'paceline() { echo "# $*"; }\n'
+    tutorial = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    begin = tutorial.index("mkdir -p ~/.local/share/bash")
+    lessons = tutorial[begin : tutorial.index("```", begin)].replace("\n$ ", "\n")
+    help_text = completion.EPILOG.partition("bash   ")[2].partition("  zsh")[0]
+    for number, text in enumerate((lessons, help_text)):
+        home = tmp_path / str(number)
+        home.mkdir()
+        script = stub + "\n".join(line.strip() for line in text.splitlines())
+        subprocess.run(
+            ["bash", "-ec", script], env={**os.environ, "HOME": str(home)}, check=True, timeout=300
+        )
+        file = home / ".local" / "share" / "bash-completion" / "completions" / "paceline"
+        assert file.read_text(encoding="utf-8") == "# completion bash\n"
 
 
 def write_table(path: Path, **columns: pa.Array) -> None:

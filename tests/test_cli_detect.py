@@ -107,7 +107,7 @@ def test_a_stream_of_json_lines(capsys, monkeypatch):
     code, out, err = said(capsys, "-", "--ranks", 2)
     assert code == 0
     assert out.startswith("step 252: rank 1: 1.")
-    assert "why: unknown, run paceline validate" in out
+    assert "why: unknown, run paceline validate --world-size 2 --run" in out
     assert "1 samples repeat a step" in err
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     code, out, err = said(capsys, "-", "--ranks", 2, "--by-rank")
@@ -240,7 +240,7 @@ def test_a_call_log_gives_period_steps_and_who(capsys, slow_log):
     assert "slower since step 60; rank 7; compute; " in event
     assert "as long between calls as the median of the 4 ranks that make the same calls" in who
     assert last.startswith("119 steps of 8 ranks: 1 fail-slow, 8 ranks slow at the end, ")
-    assert last.endswith(" GPU-hours) lost so far")
+    assert last.endswith(" GPU-hours) lost in all")
 
 
 def test_a_call_log_as_json(capsys, slow_log):

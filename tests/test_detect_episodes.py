@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from paceline.cli.main import run
 from paceline.detect.episodes import ReliefDates, are_together, episodes_of
 from paceline.detect.event import Event
 from paceline.detect.job import JobEvent
+from paceline.detect.slow_ranks import slow_ranks
 from paceline.detect.who_works import with_suspects
+from paceline.synth import SlowWorker, SynthSpec, synthesize
+from recordings import record_trace
 
 #: A fail-slow from step 200 to 500 in four levels, then a healthy job.
 LEVELS = np.repeat([1.0, 1.3, 1.8, 1.3, 1.6, 1.0], [200, 80, 80, 80, 60, 200])
@@ -126,7 +130,7 @@ def test_ranks_that_wait_are_not_named(capsys, tmp_path):
     assert "rank 0" not in out
     assert "rank 1" not in out
     assert out.count("slower since") == 1
-    assert "who: unknown, as ranks that wait are slow together; run paceline validate" in out
+    assert "who: unknown, as ranks that wait are slow together; run paceline validate --w" in out
     assert "700 steps of 2 ranks: 1 fail-slow, healthy at the end" in out
     events = [json.loads(line) for line in said(capsys, path, "--json")[1].splitlines()]
     assert all(e["together"] for e in events)
@@ -177,6 +181,52 @@ def test_waits_without_a_rank_that_works_longer_name_nobody(capsys, tmp_path):
     path = tmp_path / "it.csv"
     path.write_text("\n".join(lines) + "\n")
     assert "slower since step 200; who: nobody stands out; " in said(capsys, path)[1]
+
+
+def test_a_rank_that_is_slow_from_the_first_step_is_named_by_its_waits(capsys, tmp_path):
+    """No step time changes. Rank 9 works twice as long as the others, which wait for it."""
+    duration_s, work_s = noise(120, 3), 0.45 * noise(120, 3)
+    work_s[:, 1] *= 2
+    path, lines = tmp_path / "it.csv", ["step,rank,duration_s,wait_s"]
+    for step, rank in np.ndindex(duration_s.shape):
+        seconds = duration_s[step, rank]
+        lines.append(f"{step},{rank + 8},{seconds:.6f},{seconds - work_s[step, rank]:.6f}")
+    path.write_text("\n".join(lines) + "\n")
+    out = said(capsys, path)[1]
+    assert "0 fail-slows" in out
+    assert "slow from the first step: rank 9: 1.99x the own work of the median rank in all" in out
+    (found,) = slow_ranks(duration_s, duration_s - work_s, [8, 9, 10])
+    assert found.factor == pytest.approx(2.0, abs=0.02)
+    work_s[:60, 1] /= 2  # slow in the second half alone: no slowness in all steps
+    assert slow_ranks(duration_s, duration_s - work_s, [8, 9, 10]) == ()
+
+
+def test_a_recording_without_a_change_says_where_slowness_from_the_first_step_shows(
+    capsys, tmp_path
+):
+    slow = (SlowWorker(1, 0, 3.0),)
+    record_trace(synthesize(SynthSpec(dp=2, pp=1, steps=60, slow_workers=slow)), tmp_path / "run")
+    out = said(capsys, tmp_path / "run")[1]
+    assert "60 steps of 2 ranks: 0 fail-slows" in out
+    assert f"paceline analyze {tmp_path / 'run'} shows it" in out
+
+
+def test_the_last_line_has_the_loss_of_all_fail_slows(capsys, tmp_path):
+    """100 steps at 1.3 s and 100 at 1.5 s instead of 1 s lose 30 s and 50 s."""
+    seconds = np.repeat([1.0, 1.3, 1.0, 1.5], [200, 100, 200, 100]) * noise(600, spread=0.005)
+    path = table(tmp_path / "it.csv", seconds[:, None])
+    last = said(capsys, path, "--gpus", 36)[1].splitlines()[-1]
+    head, lost, hours = re.fullmatch(
+        r"(.*), (\S+) s \((\S+) GPU-hours\) lost in all", last
+    ).groups()
+    assert head == "600 steps of 1 rank: 2 fail-slows, slow at the end"
+    assert float(lost) == pytest.approx(80, abs=1)
+    assert float(hours) == pytest.approx(0.8, abs=0.01)
+    table(path, seconds[:450, None])
+    assert re.search(
+        r"1 fail-slow, healthy at the end, (29|30)\S* s lost in all", said(capsys, path)[1]
+    )
+    assert "lost so far" in said(capsys, path, "--running", "--no-stacks")[1].splitlines()[0]
 
 
 def test_the_largest_factor_names_its_ranks(capsys, tmp_path):
@@ -310,7 +360,7 @@ def test_a_relief_begins_behind_the_last_change_of_its_rank():
     assert [e.since_step for e in dated] == [72, 90, 100, 201, 201, 90]
 
 
-def slow_ranks(work_s):
+def suspects_of_work(work_s):
     """Suspects of a job in which all wait for the rank with most work; its rise is at step 100."""
     duration_s = np.repeat(work_s.max(axis=1)[:, None] + 0.1, work_s.shape[1], axis=1)
     onset = JobEvent("onset", 110, 100, (0, 1, 2), 3, 1.1, 1.0)
@@ -324,15 +374,15 @@ def test_the_costliest_level_of_a_fail_slow_names_the_rank():
     work_s = np.ones((300, 3))
     work_s[100:150] = 1.1
     work_s[150:, 1] = 2.0
-    assert slow_ranks(work_s) == [((1,), 2.0)]
+    assert suspects_of_work(work_s) == [((1,), 2.0)]
 
 
 def test_ranks_that_work_equally_longer_are_one_suspect_and_all_of_them_none():
     work_s = np.ones((300, 3))
     work_s[100:, [0, 2]] = 1.5
-    assert slow_ranks(work_s) == [((0, 2), 1.5)]
+    assert suspects_of_work(work_s) == [((0, 2), 1.5)]
     work_s[100:] = 1.5
-    assert slow_ranks(work_s) == []
+    assert suspects_of_work(work_s) == []
 
 
 def test_a_fail_slow_of_all_ranks_waits_beside_one_of_a_single_rank(capsys, tmp_path):

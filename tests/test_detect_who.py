@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from call_logs import of_trace, to_log
+from paceline.cli.main import run
 from paceline.detect.event import Event
 from paceline.detect.job import job_events
 from paceline.detect.locate import episode_end, locate_in_calls, locate_in_trace, locate_last
 from paceline.detect.steps_of_calls import step_times
 from paceline.detect.who import Suspect, Transfers, Work, find_suspects, lower_median, waited_for
 from paceline.detect.who_calls import who_from_calls
-from paceline.detect.who_trace import who_from_trace
+from paceline.detect.who_trace import who_from_trace, who_slow_before
 from paceline.errors import DetectError
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
@@ -250,8 +251,8 @@ def onset(rank, step, lost_s=252.0):
 def test_the_sentence():
     event = job_events([onset(rank, 5120) for rank in range(64)], 64)[0]
     assert event.explain() == (
-        "step 5,120: 1.31x slower since step 5,098; who: unknown, run paceline validate; "
-        "4.2 minutes lost so far"
+        "step 5,120: 1.31x slower since step 5,098; who: unknown, run paceline validate by "
+        "torchrun on all hosts (docs/validate.md); 4.2 minutes lost so far"
     )
     suspect = Suspect("compute", tuple(range(24, 32)), "ranks 24-31", 1.4, 0.3, "1.4x as long")
     told = replace(
@@ -267,9 +268,26 @@ def test_the_sentence():
     assert event.to_mapping()["who"] is None
     assert "nobody stands out" in replace(event, suspects=()).explain()
     assert job_events([onset(3, 5120, 7200.0)], 64)[0].explain() == (
-        "step 5,120: rank 3: 1.31x slower since step 5,098; why: unknown, run paceline validate; "
-        "2.0 hours lost so far"
+        "step 5,120: rank 3: 1.31x slower since step 5,098; why: unknown, run paceline validate by "
+        "torchrun on all hosts (docs/validate.md); 2.0 hours lost so far"
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "command"),
+    [
+        (4, None, "paceline validate --world-size 4 --run"),
+        (1, 8, "paceline validate --world-size 8 --run"),
+        (1, None, "paceline validate --world-size N --run"),
+    ],
+)
+def test_the_hint_is_a_command_that_validate_takes(capsys, monkeypatch, ranks, gpus, command):
+    event = job_events([onset(rank, 5120) for rank in range(ranks)], ranks)[0]
+    assert f"who: unknown, run {command}" in replace(event, gpus=gpus).explain()
+    monkeypatch.setattr("paceline.cli.validate._measure", lambda *_: None)
+    words = command.replace(" N ", " 4 ").split()[1:]
+    assert run(words) == 0
+    assert capsys.readouterr().out.startswith(f"ring of {words[2]} ranks")
 
 
 def episodes():
@@ -298,6 +316,33 @@ def test_a_trace_speaks_for_the_fail_slow_it_has_steps_of():
     assert [suspect.ranks for suspect in first.suspects] == [(11,)]
     assert relief.suspects is None
     assert second.suspects is None
+
+
+def test_a_worker_that_was_as_slow_before_is_no_suspect_of_the_change():
+    trace = synthesize(replace(SPEC, slow_workers=(SlowWorker(3, 1, 1.5),)))
+    (event,) = locate_in_trace(job_events([Event("onset", 0, 8, 6, 1.2, 0.1, 1.0)], 1), trace)
+    assert event.suspects == ()
+    (slow,) = event.slow_before
+    assert slow.ranks == (11,)
+    assert slow.text.startswith("in the 6 slow steps of the trace, alone it makes a step 1.")
+    assert "; slow before, too: rank 11 (stage 1 of replica 3); " in event.explain()
+    assert event.to_mapping()["slow_before"][0]["ranks"] == [11]
+
+
+@pytest.mark.parametrize(
+    ("factor", "spike", "is_suspect"),
+    [(1.0, 1.0, True), (1.0, 9.0, True), (1.2, 1.0, True), (1.5, 1.0, False)],
+)
+def test_a_worker_that_became_slower_is_a_suspect_even_after_a_spike(factor, spike, is_suspect):
+    spec = replace(SPEC, dp=4, pp=1)
+    measured = from_trace(synthesize(replace(spec, slow_workers=(SlowWorker(1, 0, 1.5),))))
+    result = analyze(measured)
+    suspects = who_from_trace(measured, result)
+    healthy = synthesize(replace(spec, seed=1, slow_workers=(SlowWorker(1, 0, factor),)))
+    before = analyze(with_spike(healthy, 1, 0, 6, spike))
+    same = who_slow_before(suspects, measured, result, before)
+    assert [s.ranks for s in suspects] == [(1,)]
+    assert same == (() if is_suspect else suspects)
 
 
 def test_a_profile_without_numbers_speaks_for_the_last_fail_slow():

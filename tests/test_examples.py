@@ -54,8 +54,9 @@ def test_the_log_of_the_readme(capsys):
     assert main.run(["detect", str(EXAMPLES / "train.log")]) == 0
     out = capsys.readouterr().out
     assert "1.39x slower since step 90" in out
-    assert "healthy again since step 120, after 1.40x; 24 s lost" in out
-    assert "150 steps of 1 rank: 1 fail-slow, healthy at the end" in out
+    assert "healthy again since step 120, after 1.40x on average; 24 s lost" in out
+    assert "  in the end: 1.39x (1.38 to 1.41; 36 samples)" in out  # digits of the other factors
+    assert "150 steps of 1 rank: 1 fail-slow, healthy at the end, 24 s lost in all" in out
 
 
 def test_every_notebook_has_a_test():

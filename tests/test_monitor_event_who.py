@@ -83,6 +83,6 @@ def test_three_events_stand_before_the_others(site):
 def test_the_monitors_text_leaves_out_what_a_session_tells():
     onsets = [Event("onset", rank, 120, 100, 1.5, 60.0, 1.0) for rank in (0, 1)]
     (event,) = job_events(onsets, 2)
-    assert "who: unknown, run paceline validate; " in event.explain()
+    assert "who: unknown, run paceline validate --world-size 2 --run; " in event.explain()
     text = event.explain("by noon", says_unknown=False)
     assert text == "step 120: 1.50x slower since step 100; 60 s lost by noon"

@@ -60,6 +60,8 @@ MEGATRON_FLAGS = {
     "moe-grouped-gemm",
     "moe-token-dispatcher-type",
     "rotary-base",
+    "hidden-dropout",
+    "attention-dropout",
     "train-iters",
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
@@ -552,6 +554,16 @@ def test_what_is_known_is_filled_in_and_the_rest_is_named():
     assert "steps (--tokens" in launch_text("torchtitan", LLAMA, zero2)
     assert "max_steps 1234." in launch_text("accelerate", LLAMA, zero2, steps=1234)
     assert "--rotary-base 1000000 " in launch_text("megatron", MIXTRAL, plan)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b", "nemotron-4-15b", "gpt2-124m"])
+def test_megatron_trains_without_dropouts_unless_the_model_has_them(name):
+    """Megatron-LM's ``transformer_config.py`` has 0.1 for both; Llama's, Qwen's config.json 0."""
+    llm = llm_preset(name)
+    command = launch_text("megatron", llm, Plan(dp=4, global_batch=64))
+    has_flags = [f"--{kind}-dropout 0.0 " in command for kind in ("hidden", "attention")]
+    assert has_flags == [not llm.dropout] * 2
+    assert llm.dropout == (name == "gpt2-124m")
 
 
 def test_the_steps_of_a_search_reach_the_file():

@@ -206,6 +206,19 @@ def test_tables_are_as_narrow_as_the_window(width, tokens):
     ) <= max(70, width)
 
 
+@pytest.mark.parametrize(("tokens", "is_said"), [(131072, True), (2048, False)])
+def test_a_narrow_table_says_a_causal_mfu_that_is_far_from_the_mfu(tokens, is_said):
+    llm = dataclasses.replace(llm_preset("llama3.1-8b"), seq_len=tokens)
+    found = search(llm, cluster_preset("h100"), 64, 64, micro_batches=(1,), kernels="fused")
+    narrow = " ".join(line.plain for line in report.lines(found, 5, 72))
+    assert "causal: MFU" not in narrow
+    share = found.mfu_causal[0] / found.mfu[0]
+    said = f"MFU is {share:.2f} times as large: {found.mfu_causal[0]:.1%} for the first plan."
+    assert (said in narrow, share < 0.9) == (is_said, is_said)
+    wide = " ".join(line.plain for line in report.lines(found, 5, 160))
+    assert ("causal: MFU" in wide, said in wide) == (True, False)
+
+
 def test_a_narrow_page_leaves_out_two_columns(found):
     """The page was looked at in Chromium, 390 pixels wide: the GiB are in sight."""
     text = page(found, 3).decode()

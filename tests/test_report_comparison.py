@@ -60,6 +60,7 @@ def screen(comparison: Comparison, width: int = 100) -> str:
     return "\n".join(line.plain for line in comparison_lines(comparison, width))
 
 
+UNTOLD = "Cannot be told: the time of a step changed by between"
 BETWEEN = "No difference that these steps can show: the time of a step changed by between"
 
 
@@ -79,7 +80,8 @@ BETWEEN = "No difference that these steps can show: the time of a step changed b
             "The step became 0.42% shorter (90%: 0.33 to 0.51%): 2.000 s before, 1.992 s after.",
         ),
         (0.001, -0.008, 0.009, f"{BETWEEN} −0.80% and +0.90% (90%)."),
-        (0.02, -0.08, 0.19, f"{BETWEEN} −8.0% and +19.0% (90%)."),
+        (0.01, -0.04, 0.055, f"{BETWEEN} −4.0% and +5.5% (90%)."),
+        (0.02, -0.08, 0.19, f"{UNTOLD} −8.0% and +19.0% (90%). Record more steps."),
     ],
 )
 def test_the_verdict_in_words(fixed, change, low, high, said) -> None:

@@ -9,7 +9,8 @@ from paceline.cli.commands import HELP
 
 EPILOG = """\
 install:
-  bash   paceline completion bash > ~/.local/share/bash-completion/completions/paceline
+  bash   mkdir -p ~/.local/share/bash-completion/completions
+         paceline completion bash > ~/.local/share/bash-completion/completions/paceline
   zsh    paceline completion zsh > DIR/_paceline     (DIR: one of the folders in $fpath)
   tcsh   paceline completion tcsh > ~/.paceline.tcsh, and source it in ~/.tcshrc
 """

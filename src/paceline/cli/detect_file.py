@@ -73,6 +73,8 @@ def run(
         )
     _tell_slow_start(args, times, like)
     job_wide = _tell_events(args, times, detector_of, warm_up, log, step_times)
+    if not args.json:
+        _tell_slow_ranks(args, times, job_wide)
     _tell_long_steps(args, times)
     if args.running:
         _tell_hang(args, times, log)
@@ -134,11 +136,15 @@ def _tell_events(
         print(f"  {stake}")
     for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
         print(f"  {suspect.explain()}")
+    for suspect in {s: None for job in job_wide for s in job.slow_before}:
+        print(f"  slow before the change, too: {suspect.explain()}")
     begins = [episode.places[0] for episode in episodes_of(events)]
     onsets = sum(events[place].kind == "onset" and place not in bursts for place in begins)
     n_bursts = sum(place in bursts for place in begins)
     short = f" and {counted(n_bursts, 'burst')}" if n_bursts else ""
-    end_text = detect_report.at_the_end(detector, job_wide, times, args.gpus, warm_up)
+    end_text = detect_report.at_the_end(
+        detector, job_wide, times, args.gpus, warm_up, running=args.running
+    )
     print(
         f"{detect_report.extent(times)} of {counted(n_ranks, 'rank')}: "
         f"{counted(onsets, 'fail-slow')}{short}, {end_text}"
@@ -187,6 +193,22 @@ def _tell_slow_start(args: argparse.Namespace, times: Table, like: list[Any]) ->
     mapping = {"kind": "slow-start", **asdict(found), "text": found.explain()}
     head = "slow from the start" if found.steps == WARM_UP else "slower than its repeats"
     print(json.dumps(mapping) if args.json else f"{head}: {found.explain()}")
+
+
+def _tell_slow_ranks(args: argparse.Namespace, times: Table, job_wide: list[JobEvent]) -> None:
+    """Name ranks that are slow in all steps, or say how to find them in a recording."""
+    from paceline.detect.slow_ranks import slow_ranks
+
+    if times.wait_s is not None:
+        for found in slow_ranks(times.duration_s, times.wait_s, times.ranks.tolist()):
+            print(f"slow from the first step: {found.explain()}")
+        return
+    is_recording = args.input is not None and args.trace == trace_input.file_name(args.input)
+    if is_recording and len(times.ranks) > 1 and not job_wide:
+        print(
+            "a rank that is slow from the first step shows no change here: "
+            f"paceline analyze {args.input} shows it"
+        )
 
 
 def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:

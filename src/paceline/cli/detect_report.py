@@ -39,7 +39,7 @@ def print_events(
         print(event.explain())
         if place in bursts and event.refined is not None:
             median = f"the median of its {event.refined.samples:,} samples is healthy"
-            print(f"  in the end: a burst, {median} ({event.refined.factor:.3f}x)")
+            print(f"  in the end: a burst, {median} ({event.refined.factor:.2f}x)")
         elif event.refined is not None:
             goes_on = any(last_change[rank] == place for rank in ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
@@ -181,8 +181,10 @@ def at_the_end(
     times: StepTimes,
     gpus: int | None,
     warm_up: int,
+    *,
+    running: bool = False,
 ) -> str:
-    """Ranks that are slow at the end of the file, and the lost time.
+    """Ranks that are slow at the end of the file, and the time lost in all fail-slows.
 
     Args:
         detector: of all ranks; or of one that stands for all, if they are slow together.
@@ -190,6 +192,7 @@ def at_the_end(
         times: the step times of all ranks.
         gpus: number of GPUs; None: one for each of several ranks.
         warm_up: number of samples before any event.
+        running: whether the job still runs.
     """
     import numpy as np
 
@@ -218,14 +221,28 @@ def at_the_end(
     if is_warming.any() and len(slow) > 1:
         warming = counted(int(is_warming.sum()), "rank")
         text += f", {warming} not judged (steps become shorter still)"
-    if not slow.any() or not job_wide:
-        if gpus is None:
-            return text
-        lost = [
-            event.gpu_hours(event.lost_s) or 0.0 for event in job_wide if event.kind == "relief"
-        ]
-        return f"{text}, {sum(lost):,.3g} GPU-hours lost in all"
-    lost_s = float(detector.lost_s[slow].max()) * times.steps_per_sample
+    of_last_s = float(detector.lost_s[slow].max(initial=0.0)) * times.steps_per_sample
+    lost_s = of_last_s + _lost_before_s(job_wide)
+    if not job_wide or not lost_s:
+        return text if gpus is None else f"{text}, 0 GPU-hours lost in all"
     hours = job_wide[-1].gpu_hours(lost_s)
     of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
-    return f"{text}, {duration(lost_s)}{of_gpus} lost so far"
+    return f"{text}, {duration(lost_s)}{of_gpus} lost {'so far' if running else 'in all'}"
+
+
+def _is_end(event: JobEvent) -> bool:
+    """Whether the event ends the fail-slow of its ranks, and thus has their whole loss."""
+    from paceline.detect.event import SLOW_KINDS
+
+    return event.kind not in SLOW_KINDS
+
+
+def _lost_before_s(job_wide: Sequence[JobEvent]) -> float:
+    """Seconds that the job lost in the fail-slows that ended; their ranks lose in parallel."""
+    from paceline.detect.episodes import episodes_of
+
+    return sum(
+        max(event.lost_s for event in map(job_wide.__getitem__, episode.places) if _is_end(event))
+        for episode in episodes_of(job_wide)
+        if episode.is_over
+    )

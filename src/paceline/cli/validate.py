@@ -157,7 +157,10 @@ def _ranks(args: argparse.Namespace, joined: tuple[int, int] | None) -> tuple[in
         world_size = joined[1]
     if world_size is None:
         if ranks is None:
-            raise DetectError("the ranks are missing: give --world-size N, or --ranks")
+            raise DetectError(
+                "the ranks are missing: give --world-size N, or --ranks; or start it by torchrun "
+                "on all hosts (docs/validate.md)"
+            )
         world_size = max(ranks) + 1
     if not 1 <= world_size <= MAX_RANKS:
         raise DetectError(f"--world-size must be 1 to {MAX_RANKS:,}, not {world_size:,}")

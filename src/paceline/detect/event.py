@@ -36,7 +36,7 @@ class Estimate:
 
     def explain(self) -> str:
         """Factor, interval and number of samples."""
-        return f"{self.factor:.3f}x ({self.low:.3f} to {self.high:.3f}; {self.samples:,} samples)"
+        return f"{self.factor:.2f}x ({self.low:.2f} to {self.high:.2f}; {self.samples:,} samples)"
 
     def to_mapping(self) -> dict[str, Any]:
         """The same as JSON values."""

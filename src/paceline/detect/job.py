@@ -21,6 +21,8 @@ from paceline.units import duration
 
 #: Largest distance in steps between events of one kind that are merged.
 MERGE_STEPS = 20
+#: Usual number of GPUs of a host: a validation of more ranks needs several hosts.
+HOST_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class JobEvent:
         planned: whether the plan explains the change; always False, as such changes are no events.
         suspects: slow ranks, groups and links, the costliest first. Empty if none stands out; None
             without data about them.
+        slow_before: workers that are slow, but were as slow before the event: no suspects.
         advice: recommended action and its gain, in words.
         gpus: number of GPUs of the job, which all wait; None: one for each of several ranks.
         estimate, refined: medians of the events' estimates.
@@ -61,6 +64,7 @@ class JobEvent:
     before_factor: float = np.nan
     planned: bool = False
     suspects: tuple[Suspect, ...] | None = None
+    slow_before: tuple[Suspect, ...] = ()
     advice: str | None = None
     gpus: int | None = None
     estimate: Estimate | None = None
@@ -110,7 +114,7 @@ class JobEvent:
             if np.isnan(self.factor):  # the detector was replaced during the episode
                 return over
             lost = f"{duration(self.lost_s)} lost{recurring(self.bursts_up_to, self.bursts_every)}"
-            return f"{over}, after {self.factor:.2f}x; {lost}"
+            return f"{over}, after {self.factor:.2f}x on average; {lost}"
         if self.kind == "hang":
             late = len(self.ranks) < self.of
             who = f"{self._ranks} did not arrive" if late else "no rank has reported its time"
@@ -154,18 +158,35 @@ class JobEvent:
     def who(self) -> str:
         """The slow ranks and their slow operations, in words."""
         if self.suspects is None and self.together:
-            return "who: unknown, as ranks that wait are slow together; run paceline validate"
+            return f"who: unknown, as ranks that wait are slow together; {self._how_to_know}"
         if self.suspects is None:
             question = "why" if len(self.ranks) < self.of else "who"
-            return f"{question}: unknown, run paceline validate"
+            return f"{question}: unknown, {self._how_to_know}"
+        if not self.suspects and self.slow_before:
+            places = "; ".join(suspect.place for suspect in self.slow_before)
+            return f"who: no rank became slower than its peers; slow before, too: {places}"
         return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
 
+    @property
+    def _how_to_know(self) -> str:
+        """A command that finds the slow GPU or link; torchrun starts it on several hosts."""
+        ranks = self.gpus or (self.of if self.of > 1 else None)
+        if ranks is None:
+            return "run paceline validate --world-size N --run, with N ranks (docs/validate.md)"
+        if ranks > HOST_RANKS:
+            return "run paceline validate by torchrun on all hosts (docs/validate.md)"
+        return f"run paceline validate --world-size {ranks} --run"
+
     def to_mapping(self) -> dict[str, Any]:
-        """The event as JSON values; only a hang has ``waiting`` and ``stacks``."""
+        """The event as JSON values; only a hang has ``waiting`` and ``stacks``.
+
+        ``slow_before`` is there if a worker was slow before.
+        """
         hang = {
             "waiting": [call.to_mapping() for call in self.waiting],
             "stacks": None if self.stacks is None else self.stacks.to_mapping(),
         }
+        before = [suspect.to_mapping() for suspect in self.slow_before]
         return {
             "kind": self.kind,
             "step": self.step,
@@ -186,6 +207,7 @@ class JobEvent:
             "bursts_every": self.bursts_every,
             "text": self.explain(),
             **(hang if self.kind == "hang" else {}),
+            **({"slow_before": before} if before else {}),
         }
 
 

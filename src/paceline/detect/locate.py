@@ -9,11 +9,15 @@ from paceline.detect.job import JobEvent
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
-from paceline.detect.who_trace import who_from_trace
+from paceline.detect.who_trace import who_from_trace, who_slow_before
+from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
 from paceline.trace import Trace
 from paceline.trace.calls import CallLog
 from paceline.whatif import WhatIf, analyze
+
+#: Most steps before a fail-slow, and least, with which its slow workers are compared.
+_STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
@@ -45,6 +49,8 @@ def locate_in_trace(
 ) -> list[JobEvent]:
     """The slow ranks of the fail-slows with steps in the trace.
 
+    A worker that was as slow in the trace's steps before the fail-slow is no suspect.
+
     Args:
         events: events of the job, with the trace's step numbers.
         trace: some steps of the job.
@@ -58,9 +64,43 @@ def locate_in_trace(
             measured = from_trace(trace.select_steps(steps), keep_clocks=keep_clocks)
             result = analyze(measured)
             advice = None if advise is None else advise(measured, result)
-            event = replace(event, suspects=who_from_trace(measured, result), advice=advice)
+            suspects = who_from_trace(measured, result)
+            before = _analysis_before(event, events, trace, keep_clocks)
+            same = () if before is None else who_slow_before(suspects, measured, result, before)
+            event = replace(
+                event,
+                suspects=_of_slow_steps([s for s in suspects if s not in same], len(steps)),
+                slow_before=_of_slow_steps(same, len(steps)),
+                advice=advice,
+            )
         located.append(event)
     return located
+
+
+def _of_slow_steps(suspects: Sequence[Suspect], steps: int) -> tuple[Suspect, ...]:
+    """The suspects; the evidence says that it is of the slow steps."""
+    head = f"in the {steps:,} slow steps of the trace, " if steps > 1 else "in a slow step, "
+    return tuple(replace(suspect, text=head + suspect.text) for suspect in suspects)
+
+
+def _analysis_before(
+    onset: JobEvent, events: Sequence[JobEvent], trace: Trace, keep_clocks: bool
+) -> WhatIf | None:
+    """The analysis of the healthy steps before a fail-slow; None if the trace has too few."""
+    ends = [
+        event.since_step
+        for event in events
+        if event.kind == "relief" and event.since_step <= onset.since_step
+    ]
+    begin = max(ends, default=0)
+    steps = [step for step in trace.steps.tolist() if begin <= step < onset.since_step]
+    if len(steps) < _FEWEST_BEFORE:
+        return None
+    try:
+        chosen = trace.select_steps(steps[-_STEPS_BEFORE:])
+        return analyze(from_trace(chosen, keep_clocks=keep_clocks))
+    except (GraphError, TraceError):
+        return None
 
 
 def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> list[JobEvent]:

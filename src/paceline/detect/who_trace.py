@@ -28,6 +28,8 @@ _OF_WORST = 0.25
 #: Largest share of the steps that may be a worker's spikes, which hold more than half of its loss.
 #: Of fewer steps none is a spike.
 _SPIKES, _FEWEST = 0.1, 4
+#: Least excess of a worker's S_w before a change, as a share of that since. Then it did not change.
+_AS_BEFORE = 0.75
 _KINDS = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
 
 
@@ -59,6 +61,32 @@ class _Judged:
         bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(self.s_w.max()) - 1))
         is_slow: Mask = self.s_w >= bar
         return is_slow
+
+
+def who_slow_before(
+    suspects: Sequence[Suspect], measured: Measured, result: WhatIf, before: WhatIf
+) -> tuple[Suspect, ...]:
+    """The suspects of whom all workers were as slow in steps before, in most of these.
+
+    Args:
+        suspects: suspects of the slow steps, from :func:`who_from_trace`.
+        measured: the slow steps.
+        result: their analysis.
+        before: analysis of healthy steps of the same workers.
+    """
+    if before.by_worker.shape != result.by_worker.shape:
+        return ()
+    usual = np.median(before.by_worker_by_step, axis=0)  # a spike is no lasting slowness
+    since = np.maximum(result.by_worker, np.median(result.by_worker_by_step, axis=0))
+    was_slow = (usual >= WhatIf.HEALTHY_BELOW) & (usual - 1 >= _AS_BEFORE * (since - 1))
+    ranks: set[int] = set()
+    for pp, dp in np.argwhere(was_slow):
+        ranks.update(_ranks([(int(dp), int(pp))], measured))
+    return tuple(
+        suspect
+        for suspect in suspects
+        if suspect.ranks and not suspect.steps and ranks.issuperset(suspect.ranks)
+    )
 
 
 def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:

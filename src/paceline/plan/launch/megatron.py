@@ -24,6 +24,10 @@ MEGATRON, BRIDGE = "Megatron-LM core_v0.19.0", "Megatron-Bridge v0.6.0"
 #: Precision -> Megatron-Bridge's recipe of that name (``training/mixed_precision.py``).
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
 
+#: Megatron-LM's dropouts, each 0.1 by default (``core/transformer/transformer_config.py``). Its
+#: ``examples/llama/train_llama3_8b_h100_fp8.sh`` turns both off, too.
+_DROPOUTS = ("hidden-dropout", "attention-dropout")
+
 #: Placeholder in a command -> the text to insert.
 _UNKNOWN = {
     "HOST:": "the name of the first node",
@@ -212,6 +216,7 @@ def _model_flags(llm: LLM) -> Flags:
     flags += [("swiglu", "")] if llm.gated else []
     flags += [] if llm.bias else [("disable-bias-linear", "")]
     flags += [] if llm.tied else [("untie-embeddings-and-output-weights", "")]
+    flags += [] if llm.dropout else [(name, "0.0") for name in _DROPOUTS]
     if llm.moe is not None:
         flags += [
             ("num-experts", str(llm.moe.experts)),

@@ -10,6 +10,9 @@ from paceline.units import seconds
 #: are from MLPerf Training v5.1, 20 steps each (docs/compare.md).
 RUN_TO_RUN = 0.007
 
+#: An interval without a clear sign that is wider than this, 10 points, may hide a large change.
+MAX_WIDTH = 0.10
+
 #: The median gets a sentence if it differs from the mean by this share of the step.
 MIN_MEDIAN_GAP = 0.01
 
@@ -39,13 +42,18 @@ def verdict(comparison: Comparison) -> str:
         low, high = change.interval
         digits = digits_of(low, high)
         low_text, high_text = (share(x, sign=True, digits=digits) for x in (low, high))
-        return (
-            f"No difference that these steps can show: the time of a {unit} changed by between "
-            f"{low_text} and {high_text} (90%)."
-        )
+        changed = f"the time of a {unit} changed by between {low_text} and {high_text} (90%)"
+        if _is_wide(change):
+            return f"Cannot be told: {changed}. Record more steps."
+        return f"No difference that these steps can show: {changed}."
     sure = "" if change.interval else "; too few steps for an interval"
     times = f"{seconds(change.before_s)} before, {seconds(change.after_s)} after"
     return f"{_became(change, unit, f'The {unit}')}: {times}{sure}."
+
+
+def _is_wide(change: TimeChange) -> bool:
+    """Whether a change without a clear sign may be large."""
+    return change.interval is not None and change.interval[1] - change.interval[0] > MAX_WIDTH
 
 
 def _became(change: TimeChange, unit: str, subject: str) -> str:
@@ -102,6 +110,8 @@ def _gpu_time(comparison: Comparison) -> str:
     unit = comparison.unit
     if change.verdict == "no-difference":
         text = f"the GPU time of a {unit} shows no difference"
+        if _is_wide(change):
+            text = f"the change of the GPU time of a {unit} cannot be told"
     else:
         word = "more" if change.change > 0 else "less"
         text = f"a {unit} takes {share(abs(change.change))} {word} GPU time{_sure(change)}"
@@ -133,6 +143,8 @@ def _median(comparison: Comparison) -> str:
     if median.verdict == "no-difference" and median.interval is not None:
         low, high = (share(end, sign=True, digits=1) for end in median.interval)
         text = f"the median {unit} shows no difference ({low} to {high})"
+        if _is_wide(median):
+            text = f"the change of the median {unit} cannot be told ({low} to {high})"
     else:
         text = _became(median, unit, f"the median {unit}")
     if odd:
