@@ -87,6 +87,14 @@ def test_all_that_a_detector_and_a_stream_know_is_in_their_states():
     assert {name.removeprefix("_") for name in vars(Stream())} - waits == said
 
 
+def test_the_page_of_formats_has_the_versions_of_the_store_and_the_snapshot():
+    page = (Path(__file__).parents[1] / "docs/formats.md").read_text()
+    newest = max(path.stem[-4:] for path in (Path(__file__).parent / "golden").glob("store-*.sql"))
+    assert f"| {newest} | 0001 to {newest}: migrated at the start |" in page
+    stream, detector = Stream().state_dict()["version"], Detector(1).state_dict()["version"]
+    assert f"| {stream} and {detector} | 1 to {stream} and 2 to {detector} |" in page
+
+
 @files("result-*.json")
 def test_result(path, tmp_path):
     blobs = FileBlobs(tmp_path)

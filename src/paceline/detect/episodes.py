@@ -148,11 +148,11 @@ def with_together(
         steps: [step] numbers.
     """
     numbers, marked = np.asarray(steps), []
+    known = np.isfinite(duration_s).all(axis=1)
     for place, event in enumerate(events):
         if event.kind == "onset" and len(event.ranks) == event.of > 1:
             later = (other for other in events[place + 1 :] if other.kind in ("relief", "faster"))
             end = next((other.since_step for other in later), numbers[-1] + 1)
-            known = np.isfinite(duration_s).all(axis=1)
             slow = known & (numbers >= event.since_step) & (numbers < end)
             before = np.flatnonzero(known & (numbers < event.since_step))[-_USUAL:]
             together = len(before) > 0 and _rose_together(
