@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.late_starts import LateStarts, late_starts
 from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
-from paceline.units import seconds
+from paceline.units import count, seconds
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -107,21 +108,26 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
     label, factor = by_kind[0]
     at_start = result.launch_delay.step_start - 1 > 0.5 * (result.launch_slowdown - 1)
-    where = "at the start of steps (data loading)" if at_start else f"before {label}"
     share = float(lost_s.mean() / result.traced_s.mean())
     sure_s = float(lost_s.mean()) - measured.open_overlap_s
     may_overlap = at_start and sure_s < MIN_DELAY_SHARE * float(result.simulated_s.mean())
     confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
+    late = late_starts(measured, float(result.simulated_s.mean()))
+    place: dict[str, Any] = {"group": {"kind": label}}
+    if late is not None:
+        place["workers"] = [list(worker) for worker in late.workers]
+        confidence *= 1 - late.chance
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
     return Finding(
         id="launch-delay",
         cause="launch-delay",
-        text=f"{share:.1%} of the step passes between operations, most of it {where}",
+        text=f"{share:.1%} of the step passes between operations, "
+        + _delayed_place(measured, result, late, label, at_start, may_overlap),
         share=None,
         share_of_step=share,
         interval=(low, high),
         confidence=min(confidence, MAY_OVERLAP) if may_overlap else confidence,
-        where={"group": {"kind": label}},
+        where=place,
         evidence={
             "launch_slowdown": result.launch_slowdown,
             "step_start": result.launch_delay.step_start,
@@ -129,9 +135,51 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             "by_kind": dict(by_kind[:5]),
             "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
+            **_late_evidence(late, result),
         },
         ambiguous=OVERLAP if may_overlap else "",
     )
+
+
+def _delayed_place(
+    measured: Measured,
+    result: WhatIf,
+    late: LateStarts | None,
+    label: str,
+    at_start: bool,
+    may_overlap: bool,
+) -> str:
+    """Where the time between operations passes, in words."""
+    if late is not None:
+        worst, n_steps = late.workers[0], len(result.steps)
+        name, n_others = measured.graph.worker_name(*worst), len(late.workers) - 1
+        who = f"worker {name} begins" if not n_others else f"{n_others + 1} workers begin"
+        which = f"worker {name} " if n_others else ""
+        return (
+            f"{float(late.saved_s.mean() / result.traced_s.mean()):.1%} since {who} steps late: "
+            f"{which}by {seconds(late.typical_s(worst))} in {late.steps_of(worst).sum()} of "
+            f"{count(n_steps, 'step')}"
+        )
+    if at_start:
+        return f"most of it at the start of steps{'' if may_overlap else ' (data loading)'}"
+    return f"most of it before {label}"
+
+
+def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
+    """The numbers behind the names of late workers, in the order of the workers."""
+    if late is None:
+        return {}
+    steps = [late.steps_of(worker) for worker in late.workers]
+    evidence: dict[str, Any] = {
+        "late_s": [late.typical_s(worker) for worker in late.workers],
+        "late_steps": [int(late_steps.sum()) for late_steps in steps],
+        "late_share": float(late.saved_s.mean() / result.traced_s.mean()),
+        "p_value": late.chance,
+        "test": "steps with a late worker, binomial",
+    }
+    if not steps[0].all():
+        evidence["steps"] = result.steps[steps[0]].tolist()
+    return evidence
 
 
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:

@@ -15,7 +15,7 @@ from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.late import settle_late_ends
 from paceline.graph.overlaps import Overlaps, find_overlaps, join_overlaps, share_out
 from paceline.graph.replica import ReplicaOps
-from paceline.graph.step_gaps import step_gaps
+from paceline.graph.step_gaps import idle_before_s, step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
 from paceline.trace.kinds import LOCAL_KINDS
@@ -53,6 +53,8 @@ class Measured:
         traced_step_s: [step] step time as traced, seconds.
         overlap_s: [step] seconds of it in which the step before still ran.
         open_overlap_s: mean seconds of further overlap that the trace leaves open; inf = unknown.
+        idle_before_s: [step, dp, pp] seconds from a worker's last operation of the step before to
+            its first one; NaN = unknown.
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
@@ -70,6 +72,7 @@ class Measured:
     traced_step_s: npt.NDArray[np.float64]
     overlap_s: npt.NDArray[np.float64]
     open_overlap_s: float
+    idle_before_s: npt.NDArray[np.float64]
     left_out: Mapping[int, str]
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
@@ -141,6 +144,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         traced_step_s=traced,
         overlap_s=gaps.overlap_s[structure.kept],
         open_overlap_s=gaps.open_overlap_s,
+        idle_before_s=idle_before_s(trace)[structure.kept],
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

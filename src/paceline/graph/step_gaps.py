@@ -89,7 +89,28 @@ def step_gaps(trace: Trace) -> StepGaps:
     traced = trace.traced_step_s()
     end = np.full(trace.n_steps, np.nan)
     if trace.previous_end_s is not None:
-        end = trace.previous_end_s.copy()
+        end = trace.previous_end_s.max(axis=(1, 2))
     follows = np.append(False, np.diff(trace.steps) == 1)
     end[follows] = (trace.step_start_s + traced)[:-1][follows[1:]]
     return StepGaps(trace.steps, trace.step_start_s, traced, trace.step_start_s - end)
+
+
+def idle_before_s(trace: Trace) -> Array:
+    """[step, replica, pp] seconds from a worker's last operation of the step before to its first.
+
+    All of it is work of the worker's host or a wait of it. NaN where the trace has no absolute
+    times, or does not know the end of the step before.
+    """
+    n_ops = trace.counts.sum(axis=3, dtype=np.int64)
+    busy, first_row = n_ops > 0, (np.cumsum(n_ops) - n_ops.ravel()).reshape(n_ops.shape)
+    begin, last = np.full(n_ops.shape, np.nan), np.full(n_ops.shape, np.nan)
+    begin[busy] = np.minimum.reduceat(trace.start, first_row[busy])
+    last[busy] = np.maximum.reduceat(trace.end, first_row[busy])
+    trace.release()
+    end = np.full(n_ops.shape, np.nan)
+    if trace.previous_end_s is not None:
+        end = trace.previous_end_s.copy()
+    zero = trace.step_start_s[:, None, None]
+    follows = np.append(False, np.diff(trace.steps) == 1)
+    end[follows] = (zero + last)[:-1][follows[1:]]
+    return zero + begin - end

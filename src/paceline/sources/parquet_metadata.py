@@ -27,6 +27,9 @@ FORMAT_VERSION = 1
 #: Most warnings in a file, and most characters of one: people read them.
 MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
+#: Most ends of steps in a file, of all workers and steps together (about 4 MB).
+MAX_ENDS = 200_000
+
 #: Longest name of a host or GPU, characters.
 MAX_NAME = 100
 
@@ -44,8 +47,13 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
         },
         "step_start_s": _by_step(trace, trace.step_start_s),
     }
-    if trace.previous_end_s is not None:
-        stored["previous_end_s"] = _by_step(trace, trace.previous_end_s)
+    ends = trace.previous_end_s
+    if ends is not None and ends.size <= MAX_ENDS:
+        stored["previous_end_s"] = {
+            str(step): np.round(of_step, 6).tolist()
+            for step, of_step in zip(trace.steps.tolist(), ends, strict=True)
+            if np.isfinite(of_step).all()
+        }
     if trace.places:
         stored["places"] = {str(rank): list(place) for rank, place in trace.places.items()}
     return {METADATA_KEY: json.dumps(stored)}
@@ -94,9 +102,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
-        previous_end_s=_of_steps(trace, stored["previous_end_s"])
-        if "previous_end_s" in stored
-        else None,
+        previous_end_s=_ends_of_workers(trace, stored.get("previous_end_s")),
         places={
             rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
             for rank, place in _by_number(stored.get("places"), (list,)).items()
@@ -108,6 +114,21 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
 def _of_steps(trace: Trace, values: Any) -> npt.NDArray[np.float64]:
     times = _by_number(values, (int, float))
     return np.array([float(times.get(step, math.nan)) for step in trace.steps.tolist()])
+
+
+def _ends_of_workers(trace: Trace, values: Any) -> npt.NDArray[np.float64] | None:
+    """[step, replica, pp] the stored ends; None if there are none of this shape."""
+    shape = trace.rank.shape
+    ends = np.full((trace.n_steps, *shape), np.nan)
+    stored = _by_number(values, (list,))
+    for place, step in enumerate(trace.steps.tolist()):
+        try:
+            of_step = np.array(stored.get(step), dtype=np.float64)
+        except (TypeError, ValueError):
+            continue
+        if of_step.shape == shape:
+            ends[place] = of_step
+    return None if np.isnan(ends).all() else ends
 
 
 def _by_number(values: Any, types: tuple[type, ...]) -> dict[int, Any]:

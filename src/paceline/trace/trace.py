@@ -64,8 +64,8 @@ class Trace:
         start: [row] seconds since the step's first start.
         end: [row] seconds since the step's first start.
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
-        previous_end_s: [step] absolute end of the step before, as recorded beside the operations,
-            NaN = unknown. None: unknown for all steps.
+        previous_end_s: [step, replica, pp] absolute end of each worker's step before, as recorded
+            beside the operations, NaN = unknown. None: unknown for all steps.
         rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
         warnings: warnings of the reader.
         left_out: step number -> reason why the trace lacks it.

@@ -80,7 +80,7 @@ def read(
     trace = replace(
         trace,
         step_start_s=trace.step_start_s + base_ns / 1e9,
-        previous_end_s=_previous_ends(chosen, trace.steps),
+        previous_end_s=_previous_ends(chosen, trace),
         warnings=(*trace.warnings, *warnings, *_notes(counts, ignore_kinds)),
         left_out={**left_out, **trace.left_out},
         places=recorded_places(path),
@@ -319,15 +319,24 @@ def _notes(counts: Mapping[str, int], ignore_kinds: frozenset[str]) -> list[str]
     return notes
 
 
-def _previous_ends(chosen: Sequence[tuple[RankFile, Ints]], steps: Ints) -> Floats:
-    """[step] absolute end of the step before on its last rank, profiled or not; NaN = unknown."""
-    ends = np.full(len(steps), -np.inf)
+def _previous_ends(chosen: Sequence[tuple[RankFile, Ints]], trace: Trace) -> Floats:
+    """[step, replica, pp] absolute end of the step before, profiled or not; NaN = unknown."""
+    ends = np.full((len(trace.steps), *trace.rank.shape), -np.inf)
     for file, index in chosen:
-        known = np.isin(file.steps[index], steps)
-        place = np.searchsorted(steps, file.steps[index][known])
-        ends[place] = np.maximum(ends[place], _ends_before(file, index)[known])
+        known = np.isin(file.steps[index], trace.steps)
+        step = np.searchsorted(trace.steps, file.steps[index][known])
+        replica, stage = _worker_of(file, trace)
+        own = ends[step, replica, stage]
+        ends[step, replica, stage] = np.maximum(own, _ends_before(file, index)[known])
     ends[np.isinf(ends)] = np.nan
     return ends
+
+
+def _worker_of(file: RankFile, trace: Trace) -> tuple[int, int]:
+    """The worker (replica, pp) of a file's rank; peers that are merged are one worker."""
+    dp, stage = int(file.meta["dp_rank"]), int(file.meta["pp_rank"])
+    own = np.argwhere(trace.rank == file.rank)
+    return (dp, stage) if trace.job.peers == 1 or not len(own) else (int(own[0, 0]), stage)
 
 
 def _ends_before(file: RankFile, index: Ints) -> Floats:

@@ -1,0 +1,154 @@
+"""Workers that begin their steps late, by work of their hosts before the first operation.
+
+A trace does not show this work: data loading, garbage collection, logging. It shows how long each
+worker stood still since its own last operation of the step before. A worker that still runs the
+step before does not stand still. So its overlap is no lateness, wherever that end is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.levels import lower_median
+from paceline.graph import Durations, Measured, StepGraph
+from paceline.robust import chance_of_count
+from paceline.simulate import Rules, all_lanes, step_times
+from paceline.trace.kinds import P2P_KINDS
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+#: Least lateness in a step that counts, and least saving of all late workers, as shares of T.
+MIN_LATE = 0.01
+
+#: Largest chance that some worker is late in as many of the steps with a late worker.
+MAX_CHANCE = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class LateStarts:
+    """Workers that begin their steps later than their peers.
+
+    Attributes:
+        workers: (dp, pp), the latest first.
+        late_s: [step, dp, pp] seconds by which these workers begin late; 0 for all others.
+        saved_s: [step] seconds that the steps would lose if all of them began with their peers.
+        chance: upper bound on the chance that noise names such a worker.
+    """
+
+    workers: tuple[tuple[int, int], ...]
+    late_s: Array
+    saved_s: Array
+    chance: float
+
+    def steps_of(self, worker: tuple[int, int]) -> Mask:
+        """[step] whether the worker begins late."""
+        late: Mask = self.late_s[:, worker[0], worker[1]] > 0
+        return late
+
+    def typical_s(self, worker: tuple[int, int]) -> float:
+        """The worker's median lateness in the steps that it begins late."""
+        late_s = self.late_s[:, worker[0], worker[1]]
+        return float(np.median(late_s[late_s > 0]))
+
+
+def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
+    """The workers whose late begins cost 1% of the step or more; None if none stands out.
+
+    Args:
+        measured: the job.
+        simulated_s: T, its mean step without launch delays.
+    """
+    late_s = _late_s(measured, MIN_LATE * simulated_s)
+    chance = _chances(late_s > 0)
+    named = chance <= MAX_CHANCE
+    if not named.any():
+        return None
+    late_s = np.where(named, late_s, 0.0)
+    saved_s = step_s_with(measured) - step_s_with(measured, late_s)
+    if float(saved_s.mean()) < MIN_LATE * simulated_s:
+        return None
+    mean_s = late_s.mean(axis=0)
+    order = np.argsort(-mean_s, axis=None, kind="stable")[: int(named.sum())]
+    workers = tuple((int(dp), int(pp)) for dp, pp in zip(*np.unravel_index(order, mean_s.shape)))
+    return LateStarts(workers, late_s, saved_s, float(chance[named].max()))
+
+
+def step_s_with(measured: Measured, late_s: Array | None = None) -> Array:
+    """[step] step times with all launch delays, less some lateness of workers' begins.
+
+    Args:
+        measured: the job.
+        late_s: [step, dp, pp] seconds by which workers would begin earlier; None: not earlier.
+    """
+    graph, delays = measured.graph, measured.delays
+    if late_s is not None:
+        delays = Durations(graph, delays.n_steps, delays.values.copy())
+        for v, stage, ops in _first_ops(graph):
+            block = delays.block(v)
+            own = np.minimum(late_s[:, graph.variant_dps[v], stage], block[ops].clip(0))
+            block[ops] -= own
+    rules = Rules.own(graph, True)
+    return step_times(measured.durations, rules, all_lanes(graph, delays.n_steps), delays)
+
+
+def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:
+    """Variant, stage, and the operations that wait for nothing there, sends and recvs apart.
+
+    A stage that begins with a receive waits for its neighbour, so its begin tells nothing.
+    """
+    own = graph.sources & ~np.isin(graph.kind, [int(kind) for kind in P2P_KINDS])
+    found = []
+    for v in range(graph.n_variants):
+        span = graph.variant_ops(v)
+        for stage in range(graph.n_pp):
+            ops = np.flatnonzero(own[span] & (graph.pp[span] == stage))
+            if len(ops):
+                found.append((v, stage, ops))
+    return found
+
+
+def _late_s(measured: Measured, least_s: float) -> Array:
+    """[step, dp, pp] seconds by which each worker begins later than its stage's usual one."""
+    graph, n_steps = measured.graph, measured.durations.n_steps
+    begin = np.full((n_steps, graph.n_dp, graph.n_pp), np.nan)
+    for v, stage, ops in _first_ops(graph):
+        begin[:, graph.variant_dps[v], stage] = measured.delays.block(v)[ops].min(axis=0)
+    late_s = np.zeros(begin.shape)
+    for stage in np.flatnonzero(np.isfinite(begin).all(axis=(0, 1))).tolist():
+        late_s[:, :, stage] = _beside_peers(begin[:, :, stage], measured.idle_before_s[:, :, stage])
+    late_s = np.minimum(late_s, begin)
+    return np.where(late_s >= least_s, late_s, 0.0)
+
+
+def _beside_peers(begin_s: Array, idle_s: Array) -> Array:
+    """[step, dp] lateness of the workers of a stage: by their idle time, or else by their begin.
+
+    Where the step before is known for some steps only, the median of these stands for the others.
+    """
+    excess = idle_s - lower_median(idle_s.T)[:, None]
+    known = np.isfinite(excess).all(axis=1)
+    if not known.any():
+        return begin_s - lower_median(begin_s.T)[:, None]
+    return np.where(known[:, None], excess, np.median(excess[known], axis=0))
+
+
+def _chances(late: Mask) -> Array:
+    """[dp, pp] upper bounds on the chance that any worker is late as often as this one.
+
+    By chance, those that are late in a step are any of the stage's workers.
+    """
+    _, n_dp, n_pp = late.shape
+    chance = np.ones((n_dp, n_pp))
+    for stage in range(n_pp):
+        of_step = late[:, :, stage].sum(axis=1)  # late workers of each step
+        n_steps = int((of_step > 0).sum())
+        if n_steps and n_dp > 1:
+            share = float(of_step[of_step > 0].mean()) / n_dp
+            for dp, n_late in enumerate(late[:, :, stage].sum(axis=0).tolist()):
+                of_one = chance_of_count(n_late, n_steps, share)
+                chance[dp, stage] = min(1.0, n_dp * n_pp * of_one)
+    return chance
