@@ -87,7 +87,8 @@ def _sum(first: Means, second: Means) -> Means:
 def _by_step(measured: Measured, result: WhatIf) -> dict[str, Means]:
     """The drops that every step has, as rows of one table."""
     series = {
-        "launch-delay": result.traced_s - result.simulated_s,
+        "steps-overlap": result.overlap_s,
+        "launch-delay": result.lost_s,
         "unexplained": result.simulated_s - result.ideal_s,
         **_below_ideal(measured),
     }

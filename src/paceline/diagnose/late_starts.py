@@ -73,7 +73,8 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
         return None
     mean_s = late_s.mean(axis=0)
     order = np.argsort(-mean_s, axis=None, kind="stable")[: int(named.sum())]
-    workers = tuple((int(dp), int(pp)) for dp, pp in zip(*np.unravel_index(order, mean_s.shape)))
+    places = np.unravel_index(order, mean_s.shape)
+    workers = tuple((int(dp), int(pp)) for dp, pp in zip(*places, strict=True))
     return LateStarts(workers, late_s, saved_s, float(chance[named].max()))
 
 

@@ -36,6 +36,9 @@ ODD_TIMES, ODD_SHARE = 1.3, 0.25
 #: Least cost of odd steps, as a share of the step. Less is noise.
 MIN_ODD_COST = 0.005
 
+#: Share of steps that wait, and of a late worker's steps, that agree if both are one cause.
+AGREEING = 0.75
+
 #: The other explanation of such a delay.
 OVERLAP = (
     "some ranks still run the step before when others begin the step. Only profiled steps without "
@@ -70,8 +73,22 @@ def outside_causes(
         passing = passing_worker(measured, result, resamples)
         longer += [passing] if passing and passing.where["workers"][0] not in named else []
     longer = [_as_part(f, inside, result.steps) for f in longer]
+    if delays is not None:
+        longer = [_as_wait(f, delays) for f in longer]
     findings = [*([delays] if delays else []), *longer]
-    return sorted(findings, key=lambda finding: -finding.share_of_step)
+    # A part stands behind the finding that it belongs to.
+    return sorted(findings, key=lambda f: (f.part_of == "launch-delay", -f.share_of_step))
+
+
+def _as_wait(finding: Finding, delays: Finding) -> Finding:
+    """The finding on steps that wait, as a part of the delays if a late worker makes most of them.
+
+    The steps of the late worker and the steps that wait must agree in ``AGREEING`` of them.
+    """
+    late = set(delays.evidence.get("steps", ()))
+    waiting = set(finding.evidence.get("steps", ())) if finding.id == "odd-steps" else set()
+    agree = len(late & waiting) >= AGREEING * max(len(late), len(waiting), 1)
+    return replace(finding, part_of=delays.id) if agree and not finding.part_of else finding
 
 
 def _changes(modes: Finding, measured: Measured, result: WhatIf) -> bool:
@@ -100,8 +117,7 @@ def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Findin
 
 
 def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
-    # Overlap is no loss: a worker may begin a step while others still run the step before.
-    lost_s = result.traced_s - measured.overlap_s - result.simulated_s
+    lost_s = result.lost_s
     if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
     of_step = (resamples @ lost_s) / (resamples @ result.traced_s)
@@ -156,13 +172,19 @@ def _delayed_place(
         who = f"worker {name} begins" if not n_others else f"{n_others + 1} workers begin"
         which = f"worker {name} " if n_others else ""
         return (
-            f"{float(late.saved_s.mean() / result.traced_s.mean()):.1%} since {who} steps late: "
+            f"{_late_share(late, result):.1%} since {who} steps late: "
             f"{which}by {seconds(late.typical_s(worst))} in {late.steps_of(worst).sum()} of "
             f"{count(n_steps, 'step')}"
         )
     if at_start:
         return f"most of it at the start of steps{'' if may_overlap else ' (data loading)'}"
     return f"most of it before {label}"
+
+
+def _late_share(late: LateStarts, result: WhatIf) -> float:
+    """Share of the step that late workers cost, at most all that passes between operations."""
+    of_all_s = min(float(late.saved_s.mean()), float(result.lost_s.mean()))
+    return of_all_s / float(result.traced_s.mean())
 
 
 def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
@@ -173,7 +195,7 @@ def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
     evidence: dict[str, Any] = {
         "late_s": [late.typical_s(worker) for worker in late.workers],
         "late_steps": [int(late_steps.sum()) for late_steps in steps],
-        "late_share": float(late.saved_s.mean() / result.traced_s.mean()),
+        "late_share": _late_share(late, result),
         "p_value": late.chance,
         "test": "steps with a late worker, binomial",
     }

@@ -27,8 +27,8 @@ class Drop:
     """One drop of the waterfall.
 
     Attributes:
-        name: "launch-delay", the cause of a finding, "passing-variation", "unexplained", "p2p",
-            "collectives", "bubble".
+        name: "steps-overlap", "launch-delay", the cause of a finding, "passing-variation",
+            "unexplained", "p2p", "collectives", "bubble".
         text: its description.
         seconds: mean seconds per step; negative if the step would become longer.
     """
@@ -61,17 +61,23 @@ def waterfall(
 ) -> Waterfall:
     """The waterfall of a job.
 
-    actual -> T (launch delays) -> each cause by its share -> T_ideal, or T_healthy where hardware
-    is at fault (the rest is unexplained) -> point-to-point transfers take no time -> collectives
+    actual -> less the overlap with the step before, if any -> T (launch delays) -> each cause by
+    its share -> T_ideal, or T_healthy where hardware is at fault (the rest is unexplained) ->
+    point-to-point transfers take no time -> collectives
     and the other ops of the tail take no time -> the mean compute of a worker; the last drop is the
     pipeline's bubble.
     """
     actual, t = float(result.traced_s.mean()), float(result.simulated_s.mean())
     t_ideal = float((result.ideal_s if healthy is None else healthy.step_s).mean())
-    drops = [Drop("launch-delay", "time between operations (launch delays)", actual - t)]
+    drops = []
+    if (overlap := float(result.overlap_s.mean())) > 0:
+        drops.append(Drop("steps-overlap", "the step before still runs on other ranks", overlap))
+    delays = float(result.lost_s.mean())
+    drops.append(Drop("launch-delay", "time between operations (launch delays)", delays))
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]
-    drops += [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
-    unexplained_s = t - t_ideal - sum(drop.seconds for drop in drops[1:])
+    of_causes = [Drop(f.cause, f.text, float(f.share or 0.0) * (t - t_ideal)) for f in causes]
+    drops += of_causes
+    unexplained_s = t - t_ideal - sum(drop.seconds for drop in of_causes)
     variation_s = passing_s(result, healthy)
     if variation_s is not None:
         passing = min(max(float(variation_s.mean()), 0.0), max(unexplained_s, 0.0))

@@ -119,7 +119,7 @@ def expect(
         traced_step_s=traced_s,
         ideal_step_s=ideal_s,
         traced_ratio=traced_s / modelled_s,
-        launch_slowdown=result.launch_slowdown,
+        launch_slowdown=traced_s / simulated_s,
         straggler_ratio=simulated_s / typical_s,
         hardware_ratio=typical_s / modelled_s,
         slowdown=result.slowdown,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose.late_starts import LateStarts, late_starts, step_s_with
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Measured, StepGraph
 from paceline.remedies.outcome import needed_finding, outcome
@@ -18,10 +19,20 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 #: Values of the option ``hide`` besides labels of ops: the delay at the start of steps, or all.
-START, ALL = "step-start", "all"
+#: LATE is the lateness of workers that begin steps later than their peers.
+START, ALL, LATE = "step-start", "all", "late-workers"
 
 #: One sort of delay is proposed alone if it saves this share of what all sorts save.
 NEARLY_ALL_SHARE = 0.95
+
+#: Late workers are proposed alone from this share on: their fault is a narrower one.
+LATE_SHARE = 0.5
+
+#: Most late workers in the advice.
+MAX_NAMED = 4
+
+#: Places of sorts of delay that are no kind of operation.
+PLACES = {START: "at the start of steps", LATE: "at the start of late workers' steps"}
 
 #: Sorts of delay that save less than this share of the step are left out of the sentence.
 MIN_NAMED = 0.005
@@ -30,27 +41,32 @@ MIN_NAMED = 0.005
 def propose(case: Case) -> Remedy:
     """Hide launch delays: all, or one sort of them if the others cost almost nothing.
 
-    Options: ``hide``, the sort to hide: "step-start", the label of a kind of op, or "all".
+    Options: ``hide``, the sort to hide: "late-workers", "step-start", the label of a kind of op,
+    or "all".
 
     Raises:
         RemedyError: there is no such sort of delay.
         NotApplicableError: launch delays cost almost nothing, or hiding them saves nothing.
     """
-    requested, sorts = case.options.get("hide"), (START, ALL, *(kind.label for kind in OpKind))
+    requested = case.options.get("hide")
+    sorts = (LATE, START, ALL, *(kind.label for kind in OpKind))
     if requested is not None and requested not in sorts:
         raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
     finding = needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
-    before = _of(_replay(measured, np.zeros(measured.graph.n_ops, dtype=bool)))
+    before = _of(step_s_with(measured))
     masks = _masks(measured.graph)
     steps = {name: _hidden(measured, masks, mask) for name, mask in masks.items()}
+    late = late_starts(measured, float(case.result.simulated_s.mean()))
+    if late is not None:
+        steps = {LATE: step_s_with(measured, late.late_s), **steps}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
         raise NotApplicableError(
             f"hiding these delays ({hide}) saves nothing: they coincide with other delays"
         )
-    is_open = bool(finding.ambiguous) and bool((masks[hide] & masks[START]).any())
+    is_open = bool(finding.ambiguous) and (hide == LATE or bool((masks[hide] & masks[START]).any()))
     names = sorted(saved, key=lambda name: -saved[name])
     table = [
         {"hide": name, "saved_s": saved[name], "gain": saved[name] / before.mean_s}
@@ -62,11 +78,12 @@ def propose(case: Case) -> Remedy:
     return outcome(
         case,
         KIND,
-        _action(hide, gains),
+        _action(hide, gains, measured.graph, late),
         _of(steps[hide]),
         {
-            "hide": [name for name in saved if name != ALL] if hide == ALL else [hide],
+            "hide": [name for name in masks if name != ALL] if hide == ALL else [hide],
             "alone": table,
+            **({} if late is None else {"workers": [list(worker) for worker in late.workers]}),
         },
         notes=_notes(hide) + ((f"the gain may be 0: {finding.ambiguous}",) if is_open else ()),
         before=before,
@@ -106,9 +123,13 @@ def _of(step_s: Array) -> Prediction:
 
 def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
     if (requested := case.options.get("hide")) is not None:
+        if requested == LATE not in saved:
+            raise NotApplicableError("no worker begins its steps later than its peers")
         if requested not in saved:
             raise NotApplicableError(f"the trace has no {requested} operations")
         return str(requested)
+    if saved.get(LATE, 0.0) >= LATE_SHARE * saved[ALL]:
+        return LATE
     return next(name for name in saved if saved[name] >= NEARLY_ALL_SHARE * saved[ALL])
 
 
@@ -117,7 +138,7 @@ def _kinds_at_start(
 ) -> set[str]:
     """Kinds whose delays are those at the start of steps: hiding both saves no more than one."""
     kinds = set()
-    for name in set(saved) - {START, ALL}:
+    for name in set(saved) - {LATE, START, ALL}:
         least, most = sorted((saved[START], saved[name]))
         if least >= NEARLY_ALL_SHARE * most > 0:
             both_s = _hidden(measured, masks, masks[START] | masks[name])
@@ -126,16 +147,26 @@ def _kinds_at_start(
     return kinds
 
 
-def _action(hide: str, gains: Mapping[str, float]) -> str:
+def _action(
+    hide: str, gains: Mapping[str, float], graph: StepGraph, late: LateStarts | None
+) -> str:
     """The advice, with the gain of each of its parts alone."""
+    if hide == LATE and late is not None:
+        names = "; ".join(graph.worker_name(*worker) for worker in late.workers[:MAX_NAMED])
+        n_others = len(late.workers) - MAX_NAMED
+        others = f" and {n_others} more" if n_others > 0 else ""
+        of = "workers" if len(late.workers) > 1 else "worker"
+        return (
+            f"begin the steps of {of} {names}{others} with those of the peers: find what its host "
+            "does before the first operation (data loading, garbage collection, logging)"
+        )
     if hide == START:
         return "load the data of a step during the step before (prefetch)"
     sorts = [name for name in gains if name not in (ALL, hide) and gains[name] >= MIN_NAMED]
     if hide != ALL:  # only the step's start may be a part of a kind's delays
         sorts = [START] if START in sorts and hide == OpKind.FORWARD_COMPUTE.label else []
     gain_text = ", ".join(
-        f"{'at the start of steps' if name == START else f'before {name}'} {gains[name]:.1%}"
-        for name in sorts
+        f"{PLACES.get(name, f'before {name}')} {gains[name]:.1%}" for name in sorts
     )
     place = "between operations" if hide == ALL else f"before {hide}"
     return f"hide the delays {place}" + (f" (alone: {gain_text})" if gain_text else "")
@@ -143,7 +174,7 @@ def _action(hide: str, gains: Mapping[str, float]) -> str:
 
 def _notes(hide: str) -> tuple[str, ...]:
     most = "the most that hiding them can gain; --hide chooses which delays"
-    if hide not in (START, ALL):
+    if hide not in (LATE, START, ALL):
         return (most,)
     return (
         most,

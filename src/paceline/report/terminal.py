@@ -189,11 +189,11 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
     if report.doubtful:
-        outside = 1 - 1 / report.launch_slowdown
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
-        if outside > 0:
+        if report.launch_slowdown > 1:
             text = (
-                f"Doubtful: {outside:.0%} of the step passes between operations; see the warnings"
+                f"Doubtful: {report.discrepancy:.0%} of the step passes between operations; see "
+                "the warnings"
             )
         lines += wrap(text, width, style="bold yellow")
     if between := between_steps(report):
@@ -211,6 +211,8 @@ def _step_times(report: JobReport) -> str:
     )
     judged = "over 5%" if report.doubtful else "fine"
     off = f"{report.discrepancy:.1%} off: {judged}"
+    if report.overlap_s > 0:
+        off = f"{seconds(report.overlap_s)} overlap with the step before, {off}"
     return f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
 
 

@@ -46,6 +46,7 @@ class JobReport:
     Attributes:
         job, steps: the job's degrees, and the numbers of the analysed steps.
         slowdown, waste, discrepancy, launch_slowdown: numbers of the what-if analysis.
+        overlap_s: mean seconds of a traced step in which the step before still ran.
         step_time_s: traced, simulated and ideal step time.
         by_step, by_kind, by_stage, by_replica: S of each part.
         by_worker: [pp, replica] S of each worker.
@@ -78,6 +79,7 @@ class JobReport:
     by_replica_by_step: Mapping[int, Mapping[int, float]]
     slow_mode_shares: Mapping[str, float] = field(default_factory=dict)
     launch_slowdown: float = 1.0
+    overlap_s: float = 0.0
     by_replica: Mapping[int, float] = field(default_factory=dict)
     by_kind_by_step: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     slowest_workers: tuple[tuple[int, int, float], ...] = ()

@@ -29,6 +29,7 @@ def numbers_of(result: WhatIf) -> dict[str, Any]:
     clocks, steps = result.clocks, tuple(result.steps.tolist())
     return {
         **{name: getattr(result, name) for name in names},
+        "overlap_s": float(result.overlap_s.mean()),
         "steps": steps,
         "slow_mode_shares": dict(result.slow_mode_shares),
         "critical_path": PathSummary.of(result.critical_path),

@@ -259,6 +259,11 @@ def _group(_: JobReport, finding: Finding) -> str:
 
 
 def _delay(_: JobReport, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
+    if len(places) == 1:
+        return f"worker {worker(places[0])} begins its steps late"
+    if places:
+        return f"{len(places):,} workers begin their steps late (most: {worker(places[0])})"
     return f"{percent(finding.share_of_step)} of the step passes between operations"
 
 
@@ -316,6 +321,8 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
     if remedy.remedy == "fix-link":
         single = finding.evidence.get("n_links", 1) == 1
         return f"Repairing {'it' if single else 'them'} gains {gain}."
+    if remedy.remedy == "hide-delays" and remedy.change.get("hide") == ["late-workers"]:
+        return f"Beginning on time gains at most {gain}."
     at_most = "at most " if remedy.change.get("bound") else ""
     return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 

@@ -155,8 +155,14 @@ KEYS: tuple[Key, ...] = (
     Key("slowdown_paper", NUMBER, "S by the paper's reference for every kind"),
     Key("slow_mode_shares", _BY_KIND, "kinds judged against their own fast steps"),
     Key("waste", NUMBER, "1 - 1/S"),
-    Key("discrepancy", NUMBER, "|T - traced| / traced"),
-    Key("launch_slowdown", NUMBER, "traced mean step / T"),
+    Key("discrepancy", NUMBER, "|T - lasted| / traced; lasted is traced less overlap_s"),
+    Key("launch_slowdown", NUMBER, "lasted / T"),
+    Key(
+        "overlap_s",
+        NUMBER,
+        "mean seconds of a traced step in which the step before still ran; if any",
+        written=lambda report: report.overlap_s > 0,
+    ),
     Key(
         "step_time_s",
         record(StepTimes, tuple(Key(n, _BY_STEP) for n in ("traced", "simulated", "ideal"))),

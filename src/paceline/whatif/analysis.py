@@ -68,7 +68,11 @@ def analyze(
     path = critical_path(measured)
     delay = _launch_delays(measured, slow.simulated)
     t, traced = float(slow.simulated.mean()), float(measured.traced_step_s.mean())
-    discrepancy, replay_error = (abs(float(x) / traced - 1) for x in (t, path.step_s.mean()))
+    lasted = traced - float(measured.overlap_s.mean())
+    discrepancy, replay_error = (
+        abs(lasted - t) / traced,
+        abs(float(path.step_s.mean()) / traced - 1),
+    )
     peers = peers_of(measured.graph)
     clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
@@ -89,9 +93,10 @@ def analyze(
         slowdown_paper=t / t_paper,
         waste=1 - slow.t_ideal / t,
         discrepancy=discrepancy,
-        launch_slowdown=traced / t,
+        launch_slowdown=lasted / t,
         replay_error=replay_error,
         traced_s=measured.traced_step_s,
+        overlap_s=measured.overlap_s,
         simulated_s=slow.simulated,
         ideal_s=slow.ideal,
         by_step=_keyed(measured.steps.tolist(), slow.simulated / slow.ideal),
@@ -227,26 +232,27 @@ class _Shares:
 
 
 def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:
-    """Cost of launch delays, relative to the [step] seconds ``without`` them."""
+    """Cost of launch delays, relative to the [step] seconds ``without`` them.
+
+    Workers that still run the step before begin late. This overlap is no delay.
+    """
     graph, n_steps = measured.graph, measured.durations.n_steps
     labels = [kind for kind in OpKind if (graph.kind == kind).any()]
     first = np.zeros(graph.n_ops, dtype=bool)
     first[_first_computes(graph)] = True
-    masks = [
-        graph.sources | first,
-        *(graph.kind == kind for kind in labels),
-    ]
+    first |= graph.sources
+    masks = [first, *(graph.kind == kind for kind in labels)]
     lanes = all_lanes(graph, n_steps)
     n = len(masks)
     rules = Rules.own(graph, np.stack(masks))
     repeated = lanes.repeated(n)
     times = step_times(measured.durations, rules, repeated, measured.delays).reshape(n, n_steps)
-    start, *by_kind = times
-    factors = {
-        kind.label: float(t.mean() / without.mean())
-        for kind, t in zip(labels, by_kind, strict=True)
-    }
-    return LaunchDelay(factors, float(start.mean() / without.mean()))
+    factors = times.mean(axis=1) / without.mean()
+    overlap = float(measured.overlap_s.mean() / without.mean())
+    at_start = np.array([bool((mask & first).any()) for mask in masks])
+    less = np.maximum(factors - overlap, np.minimum(factors, 1.0))
+    start, *by_kind = np.where(at_start, less, factors).tolist()
+    return LaunchDelay({kind.label: f for kind, f in zip(labels, by_kind, strict=True)}, start)
 
 
 def _first_computes(graph: StepGraph) -> npt.NDArray[np.int64]:

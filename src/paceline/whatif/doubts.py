@@ -66,8 +66,8 @@ def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
         causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
     named = f"; delays before {', '.join(causes)}" if causes else ""
     text = (
-        f"the simulation differs from the trace by {discrepancy:.1%} (over 5%): the analysis is "
-        f"doubtful, time is lost between operations{named}"
+        f"the simulation differs from the trace by {discrepancy:.1%} of the step (over 5%): the "
+        f"analysis is doubtful, time is lost between operations{named}"
     )
     return [Warning(LAUNCH_DELAYS, text, {"discrepancy": discrepancy})]
 

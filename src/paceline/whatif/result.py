@@ -45,10 +45,12 @@ class WhatIf:
         slowdown_paper: S with the paper's reference for every kind; differs only if
             ``slow_mode_shares`` has kinds.
         waste: 1 - 1/S, the share of GPU time lost (Eq. 3).
-        discrepancy: |T - traced mean step| / traced (paper, section 6).
-        launch_slowdown: traced mean step / T.
+        discrepancy: |T - lasted| / traced mean step (paper, section 6). A step lasted as traced,
+            less its overlap with the step before.
+        launch_slowdown: lasted / T.
         replay_error: the discrepancy with launch delays replayed; only clamping and bugs cause it.
         traced_s, simulated_s, ideal_s: [step] step times, seconds.
+        overlap_s: [step] seconds of the traced step in which the step before still ran.
         by_step: step number -> its time / T_ideal of that step.
         by_kind: kind label -> S_x (Eq. 2).
         by_stage: stage -> S_x.
@@ -88,6 +90,7 @@ class WhatIf:
     launch_slowdown: float
     replay_error: float
     traced_s: npt.NDArray[np.float64]
+    overlap_s: npt.NDArray[np.float64]
     simulated_s: npt.NDArray[np.float64]
     ideal_s: npt.NDArray[np.float64]
     by_step: Mapping[int, float]
@@ -132,6 +135,11 @@ class WhatIf:
     def step_modes(self) -> TwoModes | None:
         """The traced step times in two modes; None for a single mode."""
         return step_modes(self.traced_s)
+
+    @property
+    def lost_s(self) -> npt.NDArray[np.float64]:
+        """[step] seconds between operations, by launch delays."""
+        return self.traced_s - self.overlap_s - self.simulated_s
 
     @property
     def lasting_slowdown(self) -> float:

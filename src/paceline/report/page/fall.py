@@ -32,15 +32,18 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     actual, simulated = (float(times.mean()) for times in (report.traced_s, report.simulated_s))
     of_gpus = f"{_range(report, _gpus(lost_gpus), _gpus(most_gpus))} of {gpus:,} GPUs"
     parts = waste_parts(report)
+    as_traced = "as traced"
+    if report.overlap_s > 0:
+        as_traced += f"; in {seconds(report.overlap_s)} the step before still runs"
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
         ("Waste", waste_range(report), "; ".join(filter(None, (of_gpus + per_day, parts)))),
-        ("Mean step, actual", seconds(actual), "as traced"),
+        ("Mean step, actual", seconds(actual), as_traced),
         (
             "… without launch delays",
             seconds(simulated),
-            f"they take {percent(1 - simulated / actual)}",
+            f"they take {percent((actual - report.overlap_s - simulated) / actual)}",
         ),
         ("… ideal", ideal_range(report), "without stragglers"),
         ("Simulation against trace", percent(report.discrepancy), judged),

@@ -220,7 +220,11 @@ def _hide_delays(change: Change) -> Phrases:
 
 
 def _delays(hide: str) -> str:
-    names = {"step-start": "at the start of steps", "all": "all delays"}
+    names = {
+        "step-start": "at the start of steps",
+        "late-workers": "at the start of late workers' steps",
+        "all": "all delays",
+    }
     return names.get(hide, f"before {hide}")
 
 

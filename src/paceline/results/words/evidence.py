@@ -266,6 +266,7 @@ def _share_or_times(ratio: float) -> str:
 
 def _delay(finding: Finding) -> Phrases:
     evidence = finding.evidence
+    yield from _late_workers(finding)
     slowdown = _number(evidence, "launch_slowdown")
     if slowdown is not None:
         yield f"traced steps take {times(slowdown)} the time without delays{_from(evidence)}"
@@ -280,6 +281,30 @@ def _delay(finding: Finding) -> Phrases:
     ]
     if shares:
         yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
+
+
+def _late_workers(finding: Finding) -> Phrases:
+    evidence, places = finding.evidence, finding.where.get("workers") or []
+    late_s, n_steps = evidence.get("late_s") or [], evidence.get("late_steps") or []
+    late = [
+        f"worker {worker(place)} by {seconds(late)} in {count(n, 'step')}"
+        for place, late, n in zip(places, late_s, n_steps, strict=False)
+    ]
+    if not late:
+        return
+    yield f"later than the peers' begin: {several(late, MAX_NAMED, '; ')} (median of these steps)"
+    share = _number(evidence, "late_share")
+    if share is not None:
+        yield f"if all began with their peers, a step would lose {percent(share)}"
+    chance = _number(evidence, "p_value")
+    if chance is not None:
+        yield f"chance makes one worker late as often in {_one_in(chance)}"
+    yield (
+        "the trace does not show this work: data loading, garbage collection, logging or another "
+        "process of its host"
+    )
+    if steps := evidence.get("steps"):
+        yield steps_text(steps)
 
 
 def _drift(finding: Finding) -> Phrases:

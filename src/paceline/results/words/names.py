@@ -37,6 +37,7 @@ HARDWARE = {
 
 #: Drops of the waterfall without a finding: their names and descriptions.
 OTHERS = {
+    "steps-overlap": ("Overlap of steps", "other ranks still run the step before"),
     "launch-delay": ("Launch delays", "time between operations"),
     "passing-variation": (
         "Other passing variation",
