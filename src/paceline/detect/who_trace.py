@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.who import Suspect, alike_groups, name_ranks, name_steps
+from paceline.detect.who import Suspect, alike_groups, lower_median, name_ranks, name_steps
 from paceline.graph import Durations, Measured
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
@@ -164,15 +164,11 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
     workers = [(int(dp), int(pp)) for pp, dp in np.argwhere(is_slow)]
     if not workers:
         return []
-    scenarios = [
-        Scenario.only(Part(kinds=group, workers=frozenset({worker})))
-        for worker in workers
-        for group in _KINDS.values()
-    ]
-    slowdown = judged.seconds_of(scenarios).mean(axis=1).reshape(-1, 2) / judged.ideal_s.mean()
+    slowdown = _by_kind(judged, workers)
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
-    for kind, mask in (("compute", by_compute), ("communication", ~by_compute)):
+    by_transfers = ~by_compute & ~_shared(judged, is_slow, by_compute, slowdown[:, 1])
+    for kind, mask in (("compute", by_compute), ("communication", by_transfers)):
         # Workers at both ends of a link, or behind a NIC, stay together, as the fault is between
         # them.
         alike = alike_groups(np.flatnonzero(mask), slowdown[:, 0])
@@ -183,6 +179,33 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
             if len(group)
         ]
     return sorted(suspects, key=lambda suspect: -suspect.share)
+
+
+def _by_kind(judged: _Judged, workers: Sequence[Worker]) -> Array:
+    """[worker, 2] S_w of only a worker's computes, and of only its transfers."""
+    scenarios = [
+        Scenario.only(Part(kinds=group, workers=frozenset({worker})))
+        for worker in workers
+        for group in _KINDS.values()
+    ]
+    of_kind: Array = judged.seconds_of(scenarios).mean(axis=1).reshape(-1, 2)
+    return of_kind / judged.ideal_s.mean()
+
+
+def _shared(judged: _Judged, is_slow: Mask, by_compute: Mask, by_transfers: Array) -> Mask:
+    """[suspect] whether its transfers are no slower than those of workers beside it.
+
+    A collective takes as long for all of its members. So one that is slow tells nothing about a
+    member while another one computes longer. If all workers are slow by transfers, it is the
+    network.
+    """
+    if not by_compute.any() and is_slow.all():
+        return np.zeros(len(by_transfers), dtype=bool)
+    others = [(int(dp), int(pp)) for pp, dp in np.argwhere(~is_slow)]
+    everyone = [*by_transfers, *(_by_kind(judged, others)[:, 1] if others else [])]
+    bar = max(WhatIf.HEALTHY_BELOW - 1, _OF_WORST * (float(judged.s_w.max()) - 1))
+    shared: Mask = by_transfers - lower_median(np.array(everyone)) < bar
+    return shared
 
 
 def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _Judged) -> Suspect:
