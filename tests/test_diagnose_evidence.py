@@ -137,7 +137,9 @@ def test_the_evidence_of_launch_delays():
     finding = found["launch-delay"]
     lost = 1 - result.simulated_s.mean() / result.traced_s.mean()
     assert finding.text.startswith(f"{lost:.1%} of the step passes between operations")
-    assert finding.text.endswith("most of it at the start of steps (data loading)")
+    # its steps have no absolute times, so their overlap is not known
+    assert finding.text.endswith("most of it at the start of steps")
+    assert finding.ambiguous
     assert finding.share is None
     assert finding.share_of_step == pytest.approx(lost)
     assert finding.evidence["threshold"] == 1.03

@@ -9,6 +9,7 @@ import pytest
 
 import paceline
 from paceline.diagnose import diagnose
+from paceline.diagnose.waterfall import waterfall
 from paceline.graph import from_trace
 from paceline.graph.computes import KINDS
 from paceline.graph.step_gaps import step_gaps
@@ -17,7 +18,7 @@ from paceline.remedies import Case
 from paceline.remedies.data_loading import propose
 from paceline.trace import Trace
 from paceline.trace.kinds import P2P_KINDS
-from paceline.trace.warning import STEPS_OVERLAP
+from paceline.trace.warning import LAUNCH_DELAYS, STEPS_OVERLAP
 from recordings import SetClock, play
 
 
@@ -110,6 +111,16 @@ def test_unprofiled_steps_tell_the_overlap(tmp_path, every):
     assert delay is None
     (note,) = [w for w in measured.doubts if w.code == STEPS_OVERLAP]
     assert note.numbers["share"] == pytest.approx(29 / 129)
+    result = paceline.analyze(measured)  # overlap is no delay anywhere
+    assert result.discrepancy == pytest.approx(1 / 129)  # its operations end 1 ms before it
+    assert result.launch_slowdown == pytest.approx(100 / 99)
+    assert result.launch_delay.step_start == pytest.approx(100 / 99)
+    assert not any(w.code == LAUNCH_DELAYS for w in result.doubts)
+    fall = waterfall(measured, result, diagnose(measured, result).findings)
+    drops = {drop.name: drop.seconds for drop in fall.drops}
+    assert drops["steps-overlap"] == pytest.approx(0.029, abs=1e-6)
+    assert drops["launch-delay"] == pytest.approx(0.001, abs=1e-6)
+    assert fall.actual_s - sum(drops.values()) == pytest.approx(fall.compute_s)
     assert measured.overlap_s == pytest.approx(np.full(len(measured.steps), 0.029), abs=1e-6)
 
 
@@ -122,6 +133,12 @@ def test_a_wait_for_data_is_no_overlap(tmp_path, every):
     assert delay.confidence > 0.99
     assert not delay.ambiguous
     assert delay.share_of_step == pytest.approx(30 / 129, rel=0.01)
+    result = paceline.analyze(measured)  # one basis: finding, warning, waterfall
+    (doubt,) = [w for w in result.doubts if w.code == LAUNCH_DELAYS]
+    assert doubt.numbers["discrepancy"] == pytest.approx(delay.share_of_step)
+    fall = waterfall(measured, result, diagnose(measured, result).findings)
+    assert [drop.name for drop in fall.drops][0] == "launch-delay"
+    assert fall.drops[0].seconds / fall.actual_s == pytest.approx(delay.share_of_step)
 
 
 def test_a_pause_before_a_profiled_step_is_told(tmp_path):
@@ -137,8 +154,8 @@ def test_ends_of_steps_before_stay_with_their_steps(tmp_path):
         np.testing.assert_allclose(part.previous_end_s, trace.previous_end_s)
     few = trace.select_steps([4, 8])
     assert few.previous_end_s.tolist() == trace.previous_end_s[[2, 4]].tolist()
-    assert paceline.load(tmp_path / "run", steps=[4, 8]).previous_end_s.tolist() == pytest.approx(
-        few.previous_end_s.tolist()
+    np.testing.assert_allclose(
+        paceline.load(tmp_path / "run", steps=[4, 8]).previous_end_s, few.previous_end_s
     )
 
 
