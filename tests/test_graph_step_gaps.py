@@ -137,7 +137,7 @@ def test_a_wait_for_data_is_no_overlap(tmp_path, every):
     (doubt,) = [w for w in result.doubts if w.code == LAUNCH_DELAYS]
     assert doubt.numbers["discrepancy"] == pytest.approx(delay.share_of_step)
     fall = waterfall(measured, result, diagnose(measured, result).findings)
-    assert [drop.name for drop in fall.drops][0] == "launch-delay"
+    assert fall.drops[0].name == "launch-delay"
     assert fall.drops[0].seconds / fall.actual_s == pytest.approx(delay.share_of_step)
 
 

@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
     from paceline.report.why import remedy_lines
 
     console = standard_output()
-    print_lines(remedy_lines(remedy, min(console.width, 120)), console)
+    width, reduces = min(console.width, 120), case.measured.graph.all_reduces
+    print_lines(remedy_lines(remedy, width, all_reduces=reduces), console)
     _print_warnings(case)
     return 0
 

@@ -178,6 +178,9 @@ class _Tables:
             hosts=self._hosts(left_out),
             odd_steps=(_odd_steps(self.job_before), _odd_steps(self.job_after)),
             left_out=left_out,
+            all_reduces=all(
+                job.measured.graph.all_reduces for job in (self.job_before, self.job_after)
+            ),
         )
 
     def _side(self, job: _Job, name: str) -> Side:

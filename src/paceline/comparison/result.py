@@ -186,6 +186,7 @@ class Comparison:
         hosts: by size of the change.
         odd_steps: step numbers before and after that take over 1.3 times the median.
         left_out: table -> why it is empty or has no changes.
+        all_reduces: whether both jobs reduce gradients to all ranks; for names of kinds.
     """
 
     before: Side
@@ -202,6 +203,7 @@ class Comparison:
     hosts: tuple[HostChange, ...]
     odd_steps: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     left_out: Mapping[str, str] = field(default_factory=dict)
+    all_reduces: bool = False
 
     @property
     def change_s(self) -> float:

@@ -188,8 +188,9 @@ def _by_kind(judged: _Judged, workers: Sequence[Worker]) -> Array:
         for worker in workers
         for group in _KINDS.values()
     ]
-    of_kind: Array = judged.seconds_of(scenarios).mean(axis=1).reshape(-1, 2)
-    return of_kind / judged.ideal_s.mean()
+    seconds = judged.seconds_of(scenarios).mean(axis=1).reshape(-1, 2)
+    of_kind: Array = seconds / judged.ideal_s.mean()
+    return of_kind
 
 
 def _shared(judged: _Judged, is_slow: Mask, by_compute: Mask, by_transfers: Array) -> Mask:

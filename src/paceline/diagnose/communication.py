@@ -71,6 +71,8 @@ class Communication:
         by_kind: exposure of each kind on each stage.
         by_part: exposure of each unit and bucket.
         findings: findings about the arrangement of the communication, by cost; no stragglers.
+        all_reduces: whether gradients are reduced to all ranks; then the kind
+            ``grads-reduce-scatter`` has another name for people.
     """
 
     step_s: float
@@ -78,6 +80,7 @@ class Communication:
     by_kind: tuple[Exposure, ...]
     by_part: tuple[Exposure, ...]
     findings: tuple[Finding, ...] = ()
+    all_reduces: bool = False
 
 
 class Simulated:
@@ -138,7 +141,9 @@ def exposures(measured: Measured, simulated: Simulated, waits: Waits) -> Communi
         for at, ((kind, stage), ops) in enumerate(kinds.items())
     ]
     step_s = float(simulated.step_s.mean())
-    return Communication(step_s, exposed[-1], tuple(by_kind), tuple(by_part))
+    return Communication(
+        step_s, exposed[-1], tuple(by_kind), tuple(by_part), all_reduces=graph.all_reduces
+    )
 
 
 def parts_of(graph: StepGraph) -> dict[tuple[int, int, int, int], Ints]:

@@ -299,7 +299,7 @@ def _of_groups(
     return Candidate(
         "dp-network",
         f"the data-parallel group {of_members} is {worst.factor:.1f}x slow{in_steps(worst)} "
-        f"({label}){common}",
+        f"({graph.kind_name(label)}){common}",
         {"group": place},
         evidence,
         Effect(scaled=tuple(scaling for entry in slow for scaling in healthy(durations, entry))),
@@ -405,9 +405,10 @@ def _of_members(durations: Durations, late: Sequence[tuple[Group, int, float]]) 
     name = durations.graph.worker_name(*group.workers[member])
     workers = list(dict.fromkeys(group.workers[member] for group, member, _ in late))
     others = f" (and {len(workers) - 1} more)" if len(workers) > 1 else ""
+    kind = durations.graph.kind_name(group.kind.label)
     return Candidate(
         "dp-network",
-        f"worker {name} ends {group.kind.label} {units.seconds(seconds)} after the "
+        f"worker {name} ends {kind} {units.seconds(seconds)} after the "
         f"other members of its group{others}",
         {"workers": [list(worker) for worker in workers[:MAX_LISTED]]},
         {

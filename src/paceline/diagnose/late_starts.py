@@ -130,11 +130,13 @@ def _beside_peers(begin_s: Array, idle_s: Array) -> Array:
 
     Where the step before is known for some steps only, the median of these stands for the others.
     """
-    excess = idle_s - lower_median(idle_s.T)[:, None]
-    known = np.isfinite(excess).all(axis=1)
-    if not known.any():
-        return begin_s - lower_median(begin_s.T)[:, None]
-    return np.where(known[:, None], excess, np.median(excess[known], axis=0))
+    excess: Array = idle_s - lower_median(idle_s.T)[:, None]
+    known = np.flatnonzero(np.isfinite(excess).all(axis=1))
+    if not len(known):
+        excess = begin_s - lower_median(begin_s.T)[:, None]
+        return excess
+    usual = np.median(excess[known], axis=0)
+    return np.where(np.isfinite(excess), excess, usual)
 
 
 def _chances(late: Mask) -> Array:

@@ -178,7 +178,7 @@ def _delayed_place(
         )
     if at_start:
         return f"most of it at the start of steps{'' if may_overlap else ' (data loading)'}"
-    return f"most of it before {label}"
+    return f"most of it before {measured.graph.kind_name(label)}"
 
 
 def _late_share(late: LateStarts, result: WhatIf) -> float:
@@ -325,7 +325,8 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     lost_share = (resamples @ excess) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     growth = _growth_by_kind(measured, slow)
-    longer = [label for label, ratio in growth.items() if ratio >= ODD_TIMES]
+    names = measured.graph.kind_name
+    longer = [names(label) for label, ratio in growth.items() if ratio >= ODD_TIMES]
     kinds_text = f"; longer then: {', '.join(longer[:3])}" if longer else ""
     return Finding(
         id="two-modes",

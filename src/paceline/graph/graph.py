@@ -13,7 +13,7 @@ import numpy.typing as npt
 from paceline.errors import SimulationError
 from paceline.graph.order import slots, topological
 from paceline.trace.job import place_name, place_of
-from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.trace.kinds import LOCAL_KINDS, OpKind, kind_name
 
 _CHUNK_VALUES = 1 << 18  # values gathered at once where a gather would otherwise double the memory
 
@@ -107,6 +107,20 @@ class StepGraph:
     def worker_name(self, replica: int, pp: int) -> str:
         """Name of a worker in messages: ``dp 3, stage 0``, or ``dp 3, stage 0, peer 1``."""
         return place_name(place_of(replica, pp, self.peers))
+
+    def kind_name(self, label: str) -> str:
+        """Name of a kind in texts for people."""
+        return kind_name(label, self.all_reduces)
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether the gradients are reduced to all ranks, as in DDP.
+
+        Their buckets are launched within the backward, and no parameter is gathered afterwards. In
+        recordings that do not see the inside of passes, the optimizer may gather parameters.
+        """
+        cut = (self.pass_of != np.arange(self.n_ops)) & (self.kind == OpKind.BACKWARD_COMPUTE)
+        return bool(cut.any()) and not bool((self.kind == OpKind.PARAMS_ALL_GATHER).any())
 
     @property
     def of_whole_passes(self) -> bool:

@@ -166,9 +166,9 @@ def _action(
     if hide != ALL:  # only the step's start may be a part of a kind's delays
         sorts = [START] if START in sorts and hide == OpKind.FORWARD_COMPUTE.label else []
     gain_text = ", ".join(
-        f"{PLACES.get(name, f'before {name}')} {gains[name]:.1%}" for name in sorts
+        f"{PLACES.get(name, f'before {graph.kind_name(name)}')} {gains[name]:.1%}" for name in sorts
     )
-    place = "between operations" if hide == ALL else f"before {hide}"
+    place = "between operations" if hide == ALL else f"before {graph.kind_name(hide)}"
     return f"hide the delays {place}" + (f" (alone: {gain_text})" if gain_text else "")
 
 

@@ -10,13 +10,15 @@ from paceline.results.words.path import kinds_text, leader_text, near_text
 from paceline.trace import Job
 
 
-def path_lines(path: PathSummary | None, job: Job, width: int) -> list[Text]:
+def path_lines(
+    path: PathSummary | None, job: Job, width: int, all_reduces: bool = False
+) -> list[Text]:
     """Parts of the step, and the worker that it mostly waits for."""
     if path is None:  # an older document
         return []
     title = Text().append("critical path", style="bold")
     title.append(": what makes up the step", style="dim")
-    lines = [title, *wrap(kinds_text(path), width)]
+    lines = [title, *wrap(kinds_text(path, all_reduces), width)]
     if job.workers > 1:
         text = leader_text(path, job)
         if path.slack is not None:

@@ -23,6 +23,7 @@ from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
 from paceline.results.document import JobReport
 from paceline.results.headline import details, headline, is_healthy
+from paceline.trace.kinds import kind_name
 from paceline.units import count, percent
 
 #: The order matters: each script uses definitions of the ones before it.
@@ -120,13 +121,14 @@ def _figures(page: _Page) -> str:
     """Critical path, waterfall, parts and charts: the basis of the findings."""
     report = page.report
     stages = {f"stage {stage}": s for stage, s in report.by_stage.items()}
-    kinds = dict(sorted(report.by_kind.items(), key=lambda item: -item[1]))
+    ranked = sorted(report.by_kind.items(), key=lambda item: -item[1])
+    kinds = {kind_name(kind, report.all_reduces): s for kind, s in ranked}
     return Template(static("figures.html")).substitute(
         heatmaps="columns" if report.job.replicas <= MAX_SIDE_BY_SIDE else "",
         kinds=parts_html(kinds, "kind"),
         stages=parts_html(stages, "stage"),
         communication=communication_html(report.communication),
-        **path_html(report.critical_path, report.job),
+        **path_html(report.critical_path, report.job, report.all_reduces),
         waterfall=waterfall_html(report, page.gpu_hour_cost),
         perfetto=_perfetto(page.perfetto),
     )

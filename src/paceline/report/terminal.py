@@ -34,6 +34,7 @@ from paceline.results.words.slowdown import (
     without_passing,
 )
 from paceline.trace import Job
+from paceline.trace.kinds import kind_name
 from paceline.trace.warning import FEW_STEPS
 from paceline.units import count, seconds
 from paceline.whatif import WhatIf
@@ -97,7 +98,7 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
         _head(report, width),
         [*why_lines(report, width), *_beyond_lines(report, width)],
         communication_lines(report.communication, width),
-        path_lines(report.critical_path, report.job, width),
+        path_lines(report.critical_path, report.job, width, report.all_reduces),
         _worst(report, width),
         _shares(report, width),
         _map(report, full_width, colour=colour),
@@ -265,7 +266,8 @@ def _worst(report: JobReport, width: int) -> list[Text]:
     workers = [(",".join(map(str, job.place(i % n_dp, i // n_dp))), float(flat[i])) for i in worst]
     peer = ",peer" if job.peers > 1 else ""
     replicas = [(_replica(job, name), s) for name, s in _top(report.by_replica)]
-    tables = [_Table("kind", _top(report.by_kind))]
+    kinds = [(kind_name(kind, report.all_reduces), s) for kind, s in _top(report.by_kind)]
+    tables = [_Table("kind", kinds)]
     tables += [_Table("stage", _top(report.by_stage))] if n_pp > 1 else []
     tables += [_Table(f"dp{peer}", replicas)] if n_dp > 1 else []
     tables += [_Table(f"dp,stage{peer}", workers)] if n_pp > 1 and n_dp > 1 else []

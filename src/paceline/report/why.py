@@ -168,7 +168,7 @@ def _finding_lines(finding: Finding, report: JobReport, width: int) -> list[Text
     lines += wrap(f"  {small}{finding.text}", width, indent="  ")
     if reading := other_reading(finding, report.remedies):
         lines += wrap(f"  {reading}", width, indent="  ")
-    return lines + _phrase_lines(evidence_phrases(finding), width)
+    return lines + _phrase_lines(evidence_phrases(finding, report.all_reduces), width)
 
 
 def _phrase_lines(phrases: Sequence[str], width: int) -> list[Text]:
@@ -212,13 +212,13 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
     if not report.remedies:
         lines.append(Text("none applies"))
     for remedy in report.remedies:
-        lines += remedy_lines(remedy, width, share_of_loss(report, remedy))
+        lines += remedy_lines(remedy, width, share_of_loss(report, remedy), report.all_reduces)
     lines += _masked_lines(report, width)
     lines += _hint_lines(report, width)
     if report.architecture:
         lines += [Text(""), _title(ARCHITECTURE, NO_FAULT)]
     for remedy in report.architecture:
-        lines += remedy_lines(remedy, width)
+        lines += remedy_lines(remedy, width, all_reduces=report.all_reduces)
     refused = report.not_applicable
     if refused and not every:
         names = f"{count(len(refused), 'remedy', 'remedies')} ({', '.join(refused)})"
@@ -232,7 +232,9 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
     return lines
 
 
-def remedy_lines(remedy: Remedy, width: int, of_loss: float | None = None) -> list[Text]:
+def remedy_lines(
+    remedy: Remedy, width: int, of_loss: float | None = None, all_reduces: bool = False
+) -> list[Text]:
     """One remedy: its saved shares, interval, action and notes."""
     low, high = (percent(end) for end in remedy.interval)
     text = (
@@ -241,7 +243,7 @@ def remedy_lines(remedy: Remedy, width: int, of_loss: float | None = None) -> li
     )
     lines = wrap(text, width, style="bold")
     lines += wrap(f"  {remedy.action or remedy.text}", width, indent="  ")
-    lines += _phrase_lines(change_phrases(remedy), width)
+    lines += _phrase_lines(change_phrases(remedy, all_reduces), width)
     for note in remedy.notes:
         lines += wrap(f"  note: {note}", width, indent="    ", style="dim")
     return lines

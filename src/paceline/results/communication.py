@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.diagnose import Communication, Exposure
 from paceline.results.answers import FINDING, plain_finding
-from paceline.results.forms import NUMBER, TEXT, WHOLE, Form, list_of, optional
+from paceline.results.forms import FLAG, NUMBER, TEXT, WHOLE, Form, list_of, optional
 from paceline.results.record import Key, read_record, record, record_schema, write_record
 from paceline.trace import Job
 
@@ -42,6 +42,12 @@ _KEYS = (
     Key("by_kind", list_of(EXPOSURE)),
     Key("by_part", list_of(EXPOSURE)),
     Key("findings", list_of(FINDING), "findings on the arrangement of communication; outside S"),
+    Key(
+        "all_reduces",
+        FLAG,
+        "true: the gradients are reduced to all ranks, as in DDP",
+        written=lambda communication: communication.all_reduces,
+    ),
 )
 
 COMMUNICATION: Form[Communication] = record(Communication, _KEYS)

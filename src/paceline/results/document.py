@@ -46,7 +46,7 @@ class JobReport:
     Attributes:
         job, steps: the job's degrees, and the numbers of the analysed steps.
         slowdown, waste, discrepancy, launch_slowdown: numbers of the what-if analysis.
-        overlap_s: mean seconds of a traced step in which the step before still ran.
+        overlap_s: mean seconds by which traced steps are longer since the step before still ran.
         step_time_s: traced, simulated and ideal step time.
         by_step, by_kind, by_stage, by_replica: S of each part.
         by_worker: [pp, replica] S of each worker.
@@ -286,6 +286,11 @@ class JobReport:
     def even(self) -> bool:
         """Whether all replicas have the same number of microbatches, as far as known."""
         return len(set(self.microbatches)) < 2
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether gradients are reduced to all ranks, as in DDP; for names of kinds."""
+        return self.communication is not None and self.communication.all_reduces
 
     @property
     def doubtful(self) -> bool:

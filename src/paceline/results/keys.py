@@ -160,7 +160,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "overlap_s",
         NUMBER,
-        "mean seconds of a traced step in which the step before still ran; if any",
+        "mean seconds by which traced steps are longer since the step before still ran; if any",
         written=lambda report: report.overlap_s > 0,
     ),
     Key(

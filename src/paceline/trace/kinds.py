@@ -142,3 +142,16 @@ def _kind_groups() -> dict[str, tuple[OpKind, ...]]:
 
 #: The kinds of S_x: send and recv of one direction count as one (what-if paper, 4.3).
 KIND_GROUPS: Final = MappingProxyType(_kind_groups())
+
+
+def kind_name(label: str, all_reduces: bool) -> str:
+    """The name of a kind for people; files have the label.
+
+    Args:
+        label: of the kind.
+        all_reduces: whether the job reduces its gradients to all ranks, as DDP does.
+    """
+    return "gradient all-reduce" if all_reduces and label == _GRADIENTS else label
+
+
+_GRADIENTS = OpKind.GRADS_REDUCE_SCATTER.label

@@ -68,23 +68,26 @@ def analyze(
     path = critical_path(measured)
     delay = _launch_delays(measured, slow.simulated)
     t, traced = float(slow.simulated.mean()), float(measured.traced_step_s.mean())
-    lasted = traced - float(measured.overlap_s.mean())
+    overlap_s = _overlap_s(measured, traced - t)
+    lasted = traced - float(overlap_s.mean())
     discrepancy, replay_error = (
         abs(lasted - t) / traced,
         abs(float(path.step_s.mean()) / traced - 1),
     )
-    peers = peers_of(measured.graph)
+    peers, names = peers_of(measured.graph), measured.graph.kind_name
     clamped = sum(sum(counts.values()) for counts in measured.clamped.values())
     by_worker = slow.worker.mean.reshape(measured.graph.n_pp, measured.graph.n_dp)
     t_paper = _ideal_by_paper(measured, judged_by, slow)
     doubts = (
         *step_doubts(measured.durations),
-        *delay_doubts(discrepancy, delay),
+        *delay_doubts(discrepancy, delay, names),
         *clock_doubts(replay_error, clamped),
         *resolution_doubts(measured.durations),
         *noop_doubts(measured.durations, slow.t_ideal),
-        *reference_notes(judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper),
-        *judged(peers),
+        *reference_notes(
+            judged_by, measured.durations.n_steps, t / slow.t_ideal, t / t_paper, names
+        ),
+        *judged(peers, names),
     )
     return WhatIf(
         job=measured.job,
@@ -96,7 +99,7 @@ def analyze(
         launch_slowdown=lasted / t,
         replay_error=replay_error,
         traced_s=measured.traced_step_s,
-        overlap_s=measured.overlap_s,
+        overlap_s=overlap_s,
         simulated_s=slow.simulated,
         ideal_s=slow.ideal,
         by_step=_keyed(measured.steps.tolist(), slow.simulated / slow.ideal),
@@ -229,6 +232,17 @@ class _Shares:
         return self._divide(
             self._mean_times([Scenario.only(part) for part in parts]) - self.t_ideal
         )
+
+
+def _overlap_s(measured: Measured, beyond_s: float) -> Array:
+    """[step] overlap with the step before, as far as it lengthens the traced step.
+
+    Where a fast worker is the last of a step, its end delays nobody. So all overlap together is at
+    most ``beyond_s``, the mean of traced steps less T.
+    """
+    all_of_it = float(measured.overlap_s.mean())
+    share = min(1.0, max(beyond_s, 0.0) / all_of_it) if all_of_it > 0 else 0.0
+    return share * measured.overlap_s
 
 
 def _launch_delays(measured: Measured, without: Array) -> LaunchDelay:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,12 +58,17 @@ def step_doubts(durations: Durations) -> list[Warning]:
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]
 
 
-def delay_doubts(discrepancy: float, delay: LaunchDelay) -> list[Warning]:
-    """A warning if the discrepancy is above 5%, where the paper drops a trace (section 6)."""
+def delay_doubts(
+    discrepancy: float, delay: LaunchDelay, names: Callable[[str], str] = str
+) -> list[Warning]:
+    """A warning if the discrepancy is above 5%, where the paper drops a trace (section 6).
+
+    ``names`` gives the name of a kind for people.
+    """
     if discrepancy <= WhatIf.DOUBTFUL_ABOVE:
         return []
     worst = sorted(delay.by_kind.items(), key=lambda item: -item[1])[:3]
-    causes = [f"{label} +{factor - 1:.1%}" for label, factor in worst if factor > 1.001]
+    causes = [f"{names(label)} +{factor - 1:.1%}" for label, factor in worst if factor > 1.001]
     if delay.step_start > 1.001:
         causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
     named = f"; delays before {', '.join(causes)}" if causes else ""
@@ -124,13 +131,20 @@ def noop_doubts(durations: Durations, t_ideal: float) -> list[Warning]:
 
 
 def reference_notes(
-    judged_by: Reference, n_steps: int, slowdown: float, slowdown_paper: float
+    judged_by: Reference,
+    n_steps: int,
+    slowdown: float,
+    slowdown_paper: float,
+    names: Callable[[str], str] = str,
 ) -> list[Warning]:
-    """Warnings about the reference: kinds with two modes, and an ideal slower than the job."""
+    """Warnings about the reference: kinds with two modes, and an ideal slower than the job.
+
+    ``names`` gives the name of a kind for people.
+    """
     notes = []
     if judged_by.modes:
         named = ", ".join(
-            f"{kind.label} ({modes.slow.sum()} of {n_steps} steps, {modes.ratio:.3g}x)"
+            f"{names(kind.label)} ({modes.slow.sum()} of {n_steps} steps, {modes.ratio:.3g}x)"
             for kind, modes in judged_by.modes.items()
         )
         text = (
@@ -169,11 +183,16 @@ def peers_of(graph: StepGraph) -> dict[str, int]:
     return peers
 
 
-def judged(peers: dict[str, int]) -> list[Warning]:
-    """Warnings about kinds with few peers: half of a lasting slowness shows with one, else none."""
-    alone = [label for label, n in peers.items() if n == 1]
+def judged(peers: dict[str, int], names: Callable[[str], str] = str) -> list[Warning]:
+    """Warnings about kinds with few peers: half of a lasting slowness shows with one, else none.
+
+    ``names`` gives the name of a kind for people.
+    """
+    alone = [names(label) for label, n in peers.items() if n == 1]
     halved = [
-        label for label, n in peers.items() if n == 2 and KIND_GROUPS[label][0] not in MEAN_KINDS
+        names(label)
+        for label, n in peers.items()
+        if n == 2 and KIND_GROUPS[label][0] not in MEAN_KINDS
     ]
     notes = []
     if halved:

@@ -50,7 +50,8 @@ class WhatIf:
         launch_slowdown: lasted / T.
         replay_error: the discrepancy with launch delays replayed; only clamping and bugs cause it.
         traced_s, simulated_s, ideal_s: [step] step times, seconds.
-        overlap_s: [step] seconds of the traced step in which the step before still ran.
+        overlap_s: [step] seconds by which the traced step is longer since the step before still
+            ran.
         by_step: step number -> its time / T_ideal of that step.
         by_kind: kind label -> S_x (Eq. 2).
         by_stage: stage -> S_x.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.comparison import Change, Comparison, WorkerChange
 from paceline.comparison.parts import DELAY, DELAY_AT_START
 from paceline.results.words.names import CAUSES, OTHERS
+from paceline.trace.kinds import kind_name
 from paceline.units import percent, seconds
 
 Form = Callable[[float], str]
@@ -86,7 +87,10 @@ def _causes(comparison: Comparison) -> Table:
 
 
 def _kinds(comparison: Comparison) -> Table:
-    rows = [Row(kind_name(r.name), *_seconds(r.mean_s), r.change) for r in comparison.kinds]
+    rows = [
+        Row(name_of_kind(r.name, comparison.all_reduces), *_seconds(r.mean_s), r.change)
+        for r in comparison.kinds
+    ]
     unit = comparison.unit
     about = (
         f"the mean of one operation, then the change of the {unit} that all durations of the kind "
@@ -195,9 +199,9 @@ def cause_name(name: str) -> str:
     return CAUSES.get(name) or OTHERS.get(name, (name,))[0]
 
 
-def kind_name(name: str) -> str:
+def name_of_kind(name: str, all_reduces: bool = False) -> str:
     """The name of a kind of operation or of launch delay."""
-    return _KINDS.get(name, name)
+    return _KINDS.get(name) or kind_name(name, all_reduces)
 
 
 def worker_name(row: WorkerChange) -> str:

@@ -49,6 +49,7 @@ def timeline_data(measured: Measured, result: WhatIf) -> dict[str, Any]:
     variant = int(graph.replica_variant[steps[first]["replicas"][0]])
     return {
         "kinds": [kind.label for kind in OpKind],
+        "names": [graph.kind_name(kind.label) for kind in OpKind],
         "n_dp": graph.n_dp,
         "n_pp": graph.n_pp,
         "variants": [_ops_data(measured, v) for v in range(graph.n_variants)],

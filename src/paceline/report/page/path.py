@@ -8,6 +8,7 @@ from paceline.report.page.markup import bar, escape, table
 from paceline.results.path import PathSummary, SlackSummary
 from paceline.results.words.path import leader_text, near_text
 from paceline.trace import Job
+from paceline.trace.kinds import kind_name
 from paceline.units import percent, seconds
 from paceline.whatif.critical_path import LAUNCH_DELAY
 from paceline.whatif.segments import Sort
@@ -16,13 +17,16 @@ from paceline.whatif.segments import Sort
 MAX_WORKERS = 8
 
 
-def path_html(path: PathSummary | None, job: Job) -> dict[str, str]:
+def path_html(path: PathSummary | None, job: Job, all_reduces: bool = False) -> dict[str, str]:
     """The pieces for ``figures.html``; empty if the document has no path."""
     if path is None:
         return dict.fromkeys(("path_text", "path_kinds", "path_stages", "path_workers"), "")
     kinds = {label: share for label, share in path.by_kind.items() if share > 0}
     ranked = dict(sorted(kinds.items(), key=lambda item: -item[1]))
-    names = {("between operations" if k == LAUNCH_DELAY else k): v for k, v in ranked.items()}
+    names = {
+        "between operations" if label == LAUNCH_DELAY else kind_name(label, all_reduces): share
+        for label, share in ranked.items()
+    }
     stages = {f"stage {stage}": share for stage, share in path.by_stage.items()}
     return {
         "path_text": _text(path, job),

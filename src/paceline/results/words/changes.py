@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.remedies import Remedy
-from paceline.results.words.names import link, worker, workers
+from paceline.results.words.names import link, with_kind_names, worker, workers
 from paceline.units import count, percent, seconds, several, times
 
 #: Most named entries of a list.
@@ -22,10 +22,16 @@ Change = Mapping[str, Any]
 Phrases = Iterator[str]
 
 
-def change_phrases(remedy: Remedy) -> list[str]:
-    """The remedy's changes; empty for unknown remedies."""
+def change_phrases(remedy: Remedy, all_reduces: bool = False) -> list[str]:
+    """The remedy's changes; empty for unknown remedies.
+
+    Args:
+        remedy: for a job.
+        all_reduces: whether the job reduces its gradients to all ranks; for names of kinds.
+    """
     of_remedy = OF_REMEDY.get(remedy.remedy)
-    return [] if of_remedy is None else list(of_remedy(remedy.change))
+    change = with_kind_names(remedy.change, all_reduces)
+    return [] if of_remedy is None else list(of_remedy(change))
 
 
 def _replace_worker(change: Change) -> Phrases:

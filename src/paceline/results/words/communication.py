@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.diagnose import Communication, Exposure
+from paceline.trace.kinds import kind_name
 from paceline.units import percent, seconds
 
 #: Most named parts; ``result.json`` has the rest.
@@ -30,8 +31,13 @@ def summary(communication: Communication) -> str:
 def rows(communication: Communication) -> list[tuple[str, ...]]:
     """One row for each kind and stage, with the columns of ``HEAD``."""
     stages = {exposure.stage for exposure in communication.by_kind}
+    reduces = communication.all_reduces
     return [
-        _row(exposure.kind + (f", stage {exposure.stage}" if len(stages) > 1 else ""), exposure)
+        _row(
+            kind_name(exposure.kind, reduces)
+            + (f", stage {exposure.stage}" if len(stages) > 1 else ""),
+            exposure,
+        )
         for exposure in communication.by_kind
     ]
 
@@ -41,12 +47,15 @@ def part_rows(communication: Communication, most: int = MAX_PARTS) -> list[tuple
     worst = sorted(communication.by_part, key=lambda exposure: -exposure.exposed_s)
     least_s = MIN_SHARE * communication.step_s
     named = [exposure for exposure in worst if exposure.exposed_s >= least_s][:most]
-    return [_row(part_name(exposure, communication.by_part), exposure) for exposure in named]
+    reduces = communication.all_reduces
+    return [
+        _row(part_name(exposure, communication.by_part, reduces), exposure) for exposure in named
+    ]
 
 
-def part_name(exposure: Exposure, among: Sequence[Exposure]) -> str:
+def part_name(exposure: Exposure, among: Sequence[Exposure], reduces: bool) -> str:
     """``params-all-gather of unit 3``; with stage and chunk if there are several."""
-    name = f"{exposure.kind} of {noun(among)} {exposure.part}"
+    name = f"{kind_name(exposure.kind, reduces)} of {noun(among)} {exposure.part}"
     if exposure.chunk >= 0 and len({other.chunk for other in among if other.chunk >= 0}) > 1:
         name += f", chunk {exposure.chunk}"
     return name + (f", stage {exposure.stage}" if len({o.stage for o in among}) > 1 else "")

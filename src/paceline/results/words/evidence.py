@@ -6,11 +6,12 @@ A phrase is omitted if its number is missing, as in results of earlier versions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from paceline.diagnose import Finding
-from paceline.results.words.names import link, worker
+from paceline.results.words.names import link, with_kind_names, worker
 from paceline.units import count, percent, seconds, several, times
 
 #: Most named entries of a list.
@@ -32,10 +33,16 @@ Evidence = Mapping[str, Any]
 Phrases = Iterator[str]
 
 
-def evidence_phrases(finding: Finding) -> list[str]:
-    """Evidence of the finding, the most important first; empty for unknown causes."""
+def evidence_phrases(finding: Finding, all_reduces: bool = False) -> list[str]:
+    """Evidence of the finding, the most important first; empty for unknown causes.
+
+    Args:
+        finding: of a job.
+        all_reduces: whether the job reduces its gradients to all ranks; for names of kinds.
+    """
     of_cause = OF_CAUSE.get(finding.cause)
-    phrases = [] if of_cause is None else list(of_cause(finding))
+    named = replace(finding, evidence=with_kind_names(finding.evidence, all_reduces))
+    phrases = [] if of_cause is None else list(of_cause(named))
     error = _number(finding.evidence, "share_sampling_error")
     if error is not None:
         phrases.append(f"the share comes from sampled orders: its error is about {percent(error)}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.trace.job import place_name
+from paceline.trace.kinds import kind_name
 from paceline.units import percent, several
 
 CAUSES = {
@@ -140,3 +141,22 @@ def place(where: Mapping[str, Any], most: int = 4) -> str:
     if where.get("hosts"):
         phrases.append(f"host {', '.join(map(str, where['hosts'][:most]))}")
     return "; ".join(phrases)
+
+
+def with_kind_names(values: Mapping[str, Any], all_reduces: bool) -> dict[str, Any]:
+    """Evidence or a change, with the names of kinds for people instead of their labels.
+
+    Args:
+        values: evidence of a finding, or change of a remedy.
+        all_reduces: whether the job reduces its gradients to all ranks.
+    """
+    named = dict(values)
+    for key in ("by_kind", "slow_over_fast_by_kind"):
+        if isinstance(values.get(key), Mapping):
+            named[key] = {kind_name(kind, all_reduces): x for kind, x in values[key].items()}
+    if kinds := values.get("kinds"):
+        named["kinds"] = [kind_name(kind, all_reduces) for kind in kinds]
+    for key, of_row in (("groups", "kind"), ("alone", "hide")):
+        if rows := values.get(key):
+            named[key] = [{**row, of_row: kind_name(row[of_row], all_reduces)} for row in rows]
+    return named

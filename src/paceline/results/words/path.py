@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from paceline.results.path import PathSummary, SlackSummary
 from paceline.trace import Job
+from paceline.trace.kinds import kind_name
 from paceline.whatif.critical_path import LAUNCH_DELAY
 
 #: Most kinds named in a terminal line, and the least share of a named kind.
 _TOP_KINDS, _MIN_SHARE = 4, 0.005
 
 
-def kinds_text(path: PathSummary) -> str:
+def kinds_text(path: PathSummary, all_reduces: bool = False) -> str:
     """``backward-compute 67%, forward-compute 31%, between operations 2%``."""
     kinds = {kind: share for kind, share in path.by_kind.items() if kind != LAUNCH_DELAY}
     ranked = sorted(kinds.items(), key=lambda item: -item[1])
-    largest = [(kind, share) for kind, share in ranked[:_TOP_KINDS] if share >= _MIN_SHARE]
+    largest = [
+        (kind_name(kind, all_reduces), share)
+        for kind, share in ranked[:_TOP_KINDS]
+        if share >= _MIN_SHARE
+    ]
     delay = path.by_kind[LAUNCH_DELAY]
     remainder = 1 - delay - sum(share for _, share in largest)
     largest += [("all else", remainder)] if remainder >= _MIN_SHARE else []

@@ -45,7 +45,7 @@
   }
 
   const describe = (data, i) => {
-    const { events, rows, kinds } = data;
+    const { events, rows, kinds, names } = data;
     const row = rows[events.row[i]];
     const who = row.ideal ? `ideal, stage ${row.pp}` : `dp ${Paceline.replica(Paceline, row.dp)}, stage ${row.pp}`;
     const number = events.microbatch[i] === 65535 ? "" : ` of microbatch ${events.microbatch[i]}`;
@@ -53,7 +53,7 @@
     const exposed = data.exposed[`${kinds[events.kind[i]]} ${row.pp} ${events.part[i]}`];
     const path = events.critical[i] ? ["on the critical path"] : [];
     return [
-      `${kinds[events.kind[i]]}${number}`,
+      `${names[events.kind[i]]}${number}`,
       ...(exposed === undefined ? [] : [exposed]),
       who,
       `${seconds(events.length[i])}, from ${seconds(events.start[i])} to ${seconds(end)}`,
@@ -84,7 +84,7 @@
     const top = computes.sort((a, b) => events.length[b] - events.length[a]).slice(0, 30);
     return top.map((i) => {
       const row = data.rows[events.row[i]];
-      const cells = [data.kinds[events.kind[i]], Paceline.replica(Paceline, row.dp), row.pp, events.microbatch[i]];
+      const cells = [data.names[events.kind[i]], Paceline.replica(Paceline, row.dp), row.pp, events.microbatch[i]];
       return [...cells, seconds(events.start[i]), seconds(events.length[i])].map(String);
     });
   };

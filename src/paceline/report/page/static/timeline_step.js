@@ -86,6 +86,7 @@
       return {
         ...step,
         kinds: packed.kinds,
+        names: packed.names,
         exposed: packed.exposed ?? {},
         rows,
         events: columns(found),
@@ -98,7 +99,7 @@
   /** A segment of the path as text. */
   Paceline.segmentName = (data, segment) => {
     const number = segment.microbatch === MISSING ? "" : ` of microbatch ${segment.microbatch}`;
-    const name = `${data.kinds[segment.kind]}${number}`;
+    const name = `${data.names[segment.kind]}${number}`;
     if (segment.sort === IDLE) return `launch delay before ${name}`;
     return segment.sort === OCCUPIED ? `${name} (worker occupied)` : name;
   };
