@@ -318,7 +318,8 @@ def group(times, stage=0, kind=OpKind.GRADS_REDUCE_SCATTER, usual_s=1.0):
 
 GRAPH = SimpleNamespace(
     peers=1, n_dp=3, variant=np.zeros(1, dtype=np.int64), variant_ptr=np.array([0, 1]),
-    worker_name=lambda dp, pp: f"dp {dp}, stage {pp}", replica_variant=np.zeros(9, dtype=np.int64),
+    worker_name=lambda dp, pp: f"dp {dp}, stage {pp}", kind_name=str,
+    replica_variant=np.zeros(9, dtype=np.int64),
     pp=np.zeros(1, dtype=np.int64), dp_index=np.arange(9),
 )  # fmt: skip
 

@@ -275,7 +275,7 @@ def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8,
         launch_slowdown=slowdown,
         overlap_s=np.full(n, overlap),
     )
-    measured = SimpleNamespace(open_overlap_s=open_overlap)
+    measured = SimpleNamespace(open_overlap_s=open_overlap, graph=SimpleNamespace(kind_name=str))
     return outside._delays(measured, result, MEAN[n])
 
 
@@ -319,7 +319,7 @@ def odd(work, idle=0.0):
     """Steps that compute for ``work`` seconds and wait for ``idle`` more."""
     work = np.asarray(work, dtype=float)
     kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3), kind_name=str)
     block = np.stack([work / 2, work / 2, 100 * np.ones(len(work))])[..., None]
     measured = SimpleNamespace(graph=graph, durations=SimpleNamespace(blocks=[block]))
     return outside._odd_steps(measured, life(work, traced_s=work + idle), MEAN[len(work)])
@@ -364,7 +364,7 @@ def test_forwards_and_backwards_make_odd_steps_and_nothing_else(kind):
     block = np.full((3, 8, 1), 0.5)
     block[kind, 4] = 1.5
     kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3), kind_name=str)
     measured = SimpleNamespace(graph=graph, durations=SimpleNamespace(blocks=[block]))
     found = outside._odd_steps(measured, life(block.sum(axis=(0, 2))), MEAN[8])
     assert found.evidence["steps"] == [104]
@@ -379,7 +379,7 @@ def test_two_lengths_of_steps_cost_the_difference():
     times = np.where(slow, 1.5, 1.0)
     kinds = np.array([OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER])
     block = np.stack([np.where(slow, 1.0, 0.5), np.where(slow, 0.6, 0.5), np.zeros(8)])[..., None]
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 3), kind_name=str)
     measured = SimpleNamespace(graph=graph, durations=SimpleNamespace(blocks=[block]))
     modes = TwoModes(slow, 1.5)
     found = outside._two_modes(measured, life(times, step_modes=modes), MEAN[8])
@@ -436,7 +436,9 @@ def test_the_order_of_causes_outside():
         step_modes=TwoModes(jump > 1.1, 1.2), lasting=None,
     )  # fmt: skip
     kinds = np.array([OpKind.FORWARD_COMPUTE])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1)
+    graph = SimpleNamespace(
+        kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1, kind_name=str
+    )
     measured = SimpleNamespace(
         open_overlap_s=0.0,
         graph=graph,
@@ -469,7 +471,7 @@ def test_the_interval_of_delays():
         np.ones(101), traced_s=1 + np.linspace(0.1, 0.2, 101), launch_slowdown=1.15,
         launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
     )  # fmt: skip
-    measured = SimpleNamespace(open_overlap_s=0.0)
+    measured = SimpleNamespace(open_overlap_s=0.0, graph=SimpleNamespace(kind_name=str))
     found = outside._delays(measured, result, EACH)
     assert found.interval == pytest.approx((0.105 / 1.105, 0.195 / 1.195))
     assert found.confidence == 1
@@ -488,7 +490,7 @@ def test_the_interval_of_odd_steps():
     """20 steps take 1.50 to 1.69 s, the others 1 s."""
     work = np.where(np.arange(101) < 20, 1.5 + 0.01 * np.arange(101), 1.0)
     kinds = np.array([OpKind.FORWARD_COMPUTE])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), kind_name=str)
     durations = SimpleNamespace(blocks=[work[None, :, None]])
     measured = SimpleNamespace(graph=graph, durations=durations)
     found = outside._odd_steps(measured, life(work), EACH)
@@ -501,7 +503,7 @@ def test_the_interval_of_two_lengths_of_steps():
     """50 steps take 1 s, 51 others 1.50 to 2.00 s."""
     times = np.where(np.arange(101) < 50, 1.0, 1.0 + 0.01 * np.arange(101))
     kinds = np.array([OpKind.FORWARD_COMPUTE])
-    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1))
+    graph = SimpleNamespace(kind=kinds, variant_ops=lambda v: slice(0, 1), kind_name=str)
     durations = SimpleNamespace(blocks=[times[None, :, None]])
     measured = SimpleNamespace(graph=graph, durations=durations)
     result = life(times, step_modes=TwoModes(times > 1.2, 1.75))

@@ -130,13 +130,18 @@ def _beside_peers(begin_s: Array, idle_s: Array) -> Array:
 
     Where the step before is known for some steps only, the median of these stands for the others.
     """
-    excess: Array = idle_s - lower_median(idle_s.T)[:, None]
+    excess = _excess(idle_s)
     known = np.flatnonzero(np.isfinite(excess).all(axis=1))
     if not len(known):
-        excess = begin_s - lower_median(begin_s.T)[:, None]
-        return excess
+        return _excess(begin_s)
     usual = np.median(excess[known], axis=0)
     return np.where(np.isfinite(excess), excess, usual)
+
+
+def _excess(seconds: Array) -> Array:
+    """[step, dp] seconds beyond the lower median of the ranks: of two, the faster is usual."""
+    excess: Array = seconds - lower_median(seconds.T)[:, None]
+    return excess
 
 
 def _chances(late: Mask) -> Array:

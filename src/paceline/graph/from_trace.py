@@ -15,7 +15,7 @@ from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.late import settle_late_ends
 from paceline.graph.overlaps import Overlaps, find_overlaps, join_overlaps, share_out
 from paceline.graph.replica import ReplicaOps
-from paceline.graph.step_gaps import idle_before_s, step_gaps
+from paceline.graph.step_gaps import step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
 from paceline.trace.kinds import LOCAL_KINDS
@@ -126,13 +126,13 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         (late,) = _tables(graph, structure.kept, trace, (trace.late,))
         estimated = settle_late_ends(graph, start, end, late)
     _start_behind_queue(graph, start, end)
-    gaps = step_gaps(trace)
     left_out = {**trace.left_out, **structure.left_out}
     clocks = estimate_offsets(graph, start, end)
     if clocks.corrected and keep_clocks:
         clocks = replace(clocks, corrected=False, reason=KEPT)
     if clocks.corrected:
         traced = _correct(graph, start, end, clocks.offset_s)
+    gaps = step_gaps(trace, clocks.offset_s if clocks.corrected else None)
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
         job=trace.job,
@@ -144,7 +144,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         traced_step_s=traced,
         overlap_s=gaps.overlap_s[structure.kept],
         open_overlap_s=gaps.open_overlap_s,
-        idle_before_s=idle_before_s(trace)[structure.kept],
+        idle_before_s=gaps.idle_s[structure.kept],
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

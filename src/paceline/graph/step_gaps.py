@@ -28,12 +28,15 @@ class StepGaps:
         traced_s: [step] step times.
         gap_s: [step] seconds; negative where the steps overlap; NaN where the trace has no absolute
             times, or does not know the end of the step before.
+        idle_s: [step, replica, pp] seconds from a worker's last operation of the step before to its
+            first one, by work of its host or a wait of it; NaN as for ``gap_s``.
     """
 
     steps: npt.NDArray[np.int64]
     start_s: Array
     traced_s: Array
     gap_s: Array
+    idle_s: Array
 
     @property
     def overlap_s(self) -> Array:
@@ -84,33 +87,29 @@ class StepGaps:
         return notes
 
 
-def step_gaps(trace: Trace) -> StepGaps:
-    """The times between the steps of a trace."""
-    traced = trace.traced_step_s()
-    end = np.full(trace.n_steps, np.nan)
-    if trace.previous_end_s is not None:
-        end = trace.previous_end_s.max(axis=(1, 2))
-    follows = np.append(False, np.diff(trace.steps) == 1)
-    end[follows] = (trace.step_start_s + traced)[:-1][follows[1:]]
-    return StepGaps(trace.steps, trace.step_start_s, traced, trace.step_start_s - end)
+def step_gaps(trace: Trace, offset_s: Array | None = None) -> StepGaps:
+    """The times between the steps of a trace.
 
-
-def idle_before_s(trace: Trace) -> Array:
-    """[step, replica, pp] seconds from a worker's last operation of the step before to its first.
-
-    All of it is work of the worker's host or a wait of it. NaN where the trace has no absolute
-    times, or does not know the end of the step before.
+    Args:
+        trace: some steps of a job.
+        offset_s: [replica, pp] seconds that each worker's clock is ahead; None: clocks agree.
     """
-    n_ops = trace.counts.sum(axis=3, dtype=np.int64)
+    n_ops = trace.counts.sum(axis=3, dtype=np.int64)  # [step, replica, pp]
     busy, first_row = n_ops > 0, (np.cumsum(n_ops) - n_ops.ravel()).reshape(n_ops.shape)
-    begin, last = np.full(n_ops.shape, np.nan), np.full(n_ops.shape, np.nan)
+    begin, end = np.full(n_ops.shape, np.nan), np.full(n_ops.shape, np.nan)
     begin[busy] = np.minimum.reduceat(trace.start, first_row[busy])
-    last[busy] = np.maximum.reduceat(trace.end, first_row[busy])
+    end[busy] = np.maximum.reduceat(trace.end, first_row[busy])
     trace.release()
-    end = np.full(n_ops.shape, np.nan)
+    ahead = 0.0 if offset_s is None else offset_s
+    zero = trace.step_start_s[:, None, None] - ahead
+    begin, end = zero + begin, zero + end
+    before = np.full(n_ops.shape, np.nan)
     if trace.previous_end_s is not None:
-        end = trace.previous_end_s.copy()
-    zero = trace.step_start_s[:, None, None]
+        before = trace.previous_end_s - ahead
     follows = np.append(False, np.diff(trace.steps) == 1)
-    end[follows] = (zero + last)[:-1][follows[1:]]
-    return zero + begin - end
+    before[follows] = end[:-1][follows[1:]]
+    first = np.where(busy, begin, np.inf).min(axis=(1, 2))
+    last = np.where(busy, before, -np.inf).max(axis=(1, 2))
+    return StepGaps(
+        trace.steps, trace.step_start_s, trace.traced_step_s(), first - last, begin - before
+    )
