@@ -17,7 +17,7 @@ from paceline.detect.who_trace import who_from_trace, who_slow_before
 from paceline.errors import DetectError
 from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
-from paceline.trace.kinds import PASSES
+from paceline.trace.kinds import PASSES, OpKind
 from paceline.whatif import analyze
 
 SPEC = SynthSpec(dp=8, pp=4, microbatches=8, steps=12)
@@ -168,6 +168,22 @@ def test_computation_and_communication_at_once():
         who_from_calls(log, step_times(log)),
     ):
         assert {(suspect.kind, suspect.ranks) for suspect in found} == expected
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_collective_that_all_wait_for_names_nobody_beside_a_slow_worker(slow):
+    """Two ranks, one group: in each second step the exchange takes eight times as long."""
+    workers = (SlowWorker(0, 0, 1.5),) if slow else ()
+    spec = SynthSpec(dp=2, pp=1, microbatches=4, steps=16, noise=0.01, slow_workers=workers)
+    measured = from_trace(synthesize(spec))
+    durations = measured.durations
+    scatter = np.flatnonzero(measured.graph.kind == OpKind.GRADS_REDUCE_SCATTER)
+    for op in scatter.tolist():
+        durations.row(op)[::2] *= 8
+    result = analyze(measured)
+    assert result.by_worker.min() > 1.03  # each member alone makes the exchange as long
+    found = [(suspect.kind, suspect.ranks) for suspect in who_from_trace(measured, result)]
+    assert found == ([("compute", (0,))] if slow else [("communication", (0, 1))])
 
 
 def test_a_worker_stands_for_its_tensor_parallel_ranks():

@@ -7,6 +7,9 @@ import pytest
 from paceline.diagnose import communication, diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
+from paceline.report.page.communication import communication_html
+from paceline.report.page.path import path_html
+from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.synth import SynthSpec, synthesize
 from paceline.whatif import analyze
@@ -163,3 +166,41 @@ def test_pipelines_of_whole_passes_have_none():
     assert communication(measured, result) is None
     case = Case(measured, result, diagnose(measured, result))
     assert "communication" not in JobReport.of(result, advise(case, REMEDIES)).to_mapping()
+
+
+def _report(job):
+    measured = from_trace(job.trace(), keep_clocks=True)
+    result = analyze(measured)
+    advice = advise(Case(measured, result, diagnose(measured, result)), REMEDIES)
+    return JobReport.of(result, advice), measured
+
+
+def test_readers_of_a_ddp_job_see_a_gradient_all_reduce():
+    """Files keep the label of the kind; sharded jobs have a reduce-scatter indeed."""
+    name = "gradient all-reduce"
+    for job, all_reduces in ((BucketedJob(), True), (ShardedJob(), False)):
+        report, measured = _report(job)
+        assert report.all_reduces is all_reduces
+        assert measured.graph.kind_name(SCATTER) == (name if all_reduces else SCATTER)
+        text = " ".join("\n".join(line.plain for line in screen(report, 120, colour=False)).split())
+        assert (name in text) is all_reduces
+        assert (SCATTER in text) is not all_reduces
+        assert SCATTER in report.by_kind
+        stored = report.to_mapping()
+        assert ("all_reduces" in stored["communication"]) is all_reduces
+        assert JobReport.from_mapping(stored).all_reduces is all_reduces
+        kinds = path_html(report.critical_path, report.job, report.all_reduces)["path_kinds"]
+        assert (SCATTER in kinds) is not all_reduces
+        assert (name in communication_html(report.communication)) is all_reduces
+        assert not any(SCATTER in w.text for w in report.warnings) or not all_reduces
+
+
+def test_a_backward_in_one_piece_does_not_tell_how_gradients_are_reduced():
+    """On a GPU only what is behind the backward is recorded; the optimizer may gather."""
+    program = [Compute("forward-compute", 0, 0), Compute("backward-compute", 0, 0)]
+    program += [Launch(SCATTER, "g"), Wait("g"), Compute("optimizer")]
+    programs = dict.fromkeys([(dp, 0) for dp in range(4)], program)
+    runs = [Run(programs, lambda key: 0.05) for _ in range(3)]
+    graph = from_trace(trace_of_runs(runs), keep_clocks=True).graph
+    assert graph.programmed
+    assert graph.kind_name(SCATTER) == SCATTER

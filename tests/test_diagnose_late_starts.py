@@ -23,10 +23,9 @@ from paceline.results.words.evidence import evidence_phrases
 from recordings import SetClock, play
 
 MS = 1_000_000
-RNG = np.random.default_rng(7)
 
 
-def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0):
+def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0, seed=0):
     """A recorded data-parallel job without a barrier: its gradients' exchange ties the ranks.
 
     Args:
@@ -37,7 +36,9 @@ def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0
         ranks: of the job.
         tail_ms: [rank] further ms of the optimizer.
         noise_ms: spread of the host's work, all ranks.
+        seed: of the noise.
     """
+    rng = np.random.default_rng(seed)
     tail = [*tail_ms, *[0.0] * (ranks - len(tail_ms))]
     clocks = [SetClock() for _ in range(ranks)]
     recorders = [
@@ -52,7 +53,7 @@ def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0
     ]
     free = [1000.0] * ranks  # ms
     for number in range(steps):
-        host = [late_ms(number, rank) + noise_ms * RNG.exponential() for rank in range(ranks)]
+        host = [late_ms(number, rank) + noise_ms * rng.exponential() for rank in range(ranks)]
         begin = [at + wait for at, wait in zip(free, host, strict=True)]
         met = max(begin) + 60 + 4
         for rank, (rec, clock) in enumerate(zip(recorders, clocks, strict=True)):
@@ -143,9 +144,7 @@ def test_ranks_that_load_alike_are_not_named(tmp_path):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_noise_of_hosts_names_nobody(tmp_path, seed):
-    global RNG
-    RNG = np.random.default_rng(seed)
-    case, delay = findings_of(job(tmp_path, lambda *_: 0.0, noise_ms=8.0))
+    case, delay = findings_of(job(tmp_path, lambda *_: 0.0, noise_ms=8.0, seed=seed))
     assert delay is None or "workers" not in delay.where
     with pytest.raises(NotApplicableError):
         propose(replace(case, options={"hide": "late-workers"}))
