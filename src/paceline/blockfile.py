@@ -47,8 +47,8 @@ KINDS: Final = (
 #: Types of block. STEP: a profiled step with its operations (of earlier versions). TIMES: times of
 #: all steps. CLOCK: a clock exchange. COUNTS: numbers of dropped items. PROGRAM: a profiled step
 #: with its program. SUMMED: the same with summed collectives. NOTE: a part that was hooked or could
-#: not be.
-STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED, NOTE = 1, 2, 3, 4, 5, 6, 7
+#: not be. DATA: waits for data of all steps.
+STEP, TIMES, CLOCK, COUNTS, PROGRAM, SUMMED, NOTE, DATA = 1, 2, 3, 4, 5, 6, 7, 8
 
 #: Types that hold a profiled step.
 PROFILED: Final = frozenset((STEP, PROGRAM, SUMMED))
@@ -74,6 +74,8 @@ PROGRAM_OP: Final = struct.Struct("<BBhiqqiiii")
 SUMMED_OP: Final = struct.Struct("<BBhiqqiiiiq")
 #: step, start and duration in ns.
 TIME: Final = struct.Struct("<qqq")
+#: step, and ns in which it waited for the data loader since the end of the step before.
+DATA_ENTRY: Final = struct.Struct("<qq")
 #: Time of the exchange, lead of this rank's clock over rank 0's, and its possible error; all ns.
 CLOCK_ENTRY: Final = struct.Struct("<qqq")
 #: profiled steps and step times dropped since the file began.

@@ -21,6 +21,7 @@ CAUSES = (
     "expert-imbalance",
     "context-imbalance",
     "unexplained",
+    "data-loading",
     "launch-delay",
     "drift",
 )

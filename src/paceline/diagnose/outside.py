@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose.data_waits import data_waits, with_data_waits
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import LateStarts, late_starts
 from paceline.diagnose.passing import passing_worker
@@ -76,6 +77,7 @@ def outside_causes(
     if delays is not None:
         longer = [_as_wait(f, delays) for f in longer]
     findings = [*([delays] if delays else []), *longer]
+    findings = with_data_waits(findings, data_waits(measured, result, resamples), measured, result)
     # A part stands behind the finding that it belongs to.
     return sorted(findings, key=lambda f: (f.part_of == "launch-delay", -f.share_of_step))
 

@@ -55,6 +55,10 @@ class Measured:
         open_overlap_s: mean seconds of further overlap that the trace leaves open; inf = unknown.
         idle_before_s: [step, dp, pp] seconds from a worker's last operation of the step before to
             its first one; NaN = unknown.
+        pause_s: [step] seconds from the end of the step before on all workers to the step's begin;
+            NaN = unknown.
+        data_wait_s: [step, dp, pp] seconds in which a worker waited for its data loader since the
+            step before, NaN = unknown. None: unknown for all steps.
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
@@ -73,12 +77,14 @@ class Measured:
     overlap_s: npt.NDArray[np.float64]
     open_overlap_s: float
     idle_before_s: npt.NDArray[np.float64]
+    pause_s: npt.NDArray[np.float64]
     left_out: Mapping[int, str]
     clamped: Mapping[str, Mapping[str, int]]
     clocks: ClockOffsets
     doubts: tuple[Warning, ...]
     programs: tuple[ReplicaOps, ...] = ()
     places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    data_wait_s: npt.NDArray[np.float64] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -132,6 +138,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         clocks = replace(clocks, corrected=False, reason=KEPT)
     if clocks.corrected:
         traced = _correct(graph, start, end, clocks.offset_s)
+    waits = trace.data_wait_s
     gaps = step_gaps(trace, clocks.offset_s if clocks.corrected else None)
     durations, delays, clamped = _measure(graph, start, end)
     return Measured(
@@ -145,6 +152,8 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         overlap_s=gaps.overlap_s[structure.kept],
         open_overlap_s=gaps.open_overlap_s,
         idle_before_s=gaps.idle_s[structure.kept],
+        pause_s=np.maximum(gaps.gap_s[structure.kept], 0.0),
+        data_wait_s=None if waits is None else waits[structure.kept],
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

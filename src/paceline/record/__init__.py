@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paceline.record import push
+from paceline.record import data_loading, push
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Operation, Step
 
@@ -128,6 +128,7 @@ def start(
         given=given,
     )
     if _current.is_on:
+        data_loading.instrument(_current)
         push.start(Path(folder), _current.rank)
     return _current
 

@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Recorder:
         mark: takes a time, cheaply, to be resolved later.
         after: takes a mark of the time when a work is done, or None.
         program: program of the running step if that is profiled, otherwise None.
+        measures_data: whether waits for the data loader are measured.
+        data_ns: these waits since the last step, nanoseconds.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Recorder:
         clock: HostClock | None = None,
     ) -> None:
         self.program: Program | None = None
+        self.measures_data, self.data_ns = False, 0
+        self._thread = threading.get_ident()
         self._step: Step | None = None
         self._writer: Writer | None = None
         self._exchange: Exchange | None = None
@@ -141,6 +146,12 @@ class Recorder:
     def is_profiling(self) -> bool:
         """Whether operations of the running step are recorded."""
         return self.program is not None
+
+    @property
+    def in_training_thread(self) -> bool:
+        """Whether the calling thread is the one of the steps, and this process records."""
+        is_ours = threading.get_ident() == self._thread
+        return is_ours and self._writer is not None and os.getpid() == self._pid
 
     @property
     def open_op(self) -> Op | None:
@@ -275,7 +286,7 @@ class Recorder:
                 self._end_program()  # an enclosing step
                 self.program = Program(self._clock, self.fail, self._give_up_step)
                 step.profile(self.program)
-            self._step = step
+            self._step, self._thread = step, threading.get_ident()
             step.start = self.mark()
         except Exception as error:
             self.fail(error)
@@ -295,6 +306,7 @@ class Recorder:
         if writer is not None and step.start is not None:
             try:
                 step.end = self.mark()
+                step.data_ns = self.data_ns if self.measures_data else -1
                 for ending in self._endings:
                     ending(step)
                 self._end_program(step.end)
@@ -305,7 +317,7 @@ class Recorder:
             except Exception as error:
                 self.fail(error)
         self._end_program()
-        self._step = None
+        self._step, self.data_ns = None, 0
         if whole and self._sync_every:
             self._synchronise(step.number)
 

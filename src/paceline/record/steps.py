@@ -269,12 +269,13 @@ NOTHING = Nothing()
 class Step:
     """A training step: its time is always kept, its operations only if profiled."""
 
-    __slots__ = ("_ops", "end", "number", "program", "recorder", "size", "start")
+    __slots__ = ("_ops", "data_ns", "end", "number", "program", "recorder", "size", "start")
 
     def __init__(self, recorder: Stepper, number: int) -> None:
         self.recorder, self.number = recorder, number
         self.program: Keeper | None = None
         self.size = 1
+        self.data_ns = -1  # wait for the data loader since the step before; -1 = not measured
         self.start: Any = None
         self.end: Any = None
 

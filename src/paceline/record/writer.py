@@ -134,7 +134,7 @@ class Writer:
         while self._notes:
             text = json.dumps(self._notes.popleft()).encode()
             parts.append(blockfile.block(blockfile.NOTE, text))
-        times = bytearray()
+        times, waits = bytearray(), bytearray()
         while self._queue:
             span = self._span(self._queue[0])
             if span is None and not last:
@@ -142,10 +142,14 @@ class Writer:
             step = self._queue.popleft()
             if span is not None:
                 times += blockfile.TIME.pack(step.number, span[0], span[1] - span[0])
+                if step.data_ns >= 0:
+                    waits += blockfile.DATA_ENTRY.pack(step.number, step.data_ns)
                 self._held.append((step, *span))
         parts += self._ended(last)
         if times:
             parts.append(blockfile.block(blockfile.TIMES, bytes(times)))
+        if waits:
+            parts.append(blockfile.block(blockfile.DATA, bytes(waits)))
         counts = (self.dropped_steps + self._incomplete, self.dropped_times)
         if counts != self._told:
             entry = blockfile.COUNTS_ENTRY.pack(*counts)

@@ -47,8 +47,12 @@ MIN_OF_DELAYS = 0.5
 
 def is_healthy(report: JobReport) -> bool:
     """Whether there is nothing to report: S and launch delays are low, and no step times drift."""
-    drifts = any(finding.cause == "drift" for finding in report.diagnosis.findings)
-    return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not drifts
+    beside = any(
+        finding.cause == "drift"
+        or (finding.cause == "data-loading" and finding.share_of_step >= SMALL_SHARE)
+        for finding in report.diagnosis.findings
+    )
+    return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not beside
 
 
 def between_steps(report: JobReport) -> float:
@@ -267,6 +271,14 @@ def _delay(_: JobReport, finding: Finding) -> str:
     return f"{percent(finding.share_of_step)} of the step passes between operations"
 
 
+def _data(_: JobReport, finding: Finding) -> str:
+    places = finding.where.get("workers") or []
+    cost = percent(finding.share_of_step)
+    if len(places) == 1:
+        return f"worker {worker(places[0])} waits for data ({cost} of the time)"
+    return f"workers wait for data ({cost} of the time)"
+
+
 def _drift(report: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     change = finding.evidence.get("change")
@@ -293,6 +305,7 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
     "peer-network": _group,
     "expert-imbalance": lambda *_: "experts get unequal numbers of tokens",
     "context-imbalance": lambda *_: "context-parallel ranks get unequal work",
+    "data-loading": _data,
     "launch-delay": _delay,
     "drift": _drift,
 }
@@ -309,6 +322,7 @@ DOING = {
     "planned-gc": "Planned collections gain",
     "placement": "Swapping workers gains",
     "hide-delays": "Hiding the delays gains at most",
+    "load-ahead": "Loading ahead gains",
 }
 
 

@@ -27,8 +27,8 @@ FORMAT_VERSION = 1
 #: Most warnings in a file, and most characters of one: people read them.
 MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
-#: Most ends of steps in a file, of all workers and steps together (about 4 MB).
-MAX_ENDS = 200_000
+#: Times of each worker in each step, and the most of one sort in a file (about 4 MB).
+BY_WORKER, MAX_ENDS = ("previous_end_s", "data_wait_s"), 200_000
 
 #: Longest name of a host or GPU, characters.
 MAX_NAME = 100
@@ -47,13 +47,14 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
         },
         "step_start_s": _by_step(trace, trace.step_start_s),
     }
-    ends = trace.previous_end_s
-    if ends is not None and ends.size <= MAX_ENDS:
-        stored["previous_end_s"] = {
-            str(step): np.round(of_step, 6).tolist()
-            for step, of_step in zip(trace.steps.tolist(), ends, strict=True)
-            if np.isfinite(of_step).all()
-        }
+    for name in BY_WORKER:
+        values = getattr(trace, name)
+        if values is not None and values.size <= MAX_ENDS:
+            stored[name] = {
+                str(step): np.round(of_step, 6).tolist()
+                for step, of_step in zip(trace.steps.tolist(), values, strict=True)
+                if np.isfinite(of_step).all()
+            }
     if trace.places:
         stored["places"] = {str(rank): list(place) for rank, place in trace.places.items()}
     return {METADATA_KEY: json.dumps(stored)}
@@ -102,7 +103,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
-        previous_end_s=_ends_of_workers(trace, stored.get("previous_end_s")),
+        **{name: _of_workers(trace, stored.get(name)) for name in BY_WORKER},
         places={
             rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
             for rank, place in _by_number(stored.get("places"), (list,)).items()
@@ -116,8 +117,8 @@ def _of_steps(trace: Trace, values: Any) -> npt.NDArray[np.float64]:
     return np.array([float(times.get(step, math.nan)) for step in trace.steps.tolist()])
 
 
-def _ends_of_workers(trace: Trace, values: Any) -> npt.NDArray[np.float64] | None:
-    """[step, replica, pp] the stored ends; None if there are none of this shape."""
+def _of_workers(trace: Trace, values: Any) -> npt.NDArray[np.float64] | None:
+    """[step, replica, pp] the stored seconds; None if there are none of this shape."""
     shape = trace.rank.shape
     ends = np.full((trace.n_steps, *shape), np.nan)
     stored = _by_number(values, (list,))

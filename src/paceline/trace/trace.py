@@ -66,6 +66,8 @@ class Trace:
         step_start_s: [step] absolute start of the step in seconds, NaN = unknown.
         previous_end_s: [step, replica, pp] absolute end of each worker's step before, as recorded
             beside the operations, NaN = unknown. None: unknown for all steps.
+        data_wait_s: [step, replica, pp] seconds in which each worker waited for its data loader
+            since the step before, NaN = unknown. None: unknown for all steps.
         rank: [replica, pp] global rank recorded for the worker, -1 = unknown.
         warnings: warnings of the reader.
         left_out: step number -> reason why the trace lacks it.
@@ -92,6 +94,7 @@ class Trace:
     late: npt.NDArray[np.bool_] | None = None
     truth: Mapping[str, Any] | None = None
     previous_end_s: npt.NDArray[np.float64] | None = None
+    data_wait_s: npt.NDArray[np.float64] | None = None
     places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -176,6 +179,7 @@ class Trace:
             end=self.end[rows],
             step_start_s=self.step_start_s[first:last],
             previous_end_s=_part(self.previous_end_s, slice(first, last)),
+            data_wait_s=_part(self.data_wait_s, slice(first, last)),
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )
@@ -202,6 +206,7 @@ class Trace:
             end=self.end[rows],
             step_start_s=self.step_start_s[keep],
             previous_end_s=_part(self.previous_end_s, keep),
+            data_wait_s=_part(self.data_wait_s, keep),
             program=None if self.program is None else self.program.take(rows),
             late=None if self.late is None else self.late[rows],
         )

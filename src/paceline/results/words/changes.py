@@ -234,6 +234,11 @@ def _delays(hide: str) -> str:
     return names.get(hide, f"before {hide}")
 
 
+def _load_ahead(change: Change) -> Phrases:
+    if places := change.get("workers"):
+        yield f"{count(len(places), 'worker')} with a slow loader: {workers(places, MAX_NAMED)}"
+
+
 def _overlap(change: Change) -> Phrases:
     buckets = change.get("buckets")
     if buckets is not None:
@@ -311,6 +316,7 @@ OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "micro-batches": _micro_batches,
     "planned-gc": _planned_gc,
     "placement": _placement,
+    "load-ahead": _load_ahead,
     "hide-delays": _hide_delays,
     "overlap-dp": _overlap,
     "1f1b": _one_f_one_b,

@@ -290,6 +290,23 @@ def _delay(finding: Finding) -> Phrases:
         yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
 
 
+def _data(finding: Finding) -> Phrases:
+    evidence, places = finding.evidence, finding.where.get("workers") or []
+    waits_s = evidence.get("wait_s") or []
+    waiting = [
+        f"worker {worker(place)} {seconds(wait_s)}"
+        for place, wait_s in zip(places, waits_s, strict=False)
+    ]
+    if waiting:
+        yield f"waits of the training thread for the loader, a step: {several(waiting, MAX_NAMED)}"
+    peers_s, pause_s = _number(evidence, "peers_s"), _number(evidence, "pause_s")
+    if peers_s is not None and places:
+        yield f"the others wait {seconds(peers_s)} in the median"
+    if pause_s:
+        yield f"{seconds(pause_s)} of a step pass before the first operation of all workers"
+    yield "at most this is lost: a wait may be hidden behind the operations of other workers"
+
+
 def _late_workers(finding: Finding) -> Phrases:
     evidence, places = finding.evidence, finding.where.get("workers") or []
     late_s, n_steps = evidence.get("late_s") or [], evidence.get("late_steps") or []
@@ -373,6 +390,7 @@ OF_CAUSE: Mapping[str, Callable[[Finding], Phrases]] = {
     "peer-network": _network,
     "expert-imbalance": _uneven,
     "context-imbalance": _uneven,
+    "data-loading": _data,
     "launch-delay": _delay,
     "drift": _drift,
 }

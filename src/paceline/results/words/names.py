@@ -20,6 +20,7 @@ CAUSES = {
     "expert-imbalance": "Uneven experts",
     "context-imbalance": "Uneven context ranks",
     "unexplained": "Unexplained",
+    "data-loading": "Data loading",
     "launch-delay": "Launch delay",
     "drift": "Change over time",
     "first-gather-exposed": "First gather exposed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class RankFile:
         damaged: number of damaged places, which are skipped.
         n_bytes: size of the file.
         age_s: seconds since it was last written to.
+        data_ns: step -> ns in which it waited for the data loader, since the step before.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class RankFile:
     damaged: int
     n_bytes: int
     age_s: float
+    data_ns: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -178,6 +180,7 @@ def _read(path: Path) -> RankFile | None:
         first_op=first_op,
         ops=ops,
         times=times,
+        data_ns=dict(_table(of_type.get(blockfile.DATA, []), 2, path).tolist()),
         spans_ns=spans_ns - _ahead_ns(spans_ns, clock),
         residual_ns=int(clock[-1, 2]) if len(clock) else None,
         dropped=(int(counts[-1, 0]), int(counts[-1, 1])) if len(counts) else (0, 0),

@@ -81,6 +81,7 @@ def read(
         trace,
         step_start_s=trace.step_start_s + base_ns / 1e9,
         previous_end_s=_previous_ends(chosen, trace),
+        data_wait_s=_data_waits(chosen, trace),
         warnings=(*trace.warnings, *warnings, *_notes(counts, ignore_kinds)),
         left_out={**left_out, **trace.left_out},
         places=recorded_places(path),
@@ -330,6 +331,20 @@ def _previous_ends(chosen: Sequence[tuple[RankFile, Ints]], trace: Trace) -> Flo
         ends[step, replica, stage] = np.maximum(own, _ends_before(file, index)[known])
     ends[np.isinf(ends)] = np.nan
     return ends
+
+
+def _data_waits(chosen: Sequence[tuple[RankFile, Ints]], trace: Trace) -> Floats | None:
+    """[step, replica, pp] longest wait for data of each worker's ranks; None: not measured."""
+    waits = np.full((len(trace.steps), *trace.rank.shape), np.nan)
+    for file, index in chosen:
+        replica, stage = _worker_of(file, trace)
+        for number in file.steps[index].tolist():
+            step = int(np.searchsorted(trace.steps, number))
+            known = step < len(trace.steps) and trace.steps[step] == number
+            if known and number in file.data_ns:
+                waited_s = file.data_ns[number] / 1e9
+                waits[step, replica, stage] = np.fmax(waits[step, replica, stage], waited_s)
+    return None if np.isnan(waits).all() else waits
 
 
 def _worker_of(file: RankFile, trace: Trace) -> tuple[int, int]:

@@ -1,0 +1,115 @@
+"""Workers that wait for their data loaders.
+
+The recorder measures how long a worker waits for batches. The job loses at most the time that no
+operation fills: delays between operations, and the pause before the step. The rest of the wait is
+hidden behind the operations of other workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.levels import lower_median
+from paceline.graph import Measured
+from paceline.units import seconds
+from paceline.whatif import WhatIf
+
+Array = npt.NDArray[np.float64]
+
+#: Least cost, as a share of the time from step to step.
+MIN_SHARE = 0.01
+
+#: A worker is named from this share of the longest wait on, beyond the wait of its peers.
+MIN_BEYOND = 0.5
+
+
+def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
+    """[step] seconds from the begin of the step, or of the pause before it, to the step's end."""
+    return result.traced_s - result.overlap_s + np.nan_to_num(measured.pause_s)
+
+
+def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+    """The finding; None if the recording has no such waits, or they cost less than 1%.
+
+    Its cost in a step is the longest wait, or what it is beyond that of the peers if workers are
+    named. It is at most the time that no operation fills.
+    """
+    waits = measured.data_wait_s
+    if waits is None:
+        return None
+    waits = np.nan_to_num(waits)
+    of_peers = np.stack([lower_median(waits[:, :, pp].T) for pp in range(waits.shape[2])], axis=1)
+    beyond = np.median(waits - of_peers[:, None, :], axis=0)  # [dp, pp]
+    longest = waits.max(axis=(1, 2))
+    least = MIN_BEYOND * float(np.median(longest))
+    named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2))
+    avoidable = longest - of_peers.max(axis=1) if len(named) else longest
+    open_s = np.maximum(result.lost_s, 0.0) + np.nan_to_num(measured.pause_s)
+    cost_s = np.minimum(avoidable, open_s)
+    whole_s = step_to_step_s(measured, result)
+    share = float(cost_s.mean() / whole_s.mean())
+    if share < MIN_SHARE:
+        return None
+    order = np.argsort([-beyond[dp, pp] for dp, pp in named], kind="stable")
+    workers = [[int(dp), int(pp)] for dp, pp in named[order]]
+    of_step = (resamples @ cost_s) / (resamples @ whole_s)
+    low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
+    typical = [float(np.median(waits[:, dp, pp])) for dp, pp in workers]
+    peers_s = float(np.median(of_peers.max(axis=1)))
+    return Finding(
+        id="data-loading",
+        cause="data-loading",
+        text=f"{share:.1%} of the time passes while "
+        + _who(measured, workers, typical, peers_s, float(np.median(longest))),
+        share=None,
+        share_of_step=share,
+        interval=(low, high),
+        confidence=float((of_step >= MIN_SHARE).mean()),
+        where={"workers": workers} if workers else NOWHERE,
+        evidence={
+            "wait_s": typical or [float(np.median(longest))],
+            "peers_s": peers_s,
+            "pause_s": float(np.nan_to_num(measured.pause_s).mean()),
+            "threshold": MIN_SHARE,
+        },
+        cost_s=cost_s,
+    )
+
+
+def _who(
+    measured: Measured, workers: list[list[int]], typical: list[float], peers_s: float, all_s: float
+) -> str:
+    """The workers that wait, in words."""
+    if not workers:
+        return f"workers wait for their data: {seconds(all_s)} a step"
+    name = measured.graph.worker_name(*workers[0])
+    who = f"worker {name} waits for its data"
+    if len(workers) > 1:
+        who = f"{len(workers)} workers wait for their data, the longest worker {name}"
+    return f"{who}: {seconds(typical[0])} a step (others {seconds(peers_s)})"
+
+
+def with_data_waits(
+    found: list[Finding], waits: Finding | None, measured: Measured, result: WhatIf
+) -> list[Finding]:
+    """The findings and the one on data, which explains launch delays if it costs half of them.
+
+    Waits before the first operation of all workers lie between the steps. They explain no delay.
+    """
+    if waits is None:
+        return found
+    lost_s = float(np.maximum(result.lost_s, 0.0).mean())
+    cost_s = 0.0 if waits.cost_s is None else float(waits.cost_s.mean())
+    pause_s = float(np.nan_to_num(measured.pause_s).mean())
+    explains = cost_s - pause_s >= MIN_BEYOND * lost_s
+    return [
+        waits,
+        *(
+            replace(f, part_of=waits.id) if f.id == "launch-delay" and explains else f
+            for f in found
+        ),
+    ]
