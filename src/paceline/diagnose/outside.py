@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.data_waits import data_waits, with_data_waits
+from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import LateStarts, late_starts
 from paceline.diagnose.passing import passing_worker
@@ -130,17 +131,23 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     sure_s = float(lost_s.mean()) - measured.open_overlap_s
     may_overlap = at_start and sure_s < MIN_DELAY_SHARE * float(result.simulated_s.mean())
     confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
-    late = late_starts(measured, float(result.simulated_s.mean()))
+    simulated_s = float(result.simulated_s.mean())
+    late = late_starts(measured, simulated_s)
+    delayed = None
+    if late is None and not at_start:
+        delayed = delayed_ops(measured, OpKind.from_label(label), MIN_DELAY_SHARE * simulated_s)
     place: dict[str, Any] = {"group": {"kind": label}}
     if late is not None:
         place["workers"] = [list(worker) for worker in late.workers]
         confidence *= 1 - late.chance
+    if delayed is not None:
+        place["workers"] = [list(worker) for worker in delayed.workers]
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
     return Finding(
         id="launch-delay",
         cause="launch-delay",
         text=f"{share:.1%} of the step passes between operations, "
-        + _delayed_place(measured, result, late, label, at_start, may_overlap),
+        + _delayed_place(measured, result, late or delayed, label, at_start, may_overlap),
         share=None,
         share_of_step=share,
         interval=(low, high),
@@ -154,6 +161,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
             **_late_evidence(late, result),
+            **_delayed_evidence(delayed),
         },
         ambiguous=OVERLAP if may_overlap else "",
     )
@@ -162,12 +170,20 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
 def _delayed_place(
     measured: Measured,
     result: WhatIf,
-    late: LateStarts | None,
+    late: LateStarts | DelayedOps | None,
     label: str,
     at_start: bool,
     may_overlap: bool,
 ) -> str:
     """Where the time between operations passes, in words."""
+    if isinstance(late, DelayedOps):
+        name, n_others = measured.graph.worker_name(*late.workers[0]), len(late.workers) - 1
+        who = f"worker {name}" if not n_others else f"{n_others + 1} workers, most of {name}"
+        kind = measured.graph.kind_name(label)
+        return (
+            f"most of it before {kind} of {who}: {seconds(late.delay_s[0])} (others "
+            f"{seconds(late.peers_s)}) in {late.n_steps} of {count(len(result.steps), 'step')}"
+        )
     if late is not None:
         worst, n_steps = late.workers[0], len(result.steps)
         name, n_others = measured.graph.worker_name(*worst), len(late.workers) - 1
@@ -187,6 +203,17 @@ def _late_share(late: LateStarts, result: WhatIf) -> float:
     """Share of the step that late workers cost, at most all that passes between operations."""
     of_all_s = min(float(late.saved_s.mean()), float(result.lost_s.mean()))
     return of_all_s / float(result.traced_s.mean())
+
+
+def _delayed_evidence(delayed: DelayedOps | None) -> dict[str, Any]:
+    """The numbers behind the names of delayed workers, in the order of the workers."""
+    if delayed is None:
+        return {}
+    return {
+        "delay_s": list(delayed.delay_s),
+        "peers_s": delayed.peers_s,
+        "delayed_steps": delayed.n_steps,
+    }
 
 
 def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:

@@ -264,6 +264,9 @@ def _group(_: JobReport, finding: Finding) -> str:
 
 def _delay(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
+    if places and "delay_s" in finding.evidence:
+        others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+        return f"the host of worker {worker(places[0])}{others} delays operations"
     if len(places) == 1:
         return f"worker {worker(places[0])} begins its steps late"
     if places:

@@ -33,6 +33,13 @@ Evidence = Mapping[str, Any]
 Phrases = Iterator[str]
 
 
+#: Work of a host that no operation of a trace shows.
+HOST_WORK = (
+    "the trace does not show this work: data loading, garbage collection, logging or another "
+    "process of its host"
+)
+
+
 def evidence_phrases(finding: Finding, all_reduces: bool = False) -> list[str]:
     """Evidence of the finding, the most important first; empty for unknown causes.
 
@@ -274,6 +281,7 @@ def _share_or_times(ratio: float) -> str:
 def _delay(finding: Finding) -> Phrases:
     evidence = finding.evidence
     yield from _late_workers(finding)
+    yield from _delayed_workers(finding)
     slowdown = _number(evidence, "launch_slowdown")
     if slowdown is not None:
         yield f"traced steps take {times(slowdown)} the time without delays{_from(evidence)}"
@@ -288,6 +296,23 @@ def _delay(finding: Finding) -> Phrases:
     ]
     if shares:
         yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
+
+
+def _delayed_workers(finding: Finding) -> Phrases:
+    evidence, places = finding.evidence, finding.where.get("workers") or []
+    delays = [
+        f"worker {worker(place)} by {seconds(delay_s)}"
+        for place, delay_s in zip(places, evidence.get("delay_s") or [], strict=False)
+    ]
+    if not delays:
+        return
+    yield f"delays of a step before these operations: {several(delays, MAX_NAMED, '; ')}"
+    peers_s, n_steps = _number(evidence, "peers_s"), _number(evidence, "delayed_steps")
+    if peers_s is not None:
+        yield f"those of the peers: {seconds(peers_s)}"
+    if n_steps is not None:
+        yield f"the first is that late in {count(int(n_steps), 'step')}"
+    yield HOST_WORK
 
 
 def _data(finding: Finding) -> Phrases:
@@ -323,10 +348,7 @@ def _late_workers(finding: Finding) -> Phrases:
     chance = _number(evidence, "p_value")
     if chance is not None:
         yield f"chance makes one worker late as often in {_one_in(chance)}"
-    yield (
-        "the trace does not show this work: data loading, garbage collection, logging or another "
-        "process of its host"
-    )
+    yield HOST_WORK
     if steps := evidence.get("steps"):
         yield steps_text(steps)
 

@@ -1,0 +1,77 @@
+"""Workers whose operations of one kind begin late, by work of their hosts before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.diagnose.levels import lower_median
+from paceline.graph import Measured
+from paceline.trace import OpKind
+
+Array = npt.NDArray[np.float64]
+
+#: Least delay beyond that of the peers, as a share of the largest one; and share of the steps in
+#: which a worker's delay is that large.
+MIN_BEYOND, MIN_STEPS = 0.5, 0.75
+
+
+@dataclass(frozen=True)
+class DelayedOps:
+    """Workers whose operations of a kind wait for their host longer than those of the peers.
+
+    Attributes:
+        workers: (dp, pp), the most delayed first.
+        delay_s: the median delay of a step, of each of them.
+        peers_s: that of the peers.
+        n_steps: steps in which the first worker's delay is beyond its peers'.
+    """
+
+    workers: tuple[tuple[int, int], ...]
+    delay_s: tuple[float, ...]
+    peers_s: float
+    n_steps: int
+
+
+def delayed_ops(measured: Measured, kind: OpKind, least_s: float) -> DelayedOps | None:
+    """The workers that are delayed before operations of ``kind``; None if none stands out.
+
+    Args:
+        measured: the job.
+        kind: the kind of operation.
+        least_s: least delay of a step beyond the peers', seconds.
+    """
+    delay_s = _delays(measured, kind)
+    if delay_s.shape[1] < 2:
+        return None
+    peers = np.stack([lower_median(d.T) for d in np.moveaxis(delay_s, 2, 0)], axis=1)
+    beyond = delay_s - peers[:, None, :]
+    typical = np.median(beyond, axis=0)
+    bar = max(least_s, MIN_BEYOND * float(np.median(beyond.max(axis=(1, 2)))))
+    often = (beyond >= bar).mean(axis=0)
+    named = np.argwhere((typical >= bar) & (often >= MIN_STEPS))
+    if not len(named):
+        return None
+    order = np.argsort([-typical[dp, pp] for dp, pp in named], kind="stable")
+    workers = tuple((int(dp), int(pp)) for dp, pp in named[order])
+    first = workers[0]
+    return DelayedOps(
+        workers,
+        tuple(float(np.median(delay_s[:, dp, pp])) for dp, pp in workers),
+        float(np.median(peers[:, first[1]])),
+        int((beyond[:, first[0], first[1]] >= bar).sum()),
+    )
+
+
+def _delays(measured: Measured, kind: OpKind) -> Array:
+    """[step, dp, pp] summed launch delays of a worker's operations of a kind, seconds."""
+    graph = measured.graph
+    delay_s = np.zeros((measured.durations.n_steps, graph.n_dp, graph.n_pp))
+    for v in range(graph.n_variants):
+        span, block = graph.variant_ops(v), measured.delays.block(v)
+        for stage in range(graph.n_pp):
+            ops = np.flatnonzero((graph.kind[span] == kind) & (graph.pp[span] == stage))
+            delay_s[:, graph.variant_dps[v], stage] = block[ops].clip(0).sum(axis=0)
+    return delay_s
