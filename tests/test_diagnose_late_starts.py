@@ -90,7 +90,7 @@ def test_a_late_rank_is_named_with_its_share_and_gain(tmp_path, every):
     assert delay.evidence["late_s"] == [pytest.approx(0.030, abs=1e-6)]
     assert delay.evidence["late_steps"] == [len(trace.steps)]
     assert delay.evidence["late_share"] == pytest.approx(0.3, abs=1e-4)
-    assert "30.0% since worker dp 2, stage 0 begins steps late: by 30.0 ms in" in delay.text
+    assert "30.0% because worker dp 2, stage 0 begins steps late, by 30.0 ms in" in delay.text
     assert delay.confidence > 0.98
     assert not delay.ambiguous
     remedy = propose(case)
@@ -112,7 +112,7 @@ def test_two_late_ranks_hide_each_other_and_are_named_together(tmp_path):
     case, delay = findings_of(job(tmp_path, lambda _, rank: late.get(rank, 0.0)))
     assert delay.where["workers"] == [[1, 0], [3, 0]]
     assert delay.evidence["late_s"] == pytest.approx([0.030, 0.020], abs=1e-6)
-    assert "30.0% since 2 workers begin steps late: worker dp 1, stage 0 by 30.0 ms" in delay.text
+    assert "30.0% because 2 workers begin steps late, worker dp 1, stage 0 by 30.0 ms" in delay.text
     assert propose(case).step_time_s == pytest.approx(0.070, abs=1e-6)
 
 
@@ -171,6 +171,6 @@ def test_readers_see_the_late_rank(tmp_path):
     assert "worker dp 2, stage 0 by 30.0 ms in 24 steps" in phrases
     assert "if all began with their peers, a step would lose 30.0%" in phrases
     lines = " ".join(line.plain for line in screen(report, 120, colour=False))
-    assert "30.0% since worker dp 2, stage 0 begins steps late" in " ".join(lines.split())
+    assert "30.0% because worker dp 2, stage 0 begins steps late" in " ".join(lines.split())
     assert "dp&nbsp;2, stage&nbsp;0" in findings_html(report)
     assert JobReport.from_mapping(report.to_mapping()).findings == report.findings

@@ -41,7 +41,7 @@ OPTIONS: tuple[tuple[str, type, str, str], ...] = (
         "shard-groups: speed of links within a node over that of a network adapter",
     ),
     ("--backend", str, "NAME", "shard-groups: nccl or gloo"),
-    ("--hide", str, "KIND", "hide-delays: step-start, a kind of operation, or all"),
+    ("--hide", str, "KIND", "hide-delays: late-workers, step-start, a kind of operation, or all"),
 )
 
 

@@ -190,7 +190,7 @@ def _delayed_place(
         who = f"worker {name} begins" if not n_others else f"{n_others + 1} workers begin"
         which = f"worker {name} " if n_others else ""
         return (
-            f"{_late_share(late, result):.1%} since {who} steps late: "
+            f"{_late_share(late, result):.1%} because {who} steps late, "
             f"{which}by {seconds(late.typical_s(worst))} in {late.steps_of(worst).sum()} of "
             f"{count(n_steps, 'step')}"
         )
