@@ -87,13 +87,28 @@ def step_s_with(measured: Measured, late_s: Array | None = None) -> Array:
     """
     graph, delays = measured.graph, measured.delays
     if late_s is not None:
-        delays = Durations(graph, delays.n_steps, delays.values.copy())
-        for v, stage, ops in _first_ops(graph):
-            block = delays.block(v)
-            own = np.minimum(late_s[:, graph.variant_dps[v], stage], block[ops].clip(0))
-            block[ops] -= own
+        delays = begun_earlier(measured, late_s)
     rules = Rules.own(graph, True)
     return step_times(measured.durations, rules, all_lanes(graph, delays.n_steps), delays)
+
+
+def begun_earlier(measured: Measured, earlier_s: Array) -> Durations:
+    """The launch delays of workers that begin [step, dp, pp] ``earlier_s`` seconds earlier."""
+    graph = measured.graph
+    delays = Durations(graph, measured.delays.n_steps, measured.delays.values.copy())
+    for v, stage, ops in _first_ops(graph):
+        block = delays.block(v)
+        block[ops] -= np.minimum(earlier_s[:, graph.variant_dps[v], stage], block[ops].clip(0))
+    return delays
+
+
+def begin_s(measured: Measured) -> Array:
+    """[step, dp, pp] seconds from the step's begin to each worker's; NaN: it waits for others."""
+    graph = measured.graph
+    begin = np.full((measured.durations.n_steps, graph.n_dp, graph.n_pp), np.nan)
+    for v, stage, ops in _first_ops(graph):
+        begin[:, graph.variant_dps[v], stage] = measured.delays.block(v)[ops].min(axis=0)
+    return begin
 
 
 def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:
@@ -114,10 +129,7 @@ def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]
 
 def _late_s(measured: Measured, least_s: float) -> Array:
     """[step, dp, pp] seconds by which each worker begins later than its stage's usual one."""
-    graph, n_steps = measured.graph, measured.durations.n_steps
-    begin = np.full((n_steps, graph.n_dp, graph.n_pp), np.nan)
-    for v, stage, ops in _first_ops(graph):
-        begin[:, graph.variant_dps[v], stage] = measured.delays.block(v)[ops].min(axis=0)
+    begin = begin_s(measured)
     late_s = np.zeros(begin.shape)
     for stage in np.flatnonzero(np.isfinite(begin).all(axis=(0, 1))).tolist():
         late_s[:, :, stage] = _beside_peers(begin[:, :, stage], measured.idle_before_s[:, :, stage])

@@ -99,7 +99,11 @@ JOBS = (
     Column("slowdown_paper", "number", "S by the paper's reference for every kind"),
     Column("slowdown_lasting", "number", "S of the typical step, if passes come in parts"),
     Column("waste", "number", "1 - 1/S"),
-    Column("discrepancy", "number", "difference of T from the traced mean step (less overlap), share of it"),
+    Column(
+        "discrepancy",
+        "number",
+        "difference of T from the traced mean step (less overlap), share of it",
+    ),
     Column("replay_error", "number", "the discrepancy with launch delays replayed"),
     Column("launch_slowdown", "number", "traced mean step (less overlap) / T"),
     Column("launch_step_start", "number", "T with only the delays before steps / T"),

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.late_starts import LateStarts, late_starts, step_s_with
+from paceline.diagnose.late_starts import (
+    LateStarts,
+    begin_s,
+    begun_earlier,
+    late_starts,
+    step_s_with,
+)
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Measured, StepGraph
 from paceline.remedies.outcome import needed_finding, outcome
@@ -54,12 +60,14 @@ def propose(case: Case) -> Remedy:
         raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
     finding = needed_finding(case, "launch-delay", "time lost between operations")
     measured = case.measured
-    before = _of(step_s_with(measured))
+    # The time in which the step before still runs is not a step's own.
+    overlap_s = case.result.overlap_s
+    before = _of(step_s_with(measured) - overlap_s)
     masks = _masks(measured.graph)
-    steps = {name: _hidden(measured, masks, mask) for name, mask in masks.items()}
+    steps = {name: _hidden(measured, masks, mask, overlap_s) for name, mask in masks.items()}
     late = late_starts(measured, float(case.result.simulated_s.mean()))
     if late is not None:
-        steps = {LATE: step_s_with(measured, late.late_s), **steps}
+        steps = {LATE: step_s_with(measured, late.late_s) - overlap_s, **steps}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
     hide = _delays_to_hide(case, saved)
     if saved[hide] <= 0:
@@ -73,7 +81,7 @@ def propose(case: Case) -> Remedy:
         for name in names
         if saved[name] > 0 or name == hide
     ]
-    repeated = _kinds_at_start(measured, before.step_s, masks, saved)
+    repeated = _kinds_at_start(measured, before.step_s, masks, saved, overlap_s)
     gains = {name: saved[name] / before.mean_s for name in names if name not in repeated}
     return outcome(
         case,
@@ -102,18 +110,40 @@ def _masks(graph: StepGraph) -> dict[str, Mask]:
     return masks
 
 
-def _hidden(measured: Measured, masks: Mapping[str, Mask], hidden: Mask) -> Array:
-    """[step] step times without some delays; the overlap with the step before remains."""
-    step_s = _replay(measured, hidden)
-    return step_s + measured.overlap_s if (hidden & masks[START]).any() else step_s
+def _hidden(measured: Measured, masks: Mapping[str, Mask], hidden: Mask, overlap_s: Array) -> Array:
+    """[step] step times without some delays, less the overlap with the step before.
 
-
-def _replay(measured: Measured, hidden: Mask) -> Array:
-    """[step] step times with all launch delays except those of the ops ``hidden``."""
+    A worker that ends its step late for such a delay begins the next one late. It then begins the
+    next one earlier, too, and that overlap is gone.
+    """
     graph = measured.graph
     rules = Rules.own(graph, ~hidden[None])
     lanes = all_lanes(graph, measured.durations.n_steps)
-    return step_times(measured.durations, rules, lanes, measured.delays)
+    if (hidden & masks[START]).any():
+        return step_times(measured.durations, rules, lanes, measured.delays)
+    earlier_s = np.minimum(_hidden_of_worker(measured, hidden), _begun_late_s(measured))
+    delays = begun_earlier(measured, earlier_s)
+    remaining_s = np.maximum(overlap_s - earlier_s.max(axis=(1, 2)), 0.0)
+    return step_times(measured.durations, rules, lanes, delays) - remaining_s
+
+
+def _hidden_of_worker(measured: Measured, hidden: Mask) -> Array:
+    """[step, dp, pp] sum of the delays that would be hidden, of each worker."""
+    graph = measured.graph
+    hidden_s = np.zeros(measured.idle_before_s.shape)
+    for v in range(graph.n_variants):
+        span, block = graph.variant_ops(v), measured.delays.block(v)
+        for stage in range(graph.n_pp):
+            ops = np.flatnonzero(hidden[span] & (graph.pp[span] == stage))
+            if len(ops):
+                hidden_s[:, graph.variant_dps[v], stage] = block[ops].clip(0).sum(axis=0)
+    return hidden_s
+
+
+def _begun_late_s(measured: Measured) -> Array:
+    """[step, dp, pp] seconds by which workers begin late since they still run the step before."""
+    late_s = begin_s(measured) - measured.idle_before_s
+    return np.where(np.isfinite(late_s), late_s, 0.0).clip(0)
 
 
 def _of(step_s: Array) -> Prediction:
@@ -134,14 +164,18 @@ def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
 
 
 def _kinds_at_start(
-    measured: Measured, before_s: Array, masks: Mapping[str, Mask], saved: Mapping[str, float]
+    measured: Measured,
+    before_s: Array,
+    masks: Mapping[str, Mask],
+    saved: Mapping[str, float],
+    overlap_s: Array,
 ) -> set[str]:
     """Kinds whose delays are those at the start of steps: hiding both saves no more than one."""
     kinds = set()
     for name in set(saved) - {LATE, START, ALL}:
         least, most = sorted((saved[START], saved[name]))
         if least >= NEARLY_ALL_SHARE * most > 0:
-            both_s = _hidden(measured, masks, masks[START] | masks[name])
+            both_s = _hidden(measured, masks, masks[START] | masks[name], overlap_s)
             if least >= NEARLY_ALL_SHARE * float((before_s - both_s).mean()):
                 kinds.add(name)
     return kinds
