@@ -9,7 +9,9 @@ from paceline.detect.job import JobEvent
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
+from paceline.detect.who_host import who_from_hosts
 from paceline.detect.who_trace import who_from_trace, who_slow_before
+from paceline.diagnose import step_to_step_s
 from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
 from paceline.trace import Trace
@@ -18,6 +20,10 @@ from paceline.whatif import WhatIf, analyze
 
 #: Most steps before a fail-slow, and least, with which its slow workers are compared.
 _STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
+
+#: A host that made the job wait for this share of its time before did not change. Workers that cost
+#: less than this share of the host's are left out.
+AS_BEFORE, OF_HOST = 0.75, 0.5
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
@@ -64,9 +70,10 @@ def locate_in_trace(
             measured = from_trace(trace.select_steps(steps), keep_clocks=keep_clocks)
             result = analyze(measured)
             advice = None if advise is None else advise(measured, result)
-            suspects = who_from_trace(measured, result)
             before = _analysis_before(event, events, trace, keep_clocks)
-            same = () if before is None else who_slow_before(suspects, measured, result, before)
+            suspects = who_from_trace(measured, result)
+            same = () if before is None else who_slow_before(suspects, measured, result, before[1])
+            suspects = _with_host(suspects, measured, result, before)
             event = replace(
                 event,
                 suspects=_of_slow_steps([s for s in suspects if s not in same], len(steps)),
@@ -77,6 +84,26 @@ def locate_in_trace(
     return located
 
 
+def _with_host(
+    suspects: tuple[Suspect, ...],
+    measured: Measured,
+    result: WhatIf,
+    before: tuple[Measured, WhatIf] | None,
+) -> tuple[Suspect, ...]:
+    """The suspects and the one by its host, unless it was as slow before.
+
+    Beside it, workers that cost little in comparison are its victims, or noise.
+    """
+    host = who_from_hosts(measured, result)
+    if host is None:
+        return suspects
+    usual = None if before is None else who_from_hosts(*before)
+    if usual is not None and usual.share >= AS_BEFORE * host.share:
+        return suspects
+    of_time = float(result.simulated_s.mean() / step_to_step_s(measured, result).mean())
+    return (host, *(s for s in suspects if of_time * s.share >= OF_HOST * host.share))
+
+
 def _of_slow_steps(suspects: Sequence[Suspect], steps: int) -> tuple[Suspect, ...]:
     """The suspects; the evidence says that it is of the slow steps."""
     head = f"in the {steps:,} slow steps of the trace, " if steps > 1 else "in a slow step, "
@@ -85,8 +112,8 @@ def _of_slow_steps(suspects: Sequence[Suspect], steps: int) -> tuple[Suspect, ..
 
 def _analysis_before(
     onset: JobEvent, events: Sequence[JobEvent], trace: Trace, keep_clocks: bool
-) -> WhatIf | None:
-    """The analysis of the healthy steps before a fail-slow; None if the trace has too few."""
+) -> tuple[Measured, WhatIf] | None:
+    """Measurement and analysis of healthy steps before a fail-slow; None: the trace has too few."""
     ends = [
         event.since_step
         for event in events
@@ -98,7 +125,8 @@ def _analysis_before(
         return None
     try:
         chosen = trace.select_steps(steps[-_STEPS_BEFORE:])
-        return analyze(from_trace(chosen, keep_clocks=keep_clocks))
+        measured = from_trace(chosen, keep_clocks=keep_clocks)
+        return measured, analyze(measured)
     except (GraphError, TraceError):
         return None
 

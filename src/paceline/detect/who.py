@@ -35,7 +35,8 @@ class Suspect:
     """A slow worker, group or link.
 
     Attributes:
-        kind: "compute" or "communication".
+        kind: "compute", "communication", "data-loading", or "host": other work of its host that no
+            operation shows.
         ranks: global ranks, ascending; empty where a trace does not number them.
         place: name of the place.
         factor: ratio to its peers. For a trace, the slowdown S_w of the job if only this were as
@@ -45,7 +46,7 @@ class Suspect:
         steps: the few steps that hold most of the loss; empty if the slowness lasts.
     """
 
-    kind: Literal["compute", "communication"]
+    kind: Literal["compute", "communication", "data-loading", "host"]
     ranks: tuple[int, ...]
     place: str
     factor: float
@@ -57,7 +58,7 @@ class Suspect:
     def name(self) -> str:
         """Place and operation: "ranks 24-31; compute"; of a spike also its steps."""
         when = f" in {name_steps(self.steps)} only" if self.steps else ""
-        return f"{self.place}; {self.kind}{when}"
+        return f"{self.place}; {self.kind.replace('-', ' ')}{when}"
 
     def explain(self) -> str:
         """Place, operation and evidence."""

@@ -81,7 +81,7 @@ def who_slow_before(
     was_slow = (usual >= WhatIf.HEALTHY_BELOW) & (usual - 1 >= _AS_BEFORE * (since - 1))
     ranks: set[int] = set()
     for pp, dp in np.argwhere(was_slow):
-        ranks.update(_ranks([(int(dp), int(pp))], measured))
+        ranks.update(ranks_of([(int(dp), int(pp))], measured))
     return tuple(
         suspect
         for suspect in suspects
@@ -211,9 +211,9 @@ def _shared(judged: _Judged, is_slow: Mask, by_compute: Mask, by_transfers: Arra
 
 def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _Judged) -> Suspect:
     s_w = [float(judged.s_w[pp, dp]) for dp, pp in workers]
-    ranks = _ranks(workers, measured)
-    place_text = _place_text(workers, measured)
-    place = f"{name_ranks(ranks)} ({place_text})" if ranks else place_text
+    ranks = ranks_of(workers, measured)
+    where = place_text(workers, measured)
+    place = f"{name_ranks(ranks)} ({where})" if ranks else where
     alone_s = judged.seconds_of([Scenario.only(Part.of_workers(workers))]).mean()
     ideal_s, job_s = judged.ideal_s.mean(), judged.job_s.mean()
     factor = float(alone_s / ideal_s)
@@ -232,7 +232,7 @@ def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _
     )
 
 
-def _ranks(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
+def ranks_of(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
     """Global ranks of workers; tensor-parallel ranks are neighbours, as in Megatron's order."""
     tp = measured.job.tp_size
     ranks: set[int] = set()
@@ -244,7 +244,7 @@ def _ranks(workers: Sequence[Worker], measured: Measured) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _place_text(workers: Sequence[Worker], measured: Measured) -> str:
+def place_text(workers: Sequence[Worker], measured: Measured) -> str:
     """Workers in words: a stage, a link, or a list."""
     stages = sorted({pp for _, pp in workers})
     replicas = sorted({dp for dp, _ in workers})

@@ -143,7 +143,7 @@ def _hidden_of_worker(measured: Measured, hidden: Mask) -> Array:
 def _begun_late_s(measured: Measured) -> Array:
     """[step, dp, pp] seconds by which workers begin late since they still run the step before."""
     late_s = begin_s(measured) - measured.idle_before_s
-    return np.where(np.isfinite(late_s), late_s, 0.0).clip(0)
+    return np.maximum(np.nan_to_num(late_s), 0.0)
 
 
 def _of(step_s: Array) -> Prediction:
