@@ -32,6 +32,9 @@ EQUAL_GAIN = 0.01
 #: A finding below this share of the step is small; S under 1.03 is healthy, too.
 SMALL_SHARE = 0.03
 
+#: Causes outside S that the headline names where they cost more than stragglers.
+WAITS = ("data-loading", "launch-delay")
+
 #: Least share of the loss of a cause that the headline gives as the reason for all of it.
 MIN_NAMED = 0.1
 
@@ -157,11 +160,19 @@ def main_finding(report: JobReport) -> Finding | None:
     outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if report.straggling:
+        if outside and _outweighs(outside[0], report):
+            return outside[0]
         return positive if positive is None or (positive.share or 0) >= MIN_NAMED else None
     if not outside:
         return positive
     hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
     return next(hidden, outside[0])
+
+
+def _outweighs(outside: Finding, report: JobReport) -> bool:
+    """Whether a cause outside S costs more of the step than all stragglers."""
+    of_step = report.waste * float(report.simulated_s.mean() / report.traced_s.mean())
+    return outside.cause in WAITS and outside.share_of_step > of_step
 
 
 def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
@@ -208,6 +219,8 @@ def _cost(report: JobReport) -> str:
 def _verdict(report: JobReport, finding: Finding | None) -> str:
     """The loss and its reason, without the full stop."""
     reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
+    if report.straggling and finding is not None and finding.share is None:
+        return f"{reason[:1].upper()}{reason[1:]}; stragglers cost {_cost(report)} beside it"
     if report.straggling:
         loss = f"This job wastes {waste_range(report, 0)} of its GPUs"
         return f"{loss}: {reason or no_reason(report)}"

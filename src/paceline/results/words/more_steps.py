@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from paceline.results.document import JobReport
 from paceline.trace.job import place_name
-from paceline.units import count
+from paceline.units import count, percent
+
+#: Share of the waste from which on variation that passes explains it.
+MOSTLY = 0.5
 
 
 def steps_needed(report: JobReport) -> int | None:
@@ -19,6 +22,8 @@ def steps_needed(report: JobReport) -> int | None:
 def no_reason(report: JobReport) -> str:
     """Why the headline names no cause, as a short phrase."""
     if steps_needed(report) is None:
+        if report.passing_share >= MOSTLY * report.waste:
+            return f"{percent(report.passing_share, 0)} is variation that passes"
         return "no known pattern explains it"
     steps = count(len(report.steps), "step")
     suspect = _suspect(report)
