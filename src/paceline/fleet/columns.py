@@ -102,10 +102,10 @@ JOBS = (
     Column(
         "discrepancy",
         "number",
-        "difference of T from the traced mean step (less overlap), share of it",
+        "difference of T from the traced step (less overlap)",
     ),
     Column("replay_error", "number", "the discrepancy with launch delays replayed"),
-    Column("launch_slowdown", "number", "traced mean step (less overlap) / T"),
+    Column("launch_slowdown", "number", "traced step (less overlap) / T"),
     Column("launch_step_start", "number", "T with only the delays before steps / T"),
     Column("step_modes_ratio", "number", "ratio of the two lengths of steps, if there are two"),
     Column("clock_std_s", "number", "standard deviation of clock offsets", "s"),
