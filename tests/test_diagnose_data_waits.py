@@ -1,0 +1,238 @@
+"""Waits for torch's data loader: measured by the recorder, and named as the cause."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.detect.job import job_events
+from paceline.detect.locate import locate_in_trace
+from paceline.detect.who_host import who_from_hosts
+from paceline.diagnose import diagnose
+from paceline.errors import NotApplicableError
+from paceline.graph import from_trace
+from paceline.record import data_loading
+from paceline.record.recorder import Recorder
+from paceline.remedies import REMEDIES, Case, advise
+from paceline.remedies.load_ahead import propose
+from paceline.report.terminal import screen
+from paceline.results.document import JobReport
+from paceline.results.headline import headline
+from paceline.results.words.evidence import evidence_phrases
+from recordings import SetClock, play
+
+MS = 1_000_000
+
+
+def job(folder, wait_ms, *, steps=24, ranks=4, meets=False, gc_ms=None):
+    """A recorded data-parallel job whose ranks load their batches before the step.
+
+    Args:
+        folder: of the recording.
+        wait_ms: (step, rank) -> ms of the rank's wait for its batch.
+        steps: of the job.
+        ranks: of the job.
+        meets: whether all ranks meet behind the loading, in a collective that is not recorded, as
+            the Trainer of transformers does to count the tokens.
+        gc_ms: (step, rank) -> ms of the host's work before the optimizer; None: none.
+    """
+    clocks = [SetClock() for _ in range(ranks)]
+    recorders = [
+        Recorder(
+            folder, every=1, flush_s=60, given={"rank": r, "world": ranks, "dp": ranks}, clock=clock
+        )
+        for r, clock in enumerate(clocks)
+    ]
+    free = [1000.0] * ranks
+    for number in range(steps):
+        wait = [wait_ms(number, rank) for rank in range(ranks)]
+        begin = [at + ms for at, ms in zip(free, wait, strict=True)]
+        if meets:
+            begin = [max(begin)] * ranks
+        met = max(begin) + 64
+        for rank, (rec, clock) in enumerate(zip(recorders, clocks, strict=True)):
+            own = begin[rank]
+            held = met + (gc_ms(number, rank) if gc_ms else 0.0)
+            ops = [
+                ("forward-compute", 0, 0, own, own + 20),
+                ("backward-compute", 0, 0, own + 20, own + 60),
+                ("grads-reduce-scatter", -1, -1, own + 60, met),
+                ("optimizer", -1, -1, held + 0.001, held + 6),
+            ]
+            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
+            rec.measures_data, rec.data_ns = gc_ms is None, round(wait[rank] * MS)
+            play(rec, clock, number, in_ns, (round(free[rank] * MS), round((held + 6) * MS)))
+            free[rank] = held + 6
+    for rec in recorders:
+        rec.close()
+    return paceline.load(folder)
+
+
+def case_of(trace):
+    measured = from_trace(trace)
+    result = paceline.analyze(measured)
+    return Case(measured, result, diagnose(measured, result))
+
+
+def data_finding(case):
+    return next((f for f in case.diagnosis.findings if f.cause == "data-loading"), None)
+
+
+def report_of(case):
+    return JobReport.of(case.result, advise(case, REMEDIES))
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_the_worker_that_waits_for_its_data_is_named(tmp_path, meets):
+    """Rank 2 loads for 60 ms, the others for 1 ms: the step takes 130 ms in place of 71.
+
+    Where all ranks meet behind the loading, the time lies between the steps of the trace.
+    """
+    trace = job(tmp_path, lambda _, rank: 60.0 if rank == 2 else 1.0, meets=meets)
+    case = case_of(trace)
+    finding = data_finding(case)
+    assert finding.where == {"workers": [[2, 0]]}
+    assert finding.share_of_step == pytest.approx(59 / 130, abs=0.02)
+    assert finding.evidence["wait_s"] == [pytest.approx(0.060)]
+    assert finding.evidence["peers_s"] == pytest.approx(0.001)
+    assert "worker dp 2, stage 0 waits for its data: 60.0 ms a step (others 1.00 ms)" in (
+        finding.text
+    )
+    remedy = propose(case)
+    assert remedy.step_time_s == pytest.approx(0.071, abs=0.002)
+    assert remedy.gain == pytest.approx(59 / 130, abs=0.02)
+    assert remedy.change["bound"]
+    assert any("worker dp 2, stage 0 60.0 ms" in phrase for phrase in evidence_phrases(finding))
+
+
+def test_the_waits_explain_launch_delays(tmp_path):
+    case = case_of(job(tmp_path, lambda _, rank: 60.0 * (rank == 2)))
+    delay = next(f for f in case.diagnosis.findings if f.id == "launch-delay")
+    assert delay.part_of == "data-loading"
+
+
+def test_all_workers_that_wait_are_not_named(tmp_path):
+    case = case_of(job(tmp_path, lambda *_: 30.0))
+    finding = data_finding(case)
+    assert finding.where == {}
+    assert "workers wait for their data: 30.0 ms a step" in finding.text
+    assert finding.share_of_step == pytest.approx(0.3, abs=0.02)
+
+
+def test_waits_behind_other_work_cost_nothing(tmp_path):
+    """Short waits, or a recording without them: no finding and no remedy."""
+    for name, wait in (("short", 0.2), ("none", 0.0)):
+        case = case_of(job(tmp_path / name, lambda *_, wait=wait: wait))
+        assert data_finding(case) is None
+        with pytest.raises(NotApplicableError):
+            propose(case)
+
+
+def test_the_headline_names_the_data(tmp_path):
+    case = case_of(job(tmp_path, lambda _, rank: 60.0 * (rank == 2), meets=True))
+    report = report_of(case)
+    assert "worker dp 2, stage 0 waits for data (4" in headline(report)
+    assert "Loading ahead gains at most 4" in headline(report)
+    text = " ".join(" ".join(line.plain for line in screen(report, 120, colour=False)).split())
+    assert "load the batches of worker dp 2, stage 0 ahead" in text
+
+
+def test_waits_are_kept_in_a_file_of_the_trace(tmp_path):
+    trace = job(tmp_path / "run", lambda _, rank: 60.0 * (rank == 2))
+    path = tmp_path / "trace.parquet"
+    paceline.write(trace, path)
+    again = paceline.load(path)
+    assert again.data_wait_s == pytest.approx(trace.data_wait_s)
+    assert again.select_steps([3, 5]).data_wait_s[:, 2, 0] == pytest.approx([0.06, 0.06])
+    assert data_finding(case_of(again)) is not None
+
+
+def test_an_older_recording_has_no_waits(tmp_path):
+    trace = job(tmp_path, lambda *_: 0.0, gc_ms=lambda *_: 0.0)
+    assert trace.data_wait_s is None
+
+
+def test_the_worker_whose_host_delays_an_operation_is_named(tmp_path):
+    """Rank 1 collects garbage for 50 ms before its optimizer; the step takes 120 ms, not 70."""
+    trace = job(tmp_path, lambda *_: 0.0, steps=120, gc_ms=lambda _, rank: 50.0 * (rank == 1))
+    case = case_of(trace)
+    delay = next(f for f in case.diagnosis.findings if f.cause == "launch-delay")
+    assert delay.where["workers"] == [[1, 0]]
+    assert "before optimizer of worker dp 1, stage 0: 50.0 ms" in delay.text
+    hidden = next(
+        remedy for remedy in advise(case, REMEDIES).remedies if remedy.remedy == "hide-delays"
+    )
+    assert hidden.step_time_s == pytest.approx(0.070, abs=0.002)
+    assert hidden.gain == pytest.approx(50 / 120, abs=0.02)
+    assert who_from_hosts(case.measured, case.result).ranks == (1,)
+
+
+def test_a_fail_slow_of_a_loader_names_its_rank(tmp_path):
+    """From step 40 on rank 2's loader is slow. Its peers wait for it in the exchange."""
+    folder = tmp_path / "run"
+    trace = job(folder, lambda step, rank: 60.0 * (rank == 2 and step >= 40) + 1.0, steps=80)
+    durations = np.repeat(np.where(np.arange(80) < 40, 0.071, 0.131)[:, None], 4, axis=1)
+    detector = paceline.Detector(4)
+    raw = [
+        event for step, row in enumerate(durations) for event in detector.update(step, list(row))
+    ]
+    events = job_events(raw, 4)
+    (event, *_) = locate_in_trace(events, trace)
+    assert [s.kind for s in event.suspects] == ["data-loading"]
+    assert event.suspects[0].ranks == (2,)
+    assert "waits 61.0 ms a step for its data, the others 1.00 ms" in event.suspects[0].text
+
+
+class Loader:
+    """Stands for torch's iterator of a data loader."""
+
+    def __init__(self, batches, clock=None):
+        self.batches = iter(batches)
+
+    def __next__(self):
+        batch = next(self.batches)
+        return next(batch) if isinstance(batch, Loader) else batch
+
+
+@pytest.fixture
+def torch_loader(monkeypatch):
+    base = type("_BaseDataLoaderIter", (Loader,), {"__next__": Loader.__next__})
+    module = types.ModuleType("torch.utils.data.dataloader")
+    module._BaseDataLoaderIter = base
+    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
+    ticks = iter(range(0, 10_000_000, 1_000_000))
+    monkeypatch.setattr(data_loading, "perf_counter_ns", lambda: next(ticks))
+    return base
+
+
+def test_the_recorder_measures_the_waits_of_the_training_thread(tmp_path, torch_loader):
+    """A loader within a loader counts once; those of other threads do not count."""
+    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
+    data_loading.instrument(rec)
+    for number in range(2):
+        with rec.step(number):
+            with rec.op("forward-compute", 0):
+                pass
+            assert next(torch_loader([torch_loader([7])])) == 7
+            assert next(torch_loader([8])) == 8
+            other = threading.Thread(target=lambda: next(torch_loader([9])))
+            other.start()
+            other.join()
+    with pytest.raises(StopIteration):
+        next(torch_loader([]))
+    rec.close()
+    trace = paceline.load(tmp_path)
+    assert trace.data_wait_s.ravel().tolist() == [0.002, 0.002]
+
+
+def test_without_torch_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.data.dataloader", raising=False)
+    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
+    data_loading.instrument(rec)
+    assert not rec.measures_data
+    rec.close()
