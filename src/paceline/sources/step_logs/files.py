@@ -98,6 +98,8 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
         return Samples(*event_files.read_event_files([path]))
     head = head_of(path)
     first = next((line for line in head.splitlines() if line.strip()), "").strip()
+    if any(_format_of(line, {}) is not None for line in head.splitlines()):
+        return _read_text(path)
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
         return Samples(*json_files.read_json(path, head))
     cells = {cell.strip() for cell in first.split(",")}
