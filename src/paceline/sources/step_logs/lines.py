@@ -77,6 +77,9 @@ DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 #: have in 2 of 3 lines. Least fall of their changes from the first third to the last one, and
 #: largest growth of those of their steps.
 _FEW_MEANS, _MEANS_TURN, _MEANS_FALL, _MEANS_GROW = 15, 0.6, 2.5, 1.6
+#: Share of times that equal the one before, from which on changes are counted in place of measured;
+#: and fewest changes in a third.
+_MANY_EQUAL, _FEW_TICKS = 0.5, 6
 #: Turns of the step, and their share of the lines, from which on several processes write a log.
 _FEW_TURNS, _TURNS = 3, 0.02
 #: The text before and behind a part of a number, and its thousands from their comma on.
@@ -282,6 +285,9 @@ def is_mean_since_start(seconds: Array) -> bool:
     if third < _FEW_MEANS:
         return False
     changes = np.diff(x)
+    if (changes == 0).mean() > _MANY_EQUAL:  # too few digits: only ticks alternate
+        early, late = (int((part != 0).sum()) for part in (changes[:third], changes[-third:]))
+        return early >= _FEW_TICKS and early > _MEANS_FALL * late
     turns = changes[1:] * changes[:-1] < 0
     if turns[:third].mean() >= _MEANS_TURN or turns.mean() >= _MEANS_TURN:
         return False
