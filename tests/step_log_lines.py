@@ -119,6 +119,103 @@ def imagenet(step, seconds, end_s):
     )
 
 
+def imagenet_copy(step, seconds, end_s):
+    return (
+        f"Epoch: [{step // 40}][{step % 40}/40]\tTime {seconds:.3f}s (0.880s)\t"
+        "Speed 29.5 samples/s\tData 0.000s (0.294s)\tLoss 0.00076 (0.00085)\t"
+    )
+
+
+def verl(step, seconds, end_s):
+    """A validation that the step's time holds stands before it (older versions), else behind it."""
+    within = step % 10 == 5
+    total = seconds + 40.0 if within else seconds
+    return (
+        f"(TaskRunner pid=1271585) step:{step} - global_seqlen/min:484245 - actor/entropy:0.323 - "
+        f"timing_s/start_profile:8.429680019617081e-05 - timing_s/gen:{seconds * 0.6} - "
+        f"timing_s/update_actor:{seconds * 0.3}"
+        + (" - timing_s/testing:30.0 - timing_s/save_checkpoint:10.0" if within else "")
+        + f" - timing_s/step:{total!r}"
+        + (" - timing_s/testing:30.0" if step % 10 == 7 else "")
+        + " - timing_per_token_ms/gen:0.136 - perf/total_num_tokens:5322462 - "
+        f"perf/time_per_step:{total!r} - perf/throughput:524.48"
+    )
+
+
+def verl_sft(step, seconds, end_s):
+    return f"step:{step} - train/loss:0.51 - train/lr(1e-3):0.01 - train/time(s):{seconds!r}"
+
+
+def slime(step, seconds, end_s):
+    return (
+        f"(MegatronTrainRayActor pid=1) [{at(end_s)}] train_metric_utils.py:401 - perf {step}: "
+        f"{{'perf/train_wait_time': {seconds * 0.4}, 'perf/train_time': {seconds * 0.6}, "
+        f"'perf/step_time': {seconds!r}, 'perf/wait_time_ratio': 0.4}}"
+    )
+
+
+def nemo_rl(step, seconds, end_s):
+    return (
+        f"\n{'=' * 25} Step {step}/60 {'=' * 25}\n\U0001f4ca Training Results:\n"
+        f"  \u2022 Loss: 0.0012\n\n\u23f1\ufe0f  Timing:\n"
+        f"  \u2022 Total step time: {seconds:.2f}s\n"
+        f"  \u2022 policy_training: {seconds * 0.6:.2f}s (60.0%)"
+    )
+
+
+def prime_rl(step, seconds, end_s):
+    text = f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.1f}s"
+    return (
+        f"10:00:00    INFO Micro Step {step}/8 | Loss 0.5012\n"
+        f"10:00:00 SUCCESS Step {step} | {text:>7} | Loss 0.5012 | Grad. Norm 0.1 | LR 1.00e-06"
+    )
+
+
+def clock(seconds):
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def llama_factory(step, seconds, end_s):
+    tokens = 4096 * (step + 1)
+    return (
+        f'{{"current_steps": {step + 1}, "total_steps": 60, "loss": 5.7, "lr": 1e-06, '
+        f'"epoch": 0.16, "percentage": 5.38, "elapsed_time": "{clock(end_s)}", '
+        f'"remaining_time": "0:36:15", "throughput": {tokens / end_s:.2f}, '
+        f'"total_tokens": {tokens}}}'
+    )
+
+
+def ms_swift(step, seconds, end_s):
+    return (
+        f'{{"loss": 3.9, "epoch": 0.02, "global_step/max_steps": "{step + 1}/60", '
+        f'"elapsed_time": "{int(end_s)}s", "remaining_time": "3m 1s", "memory(GiB)": 16.38, '
+        f'"train_speed(s/it)": {end_s / (step + 1):.6f}}}'
+    )
+
+
+def ms_swift_printed(step, seconds, end_s):
+    return (
+        "{'loss': 3.9, 'memory(GiB)': 16.38, "
+        f"'train_speed(iter/s)': {(step + 1) / end_s:.6f}, 'epoch': 0.02, "
+        f"'global_step/max_steps': '{step + 1}/60', 'percentage': '0.23%', "
+        f"'elapsed_time': '{int(end_s)}s', 'remaining_time': '9h 30m 16s'}}"
+    )
+
+
+def mlx_lm(step, seconds, end_s):
+    return (
+        f"Iter {step}: Train loss 0.118, Learning Rate 1.000e-05, It/sec {1 / seconds:.3f}, "
+        "Tokens/sec 233.302, Trained Tokens 15732, Peak mem 3.315 GB"
+    )
+
+
+def paddlenlp_example(step, seconds, end_s):
+    return (
+        f"global step {step}, epoch: 1, batch: {step}, loss: 1.53175, accu: 0.55650, "
+        f"speed: {1 / seconds:.2f} step/s"
+    )
+
+
 TOOLS = {
     "LitGPT": [litgpt],
     "MaxText": [maxtext],
@@ -131,5 +228,14 @@ TOOLS = {
     "MMEngine": [mmengine, mmengine_iterations],
     "Detectron2": [detectron2],
     "timm": [timm],
-    "ImageNet example": [imagenet],
+    "ImageNet example": [imagenet, imagenet_copy],
+    "verl": [verl],
+    "verl's SFT": [verl_sft],
+    "slime": [slime],
+    "NeMo-RL": [nemo_rl],
+    "prime-rl": [prime_rl],
+    "LLaMA-Factory": [llama_factory],
+    "ms-swift": [ms_swift, ms_swift_printed],
+    "MLX LM": [mlx_lm],
+    "PaddleNLP's examples": [paddlenlp_example],
 }

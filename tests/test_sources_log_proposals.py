@@ -70,6 +70,11 @@ UNCLEAR = {
         lambda i, ms: f"step {i} time {ms:.2f} ms, batch time {ms:.2f} ms",
         "duration_ms",
     ),
+    "milliseconds a batch": (
+        lambda i, ms: f"| epoch 1 | batch {i:5d} | lr 20.00 | ms/batch {ms:6.3f} | ppl 2064.78",
+        "duration_ms",
+    ),
+    "milliseconds a step": (lambda i, ms: f"step {i} loss 2.0, {ms:.3f} ms/step", "duration_ms"),
     "a quote": (lambda i, ms: f"it's the loss, took '{ms / 1e3:.3f}' sec", "duration_s"),
 }
 
@@ -248,3 +253,15 @@ def test_times_of_steps_are_no_means_since_the_start(lines):
         assert not is_mean_since_start(steps)
         assert not is_mean_since_start(np.where(np.arange(lines) < lines / 2, steps, 1.4 * steps))
         assert not is_mean_since_start(np.round(steps, 2))
+
+
+def test_two_digits_tell_times_of_steps_from_means(tmp_path):
+    """Steps of 0.20 or 0.21 s alternate at all times; ticks of a mean become rare."""
+    seconds = np.random.default_rng(0).normal(0.204, 0.004, 600)
+    path = tmp_path / "my.log"
+    path.write_text("".join(f"step {n} | loss 2 | dt {x:.2f}s\n" for n, x in enumerate(seconds)))
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx(seconds, abs=0.006)
+    means = np.cumsum(np.random.default_rng(0).normal(0.2, 0.1, 600)) / np.arange(1, 601)
+    path.write_text("".join(f"step {n} | loss 2 | dt {x:.2f}s\n" for n, x in enumerate(means)))
+    with pytest.raises(TraceError, match="its times look like means since the start"):
+        load_step_log(path)

@@ -296,7 +296,7 @@ def test_a_clock_of_whole_seconds(tmp_path):
     [
         ("step (?P<step>", "is no regular expression"),
         (r"(?P<step>\d+)", "needs a group that gives a time (duration_s, duration_ms, "),
-        (r"(?P<seconds>\d+)", "has a group seconds; the groups are batch, duration_ms"),
+        (r"(?P<seconds>\d+)", "has a group seconds; the groups are batch, checkpoint_s, duration"),
         (r"(?P<duration_s>took)", "duration_s is no number"),
         (r"never (?P<duration_s>\d+)", "its first lines are 'step 1 took 3 s'"),
     ],

@@ -12,6 +12,13 @@ from test_sources_step_logs import FORMATS, mlperf
 #: Seconds of 60 steps: 0.5 s, then 0.75 s from step 55 on.
 SECONDS = [0.5 if step < 55 else 0.75 for step in range(60)]
 LINES = [line for lines in step_log_lines.TOOLS.values() for line in lines]
+#: The first step whose time a log tells: differences need the line before.
+FIRST = {
+    step_log_lines.paddlenlp: 1,
+    step_log_lines.llama_factory: 2,
+    step_log_lines.ms_swift: 2,
+    step_log_lines.ms_swift_printed: 2,
+}
 
 
 def log_of(path, line, seconds=SECONDS, **options):
@@ -24,9 +31,9 @@ def log_of(path, line, seconds=SECONDS, **options):
 @pytest.mark.parametrize("line", [x for x in LINES if x is not step_log_lines.composer])
 def test_a_tool_is_told_by_its_lines(tmp_path, line):
     times = load_step_log(log_of(tmp_path / "train.log", line))
-    first = 1 if line is step_log_lines.paddlenlp else 0  # an interval needs the line before
-    assert times.steps.tolist() == list(range(first, 60))
-    assert times.duration_s[:, 0] == pytest.approx(SECONDS[first:], rel=0.005)
+    first, n_left_out = FIRST.get(line, 0), 1 if line in FIRST else 0
+    assert times.steps.tolist() == list(range(first, first + 60 - n_left_out))
+    assert times.duration_s[:, 0] == pytest.approx(SECONDS[n_left_out:], rel=0.005)
     assert times.warnings == ()
 
 
@@ -74,6 +81,10 @@ def test_one_format_takes_a_line(line):
         "Test: [ 0/98]\tTime  1.234 ( 1.234)\tLoss 1.0 (1.0)",  # the ImageNet example's
         "[2026-08-22 10:00:00,948] [ INFO] - eval_loss: 1.2, eval_runtime: 3.1, epoch: 1.0",
         "Step Time : 0.50s GPU utilization: 9.5MODEL_TFLOP/s/GPU",  # Megatron-Bridge's other line
+        "step:0 - val-aux/openai/gsm8k/reward/mean@1:0.565 - val-core/gsm8k/acc/mean@1:0.508",
+        "Validation | Step 40 | Loss 0.5012",  # prime-rl's
+        "perf 7: {'rollout/num_training_samples': 32, 'perf/rollout_time': 4.8}",  # slime's other
+        "Iter 100: Val loss 1.241, Val took 11.401s",  # MLX LM's
     ],
 )
 def test_lines_of_validations_are_no_steps(line):
@@ -158,3 +169,86 @@ def test_torchvisions_meters_are_means_of_the_last_20_steps(tmp_path, every):
     assert times.duration_s.max() < 0.4
     said = f"a sample every {spacing} steps, the mean of the last of {spacing} steps"
     assert times.warnings[-1].startswith(said)
+
+
+def hf_rows(seconds_a_step, every=10, number=40, *, mean_digits=None, first=0):
+    """Lines of ms-swift with a line every few steps; a resumed run begins behind ``first``."""
+    for n in range(1, number + 1):
+        step, end_s = every * n, every * n * seconds_a_step
+        mean = f', "train_speed(s/it)": {end_s / step:.{mean_digits}f}' if mean_digits else ""
+        yield (
+            f'{{"loss": 1.0, "global_step/max_steps": "{first + step}/9000", "elapsed_time": '
+            f'"{int(end_s) // 60}m {int(end_s) % 60}s", "memory(GiB)": 2.44{mean}}}'
+        )
+
+
+@pytest.mark.parametrize("first", [0, 5000])
+def test_a_mean_since_the_start_makes_a_clock_finer(tmp_path, first):
+    """0.333 s a step: a clock of whole seconds gives 0.3 or 0.4 for ten steps."""
+    path = tmp_path / "logging.jsonl"
+    path.write_text("\n".join(hf_rows(1 / 3, mean_digits=6, first=first)) + "\n")
+    times = load_step_log(path)
+    assert times.steps_per_sample == 10
+    assert times.duration_s[:, 0] == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_a_coarse_mean_does_not_replace_the_clock(tmp_path):
+    """Three digits of the mean after 400 steps are 0.4 s; after 4,000 steps they are 4 s."""
+    path = tmp_path / "logging.jsonl"
+    path.write_text("\n".join(hf_rows(7.5654, every=100, mean_digits=2)) + "\n")
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx(7.5654, rel=2e-3)
+
+
+def test_validations_between_lines_of_a_clock_do_not_count(tmp_path):
+    """LLaMA-Factory writes a line before and one after a validation, both at its step."""
+    path, lines = tmp_path / "trainer_log.jsonl", []
+    for n in range(1, 41):
+        before_s = 20.0 * n + 300.0 * ((n - 1) // 10)
+        lines.append(line_at(10 * n, before_s, "loss"))
+        if n % 10 == 0:
+            lines.append(line_at(10 * n, before_s + 300.0, "eval_loss"))
+    path.write_text("\n".join(lines) + "\n")
+    assert load_step_log(path).duration_s[:, 0] == pytest.approx(2.0)
+
+
+def line_at(step, end_s, word):
+    text = f"2 days, {step_log_lines.clock(end_s)}"
+    return (
+        f'{{"current_steps": {step}, "total_steps": 400, "{word}": 1.5, "percentage": 9.0, '
+        f'"elapsed_time": "{text}", "remaining_time": "9 days, 21:03:44"}}'
+    )
+
+
+def test_several_writers_that_no_line_tells_apart_are_refused(tmp_path):
+    """A published log (SFT-Training-LLM 264b290) has two: its steps looked 5 times as slow."""
+    path = tmp_path / "trainer_log.jsonl"
+    lines = [line_at(10 * step, 20.0 * step, "loss") for n in range(30) for step in (n + 1, n)]
+    path.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(TraceError, match="steps go back and forth") as refused:
+        load_step_log(path)
+    assert "several processes write it" in str(refused.value)
+
+
+def test_restarts_are_no_second_writer(tmp_path):
+    path = tmp_path / "train.log"
+    runs = [range(20 * n, 20 * n + 30) for n in range(8)]  # each run goes 10 steps back
+    path.write_text("".join(step_log_lines.timm(i, 0.5, i) + "\n" for run in runs for i in run))
+    pattern = r"Time: (?P<duration_s>[\d.]+)s"
+    assert load_step_log(path, pattern).duration_s.max() == 0.5
+    assert load_step_log(path).duration_s.max() == 0.5
+
+
+@pytest.mark.parametrize("text", ["9 parrots", "1:2:3:4", "12", "5 weeks", "1m2x"])
+def test_a_text_that_is_no_time_is_told(tmp_path, text):
+    path = tmp_path / "own.log"
+    path.write_text(f"step 1 at {text};\nstep 2 at {text};\n")
+    with pytest.raises(TraceError, match=f"'{text}' is no time, such as 1:02:03 or 18m 42s"):
+        load_step_log(path, r"step (?P<step>\d+) at (?P<elapsed>[^;]+);")
+
+
+def test_times_in_words_are_read(tmp_path):
+    path = tmp_path / "own.log"
+    texts = ["350ms", "1.5s", "1m 20s", "1h 2m", "1:05"]
+    path.write_text("".join(f"step {n} took {text};\n" for n, text in enumerate(texts)))
+    times = load_step_log(path, r"step (?P<step>\d+) took (?P<duration>[^;]+);")
+    assert times.duration_s[:, 0].tolist() == pytest.approx([0.35, 1.5, 80, 3720, 65])

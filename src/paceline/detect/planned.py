@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.varying_work import RECENT, VaryingWork, is_settled, varies, work_of
 from paceline.errors import DetectError
 
 Array = npt.NDArray[np.float64]
@@ -108,9 +109,14 @@ class Workloads:
     The first samples measure a new stage. The ratio of its workload to that of other stages bounds
     its time; a time outside is unplanned. Odd and even steps have separate shares, as runs
     alternate between them, with another ratio in each stage.
+
+    Where the work differs from step to step, no stage lasts. Then :class:`VaryingWork` tells the
+    time.
     """
 
     def __init__(self) -> None:
+        self._latest: list[tuple[Stage, float]] = []  # works of the last steps, and their times
+        self._varying: VaryingWork | None = None
         self._table: dict[Stage, list[float]] = {}  # stage -> shares of even and odd steps
         self._stage: Stage = ()
         self._before: Stage = ()
@@ -133,9 +139,11 @@ class Workloads:
         if workload is None:
             return [(step, x, like)]
         stage = _stage(workload)
-        rows: list[Row] = []
+        rows = self._follow(stage, _middle(x) / like)
+        if self._varying is not None:
+            return [*rows, (step, x, like * self._varying.relative_time(stage))]
         if stage != self._stage:
-            rows = self._settle()
+            rows += self._settle()
             if not self._table:
                 self._table[stage] = [1.0, 1.0]
             self._before, self._stage = self._stage, stage
@@ -145,6 +153,29 @@ class Workloads:
             return rows + (self._settle() if self._is_settled() else [])
         self._learn(step, x, like)
         rows.append((step, x, like * self._table[stage][step & 1]))
+        return rows
+
+    def _follow(self, stage: Stage, seconds: float) -> list[Row]:
+        """Begin or end the model of varying work; the samples that waited for a stage's end.
+
+        The model's relative time is 1 where the first stage's share is 1.
+        """
+        self._latest = [*self._latest[1 - RECENT :], (stage, seconds)]
+        works = [work for work, _ in self._latest]
+        rows: list[Row] = []
+        if self._varying is not None:
+            if is_settled(works):
+                share = self._varying.relative_time(stage)
+                self._table, self._stage, self._before = {stage: [share, share]}, stage, ()
+                self._varying, self._base, self._raw = None, [], []
+            else:
+                self._varying.add(stage, seconds)
+        elif varies(works):
+            rows = self._settle()
+            self._varying = VaryingWork(next(iter(self._table), stage))
+            for work, value in self._latest:
+                self._varying.add(work, value)
+            self._recent, self._base, self._raw = [], [], []
         return rows
 
     def _learn(self, step: int, x: Array, like: float) -> None:
@@ -217,14 +248,30 @@ class Workloads:
             "before": list(map(list, self._before)),
             **{name: _pairs(getattr(self, f"_{name}")) for name in _LISTS},
             "waiting": [[step, _numbers(x), like] for step, x, like in self._waiting],
+            **self._state_of_varying(),
         }
+
+    def _state_of_varying(self) -> dict[str, Any]:
+        """What older versions do not have: the last works; empty for a job without workload."""
+        if not self._latest:
+            return {}
+        latest = [
+            [list(map(list, work)), *_numbers(np.array([value]))] for work, value in self._latest
+        ]
+        return {"latest": latest, "varying": self._varying and self._varying.state()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Workloads:
         """Restore the result of :meth:`state`."""
         loads = cls()
-        loads._table = {_named(s): [float(a), float(b)] for s, a, b in state["table"]}
-        loads._stage, loads._before = _named(state["stage"]), _named(state["before"])
+        loads._table = {work_of(s): [float(a), float(b)] for s, a, b in state["table"]}
+        loads._stage, loads._before = work_of(state["stage"]), work_of(state["before"])
+        loads._latest = [
+            (work_of(work), float("nan") if value is None else float(value))
+            for work, value in state.get("latest", [])
+        ]
+        if state.get("varying") is not None:
+            loads._varying = VaryingWork.from_state(state["varying"])
         for name in _LISTS:
             setattr(loads, f"_{name}", [(int(p), float(v)) for p, v in state[name]])
         loads._waiting = [
@@ -274,10 +321,6 @@ def _lower_median(values: list[float]) -> float:
 
 def _numbers(x: Array) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in x.tolist()]
-
-
-def _named(pairs: Sequence[Sequence[Any]]) -> Stage:
-    return tuple((str(name), float(value)) for name, value in pairs)
 
 
 def _stage(workload: Mapping[str, float]) -> Stage:

@@ -19,10 +19,10 @@ from paceline.sources.json_stream import whole_lines
 from paceline.sources.step_logs import (
     event_files,
     json_files,
+    metric_tables,
     mlperf,
     progress_bars,
     proposals,
-    wandb_csv,
 )
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import (
@@ -43,7 +43,8 @@ from paceline.sources.step_times import StepTimes, load_step_times, table_of
 Array = npt.NDArray[np.float64]
 
 #: The project's own columns: a header with one of them is a table of step times.
-_OWN = {"step", "rank", "duration_s", "start_s"}
+_OWN_TIMES = {"duration_s", "start_s"}
+_OWN = {"step", "rank", *_OWN_TIMES}
 #: Most lines before the first step.
 _MAX_PREAMBLE = 1_000_000
 
@@ -98,15 +99,31 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
         return Samples(*event_files.read_event_files([path]))
     head = head_of(path)
     first = next((line for line in head.splitlines() if line.strip()), "").strip()
+    if any(_format_of(line, {}) is not None for line in head.splitlines()):
+        return _read_text(path)
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
         return Samples(*json_files.read_json(path, head))
-    cells = {cell.strip() for cell in first.split(",")}
-    is_json = first.startswith("{") and not first.startswith("{'")  # a printed dict is no JSON
-    if path.suffix in (".parquet", ".pq") or not first or is_json or cells & _OWN:
+    if path.suffix in (".parquet", ".pq") or not first:
         return Samples(None, ())
-    if wandb_csv.is_header(first):
-        return Samples(*wandb_csv.read_wandb(path))
+    if first.startswith("{") and not first.startswith("{'"):  # a printed dict is no JSON
+        return _read_json_lines(path, head)
+    cells = [cell.strip() for cell in first.split(",")]
+    if not _OWN_TIMES & set(cells) and metric_tables.has_step_times(cells):
+        return Samples(*metric_tables.read_csv(path))
+    if _OWN & set(cells):
+        return Samples(None, ())
+    if metric_tables.is_header(first):
+        return Samples(*metric_tables.read_csv(path))
     return _read_text(path)
+
+
+def _read_json_lines(path: Path, head: str) -> Samples:
+    """A table of the project's own, or one of metrics if its first lines have a step time."""
+    names = [name for line in head.splitlines() for name in metric_tables.metrics_of_line(line)]
+    names = list(dict.fromkeys(names))
+    if _OWN_TIMES & set(names) or not metric_tables.has_step_times(names):
+        return Samples(None, ())
+    return Samples(*metric_tables.read_json_lines(path))
 
 
 def earlier_runs(paths: Iterable[Path], *, but: Path | None = None) -> list[tuple[int, Array]]:
@@ -220,13 +237,12 @@ def _read_text(path: Path) -> Samples:
     if bars:
         columns, covers = progress_bars.read_bars(bars, str(path), notes)
         return Samples(columns, tuple(notes), covers)
-    names = ", ".join(known.name for known in LINE_FORMATS)
     advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
     if proposal is not None:
         guess = f" ({proposal.doubt})" if proposal.doubt else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
     raise TraceError(
-        f"{path} has no step times of a known tool ({names}, MLPerf, a tqdm bar); {advice}; "
+        f"{path} has no step times of a known tool (docs/detect.md#logs names them); {advice}; "
         f"{quoted(lines[:QUOTED_LINES])}"
     )
 

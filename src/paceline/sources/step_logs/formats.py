@@ -31,6 +31,18 @@ Held against their sources:
 - torchvision's references and their many copies (DETR, DeiT, MAE): ``utils.py``,
   ``MetricLogger.log_every``, pytorch/vision 041fe3b. ``time`` is the mean of the last 20 steps.
 - PyTorch's ImageNet example and its many copies: ``imagenet/main.py``, pytorch/examples 0221496.
+  Copies write ``Batch Time 0.583 (0.386)`` or ``Time 0.542s (0.880s)``.
+- verl, commit b178a3c: ``trainer/ppo/ray_trainer.py``, ``trainer/fsdp_sft_trainer.py``; lines of
+  published logs. Older versions measure validations and checkpoints within ``timing_s/step``. They
+  stand before it then.
+- slime, commit 624b824: ``observability/train_metric_utils.py``, ``log_perf_data``.
+- NeMo-RL, commit 7ea279a: ``algorithms/grpo.py`` and its likes. The time has checkpoints.
+- prime-rl, commit 559b447: ``trainer/rl/train.py``, ``trainer/sft/train.py``, ``utils/logger.py``.
+- LLaMA-Factory, commit ff6d4d1: ``train/callbacks.py``, ``LogCallback``; four published logs.
+- ms-swift, commit 3602360: ``trainers/patcher.py``, ``megatron/callbacks/print.py``; a published
+  log of an older version, whose ``train_speed`` counts ``iter/s``.
+- MLX LM, commit c65c27b: ``tuner/trainer.py``. Since bdb77da it writes no time of a step.
+- PaddleNLP's examples of 2021 to 2023: lines of published logs.
 
 ``covers`` is as these sources define the time.
 """
@@ -42,6 +54,7 @@ import re
 from paceline.sources.step_logs.lines import LineFormat
 
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
+_FLOAT = r"\d{1,12}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?"
 _STEP = r"(?P<step>\d{1,10})"
 _TIME = r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
 
@@ -227,9 +240,84 @@ LINE_FORMATS = (
         "Epoch: [",
         re.compile(
             rf"\bEpoch: \[(?P<epoch>\d{{1,9}})\] ?\[ *{_STEP}/(?P<epoch_steps>\d{{1,10}})\]\s+"
-            rf"Time +(?P<duration_s>{_NUMBER}) \( *\d"
+            rf"(?:Batch )?Time +(?P<duration_s>{_NUMBER})s? \( *\d"
         ),
         "last",
+    ),
+    LineFormat(
+        "verl",
+        "timing_s/step:",
+        re.compile(
+            rf"\bstep:{_STEP} - (?:.*? - timing_s/testing:(?P<evaluation_s>{_FLOAT}))?"
+            rf"(?:.*? - timing_s/save_checkpoint:(?P<checkpoint_s>{_FLOAT}))?"
+            rf".*? - timing_s/step:(?P<duration_s>{_FLOAT})"
+            r"(?:.*? - perf/total_num_tokens:(?P<tokens>\d{1,15}))?"
+        ),
+        "last",
+    ),
+    LineFormat(
+        "verl's SFT",
+        "train/time(s):",
+        re.compile(rf"\bstep:{_STEP} - .*?train/time\(s\):(?P<duration_s>{_FLOAT})"),
+        "last",
+    ),
+    LineFormat(
+        "slime",
+        "'perf/step_time': ",
+        re.compile(rf"\bperf {_STEP}: \{{.*?'perf/step_time': (?P<duration_s>{_FLOAT})"),
+        "last",
+    ),
+    LineFormat(
+        "NeMo-RL",
+        "Total step time: ",
+        re.compile(rf"=== Step {_STEP}/\d+ ===.*?\bTotal step time: (?P<duration_s>{_NUMBER})s"),
+        "last",
+        head="=== Step ",
+    ),
+    LineFormat(
+        "prime-rl",
+        " | Loss ",
+        re.compile(
+            rf"\bStep {_STEP} \| +(?P<duration>\d+(?:\.\d+)?(?:ms|s)|\d+[dhm] \d+[hms]) \| Loss "
+        ),
+        "last",
+    ),
+    LineFormat(
+        "LLaMA-Factory",
+        '"current_steps": ',
+        re.compile(
+            rf'"current_steps": {_STEP}, .*?"elapsed_time": "(?P<elapsed>[^"]{{4,40}})"'
+            rf'(?:.*?"throughput": (?P<mean_tokens_per_s>{_NUMBER}), '
+            r'"total_tokens": (?P<total_tokens>\d{1,15}))?'
+        ),
+        "mean",
+    ),
+    LineFormat(
+        "ms-swift",
+        "train_speed(",
+        re.compile(
+            rf"(?=.*?['\"](?:global_step/max_steps|iteration)['\"]: ['\"]{_STEP}/\d)"
+            r"(?=.*?['\"]elapsed_time['\"]: ['\"](?P<elapsed>[^'\"]{2,40})['\"])"
+            rf".*?['\"]train_speed\((?:s/it\)['\"]: ['\"]?(?P<mean_s>{_NUMBER})"
+            rf"|iter/s\)['\"]: ['\"]?(?P<mean_steps_per_s>{_NUMBER}))"
+        ),
+        "mean",
+    ),
+    LineFormat(
+        "MLX LM",
+        "It/sec ",
+        re.compile(
+            rf"\bIter {_STEP}: Train loss .*?, It/sec (?P<steps_per_s>{_NUMBER}), Tokens/sec"
+        ),
+        "mean",
+    ),
+    LineFormat(
+        "PaddleNLP's examples",
+        ", speed: ",
+        re.compile(
+            rf"\bglobal step {_STEP}, epoch: .*?\bspeed: (?P<steps_per_s>{_NUMBER}) step/s\b"
+        ),
+        "mean",
     ),
 )
 

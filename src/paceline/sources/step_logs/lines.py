@@ -6,10 +6,16 @@ Groups, of which one that gives a time is needed:
     epoch, epoch_steps    Where step begins anew in each epoch: the epoch, and its steps.
     rank          The rank that wrote the line.
     duration_s    Seconds of the step. Also duration_ms. 1.23K means 1,230.
+    duration      Time of the step with its units: 1m 20s, 350ms.
+    evaluation_s, checkpoint_s    Seconds of the step that are no training; they are taken off.
     interval_s    Seconds of all steps since the rank's line before. Also interval_ms.
     steps_per_s   Steps a second (a progress bar's it/s).
     elapsed_s     Seconds since the start of the run. Also elapsed_ms, elapsed_h. Differences are
                   step times.
+    elapsed       The same with units or colons: 1:02:03, 18m 42s.
+    mean_s        Mean seconds of all steps since the start. Also mean_steps_per_s. Beside elapsed
+                  it makes that clock finer.
+    total_tokens, mean_tokens_per_s    Tokens since the start, and their mean rate: the same clock.
     rate          Tokens or samples a second, of equal steps. The times of the lines give the scale.
                   Without time, the median step counts as 1 s.
     time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma). Alone, its
@@ -32,6 +38,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
+from paceline.sources.step_logs.clocks import (
+    MEANS,
+    TEXT_TIMES,
+    finest_clock,
+    texts_in_seconds,
+)
 from paceline.sources.step_times import WORKLOAD_COLUMNS
 
 Array = npt.NDArray[np.float64]
@@ -42,8 +54,17 @@ _STEP_SECONDS = ("duration_s", "interval_s")
 _INTERVALS = {"interval_s": 1.0, "interval_ms": 1e-3}
 _ELAPSED = {"elapsed_s": 1.0, "elapsed_ms": 1e-3, "elapsed_h": 3600.0}
 #: Groups that give the time of a step, the most exact ones first.
-TIMED = (*_DURATIONS, *_INTERVALS, "steps_per_s", *_ELAPSED, "rate", "time")
-_GROUPS = {"step", "rank", "epoch", "epoch_steps", *TIMED, *WORKLOAD_COLUMNS}
+TIMED = (
+    *(*_DURATIONS, "duration", *_INTERVALS, "steps_per_s"),
+    *(*_ELAPSED, "elapsed", *MEANS, "rate", "time"),
+)
+_PAUSES = ("evaluation_s", "checkpoint_s")
+_GROUPS = {
+    *("step", "rank", "epoch", "epoch_steps", "total_tokens"),
+    *_PAUSES,
+    *TIMED,
+    *WORKLOAD_COLUMNS,
+}
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 #: A pattern that users can adapt.
 PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
@@ -56,6 +77,11 @@ DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 #: have in 2 of 3 lines. Least fall of their changes from the first third to the last one, and
 #: largest growth of those of their steps.
 _FEW_MEANS, _MEANS_TURN, _MEANS_FALL, _MEANS_GROW = 15, 0.6, 2.5, 1.6
+#: Share of times that equal the one before, from which on changes are counted in place of measured;
+#: and fewest changes in a third.
+_MANY_EQUAL, _FEW_TICKS = 0.5, 6
+#: Turns of the step, and their share of the lines, from which on several processes write a log.
+_FEW_TURNS, _TURNS = 3, 0.02
 #: The text before and behind a part of a number, and its thousands from their comma on.
 _HEAD = re.compile(r"\d\.?$|\d[eE][-+]?$")
 _TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
@@ -138,7 +164,7 @@ def quoted(lines: Iterable[str]) -> str:
 def covers_of(pattern: re.Pattern[str]) -> Covers | None:
     """Steps that the times of a pattern cover, if its groups say it."""
     groups = set(pattern.groupindex)
-    if not groups & {*_DURATIONS, "steps_per_s", "rate"}:
+    if not groups & {*_DURATIONS, "duration", "steps_per_s", "rate"}:
         return "mean"
     return None
 
@@ -159,7 +185,7 @@ def read_lines(
     """
     rows: list[tuple[str | None, ...]] = []
     others: list[str] = []
-    numbers = [name for name in pattern.groupindex if name != "time"]
+    numbers = [name for name in pattern.groupindex if name not in ("time", *TEXT_TIMES)]
     for line in lines:
         match = pattern.search(line)
         if match:
@@ -172,6 +198,7 @@ def read_lines(
     texts = dict(zip(range(1, pattern.groups + 1), zip(*rows, strict=True), strict=True))
     named = {name: texts[index] for name, index in pattern.groupindex.items()}
     stamps = named.pop("time", None)
+    shown = {name: texts_in_seconds(named.pop(name), where) for name in TEXT_TIMES if name in named}
     columns = {name: _numbers(values, name, where, notes) for name, values in named.items()}
     columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
     if "step" not in columns:
@@ -179,9 +206,22 @@ def read_lines(
         notes.append("the lines have no step number: steps are counted in the order of the lines")
     elif np.isnan(columns["step"]).any():
         raise TraceError(f"{where}: a line that matches the pattern has no step")
+    else:
+        _check_writers(columns["step"], columns["rank"], where)
     if "epoch" in columns:
         columns["step"] = columns["step"] + _epochs_before(columns)
-    ticks = {name: _decimals(named[name]) for name in _ELAPSED if name in named}
+    if "duration" in shown:
+        columns["duration_s"] = shown["duration"]
+    ticks = {name: 10.0 ** -_decimals(named[name]) for name in _ELAPSED if name in named}
+    means = {name: columns.pop(name) for name in (*MEANS, "total_tokens") if name in columns}
+    digits = {name: _decimals(named[name]) for name in means}
+    clock = finest_clock(columns["step"], means, digits, shown.get("elapsed"))
+    if clock is not None:
+        columns["elapsed_s"], ticks["elapsed_s"] = clock
+    if "total_tokens" in means:
+        columns["tokens"] = steps_of_elapsed(
+            columns["step"], columns["rank"], means["total_tokens"]
+        )
     times = None if stamps is None else np.array([stamp_seconds(stamp, where) for stamp in stamps])
     return _with_durations(columns, times, ticks, where, notes)
 
@@ -204,6 +244,20 @@ def _check_whole(match: re.Match[str], names: Sequence[str], where: str) -> None
             raise TraceError(
                 f"{where}: the group {name} of the pattern takes {match[name]!r}, a part of a "
                 f"number in {part!r}; let it match all of it, as (?P<{name}>[\\d.,eE+-]*\\d)"
+            )
+
+
+def _check_writers(step: Array, rank: Array, where: str) -> None:
+    """Refuse lines of several processes that no line tells apart: steps go back and forth."""
+    for one in np.unique(rank):
+        steps = step[rank == one]
+        before, at, after = steps[:-2], steps[1:-1], steps[2:]
+        turns = np.flatnonzero((at < before) & (before < after))
+        if len(turns) >= max(_FEW_TURNS, _TURNS * len(steps)):
+            shown = ", ".join(f"{value:,.0f}" for value in steps[turns[0] : turns[0] + 3])
+            raise TraceError(
+                f"{where}: steps go back and forth ({shown}), so several processes write it; give "
+                "the log of one, or a --pattern with the group rank"
             )
 
 
@@ -231,6 +285,9 @@ def is_mean_since_start(seconds: Array) -> bool:
     if third < _FEW_MEANS:
         return False
     changes = np.diff(x)
+    if (changes == 0).mean() > _MANY_EQUAL:  # too few digits: only ticks alternate
+        early, late = (int((part != 0).sum()) for part in (changes[:third], changes[-third:]))
+        return early >= _FEW_TICKS and early > _MEANS_FALL * late
     turns = changes[1:] * changes[:-1] < 0
     if turns[:third].mean() >= _MEANS_TURN or turns.mean() >= _MEANS_TURN:
         return False
@@ -259,11 +316,15 @@ def _decimals(texts: Sequence[str | None]) -> int:
 
 
 def _with_durations(
-    columns: Columns, times: Array | None, decimals: dict[str, int], where: str, notes: list[str]
+    columns: Columns, times: Array | None, ticks: dict[str, float], where: str, notes: list[str]
 ) -> Columns:
-    """Columns with duration_s in place of other times; without rows that have none."""
+    """Columns with duration_s in place of other times; without rows that have none.
+
+    ``ticks`` has the resolution of each clock, in the clock's unit.
+    """
     duration_s = np.full(len(columns["step"]), np.nan)
     has_rate = "rate" in columns
+    pauses_s = sum(np.nan_to_num(columns.pop(name)) for name in _PAUSES if name in columns)
     for name in TIMED:  # durations are more exact than differences
         if name == "time" and times is not None and not has_rate:
             values = times
@@ -273,15 +334,14 @@ def _with_durations(
             continue
         step, rank = columns["step"], columns["rank"]
         if name in _DURATIONS:
-            seconds = values * _DURATIONS[name]
+            seconds = values * _DURATIONS[name] - pauses_s
         elif name in _INTERVALS:
             seconds = _of_intervals(step, rank, values * _INTERVALS[name])
         elif name == "steps_per_s":
             seconds = np.where(values > 0, 1.0 / np.where(values > 0, values, 1.0), np.nan)
         elif name in _ELAPSED:
             unit_s = _ELAPSED[name]
-            tick_s = unit_s * 10.0 ** -decimals[name]
-            seconds = steps_of_elapsed(step, rank, values * unit_s, tick_s)
+            seconds = steps_of_elapsed(step, rank, values * unit_s, ticks[name] * unit_s)
         elif name == "time":
             seconds = steps_of_elapsed(step, rank, values)
         elif times is not None:

@@ -19,11 +19,13 @@ _MIN_STEPS = 2
 def is_log(path: Path) -> bool:
     """Whether the first lines have the steps of a known tool, or numbered steps in text."""
     text = head(path) if path.is_file() else ""
-    if "\0" in text or text.lstrip().startswith(("{", "[{", "<")):
+    if "\0" in text:
         return False
     lines = text.splitlines()
-    if sum(_STEP.search(line) is not None for line in lines) >= _MIN_STEPS:
-        return True
-    return mlperf.CUE in text or any(
+    if mlperf.CUE in text or any(
         known.cue in line and known.pattern.search(line) for line in lines for known in LINE_FORMATS
-    )
+    ):
+        return True
+    if text.lstrip().startswith(("{", "[{", "<")):
+        return False
+    return sum(_STEP.search(line) is not None for line in lines) >= _MIN_STEPS

@@ -31,6 +31,8 @@ _TIME_WORD = re.compile(
     r"time|dt|duration|took|elapsed|runtime)"
     r"(?:[_ ]?\(?(?P<unit>ms|msec|s|sec|secs|seconds)\)?)?\W*$"
 )
+#: Words before a number that say seconds a step.
+_PER_STEP_BEFORE = re.compile(r"(?:^|[^a-z])(?P<unit>ms|s|sec)/(?:it|iter|step|batch)\W*$")
 _PART_WORD = re.compile(
     r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|optim|val|eval|sav|"
     r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
@@ -48,7 +50,7 @@ _STEP_TIME_WORD = re.compile(
 )
 #: Words that say that a time is that of one step, not of all steps since the line before.
 _ONE_STEP = re.compile(
-    r"(?:step|iter|iteration|it)s?[_ -]?time|(?:per|of)[_ ](?:step|iter|it)|\bdt\b"
+    r"(?:step|iter|iteration|it)s?[_ -]?time|(?:per|of)[_ ](?:step|iter|it)|(?:\b|_)dt\b"
 )
 #: Lines with these words are no steps of training, or of parts of them.
 _OTHER_LINE = re.compile(
@@ -66,7 +68,7 @@ _RATE_WORD = re.compile(
 )
 _UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
 _STEPS_PER_S = re.compile(r"\s?(?:it|iter|step|batch)(?:s|es)?/s")
-_PER_STEP = re.compile(r"\s?s(?:ec)?/(?:it|iter|step|batch)")
+_PER_STEP = re.compile(r"\s?(?P<unit>m?s)(?:ec)?/(?:it|iter|step|batch)")
 _WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")
 
 
@@ -219,8 +221,9 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         behind, unit = "", None
     if _STEPS_PER_S.match(behind) or re.search(r"(?:it|iter|step)s?[/_]s(?:ec)?\W*$", label):
         return _Choice(place, "steps_per_s", 2)
-    if _PER_STEP.match(behind):
-        return _Choice(place, "duration_s", 2)
+    per_step = _PER_STEP.match(behind) or _PER_STEP_BEFORE.search(label)
+    if per_step:
+        return _Choice(place, "duration_ms" if per_step["unit"] == "ms" else "duration_s", 2)
     if _WORK_PER_S.match(behind) or _RATE_WORD.search(label):
         return _Choice(place, "rate", 1)
     if word is None and unit is None:
