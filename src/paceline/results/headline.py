@@ -179,8 +179,8 @@ def main_finding(report: JobReport) -> Finding | None:
 
 def _outweighs(outside: Finding, report: JobReport) -> bool:
     """Whether a cause outside S costs more of the step than all stragglers."""
-    of_step = report.waste * float(report.simulated_s.mean() / report.traced_s.mean())
-    return outside.cause in WAITS and outside.share_of_step > of_step
+    cost = outside.evidence.get("late_share", outside.share_of_step)
+    return outside.cause in WAITS and cost > lost_s(report) / float(report.traced_s.mean())
 
 
 def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
