@@ -43,8 +43,9 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
-    best = next(line for line in out.splitlines() if line.startswith("* "))
-    assert "fp16" in best
+    assert "All plans below: 8 GPUs" in out
+    assert ", fp16." in next(line for line in out.splitlines() if line.startswith("All plans"))
+    assert any(line.startswith("   1*") for line in out.splitlines())
     assert "Ruled out" in out
     assert "zero 2 and 3 need pp 1" in out
     assert " per GPU-hour (AWS p4de" in " ".join(out.split())

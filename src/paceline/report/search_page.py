@@ -15,16 +15,14 @@ from paceline.plan.search import SearchResult, pareto
 from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
+from paceline.report.plan_table import Row, columns, row
 from paceline.report.prices import price_text
 from paceline.report.search import (
     OBJECTIVES,
-    Row,
-    columns,
     describe,
     front,
     kernels,
     pruned_counts,
-    row,
     segments,
 )
 from paceline.units import GIB, day_count, dollars, in_gib, significant
