@@ -38,12 +38,12 @@ from paceline.sources.step_logs.lines import (
     read_lines,
     thinned,
 )
-from paceline.sources.step_times import StepTimes, load_step_times, table_of
+from paceline.sources.step_times import StepTimes, delimiter_of, load_step_times, table_of
 
 Array = npt.NDArray[np.float64]
 
 #: The project's own columns: a header with one of them is a table of step times.
-_OWN = {"step", "rank", "duration_s", "start_s"}
+_OWN = {"step", "rank", "duration_s", "duration_ms", "start_s"}
 #: Most lines before the first step.
 _MAX_PREAMBLE = 1_000_000
 
@@ -101,8 +101,9 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
         return Samples(*json_files.read_json(path, head))
     cells = {cell.strip() for cell in first.split(",")}
+    is_own = bool(cells & _OWN) or delimiter_of(first) is not None
     is_json = first.startswith("{") and not first.startswith("{'")  # a printed dict is no JSON
-    if path.suffix in (".parquet", ".pq") or not first or is_json or cells & _OWN:
+    if path.suffix in (".parquet", ".pq") or not first or is_json or is_own:
         return Samples(None, ())
     if wandb_csv.is_header(first):
         return Samples(*wandb_csv.read_wandb(path))
