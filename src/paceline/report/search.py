@@ -237,8 +237,8 @@ def memory_note(launch: Launch, framework: str) -> list[str]:
     terms = ", ".join(f"{t.name} {signed(t.difference / GIB)}" for t in parts)
     return [
         f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as {name} allocates it, "
-        f"{gib(total.first)} GiB without --launch and in `paceline predict`. Difference in GiB: "
-        f"{terms}."
+        f"{gib(total.first)} GiB without --launch. `paceline predict --framework {framework}` "
+        f"counts it, too. Difference in GiB: {terms}."
     ]
 
 
