@@ -66,8 +66,8 @@ def test_the_page_says_where_the_name_comes_from_while_there_is_none(site):
     assert "No session of" not in page(site)  # it does not go on
     with site.service.engine.begin() as connection:
         connection.execute(jobs.jobs.update().values(slow_since_step=100, status="running"))
-    command = "paceline validate --world-size 8 --run tests the ranks"
-    assert f"No session of this fail-slow names the slow worker yet; {command}" in page(site)
+    command = "To test the ranks, run paceline validate --world-size 8 --run"
+    assert f"No session of this fail-slow names the slow worker yet. {command}" in page(site)
 
 
 def test_three_events_stand_before_the_others(site):

@@ -256,14 +256,21 @@ def test_a_narrow_table_says_a_causal_mfu_that_is_far_from_the_mfu(tokens, is_sa
     assert ("causal: MFU" in wide, said in wide) == (True, False)
 
 
-def test_a_narrow_page_leaves_out_two_columns(found):
-    """The page was looked at in Chromium, 390 pixels wide: the GiB are in sight."""
+def test_a_narrow_page_leaves_out_four_columns(found):
+    """The page was looked at in Chromium, 390 pixels wide: GiB and cost are in sight."""
     text = page(found, 3).decode()
     assert '<table class="plans">' in text
     heads = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', text)
-    assert (heads[4], heads[6]) == ("80% within", "causal")
+    assert [heads[i] for i in (4, 5, 6, 8)] == ["80% within", "MFU", "causal", "days"]
     narrow = static("page.css").partition("@media (max-width: 640px)")[2]
-    hidden = (
-        ".plans td:nth-child(5), .plans th:nth-child(5), .plans td:nth-child(7), .plans th:nth-c"
-    )
-    assert hidden in narrow
+    children = ", ".join(f":nth-child({n})" for n in (5, 6, 7, 9))
+    assert f".plans :is(td, th):is({children}) {{ display: none; }}" in narrow
+
+
+def test_costs_are_in_millions_where_all_are(found):
+    dear = 1.2e6 / found.dollars.min() * found.cluster.price_per_gpu_hour
+    cluster = dataclasses.replace(found.cluster, price_per_gpu_hour=dear)
+    million = dataclasses.replace(found, cluster=cluster)
+    assert columns(million)[-1] == "million $"
+    assert row(million, 0)[-1] == f"{million.dollars[0] / 1e6:,.2f}"
+    assert columns(found)[-1] == "cost"

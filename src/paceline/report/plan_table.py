@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from paceline.model.plan import part_text
+from paceline.model.plan import Plan, part_text
 from paceline.plan.interval import LEVEL
 from paceline.plan.search import SearchResult
 from paceline.units import day_count, dollars, gib, seconds_range, significant
@@ -24,14 +24,14 @@ _PARTS = (
 _SHORT = {"recompute": "rec", "selective": "sel"}
 #: Columns that a narrow window leaves out, the first one first.
 _OPTIONAL = ("causal", "MFU", "days")
-#: Head of the costs where all are at least a million dollars.
-_MILLIONS, _MILLION = "million $", 1e6
+_MILLION = 1e6
 
 
 def columns(result: SearchResult) -> Row:
     """Heads of the columns of :func:`row`."""
     optional = [*(["days"] if result.days is not None else [])]
-    optional += ["cost"] if result.dollars is not None else []
+    if result.dollars is not None:
+        optional.append("million $" if _in_millions(result) else "cost")
     return ("plan", "GPUs", "step s", f"{LEVEL:.0%} within", "MFU", "causal", "GiB", *optional)
 
 
@@ -50,8 +50,40 @@ def row(result: SearchResult, i: int) -> Row:
     if result.days is not None:
         cells.append(day_count(float(result.days[i])))
     if result.dollars is not None:
-        cells.append(dollars(result.dollars[i]))
+        price = float(result.dollars[i])
+        cells.append(f"{price / _MILLION:,.2f}" if _in_millions(result) else dollars(price))
     return tuple(cells)
+
+
+def _in_millions(result: SearchResult) -> bool:
+    """Whether all plans cost at least a million dollars."""
+    return result.dollars is not None and float(result.dollars.min()) >= _MILLION
+
+
+class CommonParts:
+    """The common parts of all plans in a search's tables.
+
+    Attributes:
+        names: short names of the parts that differ, and of :data:`_DEGREES`.
+        words: the others as text.
+    """
+
+    def __init__(self, result: SearchResult, places: Sequence[int]) -> None:
+        plans = [result.plan(i).parts() for i in places]
+        names = [name for name in _PARTS if any(name in parts for parts in plans)]
+        values = {name: {parts.get(name, "") for parts in plans} for name in names}
+        self.names = [name for name in names if name in _DEGREES or len(values[name]) > 1]
+        others = (name for name in names if name not in self.names)
+        self.words = [part_text(name, values[name].pop()) for name in others]
+
+    @property
+    def text(self) -> str:
+        """A sentence on the common parts; "" if there are none."""
+        return f"All plans below: {', '.join(self.words)}." if self.words else ""
+
+    def short_name(self, plan: Plan) -> str:
+        """The plan's text without the common parts."""
+        return " ".join(part_text(*part) for part in plan.parts().items() if part[0] in self.names)
 
 
 class PlanTable:
@@ -72,21 +104,14 @@ class PlanTable:
     """
 
     def __init__(self, result: SearchResult, places: Sequence[int], width: int) -> None:
+        common = CommonParts(result, places)
         plans = {i: result.plan(i).parts() for i in places}
-        names = [name for name in _PARTS if any(name in parts for parts in plans.values())]
-        values = {name: {parts.get(name, "") for parts in plans.values()} for name in names}
-        differ = [name for name in names if name in _DEGREES or len(values[name]) > 1]
         numbers = {i: dict(zip(columns(result), row(result, i), strict=True)) for i in places}
         heads = list(columns(result)[1:])
-        words = [part_text(name, values[name].pop()) for name in names if name not in differ]
         if len({cells["GPUs"] for cells in numbers.values()}) == 1:
             heads.remove("GPUs")
-            words.insert(0, f"{numbers[places[0]]['GPUs']} GPUs")
-        self.shared = f"All plans below: {', '.join(words)}." if words else ""
-        if result.dollars is not None and min(result.dollars[list(places)]) >= _MILLION:
-            heads[heads.index("cost")] = _MILLIONS
-            for i, cells in numbers.items():
-                cells[_MILLIONS] = f"{result.dollars[i] / _MILLION:,.2f}"
+            common.words.insert(0, f"{numbers[places[0]]['GPUs']} GPUs")
+        self.shared, differ = common.text, common.names
         self._result, self._names = result, differ
         self._plans, self._numbers = plans, numbers
         for self._is_alone in (False, True):
