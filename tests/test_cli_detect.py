@@ -1,5 +1,6 @@
 """``paceline detect``: files, streams, and what is wrong with them."""
 
+import csv
 import gzip
 import io
 import json
@@ -14,6 +15,7 @@ import pytest
 from call_logs import of_trace
 from paceline.cli.main import run
 from paceline.sources import parquet
+from paceline.sources.step_logs.files import load_step_log
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 
 
@@ -168,6 +170,7 @@ def test_lines_of_a_stream_that_cannot_be(capsys, monkeypatch, line, words):
         ("step,duration_s\n1,2,3\n", "has 3 cells, the header 2"),
         ("step,duration_s\n1,2\n", "has 1 step; the first 50 are the warm-up"),
         ("step,duration_s\n", "holds no sample"),
+        ("step;duration_s\n1;0,35\n", "must be a number, not '0,35'; write decimals with a point"),
         ("{not json\n", "is no JSON object"),
     ],
 )
@@ -178,6 +181,40 @@ def test_what_is_wrong_is_said_in_a_line(capsys, tmp_path, text, words):
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("dialect", ["excel", "excel-tab", "unix"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize(("column", "scale"), [("duration_s", 1), ("duration_ms", 1e3)])
+def test_delimiters_and_milliseconds(tmp_path, dialect, delimiter, column, scale):
+    """As Python's csv writes them, quoted or not."""
+    path = tmp_path / "it.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, dialect, delimiter=delimiter)
+        writer.writerow(["step", "rank", column])
+        writer.writerows((s, r, d * scale) for s, r, d in rows(60))
+    table = load_step_log(path)
+    assert table.ranks.tolist() == [0, 1]
+    np.testing.assert_allclose(table.duration_s.ravel(), [d for *_, d in rows(60)])
+
+
+def test_milliseconds_of_json_lines_and_parquet(capsys, monkeypatch, tmp_path):
+    lines = [{"step": s, "rank": r, "duration_ms": d * 1e3} for s, r, d in rows()]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "it.jsonl").write_text(text)
+    pq.write_table(pa.Table.from_pylist(lines), tmp_path / "it.parquet")
+    expected = [d for *_, d in rows()]
+    for name in ("it.jsonl", "it.parquet"):
+        np.testing.assert_allclose(load_step_log(tmp_path / name).duration_s.ravel(), expected)
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    code, out, _ = said(capsys, "-", "--ranks", 2)
+    assert (code, "rank 1: 1.5" in out) == (0, True)
+
+
+def test_seconds_count_where_milliseconds_stand_beside_them(tmp_path):
+    path = tmp_path / "it.csv"
+    path.write_text("step,duration_ms,duration_s\n1,999,2.5\n2,999,2.5\n")
+    assert load_step_log(path).duration_s.ravel().tolist() == [2.5, 2.5]
 
 
 def test_files_and_streams_that_cannot_be(capsys, monkeypatch, tmp_path):

@@ -43,8 +43,9 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
-    best = next(line for line in out.splitlines() if line.startswith("* "))
-    assert "fp16" in best
+    assert "All plans below: 8 GPUs" in out
+    assert ", fp16." in next(line for line in out.splitlines() if line.startswith("All plans"))
+    assert any(line.startswith("   1*") for line in out.splitlines())
     assert "Ruled out" in out
     assert "zero 2 and 3 need pp 1" in out
     assert " per GPU-hour (AWS p4de" in " ".join(out.split())
@@ -227,6 +228,38 @@ def test_a_framework_that_allocates_more_says_how_much(framework: str, capsys: C
     name = SOFTWARE[framework]
     assert f"Memory of plan 1: {gib[0]} as {name} allocates it, {gib[1]} without --launch" in out
     assert all(name in out.partition("Difference in GiB: ")[2] for name in memory)
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "deepspeed", "torchtitan", "megatron", "nemo"])
+def test_predict_counts_what_the_search_counts(framework: str, capsys: Captured) -> None:
+    """A search with and without ``--launch``; its first plan, predicted with ``--framework``."""
+    job = ["--model", "llama3.2-1b", "--gpu", "h100", "--global-batch", "64", "--seq-len", "4096"]
+    argv = ["plan", *job, "--gpus", "8", "--max-tp", "1", *FEW, "--top", "1", "--json"]
+    assert run([*argv, "--launch", framework]) == 0
+    first = json.loads(capsys.readouterr().out)["plans"][0]
+    argv = ["predict", *job, "--json"]
+    for name in ("tp", "pp", "dp", "cp", "micro_batch", "zero"):
+        argv += [f"--{name.replace('_', '-')}", str(first[name])]
+    argv += ["--vpp", str(first["vpp"]), "--recompute", first["recompute"]]
+    argv += ["--shards", str(first["shards"])] if first.get("shards") else []
+    assert run([*argv, "--framework", framework]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    bytes_of = [stage["total_bytes"] for stage in predicted["memory"]["by_stage"]]
+    assert max(bytes_of) == pytest.approx(first["memory_bytes"], rel=1e-9)
+    assert predicted["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-9)
+    assert run(argv) == 0
+    usual = json.loads(capsys.readouterr().out)["memory"]["by_stage"]
+    same = max(stage["total_bytes"] for stage in usual) == max(bytes_of)
+    assert same == (framework in ("megatron", "nemo"))
+
+
+def test_predict_refuses_a_plan_that_the_framework_cannot_express(capsys: Captured) -> None:
+    argv = ["predict", "--model", "llama3.2-1b", "--gpu", "h100", "--pp", "4", "--dp", "2"]
+    argv += ["--global-batch", "64", "--framework", "deepspeed"]
+    assert run(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "pp" in err
 
 
 @pytest.mark.parametrize("framework", ["megatron", "nemo"])

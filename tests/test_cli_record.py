@@ -1,6 +1,7 @@
 """``paceline record``, and the other commands on a recorded folder."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def test_status(capsys, tmp_path):
         "clock",
     ]
     assert len(lines) == 6
-    assert lines[2].endswith("±1 us")
+    assert re.search(r" \d+ s ago  ±1 us$", lines[2])
+    end = lines[1].index("written") + len("written")
+    assert all(line[:end].endswith(" ago") for line in lines[2:])
 
 
 def test_status_of_a_damaged_start(capsys, tmp_path):

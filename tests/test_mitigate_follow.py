@@ -97,9 +97,17 @@ def test_short_steps_do_not_show_that_a_mitigated_machine_is_healthy(follower, n
     assert follower.planner.state.phase == "mitigated"
     follower.take(event("relief", 13, step=90))
     assert active(follower) == {"compute 2,1"}
-    assert "relief event" in notes[0]
+    command = "run paceline validate by torchrun on all hosts"
+    assert f"{command} (docs/validate.md), and give a relief event if it is healthy" in notes[0]
     follower.take({"step": 91, "event": "relief", "kind": "compute", "worker": [2, 1]})
     assert active(follower) == set()
+
+
+def test_a_slowness_of_all_ranks_has_a_command_that_names_their_number(strategies, notes):
+    job = from_trace(synthesize(SynthSpec(dp=2, pp=2, microbatches=4, steps=1, noise=0.0)))
+    follower = Follower(Planner(Strategies(JobModel(job), {})), job, note=notes.append)
+    follower.take(event("onset", 0, 1, 2, 3, of=4))
+    assert "run paceline validate --world-size 4 --run; then give an event with its" in notes[0]
 
 
 def test_other_events_are_passed_over(follower, notes):

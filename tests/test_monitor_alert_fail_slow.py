@@ -1,5 +1,7 @@
 """The alert of a fail-slow: its onset, its relief, and what goes on between them."""
 
+import pytest
+
 import requires
 
 requires.installed("starlette")
@@ -150,12 +152,29 @@ def test_an_old_onset_without_relief_does_not_page_again(world):
     assert len(world.rows()) == 1
 
 
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "advice"),
+    [
+        ((3,), 4, "take its host out of service, or run {} --world-size 4 --run to confirm it"),
+        ((2, 3), 4, "a trace says which of them is slow, or run {} --world-size 4 --run"),
+        ((0, 1), 2, "a trace says which rank is slow, or run {} --world-size 2 --run"),
+        ((3,), None, "take its host out of service, or run {} --world-size N --run, with N ranks"),
+    ],
+)
+def test_the_advice_is_a_command_for_the_ranks_of_the_job(world, ranks, gpus, advice):
+    world.set_job(gpus=gpus)
+    world.happened("onset", 100, ranks=ranks)
+    (row,) = world.rows()
+    assert advice.format("paceline validate") in row["gain"]
+
+
 def test_a_fail_slow_has_a_gain_and_the_hosts_of_its_ranks(world):
     world.session(1.0, meta={"hosts": {"3": ["node-0", "3"], "4": ["node-1", "0"]}})
     world.happened("onset", 100, ranks=(3, 4))
     (row,) = world.rows()
     assert row["place"] == "ranks 3-4; host node-0, node-1"
-    assert row["gain"].startswith("33.3% of each step; paceline validate")
+    which, of_all = "a trace says which of them is slow", "by torchrun on all hosts"
+    assert row["gain"].startswith(f"33.3% of each step; {which}, or run paceline validate {of_all}")
 
 
 def test_the_end_of_a_job_ends_its_fail_slow(world):

@@ -12,7 +12,7 @@ from monitor_alerts import DAY
 from paceline.errors import MonitorError
 from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
 from paceline.monitor.levels import LevelChanges
-from paceline.monitor.web.event_cost import cost_text, lost_by_now, with_cost
+from paceline.monitor.web.event_cost import event_cost, lost_by_now, with_cost
 
 RULES = {rule.name: rule for rule in DEFAULTS}
 
@@ -62,12 +62,31 @@ def test_gpu_hours_at_stake():
 
 
 def test_what_an_event_costs():
-    event = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 7380.0}
+    event = {"kind": "onset", "step": 90, "factor": 1.5, "lost_s": 225.0, "at": 7380.0}
+    job = {"gpus": 64, "status": "running"}
     lost = "4 GPU-hours lost by 1970-01-01 02:03 UTC"
-    assert cost_text(with_cost(event, 64)) == f"{lost}; 512 GPU-hours a day at stake at this level"
-    assert cost_text(with_cost({**event, "kind": "relief"}, 64)) == lost
-    assert cost_text(with_cost(event)) == ""  # how many GPUs is not known
-    assert with_cost({**event, "gpus": 8})["lost_gpu_hours"] == 0.5
+    assert event_cost(event, job).text == f"{lost}; 512 GPU-hours a day at stake at this level"
+    assert event_cost({**event, "kind": "relief"}, job).text == lost
+    assert event_cost(event, {**job, "gpus": None}).text == ""  # how many GPUs is not known
+    row = with_cost({**event, "gpus": 8, "job_status": "running"})
+    assert (row["lost_gpu_hours"], row["at_stake_gpu_hours"]) == (0.5, 64)
+    assert "job_status" not in row
+
+
+@pytest.mark.parametrize("status", ["new", "ended"])
+def test_a_job_that_does_not_run_has_no_daily_stake(status):
+    """A recording pushed by hand is new. Its fail-slow lasts from step 10 to the last one."""
+    job = {"status": status, "gpus": 64, "seen_at": 7380.0, "healthy_s": 2.0, "last_step": 685}
+    onset = {"kind": "onset", "factor": 1.5, "lost_s": 225.0, "at": 6480.0, "step": 10}
+    onset |= {"ranks": [0], "text": "slow"}
+    changes = LevelChanges.of([onset])
+    assert event_cost(onset, job, changes).text == "16 GPU-hours lost by step 685"
+    relief = {**onset, "kind": "relief", "at": 7000.0, "step": 685, "lost_s": 900.0}
+    changes = LevelChanges.of([relief, onset])
+    assert event_cost(onset, job, changes).text == "4 GPU-hours lost by step 10"
+    assert event_cost(relief, job, changes).text == "16 GPU-hours lost by step 685"
+    row = with_cost({**onset, "gpus": 64, "job_status": status})
+    assert row["at_stake_gpu_hours"] is None
 
 
 def test_what_goes_on_has_cost_more_since():

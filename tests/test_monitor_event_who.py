@@ -66,10 +66,13 @@ def test_the_page_says_where_the_name_comes_from_while_there_is_none(site):
     assert "No session of" not in page(site)  # it does not go on
     with site.service.engine.begin() as connection:
         connection.execute(jobs.jobs.update().values(slow_since_step=100, status="running"))
-    assert "No session of this fail-slow names the slow worker yet" in page(site)
+    command = "To test the ranks, run paceline validate --world-size 8 --run"
+    assert f"No session of this fail-slow names the slow worker yet. {command}" in page(site)
 
 
 def test_three_events_stand_before_the_others(site):
+    with site.service.engine.begin() as connection:
+        connection.execute(jobs.jobs.update().values(status="running"))
     for k in range(30):
         add(site, events, **{**ONSET, "step": 120 + k, "text": f"text {k:02d}"}, at=NOW - 400 + k)
     html = page(site)

@@ -17,6 +17,7 @@ from paceline.plan.search import search
 from paceline.report import prediction as prediction_report
 from paceline.report import search as report
 from paceline.report.page.frame import static
+from paceline.report.plan_table import columns, row
 from paceline.report.search_page import page
 from paceline.units import (
     GIB,
@@ -83,9 +84,9 @@ def found():
 
 def test_each_step_of_the_table_has_its_interval(found):
     within = interval(found.llm, found.plan(0), found.cluster, found.step_time_s[0])
-    cells = dict(zip(report.columns(found), report.row(found, 0), strict=True))
-    assert cells["80% of steps"] == seconds_range(within.low_s, within.high_s)
-    assert cells["80% of steps"] == f"{within.low_s:.3f}–{within.high_s:.3f}"  # below a second
+    cells = dict(zip(columns(found), row(found, 0), strict=True))
+    assert cells["80% within"] == seconds_range(within.low_s, within.high_s)
+    assert cells["80% within"] == f"{within.low_s:.3f}–{within.high_s:.3f}"  # below a second
     assert cells["GiB"] == f"{found.memory_bytes[0] / 2**30:.1f}"
     assert cells["cost"] == dollars(found.dollars[0])
     record = json.loads(json.dumps(report.to_mapping(found, 1)))["plans"][0]
@@ -141,7 +142,7 @@ def test_plans_that_need_expandable_segments_are_marked(found):
     gpu = dataclasses.replace(found.cluster.gpu, memory_bytes=memory)
     cluster = dataclasses.replace(found.cluster, gpu=gpu)
     tight = dataclasses.replace(found, cluster=cluster)
-    marked = [cells[6].endswith("+") for cells in (report.row(tight, i) for i in range(len(tight)))]
+    marked = [cells[6].endswith("+") for cells in (row(tight, i) for i in range(len(tight)))]
     assert marked == (tight.memory_bytes > memory * 58.8 / 80).tolist()
     assert any(marked)
     screen = " ".join(line.plain for line in report.lines(tight, 3, 120))
@@ -206,11 +207,47 @@ def test_tables_are_as_narrow_as_the_window(width, tokens):
     ) <= max(70, width)
 
 
+def test_tables_of_a_search_have_the_same_columns_and_a_line_per_plan():
+    """The front's GPUs differ from those of the best plans, which are all equal."""
+    found = search(
+        llm_preset("gpt3-175b"), cluster_preset("a100-80g"), range(512, 1025, 512), 1536,
+        tokens=3e11, micro_batches=(1, 2),
+    )  # fmt: skip
+    screen = [line.plain for line in report.lines(found, 6, 80)]
+    assert max(map(len, screen)) <= 80
+    heads = [i for i, line in enumerate(screen) if line.startswith("rank ")]
+    assert len(heads) == 2
+    assert screen[heads[0]].split() == screen[heads[1]].split()
+    assert "GPUs" in screen[heads[0]].split()
+    ranks = [*range(6), *[i for i in report.front(found) if i > 5]]
+    lines = [*screen[heads[0] + 1 :][:6], *screen[heads[1] + 1 :][: len(ranks) - 6]]
+    for i, line in zip(ranks, lines, strict=True):
+        plan, head = found.plan(i), screen[heads[0]].split()
+        cells = dict(zip(head, line.split(), strict=False))
+        assert cells["rank"] == f"{i + 1}{'*' * bool(found.pareto[i])}"
+        assert [cells[name] for name in ("tp", "pp", "dp", "mb")] == [
+            *map(str, (plan.tp, plan.pp, plan.dp, plan.micro_batch))
+        ]
+        assert plan.recompute.startswith(cells["rec"].replace("–", "none"))
+    assert "rec: recomputation (sel: selective)." in _text(report.lines(found, 6, 80))
+
+
+def test_parts_of_all_plans_are_said_once():
+    found = search(
+        llm_preset("llama3.1-8b"), cluster_preset("h100"), 64, 256, kernels="compiled", zeros=(3,),
+    )  # fmt: skip
+    screen = [line.plain for line in report.lines(found, 5, 80)]
+    assert "All plans below: 64 GPUs, zero3, compiled." in screen
+    (head,) = (line.split() for line in screen if line.startswith("rank"))
+    assert not {"GPUs", "zero", "kernels"} & set(head)
+    assert {"tp", "pp", "dp", "mb", "GiB"} <= set(head)
+
+
 @pytest.mark.parametrize(("tokens", "is_said"), [(131072, True), (2048, False)])
 def test_a_narrow_table_says_a_causal_mfu_that_is_far_from_the_mfu(tokens, is_said):
     llm = dataclasses.replace(llm_preset("llama3.1-8b"), seq_len=tokens)
     found = search(llm, cluster_preset("h100"), 64, 64, micro_batches=(1,), kernels="fused")
-    narrow = " ".join(line.plain for line in report.lines(found, 5, 72))
+    narrow = " ".join(line.plain for line in report.lines(found, 5, 60))
     assert "causal: MFU" not in narrow
     share = found.mfu_causal[0] / found.mfu[0]
     said = f"MFU is {share:.2f} times as large: {found.mfu_causal[0]:.1%} for the first plan."
@@ -219,14 +256,21 @@ def test_a_narrow_table_says_a_causal_mfu_that_is_far_from_the_mfu(tokens, is_sa
     assert ("causal: MFU" in wide, said in wide) == (True, False)
 
 
-def test_a_narrow_page_leaves_out_two_columns(found):
-    """The page was looked at in Chromium, 390 pixels wide: the GiB are in sight."""
+def test_a_narrow_page_leaves_out_four_columns(found):
+    """The page was looked at in Chromium, 390 pixels wide: GiB and cost are in sight."""
     text = page(found, 3).decode()
     assert '<table class="plans">' in text
     heads = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', text)
-    assert (heads[4], heads[6]) == ("80% of steps", "causal")
+    assert [heads[i] for i in (4, 5, 6, 8)] == ["80% within", "MFU", "causal", "days"]
     narrow = static("page.css").partition("@media (max-width: 640px)")[2]
-    hidden = (
-        ".plans td:nth-child(5), .plans th:nth-child(5), .plans td:nth-child(7), .plans th:nth-c"
-    )
-    assert hidden in narrow
+    children = ", ".join(f":nth-child({n})" for n in (5, 6, 7, 9))
+    assert f".plans :is(td, th):is({children}) {{ display: none; }}" in narrow
+
+
+def test_costs_are_in_millions_where_all_are(found):
+    dear = 1.2e6 / found.dollars.min() * found.cluster.price_per_gpu_hour
+    cluster = dataclasses.replace(found.cluster, price_per_gpu_hour=dear)
+    million = dataclasses.replace(found, cluster=cluster)
+    assert columns(million)[-1] == "million $"
+    assert row(million, 0)[-1] == f"{million.dollars[0] / 1e6:,.2f}"
+    assert columns(found)[-1] == "cost"

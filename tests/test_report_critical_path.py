@@ -76,7 +76,7 @@ def test_json_has_shares_that_sum_to_one(result: WhatIf) -> None:
 def test_the_page_names_the_workers_on_the_path(result: WhatIf) -> None:
     page = path_html(PathSummary.of(result.critical_path), result.job)
     assert page["path_workers"].index("dp 2, stage 1") < page["path_workers"].index("dp 2, stage 0")
-    assert "2 of 2 steps" in page["path_workers"]
+    assert "2 of 2" in page["path_workers"]
     assert page["path_kinds"].index("backward-compute") < page["path_kinds"].index(">optimizer<")
     assert page["path_text"].startswith("<p>Worker dp 2, stage 1 has ")
 

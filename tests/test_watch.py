@@ -10,6 +10,8 @@ from paceline.blockfile import CONTROL, STEP_HEAD, SUFFIX, TIME, TIMES, block, f
 from paceline.cli.main import run
 from paceline.detect.validation_files import REQUEST, write_validation
 from paceline.errors import PauseError, TraceError
+from paceline.monitor import recording_tail
+from paceline.monitor.recording_tail import RecordingTail
 from paceline.sources import load
 from paceline.sources.recording.status import record_now
 from paceline.synth import SlowWorker
@@ -25,16 +27,17 @@ HEALTHY = 70
 
 
 class Job:
-    """A job of 2 x 2 ranks whose worker (1, 0) becomes 2x slow at step 70; nobody runs it.
+    """A job of 2 x 2 ranks whose worker (1, 0) becomes slow at step 70; nobody runs it.
 
-    From step ``worse`` on the worker (0, 1) is 5x slow, too.
+    From step ``worse`` on the worker (0, 1) is 5x slow, too. It is ``usual`` times slow before.
     """
 
-    def __init__(self, folder, worse=1_000_000):
+    def __init__(self, folder, worse=1_000_000, usual=1.0, factor=2.0):
         self.folder, self.next, self.worse = folder, 0, worse
-        first, second = SlowWorker(1, 0, 2.0), SlowWorker(0, 1, 5.0)
-        healthy = synthesize(spec(steps=1))
-        slow = synthesize(spec(steps=1, slow_workers=(first,)))
+        first, second = SlowWorker(1, 0, factor), SlowWorker(0, 1, 5.0)
+        always = () if usual == 1 else (SlowWorker(0, 1, usual),)
+        healthy = synthesize(spec(steps=1, slow_workers=always))
+        slow = synthesize(spec(steps=1, slow_workers=(first, *always)))
         both = synthesize(spec(steps=1, slow_workers=(first, second)))
         self.traces = {"healthy": healthy, "slow": slow, "both": both}
         for name, trace in self.traces.items():
@@ -116,6 +119,7 @@ def test_an_onset_is_followed_to_a_plan(job):
     job.run(95)
     news = watch.look()
     assert kinds(news) == ["named", "not-validated", "plan"]
+    assert news[1].text.endswith("to confirm, run paceline validate --world-size 4 --run")
     (suspect,) = news[0].fields["who"]
     assert suspect["kind"] == "compute"
     assert suspect["ranks"] == [2]
@@ -142,6 +146,69 @@ def test_a_fail_slow_that_worsens_is_named_anew(tmp_path):
     assert named.fields["steps"][0] >= 100
     assert 1 in {rank for who in named.fields["who"] for rank in who["ranks"]}
     assert [one.kind for one in news if one.kind == "plan"] == ["plan"]
+
+
+def named_of(news):
+    (named,) = [one for one in news if one.kind == "named"]
+    return [who["ranks"] for who in named.fields["who"]], named
+
+
+@pytest.mark.parametrize("until", [60, 71])
+def test_a_worker_that_was_as_slow_before_is_no_suspect(tmp_path, until):
+    """Rank 1 is 3x slow from the first step, rank 2 is 4x slow from step 70."""
+    job = Job(tmp_path / "job", usual=3.0, factor=4.0)
+    watch = Watch(job.folder)
+    for end in (until, 90):
+        job.run(end)
+        news = watch.look()
+    ranks, named = named_of(news)
+    assert ranks == [[2]]
+    assert [who["ranks"] for who in named.fields["slow_before"]] == [[1]]
+    assert "slow before the change, too: rank 1" in named.line()
+
+
+def test_without_profiled_steps_before_all_slow_workers_are_suspects(tmp_path):
+    job = Job(tmp_path / "job", usual=3.0, factor=4.0)
+    watch = Watch(job.folder)
+    job.run(HEALTHY, profiled=False)
+    watch.look()
+    job.run(90)
+    ranks, named = named_of(watch.look())
+    assert sorted(ranks) == [[1], [2]]
+    assert "slow_before" not in named.fields
+
+
+def test_steps_of_a_former_fail_slow_are_not_the_healthy_ones(tmp_path):
+    """Rank 2 is slow, healthy again, then slow again: it is a suspect both times."""
+    job = Job(tmp_path / "job")
+    watch = Watch(job.folder)
+    job.run(100)
+    assert named_of(watch.look())[0] == [[2]]
+    job.traces["slow"], slow = job.traces["healthy"], job.traces["slow"]
+    for file in (job.folder.parent / "slow").glob("rank-*"):
+        file.rename(file.with_suffix(".kept"))
+        file.write_bytes((job.folder.parent / "healthy" / file.name).read_bytes())
+    job.run(170)
+    assert "relief" in [one.fields.get("kind") for one in watch.look()]
+    job.traces["slow"] = slow
+    for file in (job.folder.parent / "slow").glob("rank-*.kept"):
+        file.replace(file.with_suffix(SUFFIX))
+    job.run(200)
+    assert named_of(watch.look())[0] == [[2]]
+
+
+def test_few_steps_are_kept_where_they_are_large(job, monkeypatch):
+    tail = RecordingTail(job.folder)
+    job.run(40)
+    tail.look()
+    size = sum(len(file.steps[0]) for file in tail._present)
+    tail.forget(35, keep=8)
+    assert tail.ready() == list(range(28, 40))
+    monkeypatch.setattr(recording_tail, "_KEPT_BYTES", 3.5 * size)
+    tail.forget(35, keep=8)
+    assert tail.ready() == list(range(33, 40))
+    tail.forget(35)
+    assert tail.ready() == list(range(36, 40))
 
 
 def test_the_jobs_validator_is_asked_and_confirms(job):

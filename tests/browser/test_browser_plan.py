@@ -44,6 +44,20 @@ def test_nothing_lies_beyond_the_side_and_sliders_stand_in_a_column(page):
     assert len(set(lefts)) == 1
 
 
+def test_no_table_of_plans_needs_to_scroll(page):
+    """The name of a plan has two lines at most on a phone, as common parts are said once."""
+    boxes = page.eval_on_selector_all(
+        ".scroll", "boxes => boxes.map(x => x.scrollWidth - x.clientWidth)"
+    )
+    assert boxes
+    assert max(boxes) <= 0
+    heights = page.eval_on_selector_all(
+        ".plans tbody tr", "rows => rows.map(x => x.getBoundingClientRect().height)"
+    )
+    assert max(heights) <= 56
+    assert page.get_by_text("All plans below: ").count() == 1
+
+
 def test_a_label_follows_its_slider_and_the_search_follows_the_change(page):
     slider = page.locator("#gpus")
     slider.evaluate("x => { x.value = 1; x.dispatchEvent(new Event('input', {bubbles: true})); }")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, get_args
 if TYPE_CHECKING:
     from paceline.model.memory_rules import MemoryRules
 
+#: Frameworks with launch files, as :data:`paceline.plan.launch.files.FRAMEWORKS`.
+FRAMEWORKS = ("megatron", "nemo", "torchtitan", "deepspeed", "accelerate")
 LOSSES = ("unfused", "in-place", "fused", "chunked")
 
 

@@ -251,10 +251,12 @@ def plan(args: argparse.Namespace) -> int:
 
 def _job_of(args: argparse.Namespace) -> Mapping[str, Any]:
     """Fields of the strategy that a job file has; its other values become the options'."""
-    if args.overlap_factor is not None:
-        from paceline.errors import ModelError
+    for name in ("overlap_factor", "framework"):
+        if getattr(args, name, None) is not None:
+            from paceline.errors import ModelError
 
-        raise ModelError("--overlap-factor is for language models, not for networks")
+            option = name.replace("_", "-")
+            raise ModelError(f"--{option} is for language models, not for networks")
     if args.job_yaml.suffix not in (".yaml", ".yml"):
         return {}
     from paceline.errors import ModelError

@@ -10,7 +10,7 @@ from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
 from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
-from paceline.cli.memory_options import add_memory, memory_rules
+from paceline.cli.memory_options import FRAMEWORKS, add_memory, memory_rules
 from paceline.cli.numbers import parse_numbers
 from paceline.cli.packing_options import NAMES as PACKING
 from paceline.cli.packing_options import add_packing, packing_of
@@ -110,7 +110,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     wish.add_argument("--top", metavar="N", type=int, default=10, help="plans to show (default 10)")
     wish.add_argument(
         "--launch",
-        choices=("megatron", "nemo", "torchtitan", "deepspeed", "accelerate"),
+        choices=FRAMEWORKS,
         help="write the launch command or configuration of the best plan (into --out, otherwise "
         "to the screen); only plans that this framework can run are tried",
     )

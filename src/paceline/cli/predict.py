@@ -11,7 +11,7 @@ from paceline.cli import network_predict
 from paceline.cli.case_input import add_json
 from paceline.cli.commands import HELP
 from paceline.cli.engine_input import add_engine, mapper_of
-from paceline.cli.memory_options import add_memory, memory_rules
+from paceline.cli.memory_options import FRAMEWORKS, add_memory, memory_rules
 from paceline.cli.packing_options import NAMES as PACKING
 from paceline.cli.packing_options import add_packing, packing_of
 from paceline.cli.plan import add_adapter_rank, add_kernels, add_overlap_factor, tokens
@@ -151,6 +151,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="NAME",
         help="release of the software, if results depend on it: nemo-26.04 (default: the newest)",
     )
+    plan.add_argument(
+        "--framework",
+        choices=FRAMEWORKS,
+        help="memory and kernels of this framework, as `paceline plan --launch` counts them",
+    )
     parser.add_argument("--runs", metavar="CSV", type=file_name, help="predict every row")
     add_engine(parser.add_argument_group("who predicts --runs"))
     parser.add_argument(
@@ -205,6 +210,10 @@ def run(args: argparse.Namespace) -> int:
         from paceline.model.software import as_run_by, software_preset
 
         plan = as_run_by(job.llm, plan, software_preset(args.software))
+    if args.framework is not None:
+        from paceline.plan.launch.files import run_by
+
+        plan = run_by(args.framework, job.llm, plan, job.cluster.node.gpus)
     cost, cluster, notes = None, job.cluster, list[str]()
     if args.profile is not None:
         from paceline.model.profile_cost import cost_from_profile
@@ -212,9 +221,8 @@ def run(args: argparse.Namespace) -> int:
         cost, notes = cost_from_profile(args.profile, cluster)
         # The profiled host, not a typical one, launches the kernels.
         cluster = cost.with_launches(cluster)
-    prediction = predict(
-        job.llm, plan, cluster, cost=cost, tokens=job.tokens, rules=memory_rules(args)
-    )
+    rules = memory_rules(args, args.framework)
+    prediction = predict(job.llm, plan, cluster, cost=cost, tokens=job.tokens, rules=rules)
     if cost is not None:
         notes = [*notes, *(f"beyond the profile: {text}" for text in cost.outside)]
     if args.timeline is not None:
@@ -327,6 +335,7 @@ def _run_all(args: argparse.Namespace) -> int:
         args.timeline,
         args.plot,
         args.profile,
+        args.framework,
         *(getattr(args, name) for name in PACKING),
         *plan_fields(args).values(),
     ]

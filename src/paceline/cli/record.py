@@ -115,7 +115,7 @@ def _status(folder: Path, *, as_json: bool) -> int:
     )
     if status["missing_ranks"]:
         print(f"no file of rank {', '.join(map(str, status['missing_ranks'][:16]))}")
-    print("rank  host              steps   times  dropped      bytes  written  clock")
+    print("rank  host              steps   times  dropped      bytes     written  clock")
     for file in files:
         print(_line(file))
     for line in _notes(status):
@@ -143,11 +143,11 @@ def _ranks(note: dict[str, Any], status: dict[str, Any]) -> str:
 
 def _line(file: RankFile) -> str:
     clock = "-" if file.residual_ns is None else f"±{file.residual_ns / 1e3:.0f} us"
-    host, age = _printable(file.meta.get("host"))[:16], _age(file.age_s)
+    host, age = _printable(file.meta.get("host"))[:16], f"{_age(file.age_s)} ago"
     torn = "  unfinished block at the end" if file.torn_bytes else ""
     return (
         f"{file.rank:4d}  {host:16s} {len(file.steps):6,d} "
-        f"{len(file.times):7,d} {sum(file.dropped):8,d} {file.n_bytes:10,d} {age:>8s}  "
+        f"{len(file.times):7,d} {sum(file.dropped):8,d} {file.n_bytes:10,d} {age:>11s}  "
         f"{clock}{torn}"
     )
 

@@ -16,13 +16,12 @@ import numpy as np
 from paceline.detect.event import Estimate, Event, estimates, recurring
 from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
+from paceline.detect.validation_command import validation_command
 from paceline.detect.who import Suspect, name_ranks
 from paceline.units import duration
 
 #: Largest distance in steps between events of one kind that are merged.
 MERGE_STEPS = 20
-#: Usual number of GPUs of a host: a validation of more ranks needs several hosts.
-HOST_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -169,13 +168,8 @@ class JobEvent:
 
     @property
     def _how_to_know(self) -> str:
-        """A command that finds the slow GPU or link; torchrun starts it on several hosts."""
         ranks = self.gpus or (self.of if self.of > 1 else None)
-        if ranks is None:
-            return "run paceline validate --world-size N --run, with N ranks (docs/validate.md)"
-        if ranks > HOST_RANKS:
-            return "run paceline validate by torchrun on all hosts (docs/validate.md)"
-        return f"run paceline validate --world-size {ranks} --run"
+        return f"run {validation_command(ranks)}"
 
     def to_mapping(self) -> dict[str, Any]:
         """The event as JSON values; only a hang has ``waiting`` and ``stacks``.

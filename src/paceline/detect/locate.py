@@ -19,7 +19,7 @@ from paceline.trace.calls import CallLog
 from paceline.whatif import WhatIf, analyze
 
 #: Most steps before a fail-slow, and least, with which its slow workers are compared.
-_STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
+STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
 
 #: A host that made the job wait for this share of its time before did not change. Workers that cost
 #: less than this share of the host's are left out.
@@ -70,18 +70,39 @@ def locate_in_trace(
             measured = from_trace(trace.select_steps(steps), keep_clocks=keep_clocks)
             result = analyze(measured)
             advice = None if advise is None else advise(measured, result)
-            before = _analysis_before(event, events, trace, keep_clocks)
-            suspects = who_from_trace(measured, result)
-            same = () if before is None else who_slow_before(suspects, measured, result, before[1])
-            suspects = _with_host(suspects, measured, result, before)
-            event = replace(
-                event,
-                suspects=_of_slow_steps([s for s in suspects if s not in same], len(steps)),
-                slow_before=_of_slow_steps(same, len(steps)),
-                advice=advice,
-            )
+            before = _trace_before(event, events, trace)
+            event = with_slow_workers(event, measured, result, before, keep_clocks=keep_clocks)
+            event = replace(event, advice=advice)
         located.append(event)
     return located
+
+
+def with_slow_workers(
+    event: JobEvent,
+    measured: Measured,
+    result: WhatIf,
+    before: Trace | None,
+    *,
+    keep_clocks: bool = False,
+) -> JobEvent:
+    """The event with its suspects; workers that were as slow before it are none.
+
+    Args:
+        event: begin of a fail-slow.
+        measured: its slow steps.
+        result: their analysis.
+        before: healthy steps before it; None or too few steps: there is no comparison.
+        keep_clocks: do not correct clock offsets between workers.
+    """
+    suspects, steps = who_from_trace(measured, result), len(result.steps)
+    usual = None if before is None else _analysis_before(before, keep_clocks)
+    same = () if usual is None else who_slow_before(suspects, measured, result, usual[1])
+    suspects = _with_host(suspects, measured, result, usual)
+    return replace(
+        event,
+        suspects=_of_slow_steps([s for s in suspects if s not in same], steps),
+        slow_before=_of_slow_steps(same, steps),
+    )
 
 
 def _with_host(
@@ -110,10 +131,8 @@ def _of_slow_steps(suspects: Sequence[Suspect], steps: int) -> tuple[Suspect, ..
     return tuple(replace(suspect, text=head + suspect.text) for suspect in suspects)
 
 
-def _analysis_before(
-    onset: JobEvent, events: Sequence[JobEvent], trace: Trace, keep_clocks: bool
-) -> tuple[Measured, WhatIf] | None:
-    """Measurement and analysis of healthy steps before a fail-slow; None: the trace has too few."""
+def _trace_before(onset: JobEvent, events: Sequence[JobEvent], trace: Trace) -> Trace | None:
+    """The healthy steps before a fail-slow, the latest ones; None if the trace has none."""
     ends = [
         event.since_step
         for event in events
@@ -121,11 +140,15 @@ def _analysis_before(
     ]
     begin = max(ends, default=0)
     steps = [step for step in trace.steps.tolist() if begin <= step < onset.since_step]
-    if len(steps) < _FEWEST_BEFORE:
+    return trace.select_steps(steps[-STEPS_BEFORE:]) if steps else None
+
+
+def _analysis_before(before: Trace, keep_clocks: bool) -> tuple[Measured, WhatIf] | None:
+    """Measurement and analysis of healthy steps; None for too few."""
+    if len(before.steps) < _FEWEST_BEFORE:
         return None
     try:
-        chosen = trace.select_steps(steps[-_STEPS_BEFORE:])
-        measured = from_trace(chosen, keep_clocks=keep_clocks)
+        measured = from_trace(before, keep_clocks=keep_clocks)
         return measured, analyze(measured)
     except (GraphError, TraceError):
         return None

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from paceline.detect.event import SLOW_KINDS
+from paceline.detect.validation_command import validation_command
 from paceline.errors import MitigateError
 from paceline.graph import Measured
 from paceline.mitigate.fault import COMPUTE, Fault, Worker, whole_number
 from paceline.mitigate.planner import Action, Planner
 from paceline.trace.job import place_of
-
-_UNKNOWN = "the slow worker is unknown: run paceline validate, and give an event with its worker"
 
 
 class Follower:
@@ -118,7 +117,10 @@ class Follower:
         job = self.measured.job
         affected = self._slow if kind == "onset" else ranks
         if job.workers > 1 and len(affected) >= whole_number(line.get("of", job.ranks)):
-            self.note(f"step {step:,}: {kind} of all ranks: {_UNKNOWN}")
+            self.note(
+                f"step {step:,}: {kind} of all ranks: the slow worker is unknown: run "
+                f"{self._validation}; then give an event with its worker"
+            )
             for name in self._blamed if kind == "onset" else ():  # these ranks were only the first
                 self.planner.relief(name, step)
             return
@@ -137,11 +139,15 @@ class Follower:
                 # again.
                 self.note(
                     f"step {step:,}: {fault.name} may still be slow, for the mitigation makes "
-                    "steps short; give a relief event when paceline validate finds it healthy"
+                    f"steps short; run {self._validation}, and give a relief event if it is healthy"
                 )
             elif kind == "relief":
                 self.planner.relief(fault, step)
                 self._blamed.discard(fault.name)
+
+    @property
+    def _validation(self) -> str:
+        return validation_command(self.measured.job.ranks)
 
     def _worker(self, rank: int) -> Worker:
         """A rank's worker, from the trace or else by Megatron's order (tp, cp, dp, pp)."""

@@ -363,23 +363,34 @@ class Plan:
         """The trained weights, if these are adapters: "LoRA of rank 16"; "" for all weights."""
         return f"LoRA of rank {self.adapter_rank}" if self.adapter_rank else ""
 
+    def parts(self) -> dict[str, str]:
+        """Short name of a field -> its value as text, mostly without defaults."""
+        parts = {"tp": str(self.tp), "pp": str(self.pp), "dp": str(self.dp)}
+        parts |= {name: str(n) for name, n in (("cp", self.cp), ("ep", self.ep)) if n > 1}
+        parts["mb"] = str(self.micro_batch)
+        if self.schedule == "interleaved":
+            parts["vpp"] = str(self.vpp)
+        elif self.schedule != "1f1b":
+            parts["schedule"] = self.schedule
+        if self.recompute != "none":
+            parts["recompute"] = "+".join(self.recompute_modules) or self.recompute
+        parts |= {"offload": str(self.offload_layers)} if self.offload_layers else {}
+        parts["zero"] = str(self.zero)
+        parts |= {"shards": str(self.shards)} if self.shards else {}
+        parts |= {"kernels": self.kernels} if self.kernels != "auto" else {}
+        parts |= {"sp": "sp"} if self.sequence_parallel else {}
+        parts |= {"precision": self.precision} if self.precision != "bf16" else {}
+        is_uneven = self.layers_per_stage and len(set(self.layers_per_stage)) > 1
+        return parts | ({"layers": "uneven"} if is_uneven else {})
+
     def describe(self) -> str:
         """The plan as a short text, mostly without defaults: "tp8 pp8 dp16 mb1 vpp2 zero1"."""
-        words = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
-        words += [f"{key}{n}" for key, n in (("cp", self.cp), ("ep", self.ep)) if n > 1]
-        words.append(f"mb{self.micro_batch}")
-        words += [f"vpp{self.vpp}"] if self.schedule == "interleaved" else []
-        words += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
-        if self.recompute != "none":
-            words.append("+".join(self.recompute_modules) or self.recompute)
-        words += [f"offload{self.offload_layers}"] if self.offload_layers else []
-        words.append(f"zero{self.zero}")
-        words += [f"shards{self.shards}"] if self.shards else []
-        words += [self.kernels] if self.kernels != "auto" else []
-        words += ["sp"] if self.sequence_parallel else []
-        words += [self.precision] if self.precision != "bf16" else []
-        words += ["uneven"] if self.layers_per_stage and len(set(self.layers_per_stage)) > 1 else []
-        return " ".join(words)
+        return " ".join(part_text(*part) for part in self.parts().items())
+
+
+def part_text(name: str, value: str) -> str:
+    """One of a plan's parts in its text: "tp8", "selective"."""
+    return f"{name}{value}" if value.isdigit() else value
 
 
 def layer_problem(plan: Plan, llm: LLM) -> str:

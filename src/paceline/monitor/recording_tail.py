@@ -15,6 +15,8 @@ from paceline.sources.recording.places import place_in_header
 
 #: Bytes of one file read at a time.
 _READ_BYTES = 16 << 20
+#: Most bytes of steps that are kept for a comparison.
+_KEPT_BYTES = 256 << 20
 #: Most ranks with hosts in a trace's meta.
 _MOST_HOSTS = 20_000
 
@@ -160,11 +162,26 @@ class RecordingTail:
             parts += [file.steps[step] for step in steps]
             (folder / file.path.name).write_bytes(b"".join(parts))
 
-    def forget(self, last: int) -> None:
-        """Drop profiled steps up to ``last``, and all of earlier starts."""
+    def forget(self, last: int, keep: int = 0) -> None:
+        """Drop profiled steps up to ``last``, and all of earlier starts.
+
+        Args:
+            last: the last step to drop.
+            keep: number of such steps to keep, the latest that all workers have recorded. They are
+                fewer if they would take more than :data:`_KEPT_BYTES`.
+        """
+        kept, room = set[int](), _KEPT_BYTES
+        for step in reversed([n for n in self.ready() if n <= last][-keep:] if keep else []):
+            room -= sum(len(file.steps[step]) for file in self._present)
+            if room < 0:
+                break
+            kept.add(step)
         for file in self._files.values():
-            keep = last if file.session == self.session else 2**63
-            file.steps = {n: block for n, block in file.steps.items() if n > keep}
+            if file.session == self.session:
+                chosen = {n: block for n, block in file.steps.items() if n > last or n in kept}
+            else:
+                chosen = {}
+            file.steps = chosen
 
     def _is_whole(self) -> bool:
         workers = {(file.meta["dp_rank"], file.meta["pp_rank"]) for file in self._present}

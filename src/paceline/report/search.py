@@ -16,13 +16,12 @@ from paceline.plan.launch.exclusions import SOFTWARE
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
+from paceline.report.plan_table import PlanTable
 from paceline.report.prices import price_text
 from paceline.report.terms import TERMS
 from paceline.units import (
     GIB,
-    day_count,
     decimals_of,
-    dollars,
     fixed,
     gib,
     gpu_memory,
@@ -50,8 +49,6 @@ _KERNELS = {
     "eager": "eager PyTorch",
 }
 
-Row = tuple[str, ...]
-
 
 def describe(result: SearchResult) -> str:
     """The search in a line."""
@@ -66,32 +63,6 @@ def describe(result: SearchResult) -> str:
         f"{result.llm.name} on {count} ({result.cluster.name}){trained and f' · {trained}'} · "
         f"global batch {size}{tokens}"
     )
-
-
-def columns(result: SearchResult) -> Row:
-    """Heads of the columns of :func:`row`."""
-    optional = [*(["days"] if result.days is not None else [])]
-    optional += ["cost"] if result.dollars is not None else []
-    return ("plan", "GPUs", "step s", f"{LEVEL:.0%} of steps", "MFU", "causal", "GiB", *optional)
-
-
-def row(result: SearchResult, i: int) -> Row:
-    """The cells of plan ``i`` as text."""
-    within = result.interval(i)
-    cells = [
-        result.plan(i).describe(),
-        f"{result.gpus[i]:,}",
-        significant(result.step_time_s[i], 4),
-        seconds_range(within.low_s, within.high_s),
-        f"{result.mfu[i]:.1%}",
-        f"{result.mfu_causal[i]:.1%}",
-        gib(result.memory_bytes[i]) + "+" * bool(result.expandable[i]),
-    ]
-    if result.days is not None:
-        cells.append(day_count(float(result.days[i])))
-    if result.dollars is not None:
-        cells.append(dollars(result.dollars[i]))
-    return tuple(cells)
 
 
 def front(result: SearchResult) -> list[int]:
@@ -111,26 +82,28 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     words = f"{fits:,} of {legal:,} legal plans fit, evaluated in {result.seconds:.1f} s; ranked by"
     best = list(range(min(top, fits)))
     other_front = [i for i in front(result) if i not in set(best)][:top]
-    table = _table(result, best, width)
+    table = PlanTable(result, [*best, *other_front], width)
     text = [
         *wrap(describe(result), width, style="bold"),
         *wrap(f"{words} {OBJECTIVES[result.objective]}", width),
+        *wrap(table.shared, width),
         Text(""),
-        *table,
+        *table.lines(best),
     ]
     if other_front:
         text += [
             Text(""),
             Text("Other plans that no plan beats in both time and cost", style="bold"),
         ]
-        text += _table(result, other_front, width)
+        text += table.lines(other_front)
     text += [Text(""), Text("Ruled out", style="bold")]
     for reason, count in pruned_counts(result):
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
+        *table.legend,
         f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
         *_unseen(result),
-        *_causal(result, has_column="causal" in table[0].plain),
+        *_mfu(result, table.left_out),
         _reserve(result),
         kernels(result),
     ]
@@ -147,17 +120,20 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     return text
 
 
-def _causal(result: SearchResult, *, has_column: bool) -> list[str]:
-    """The meaning of the causal MFU; its value where a narrow table hides a large difference."""
-    if has_column:
+def _mfu(result: SearchResult, left_out: Sequence[str]) -> list[str]:
+    """Sentences on columns of the MFU, and on those that a narrow window leaves out."""
+    if "causal" not in left_out:
         return ["causal: MFU without the masked half of attention."]
     first, causal = float(result.mfu[0]), float(result.mfu_causal[0])
-    if causal >= _NEAR * first:
-        return []
-    return [
-        f"Without the masked half of attention the MFU is {causal / first:.2f} times as large: "
-        f"{causal:.1%} for the first plan."
-    ]
+    notes = []
+    if "MFU" in left_out:
+        notes.append(f"The first plan's MFU is {first:.1%}.")
+    if causal < _NEAR * first:
+        notes.append(
+            f"Without the masked half of attention the MFU is {causal / first:.2f} times as large: "
+            f"{causal:.1%} for the first plan."
+        )
+    return [*notes, f"A wider window also shows {', '.join(left_out)}."]
 
 
 def kernels(result: SearchResult) -> str:
@@ -194,36 +170,6 @@ def segments(result: SearchResult, places: Sequence[int]) -> list[str]:
     safe = np.flatnonzero(~result.expandable)
     best = f"rank {safe[0] + 1} fits" if len(safe) else "no plan fits"
     return [f"+ needs {EXPANDABLE_SEGMENTS}; {best} without."]
-
-
-def _table(result: SearchResult, places: Sequence[int], width: int) -> list[Text]:
-    """Rows of plans. In a narrow window the causal MFU is left out, then the GPUs if all are equal.
-
-    If a line is still too long, the plan has a line of its own.
-    """
-    rows = [columns(result), *(row(result, i) for i in places)]
-    same = len({cells[1] for cells in rows[1:]}) == 1
-    for name in ("causal", *(["GPUs"] if same else [])):
-        if _width(rows) > width:
-            k = rows[0].index(name)
-            rows = [(*cells[:k], *cells[k + 1 :]) for cells in rows]
-    alone = _width(rows) > width
-    widths = [max(len(cells[k]) for cells in rows) for k in range(len(rows[0]))]
-    text = []
-    for i, cells in enumerate(rows):
-        mark = "*" if i and result.pareto[places[i - 1]] else " "
-        aligned = (f"{cell:>{size}}" for cell, size in zip(cells[1:], widths[1:], strict=True))
-        numbers, style = "  ".join(aligned), "" if i else "dim"
-        if alone:
-            text += [Text(f"{mark} {cells[0]}", style=style), Text(f"    {numbers}", style=style)]
-        else:
-            text.append(Text(f"{mark} {cells[0]:<{widths[0]}}  {numbers}", style=style))
-    return text
-
-
-def _width(rows: Sequence[Row]) -> int:
-    """Characters of the longest line of a table, with its mark."""
-    return sum(2 + max(len(cells[k]) for cells in rows) for k in range(len(rows[0])))
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:
@@ -291,8 +237,8 @@ def memory_note(launch: Launch, framework: str) -> list[str]:
     terms = ", ".join(f"{t.name} {signed(t.difference / GIB)}" for t in parts)
     return [
         f"Memory of plan {launch.place + 1}: {gib(total.second)} GiB as {name} allocates it, "
-        f"{gib(total.first)} GiB without --launch and in `paceline predict`. Difference in GiB: "
-        f"{terms}."
+        f"{gib(total.first)} GiB without --launch. `paceline predict --framework {framework}` "
+        f"counts it, too. Difference in GiB: {terms}."
     ]
 
 

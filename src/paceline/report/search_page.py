@@ -15,16 +15,14 @@ from paceline.plan.search import SearchResult, pareto
 from paceline.report.page.frame import content_policy, paceline_version, static
 from paceline.report.page.markup import escape, foreign, table
 from paceline.report.page.pack import round_values, safe_json
+from paceline.report.plan_table import CommonParts, Row, columns, row
 from paceline.report.prices import price_text
 from paceline.report.search import (
     OBJECTIVES,
-    Row,
-    columns,
     describe,
     front,
     kernels,
     pruned_counts,
-    row,
     segments,
 )
 from paceline.units import GIB, day_count, dollars, in_gib, significant
@@ -53,6 +51,10 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
     head = columns(result)
     best = range(min(top, len(result)))
     shown = [*best, *(() if _one_count(result) else front(result))]
+    common = CommonParts(result, shown)
+    note = segments(result, shown)
+    if _one_count(result):  # there is no table above the best plans
+        note.insert(0, common.text)
     text = Template(static("search.html")).substitute(
         title=escape(f"Plans for {result.llm.name} · Paceline"),
         policy=escape(_policy(script, controls)),
@@ -61,14 +63,16 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         controls=controls,
         headline=_headline(result),
         numbers=_numbers(result),
-        plans=table(("rank", *head), _page_rows(result, best), name="plans", numeric_from=2),
-        front=_front_table(result),
+        plans=table(
+            ("rank", *head), _page_rows(result, best, common), name="plans", numeric_from=2
+        ),
+        front=_front_table(result, common),
         pruned=table(
             ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escape(_price(result)),
-        segments=escape(" ".join([*segments(result, shown), kernels(result)])),
+        segments=escape(" ".join(filter(None, [*note, kernels(result)]))),
         warnings="".join(
             f'<p class="note">{foreign(text)}</p>' for text in model_warnings(result.llm)
         ),
@@ -170,19 +174,20 @@ def _numbers(result: SearchResult) -> str:
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
-def _front_table(result: SearchResult) -> str:
+def _front_table(result: SearchResult, common: CommonParts) -> str:
     if _one_count(result):
         return ""
-    rows = _page_rows(result, front(result))
-    return table(("rank", *columns(result)), rows, name="plans", numeric_from=2)
+    rows = _page_rows(result, front(result), common)
+    text = f"<p>{escape(common.text)}</p>" if common.text else ""
+    return text + table(("rank", *columns(result)), rows, name="plans", numeric_from=2)
 
 
-def _page_rows(result: SearchResult, places: Sequence[int]) -> list[Row]:
+def _page_rows(result: SearchResult, places: Sequence[int], common: CommonParts) -> list[Row]:
     rows = []
     for i in places:
-        name, *cells = (escape(cell) for cell in row(result, i))
-        mark = " *" if result.pareto[i] else ""
-        rows.append((f"{i + 1}{mark}", name, *cells))
+        cells = (escape(cell) for cell in row(result, i)[1:])
+        mark = "*" if result.pareto[i] else ""
+        rows.append((f"{i + 1}{mark}", escape(common.short_name(result.plan(i))), *cells))
     return rows
 
 

@@ -23,7 +23,14 @@ Ints = npt.NDArray[np.int64]
 #: Columns with the planned work of a step.
 WORKLOAD_COLUMNS = ("tokens", "samples", "batch", "sequence_length", "window", "flops")
 
-_COLUMNS = ("step", "rank", "duration_s", "start_s", "wait_s", *WORKLOAD_COLUMNS)
+_COLUMNS = (
+    *("step", "rank", "duration_s", "duration_ms", "start_s", "wait_s"),
+    *WORKLOAD_COLUMNS,
+)
+#: Columns of times -> their unit in seconds. The first one that a table has counts.
+_TIMES = {"duration_s": 1.0, "duration_ms": 1e-3, "start_s": 1.0}
+#: Characters between the cells of a table.
+_DELIMITERS = (",", ";", "\t")
 #: Logarithms of the ratio of two units, seconds and milliseconds; share of samples that may have
 #: such a ratio by chance.
 _UNITS, _FEW_OF_A_UNIT = (2.9, 3.1), 0.02
@@ -64,14 +71,15 @@ class StepTimes:
 def load_step_times(path: Path) -> StepTimes:
     """Read step times: columns ``step``, ``duration_s`` (or ``start_s``) and, optionally, ``rank``.
 
-    With ``start_s`` a step lasts until the rank's next one starts; the last has no duration.
+    ``duration_ms`` replaces ``duration_s``. Cells of a text are apart by commas, semicolons or
+    tabs. With ``start_s`` a step lasts until the rank's next one starts; the last has no duration.
 
     Raises:
         TraceError: the file cannot be read, or lacks columns, or holds no sample.
     """
     columns = _columns(path)
     numbers_of = {name: _numbers(path, name, values) for name, values in columns.items()}
-    timed = "duration_s" if "duration_s" in numbers_of else "start_s"
+    timed = next((name for name in _TIMES if name in numbers_of), "start_s")
     missing = [name for name in ("step", timed) if name not in numbers_of]
     if missing:
         time_columns = "duration_s (or start_s)" if missing[-1] == "start_s" else ""
@@ -82,6 +90,8 @@ def load_step_times(path: Path) -> StepTimes:
             f"{path} lacks the columns {', '.join(names)}{hint}; it has "
             f"{', '.join(columns)[:200] or 'none'}"
         )
+    if timed == "duration_ms":
+        numbers_of["duration_s"] = numbers_of[timed] * _TIMES[timed]
     table = table_of(str(path), numbers_of, starts=timed == "start_s")
     notes = () if path.suffix in (".parquet", ".pq") else end_notes(path)
     return replace(table, warnings=(*notes, *table.warnings))
@@ -203,8 +213,10 @@ def _columns(path: Path) -> dict[str, Sequence[Any]]:
         rows = [sample for _, sample in json_lines(io.StringIO(text), str(path))]
         names = list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}
+    delimiter = delimiter_of(next(line for line in text.splitlines() if line.strip()))
+    rows_of_text = csv.reader(io.StringIO(text), strict=True, delimiter=delimiter or ",")
     try:
-        lines = [line for line in csv.reader(io.StringIO(text), strict=True) if line]
+        lines = [line for line in rows_of_text if line]
     except csv.Error as error:
         raise TraceError(f"{path} is no CSV: {error}") from None
     head = [name.strip() for name in lines[0]]
@@ -213,6 +225,15 @@ def _columns(path: Path) -> dict[str, Sequence[Any]]:
         if len(line) != len(head):
             raise TraceError(f"{path}:{number} has {len(line)} cells, the header {len(head)}")
     return {name: [line[i] for line in lines[1:]] for i, name in enumerate(head)}
+
+
+def delimiter_of(head: str) -> str | None:
+    """The character between the names of a table's head, which may be quoted; None if no table."""
+    for delimiter in _DELIMITERS:
+        names = {name.strip().strip('"') for name in head.split(delimiter)}
+        if "step" in names and not names.isdisjoint(_TIMES):
+            return delimiter
+    return None
 
 
 def _is_json(line: str) -> bool:
@@ -273,10 +294,11 @@ def sample_of(line: Mapping[str, Any], where: str, ranks: int) -> tuple[int, int
     Raises:
         TraceError: a number is invalid, or out of range.
     """
-    value = line.get("duration_s", "missing")
+    name = "duration_s" if "duration_s" in line else "duration_ms"
+    value = line.get(name, "missing")
     try:
         step, rank = float(line["step"]), float(line.get("rank", 0))
-        seconds = float("nan") if value is None else float(value)
+        seconds = float("nan") if value is None else float(value) * _TIMES[name]
     except (KeyError, TypeError, ValueError, OverflowError):
         raise TraceError(f"{where} needs numbers for step and duration_s (and rank)") from None
     if not (step.is_integer() and 0 <= step < _MAX_STEP and rank.is_integer()):
@@ -322,7 +344,8 @@ def _numbers(path: Path, name: str, values: Sequence[Any]) -> Array:
         try:
             numbers[i] = np.nan if empty else float(value)
         except (TypeError, ValueError, OverflowError):
+            hint = "; write decimals with a point" if "," in str(value) else ""
             raise TraceError(
-                f"{path}: row {i + 1}: {name} must be a number, not {str(value)[:40]!r}"
+                f"{path}: row {i + 1}: {name} must be a number, not {str(value)[:40]!r}{hint}"
             ) from None
     return numbers

@@ -15,8 +15,10 @@ from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS
 from paceline.detect.hang import hang_of
 from paceline.detect.job import JobEvent, job_events
+from paceline.detect.locate import STEPS_BEFORE
 from paceline.detect.stacks import is_here, processes_of, stacks_of
 from paceline.detect.steps_of_calls import step_times
+from paceline.detect.validation_command import validation_command
 from paceline.detect.validation_files import ask_validation, read_validation
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, who_from_calls
@@ -26,6 +28,7 @@ from paceline.monitor.pulse import Pulse
 from paceline.monitor.recording_tail import RecordingTail
 from paceline.sources.call_logs.files import load_call_log
 from paceline.sources.recording.status import record_now
+from paceline.trace import Trace
 from paceline.watch.examiner import Examine, Examiner, compare
 from paceline.watch.news import News, NewsKind
 from paceline.watch.plan import name_suspects, plan_of, read_steps
@@ -80,6 +83,7 @@ class Watch:
         self._step = -1
         self._recent: list[float] = []  # times of the newest steps
         self._episode: _Episode | None = None
+        self._healthy_since = 0  # first step after the last fail-slow
 
     def look(self) -> list[News]:
         """Read the job's new data, and act on it.
@@ -96,7 +100,7 @@ class Watch:
                 self._rows.add(rank, times)
         news += self._detect()
         if self._episode is None:
-            self._tail.forget(self._step)  # profiled steps of a healthy job have no suspects
+            self._tail.forget(self._step, keep=STEPS_BEFORE)  # to compare slow steps with
         else:
             news += self._follow(self._episode)
         return [*news, *self._hang()]
@@ -137,6 +141,9 @@ class Watch:
         elif self._detector is not None:
             self._detector.go_back()
         self._session, self._rows, self._step = session, Rows(ranks), -1
+        self._healthy_since = 0
+        if self._episode is not None:  # steps that are run again may be slow
+            self._episode.healthy_until = 0
         text = f"watching {self.folder}: {ranks:,} ranks" if is_first else "the job was restarted"
         return [self._news("watching" if is_first else "restart", text, {"ranks": ranks})]
 
@@ -171,12 +178,15 @@ class Watch:
         if event.kind in SLOW_KINDS and (self._episode is None or is_worse):
             slow_steps = max(self._step - event.since_step + 1, 1)
             lasted_s = sum(self._recent[-slow_steps:])
-            self._episode = _Episode(event, lasted_s, self._clock())
+            healthy_until = event.since_step
+            if self._episode is not None:
+                healthy_until = self._episode.healthy_until
+            self._episode = _Episode(event, lasted_s, self._clock(), healthy_until)
         said = event.to_mapping()
         news.append(self._news("change", said["text"], said))
         is_over = event.kind in ("relief", "faster")
         if is_over and self._detector is not None and not self._detector.slow.any():
-            self._episode = None
+            self._episode, self._healthy_since = None, event.since_step
         return news
 
     def _follow(self, episode: _Episode) -> list[News]:
@@ -224,13 +234,23 @@ class Watch:
     def _name_by_trace(self, episode: _Episode, steps: list[int]) -> list[News]:
         try:
             trace = read_steps(self._tail, steps)
-            onset, measured, result = name_suspects(episode.onset, trace)
+            before = self._read_before(episode)
+            onset, measured, result = name_suspects(episode.onset, trace, before)
         except PacelineError as error:
             episode.suspects = ()
             return [self._news("not-named", f"the profiled steps name nobody: {error}")]
         news = self._named(episode, onset, {"steps": steps, "slowdown": result.slowdown})
         text, fields = plan_of(trace, measured, result, self.overheads)
         return [*news, self._news("plan", text, fields)]
+
+    def _read_before(self, episode: _Episode) -> Trace | None:
+        """The trace of the latest profiled steps before a fail-slow; None without any."""
+        begin, end = self._healthy_since, episode.healthy_until
+        steps = [n for n in self._tail.ready() if begin <= n < end][-STEPS_BEFORE:]
+        try:
+            return read_steps(self._tail, steps) if steps else None
+        except TraceError:
+            return None
 
     def _name_by_calls(self, episode: _Episode) -> list[News]:
         try:
@@ -246,7 +266,12 @@ class Watch:
     def _named(self, episode: _Episode, onset: JobEvent, fields: dict[str, Any]) -> list[News]:
         episode.onset, episode.suspects = onset, onset.suspects or ()
         who = [suspect.to_mapping() for suspect in episode.suspects]
-        news = [self._news("named", onset.who, {"who": who, **fields})]
+        before = onset.slow_before
+        if before:
+            fields = {**fields, "slow_before": [suspect.to_mapping() for suspect in before]}
+        details = tuple(f"slow before the change, too: {suspect.explain()}" for suspect in before)
+        named = self._news("named", onset.who, {"who": who, **fields})
+        news = [replace(named, details=details)]
         ranks = sorted(episode.suspected)
         if ranks and self._may_validate:
             episode.asked_validation_s = self._clock()
@@ -261,7 +286,9 @@ class Watch:
                     episode.is_to_pause = True
                     text = "asks all ranks to stop at one collective, to validate them"
                     return [*news, self._news("pause-asked", text)]
-                text = "no validator runs in the job: confirm by paceline validate"
+                ranks_of_job = None if self._detector is None else self._detector.ranks
+                command = validation_command(ranks_of_job)
+                text = f"no validator runs in the job: to confirm, run {command}"
                 return [*news, self._news("not-validated", text)]
             text = "asked the job to validate its ranks between two steps"
             news.append(self._news("validation-asked", text, {"ranks": ranks}))
@@ -288,8 +315,8 @@ class Watch:
 class _Episode:
     """A current fail-slow, and the progress of its examination."""
 
-    def __init__(self, onset: JobEvent, lasted_s: float, seen_s: float) -> None:
-        self.onset = onset
+    def __init__(self, onset: JobEvent, lasted_s: float, seen_s: float, healthy_until: int) -> None:
+        self.onset, self.healthy_until = onset, healthy_until
         self._lasted_s, self._seen_s = lasted_s, seen_s
         self.asked_s: float | None = None
         self.is_given_up = False

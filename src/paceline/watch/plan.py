@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.detect.job import JobEvent
-from paceline.detect.who_trace import who_from_trace
+from paceline.detect.locate import with_slow_workers
 from paceline.diagnose import diagnose
 from paceline.errors import PacelineError
 from paceline.graph import Measured, from_trace
@@ -35,15 +34,22 @@ def read_steps(tail: RecordingTail, steps: list[int]) -> Trace:
         return load(Path(folder) / "steps")
 
 
-def name_suspects(onset: JobEvent, trace: Trace) -> tuple[JobEvent, Measured, WhatIf]:
+def name_suspects(
+    onset: JobEvent, trace: Trace, before: Trace | None = None
+) -> tuple[JobEvent, Measured, WhatIf]:
     """The onset with its suspects, and their source.
+
+    Args:
+        onset: begin of a fail-slow.
+        trace: slow steps.
+        before: healthy steps before it, if there are any.
 
     Raises:
         PacelineError: the trace has no graph, or it cannot be analysed.
     """
     measured = from_trace(trace)
     result = analyze(measured)
-    return replace(onset, suspects=who_from_trace(measured, result)), measured, result
+    return with_slow_workers(onset, measured, result, before), measured, result
 
 
 def plan_of(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
@@ -258,18 +259,24 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         headline,
         "fail-slow",
         place if ranks else None,
-        gain=f"{share:.1%} of each step; {_next_act(len(ranks), is_all)}",
+        gain=f"{share:.1%} of each step; {_next_act(len(ranks), _n_ranks(facts.job))}",
         ranks=() if is_all else tuple(ranks),
         since=onset["at"],
     )
 
 
-def _next_act(n_ranks: int, is_all: bool) -> str:
-    """The advice for a fail-slow: ranks that wait for a slow rank are equally slow."""
-    if n_ranks == 1 and not is_all:
-        return "take its host out of service, or confirm it with paceline validate"
-    who = "which of them" if n_ranks and not is_all else "who"
-    return f"paceline validate, or a trace, says {who} is slow"
+def _next_act(n_slow: int, n_ranks: int) -> str:
+    """The advice for a fail-slow: ranks that wait for a slow rank are equally slow.
+
+    Args:
+        n_slow: number of slow ranks.
+        n_ranks: number of ranks of the job; 0 if unknown.
+    """
+    command = validation_command(n_ranks)
+    if n_slow == 1 != n_ranks:
+        return f"take its host out of service, or run {command} to confirm it"
+    which = "which of them" if n_slow and n_slow != n_ranks else "which rank"
+    return f"a trace says {which} is slow, or run {command}"
 
 
 def session_that_explains(

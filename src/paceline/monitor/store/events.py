@@ -76,7 +76,13 @@ def list_events(
     engine: Engine, project: str, job_id: int | None, before_id: int | None, limit: int
 ) -> list[Row]:
     """Events of a project ("*" = of all) or job before ``before_id``, the newest first."""
-    query = select(events, jobs.c.name.label("job"), jobs.c.project, jobs.c.gpus).join(jobs)
+    of_job = (
+        jobs.c.name.label("job"),
+        jobs.c.project,
+        jobs.c.gpus,
+        jobs.c.status.label("job_status"),
+    )
+    query = select(events, *of_job).join(jobs)
     if project != "*":
         query = query.where(jobs.c.project == project)
     order = events.c.id if job_id is None else EVENT_ORDER

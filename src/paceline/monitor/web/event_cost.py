@@ -18,33 +18,75 @@ Row = Mapping[str, Any]
 _DAY_H = 24.0
 
 
-def with_cost(event: Row, gpus: int | None = None) -> dict[str, Any]:
-    """An event with the GPU-hours lost so far, and the loss per day at its level.
+@dataclass(frozen=True)
+class EventCost:
+    """Past and future loss of an event.
+
+    Attributes:
+        lost_gpu_hours: loss until ``until``; None if it or the job's GPUs are unknown.
+        at_stake_gpu_hours: loss per day at the event's level; None if it is unknown, if the event
+            is no slowness, or if the job does not run.
+        until: the time of the event; a step of a job that does not run.
+    """
+
+    lost_gpu_hours: float | None
+    at_stake_gpu_hours: float | None
+    until: str
+
+    @property
+    def text(self) -> str:
+        """The losses in words; "" if both are unknown."""
+        phrases = []
+        if self.lost_gpu_hours:
+            phrases.append(f"{gpu_hours(self.lost_gpu_hours)} GPU-hours lost by {self.until}")
+        if self.at_stake_gpu_hours:
+            at_stake = gpu_hours(self.at_stake_gpu_hours)
+            phrases.append(f"{at_stake} GPU-hours a day at stake at this level")
+        return "; ".join(phrases)
+
+
+def event_cost(event: Row, job: Row, changes: LevelChanges | None = None) -> EventCost:
+    """The loss of an event. A fail-slow that lasted until the job's end has the loss until then.
 
     Args:
         event: its row.
-        gpus: number of the job's GPUs, if the row has none.
+        job: ``gpus`` and ``status`` of its job; with ``changes``, the whole row. A recording pushed
+            by hand is a job that does not run.
+        changes: changes of the job's level; None: the loss is that at the event.
     """
-    gpus = event.get("gpus", gpus)
+    gpus, runs, step = job["gpus"], job["status"] == "running", event["step"]
     lost_s, factor = event["lost_s"], event["factor"]
     is_slow = event["kind"] in (*SLOW_KINDS, "slow-start") and factor is not None
+    if changes is not None and _lasted(event, job, changes):
+        lost_s, step = lost_so_far_s(event, job), max(step, job["last_step"] or 0)
+    return EventCost(
+        None if lost_s is None or gpus is None else lost_s * gpus / 3600,
+        gpu_hours_at_stake(gpus, factor, _DAY_H) if is_slow and runs else None,
+        f"{moment(event['at'])} UTC" if runs else f"step {step:,}",
+    )
+
+
+def _lasted(event: Row, job: Row, changes: LevelChanges) -> bool:
+    """Whether the event left a job slow that does not run any more."""
+    if job["status"] in ("running", "silent") or changes.slow is None or changes.onset is None:
+        return False
+    last = changes.onset
+    is_level = event["kind"] in SLOW_KINDS and event["factor"] is not None
+    return is_level and (event["at"], event["text"]) == (last["at"], last["text"])
+
+
+def with_cost(event: Row) -> dict[str, Any]:
+    """An event of the API with its losses.
+
+    Args:
+        event: its row, with ``gpus`` and ``job_status`` of its job.
+    """
+    cost = event_cost(event, {"gpus": event["gpus"], "status": event["job_status"]})
     return {
-        **event,
-        "lost_gpu_hours": None if lost_s is None or gpus is None else lost_s * gpus / 3600,
-        "at_stake_gpu_hours": gpu_hours_at_stake(gpus, factor, _DAY_H) if is_slow else None,
+        **{name: value for name, value in event.items() if name != "job_status"},
+        "lost_gpu_hours": cost.lost_gpu_hours,
+        "at_stake_gpu_hours": cost.at_stake_gpu_hours,
     }
-
-
-def cost_text(event: Row) -> str:
-    """Past and future loss of an event in words; "" if both are unknown."""
-    phrases = []
-    if event["lost_gpu_hours"]:
-        lost = f"{gpu_hours(event['lost_gpu_hours'])} GPU-hours lost"
-        phrases.append(f"{lost} by {moment(event['at'])} UTC")
-    if event["at_stake_gpu_hours"]:
-        at_stake = gpu_hours(event["at_stake_gpu_hours"])
-        phrases.append(f"{at_stake} GPU-hours a day at stake at this level")
-    return "; ".join(phrases)
 
 
 def lost_by_now(job: Row, changes: LevelChanges) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from paceline.detect.validation_command import validation_command
 from paceline.ledger.ledger import Ledger
 from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
@@ -35,7 +36,7 @@ from paceline.monitor.web import (
 from paceline.monitor.web.alert_groups import grouped
 from paceline.monitor.web.asked_project import reads
 from paceline.monitor.web.bodies import checked_name, whole_number
-from paceline.monitor.web.event_cost import cost_text, lost_by_now, slow_stake, step_loss, with_cost
+from paceline.monitor.web.event_cost import event_cost, lost_by_now, slow_stake, step_loss
 from paceline.monitor.web.event_who import with_who
 from paceline.monitor.web.night import alert_views, cordon_commands, with_silences
 from paceline.monitor.web.rank_page import RankView, rank_view
@@ -186,10 +187,11 @@ class Pages:
             steps_chart=job_page.step_times(self.service.steps, job, events),
             shape=job_page.shape(job),
             event_kinds=charts.EVENT_KINDS,
-            event_cost=lambda event: cost_text(with_cost(event, job["gpus"])),
+            event_cost=lambda event: event_cost(event, job, changes).text,
             lost_by_now=lost_by_now(job, changes),
             slow_factor=slow_factor(job),
             stake=slow_stake(job),
+            validation=validation_command(job["gpus"]),
             step_loss=step_loss(job, changes) if job["slowdown"] is None else None,
             keep_days=self.service.projects.days(job["project"]),
             damaged_bytes=self.service.steps.damaged_bytes.get(job["id"], 0),

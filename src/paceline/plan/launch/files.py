@@ -155,6 +155,16 @@ def _memory_terms(result: SearchResult, i: int) -> tuple[Term, ...]:
     return (*changed, Term("all", first.total_bytes, second.total_bytes)) if changed else ()
 
 
+def run_by(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> Plan:
+    """A plan as the framework's launch file starts it: with its kernels, unless it has others.
+
+    Raises:
+        PlanError: the framework is unknown or cannot express the plan.
+    """
+    launch_text(framework, llm, plan, node_gpus)
+    return plan if plan.kernels != "auto" else replace(plan, kernels=SPACES[framework]["kernels"])
+
+
 def launch_notes(framework: str, llm: LLM, plan: Plan, node_gpus: int = 8) -> list[str]:
     """The start and the tasks of the script, for a framework whose file takes no comments."""
     if framework != "deepspeed":

@@ -63,14 +63,14 @@ def _shares(shares: Mapping[str, float], head: str) -> str:
 
 def _workers(path: PathSummary, job: Job) -> str:
     """The workers with the largest shares, and the slack of their computes."""
-    head = ["worker", "share of the step", "the most in", "least slack", "median slack"]
+    head = ["worker", "share of the step", "the most in steps", "least slack", "median slack"]
     rows = []
     for dp, pp, share in path.by_worker[:MAX_WORKERS]:
         rows.append(
             [
                 escape(job.worker_name(dp, pp)),
                 percent(share),
-                f"{path.steps_led_by(dp, pp)} of {len(path.by_step)} steps",
+                f"{path.steps_led_by(dp, pp)} of {len(path.by_step)}",
                 *_slack(path.slack, dp, pp),
             ]
         )

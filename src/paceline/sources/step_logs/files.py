@@ -38,12 +38,12 @@ from paceline.sources.step_logs.lines import (
     read_lines,
     thinned,
 )
-from paceline.sources.step_times import StepTimes, load_step_times, table_of
+from paceline.sources.step_times import StepTimes, delimiter_of, load_step_times, table_of
 
 Array = npt.NDArray[np.float64]
 
 #: The project's own columns: a header with one of them is a table of step times.
-_OWN_TIMES = {"duration_s", "start_s"}
+_OWN_TIMES = {"duration_s", "duration_ms", "start_s"}
 _OWN = {"step", "rank", *_OWN_TIMES}
 #: Most lines before the first step.
 _MAX_PREAMBLE = 1_000_000
@@ -103,7 +103,7 @@ def load_columns(path: Path, pattern: str | None = None) -> Samples:
         return _read_text(path)
     if json_files.TRAINER_STATE in head or json_files.PROMETHEUS in head[:1000]:
         return Samples(*json_files.read_json(path, head))
-    if path.suffix in (".parquet", ".pq") or not first:
+    if path.suffix in (".parquet", ".pq") or not first or delimiter_of(first) is not None:
         return Samples(None, ())
     if first.startswith("{") and not first.startswith("{'"):  # a printed dict is no JSON
         return _read_json_lines(path, head)
