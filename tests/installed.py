@@ -1,4 +1,4 @@
-"""Where the Paceline under test lies: a source tree's ``src``, or the ``site-packages`` of a wheel."""
+"""Where the Paceline under test lies: in ``src``, or where a wheel was installed."""
 
 from pathlib import Path
 
