@@ -31,5 +31,6 @@ html_theme = "furo"
 html_title = f"Paceline {release}"
 html_copy_source = False
 html_static_path = ["_static"]
+html_css_files = ["readable.css"]
 html_js_files = [("accessible.js", {"defer": "defer"})]
 html_extra_path = ["_gallery/site"]  # docs/make_gallery.py

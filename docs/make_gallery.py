@@ -194,7 +194,7 @@ def entry(exhibit: Exhibit) -> str:
     """The part of the gallery's page about an exhibit."""
     shown = "\n".join(c.replace(str(SHARED), "$PACELINE_SHARED") for c in exhibit.commands)
     link = f'<a href="gallery-pages/{exhibit.name}.html">Open the page</a>'
-    return f"## {exhibit.title}\n\n{exhibit.about} {link}.\n\n```text\n{shown}\n```\n"
+    return f"## {exhibit.title}\n\n{exhibit.about} {link}.\n\n```sh\n{shown}\n```\n"
 
 
 def main() -> None:

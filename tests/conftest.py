@@ -19,6 +19,7 @@ SERVICES = ("test_monitor_instances.py", "test_monitor_faults.py", "test_monitor
 #: worker busy after all others have ended.
 LONGEST = (
     "test_docs_lessons.py",
+    "test_docs_scenes.py",
     "test_docs_readme.py",
     "test_record_hooks.py",
     "test_monitor_faults.py",

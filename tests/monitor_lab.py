@@ -15,16 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
+from installed import PACKAGES
 from paceline.client import Client
-
-SOURCE = Path(__file__).parents[1] / "src"
 
 
 def environment() -> dict[str, str]:
     """Of a process of ours; the folder PACELINE_TEST_SITE goes before the packages."""
     folders = [
         os.environ.get("PACELINE_TEST_SITE", ""),
-        str(SOURCE),
+        PACKAGES,
         os.environ.get("PYTHONPATH", ""),
     ]
     path = os.pathsep.join(filter(None, folders))

@@ -1,4 +1,4 @@
-"""Every ``paceline`` line of the README and of docs/ is one that the parser takes."""
+"""Every ``paceline`` line of the README and of docs/ is one that the parser takes, and is run."""
 
 import argparse
 import re
@@ -6,9 +6,13 @@ import shlex
 
 import pytest
 
-from doc_pages import call, command_lines, inline_calls
+from doc_pages import call, command_lines, inline_calls, lessons
 from paceline.cli.main import build_parser
 from test_docs import PAGES, ROOT
+from test_docs_examples import PAGES as EXAMPLES
+from test_docs_scenes import NOT_RUN, kinds_of, page_name
+
+LESSONS = lessons()
 
 PARSED = {
     path: list(command_lines(path.read_text("utf-8"))) for path in [ROOT / "README.md", *PAGES]
@@ -47,6 +51,41 @@ def test_the_parser_takes_every_line(path, capsys):
             if stop.code:
                 refused.append(f"{line}\n  {capsys.readouterr().err.splitlines()[-1]}")
     assert not refused, "\n".join(refused)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_each_line_runs_in_a_test_or_says_why_not(path):
+    """In a lesson, with the files of its page, or in one scene; else ``NOT_RUN`` has the reason."""
+    page = page_name(path)
+    taught = {
+        line for block in lessons_of(page) for line in command_lines(f"\n```sh\n{block}```\n")
+    }
+    unsaid = [
+        (line, kinds)
+        for line in PARSED[path]
+        for kinds in [kinds_of(page, line)]
+        if len(kinds) != 1 and not (not kinds and (line in taught or page in EXAMPLES))
+    ]
+    assert unsaid == []
+
+
+def test_each_reason_is_that_of_a_line():
+    kinds = [
+        kind for path in PAGES for line in PARSED[path] for kind in kinds_of(page_name(path), line)
+    ]
+    assert set(NOT_RUN.values()) <= set(kinds)
+    assert sum(kind in NOT_RUN.values() for kind in kinds) < 20
+
+
+def lessons_of(page: str) -> list[str]:
+    """The ``sh`` blocks of a page that runs as a lesson."""
+    return [
+        block.text
+        for name, blocks in LESSONS.items()
+        if name == page or name.startswith(f"{page}/")
+        for block in blocks
+        if block.kind == "sh"
+    ]
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -1,7 +1,7 @@
 """Commands of the pages of docs/ that are no lesson run as they are written, too.
 
-Each page has a folder with the files that its lines name. Lines that need a cluster, a service,
-another tool's files or minutes are left to the tests named beside them.
+Each page has a folder with the files that its lines name. Lines that need a service, a running job
+or another tool's files have a scene of their own (``test_docs_scenes.py``).
 """
 
 import io
@@ -25,31 +25,12 @@ from paceline.sources import parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
 from requires import is_installed
+from test_docs_scenes import kinds_of
 
-#: Lines of these words need more than files, and the test that runs the like of them.
-ELSEWHERE = {
-    r"^paceline (serve|push|admin|alerts|work)\b": "test_docs_lessons.py, test_cli_monitor.py",
-    r"--monitor\b|--engine ray|s3://|postgresql:": "a cluster",
-    r"/nfs/|/shared/|/srv/|/etc/|/var/|/root/": "the reader's own folders",
-    r"^paceline (nccl|otlp|profile|watch|demo)\b|-nccl|--running|--now\b": "a running job",
-    r"^paceline (ranks|telemetry)\b|--telemetry|ras-1": "tests/real/",
-    r"^paceline layers timm:|v100\.profile": "packages and GPUs that may lack",
-    r"^paceline import\b|runs/job-18|--format ndtimeline": "test_sources_*.py",
-    r"(?<!queue) -(?: |$)|\[more logs\]|\[--json\]|mitigate --follow$": "test_cli_detect.py",
-    r"--serve$|--run\b|--ring|--both-ways": "test_detect_validate.py",
-    r"^paceline optimal\b": "16 seconds: test_plan_optimal.py",
-    r"queue --study": "20 seconds: test_cli_queue.py",
-    r"^paceline predict .*--profile\b": "test_cli_predict.py",
-    r"--simulate|--follow|scenario\.yaml": "test_cli_mitigate.py",
-    r"^paceline hosts\b": "test_hosts.py",
-    r"--totals|--manifest|study/ --report": "test_fleet_manifest.py, test_fleet_study.py",
-    r"traces/ --steps|rank-\*": "test_sources_dataset.py",
-    r"--collectives (nccl\.parquet|window)|window\.parquet": "test_cli_detect.py",
-    r"--trace .*meta\.yaml": "test_cli_detect.py",
-}
 #: Pattern of a line -> the package that it needs, beyond the base install.
 NEEDS = {
     r"^paceline layers \w+\.py|t5\.layers": "torch",
+    r"^paceline layers timm:": "timm",
     r"\bt5\.": "transformers",
     r"^paceline calibrate\b|(mycluster|abci)\.yaml": "scipy",
 }
@@ -77,7 +58,7 @@ def lines_of(page: str) -> list[str]:
     return [
         line
         for line in dict.fromkeys(command_lines(text))
-        if not any(re.search(pattern, line) for pattern in ELSEWHERE)
+        if not kinds_of(page, line)
         and all(is_installed(name) for key, name in NEEDS.items() if re.search(key, line))
     ]
 

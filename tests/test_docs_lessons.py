@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 import requires
 from doc_pages import DOCS, lessons
+from installed import PACKAGES
 
 LESSONS = lessons()
 #: A line before the output of each block, with the block's number.
@@ -68,7 +68,7 @@ def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")},
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(paceline.__file__).parents[1]),
+        "PYTHONPATH": PACKAGES,
     }
     status, out = run("\n".join([*script, "wait"]), tmp_path, environment)
     assert status == 0, out[-5000:]

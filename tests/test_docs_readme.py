@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 import requires
 from doc_pages import ROOT, blocks
+from installed import PACKAGES
 from test_docs_lessons import free, run
 
 BLOCKS = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def test_the_readme_runs_as_it_is_written(folder):
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")},
         "PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(paceline.__file__).parents[1]),
+        "PYTHONPATH": PACKAGES,
     }
     status, out = run("\n".join(script), folder, environment)
     assert status == 0, out[-5000:]

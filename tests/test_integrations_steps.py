@@ -14,6 +14,7 @@ import pytest
 
 import paceline.record as record
 import requires
+from installed import PACKAGES
 from paceline.sources.recording.files import read_files
 from paceline.sources.recording.status import summary
 
@@ -337,7 +338,7 @@ def python(code, **env):
     """A fresh interpreter that reads the start-up file, as if it were installed."""
     site = f"import site; site.addsitedir({str(START_UP.parent)!r})\n"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")} | env
-    environ["PYTHONPATH"] = str(ROOT / "src")
+    environ["PYTHONPATH"] = PACKAGES
     done = subprocess.run(
         [sys.executable, "-c", site + code], env=environ, capture_output=True, text=True, check=True
     )

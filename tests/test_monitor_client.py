@@ -5,14 +5,12 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
+from installed import PACKAGES
 from paceline.client import Client, Refused
 from paceline.errors import MonitorError
-
-SRC = str(Path(__file__).parents[1] / "src")
 
 
 class Fake:
@@ -68,7 +66,7 @@ def client(fake, monkeypatch):
 def test_importing_it_costs_nothing():
     code = "import paceline.client, sys; print({'numpy', 'torch', 'sqlalchemy'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": SRC}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={"PYTHONPATH": PACKAGES}, capture_output=True, text=True
     )
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 

@@ -18,6 +18,7 @@ import requires
 requires.installed("starlette")
 
 import paceline.record as record
+from installed import PACKAGES
 from monitor_durability import make_trace
 from monitor_web import Listener, eventually, monitor
 from paceline.cli.main import run
@@ -30,7 +31,6 @@ from paceline.record import push as recorder_push
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
 
-SRC = str(Path(__file__).parents[1] / "src")
 EPILOG = Path(__file__).parents[1] / "deploy" / "slurm" / "paceline-epilog.sh"
 
 JOB = """\
@@ -234,7 +234,7 @@ class TestRecorder:
     def train(self, folder, **env):
         done = subprocess.run(
             [sys.executable, "-c", JOB, str(folder)],
-            env={**os.environ, "PYTHONPATH": SRC, **env},
+            env={**os.environ, "PYTHONPATH": PACKAGES, **env},
             capture_output=True,
             text=True,
             timeout=120,
@@ -385,7 +385,7 @@ def test_the_demos_monitor_shows_the_job(tmp_path):
     from paceline.demo.watched import SESSION_STEPS, Watched
 
     with Watched("", tmp_path / "monitor") as watched:
-        env = {**watched.environment, "PYTHONPATH": SRC}
+        env = {**watched.environment, "PYTHONPATH": PACKAGES}
         with Training(tmp_path / "job", Shape(1, 1, 2, 0.001, 0.002), env) as job:
             job.wait_for(SESSION_STEPS + 5)
             job.stop()
@@ -404,7 +404,7 @@ def test_a_demo_that_is_killed_leaves_no_monitor_behind(tmp_path):
     folder = tmp_path / "run"
     demo = subprocess.Popen(
         [sys.executable, "-m", "paceline", "demo", "--live", "--monitor", "-o", str(folder)],
-        env={**os.environ, "PYTHONPATH": SRC},
+        env={**os.environ, "PYTHONPATH": PACKAGES},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

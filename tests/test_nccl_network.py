@@ -124,9 +124,9 @@ def test_without_steps_the_command_says_that_it_cannot_tell(built, tmp_path, cap
     assert json.loads(capsys.readouterr().out)["nics"] == []
 
 
-def test_the_command_names_nics_as_nccls_log_does(built, tmp_path, capsys):
-    play(built, tmp_path, "send", 5)
-    processes, _ = read_ranks(sorted(tmp_path.glob(f"*{SUFFIX}")))
+def write_log(folder, log):
+    """What NCCL says of the channels of the job whose files are in the folder."""
+    processes, _ = read_ranks(sorted(folder.glob(f"*{SUFFIX}")))
     lines = ["not a line of NCCL's\n"]
     for rank, process in processes.items():
         head = f"{process.meta['host']}.lan:{process.meta['pid']}:7 [0] NCCL INFO Channel"
@@ -134,8 +134,12 @@ def test_the_command_names_nics_as_nccls_log_does(built, tmp_path, capsys):
             way = f": {rank}[{rank % HOST}] -> {peer}[0] [send] via NET/IB/{rank % HOST}/GDRDMA"
             back = f": {peer}[0] -> {rank}[0] [receive] via NET/IB/{rank % HOST}(2)/GDRDMA/Shared"
             lines += [f"{head} {channel:02}/0 {one}\n" for channel in (0, 1) for one in (way, back)]
-    log = tmp_path / "nccl.log"
     log.write_text("".join(lines))
+    return log
+
+
+def test_the_command_names_nics_as_nccls_log_does(built, tmp_path, capsys):
+    log = write_log(play(built, tmp_path, "send", 5), tmp_path / "nccl.log")
     assert run(["nccl", "waits", str(tmp_path), "--nccl-log", str(log)]) == 0
     assert "IB/1 of node1, send: slow" in capsys.readouterr().out
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 import paceline.record as record
+from installed import PACKAGES
 from paceline import load
 from paceline.blockfile import PROGRAM, TIMES, read_file, read_header
 from paceline.record import writer
@@ -20,7 +20,6 @@ from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
 from recordings import SetClock, play, recorder
 
-SRC = str(Path(__file__).parents[1] / "src")
 OPS = [("forward-compute", 0, 0, 10, 20), ("backward-compute", 0, 0, 20, 45)]
 
 
@@ -53,7 +52,7 @@ def kinds_of(path):
 def test_importing_it_costs_nothing():
     code = "import paceline.record, sys; print({'numpy', 'torch', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": SRC}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={"PYTHONPATH": PACKAGES}, capture_output=True, text=True
     )
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
@@ -380,7 +379,7 @@ while True:
 def test_kill_9_loses_what_is_not_flushed_only(tmp_path):
     job = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)],
-        env={"PYTHONPATH": SRC},
+        env={"PYTHONPATH": PACKAGES},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -416,7 +415,9 @@ def test_a_process_that_just_ends_has_written_all(tmp_path):
         "for n in range(3):\n"
         "    with rec.step(n), rec.op('forward-compute', 0): pass\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={"PYTHONPATH": SRC}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env={"PYTHONPATH": PACKAGES}, check=True
+    )
     assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1, 2]
 
 

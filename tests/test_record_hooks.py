@@ -11,6 +11,7 @@ import pytest
 
 import paceline.record as record
 import requires
+from installed import PACKAGES
 from paceline import analyze, load
 from paceline.graph import from_trace
 from paceline.graph.computes import computes_of, whole_passes
@@ -30,7 +31,7 @@ SPLIT = ("zb-h1", "zbv", "dualpipev")
 
 def run_jobs(kinds, world, folder):
     """Run jobs of ``record_job.py``; no rank is left behind, whatever fails."""
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "record_job.py"), ",".join(kinds)]
     ranks = [
         subprocess.Popen(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline.record as record
+from installed import PACKAGES
 from megatron_tree import DistributedDataParallel, Work, installed
 from paceline import load
 from paceline.sources.recording.files import read_files
@@ -219,7 +220,7 @@ def test_the_real_one_runs_a_step(tmp_path):
     except PackageNotFoundError:
         pytest.skip("megatron-core is not installed: pip install megatron-core")
     here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent / "src"), *filter(None, sys.path)])
+    paths = os.pathsep.join([PACKAGES, *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(here / "megatron_job.py"), str(tmp_path / "run")],
         env={**os.environ, "PYTHONPATH": paths},

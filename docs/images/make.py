@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -123,13 +124,15 @@ def service(data: Path) -> Iterator[tuple[str, str]]:
 
 
 def push_job(client: Client, folder: Path, slow: WhatIf) -> None:
-    """Three healthy sessions, then one with a slow worker; its step times from the change on."""
+    """Three healthy sessions, then one within a fail-slow; step times that change at step 3,200."""
     name = "llm-pretrain-17"
     client.register(name, gpus=32, labels={"importance": "critical", "team": "core"})
     hosts = {str(rank): [f"node-{rank // 8}", str(rank % 8)] for rank in range(32)}
     healthy_s, slow_s = float(np.mean(slow.ideal_s)), float(np.mean(slow.traced_s))
-    for number, spec in enumerate((HEALTHY, HEALTHY, HEALTHY, JOB)):
+    sessions = ((HEALTHY, 500), (HEALTHY, 1500), (HEALTHY, 2500), (JOB, 3900))
+    for number, (spec, first) in enumerate(sessions):
         trace = synthesize(SynthSpec(**{**vars(spec), "seed": number}))
+        trace = replace(trace, steps=trace.steps + first)
         path = folder / f"{number}.parquet"
         parquet.write(trace, path)
         client.wait(client.push_trace(name, path, {"hosts": hosts}))

@@ -62,6 +62,27 @@ def test_a_page_fits_the_window(open_page, name, width) -> None:
     assert page.locator("h1").count() == 1
 
 
+#: Parts of a page that are wider than the place for them.
+CUT_OFF = """selector => [...document.querySelectorAll(selector)]
+  .filter(part => part.scrollWidth > part.clientWidth).map(part => part.textContent.slice(0, 60))"""
+
+
+@pytest.mark.parametrize("name", ["tutorial.html", "gallery.html", "codes.html"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_commands_and_tables_of_three_columns_are_not_cut_off(open_page, name, width) -> None:
+    page = open_page(SITE / name, viewport={"width": width, "height": 800})
+    narrow = ".table-wrapper:not(:has(tr > :nth-child(4)))"
+    parts = f".highlight-sh pre, .highlight-console pre, .highlight-python pre, {narrow}"
+    assert page.evaluate(CUT_OFF, parts) == []
+
+
+@pytest.mark.parametrize("name", ["tutorial.html", "detect.html", "reference/commands/plan.html"])
+def test_paper_shows_whole_lines(open_page, name) -> None:
+    page = open_page(SITE / name, viewport={"width": 700, "height": 800})
+    page.emulate_media(media="print")
+    assert page.evaluate(CUT_OFF, "pre") == []
+
+
 def faults(page) -> list:
     from axe_playwright_python.sync_playwright import Axe
 

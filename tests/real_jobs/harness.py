@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from installed import PACKAGES
+
 HERE = Path(__file__).parent
 WORLD, STEPS, WARM_UP = 4, 8, 2
 
@@ -55,7 +57,7 @@ def run_all(jobs):
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
     world = len(jobs[0].factors)
-    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"}
     table = [
         [job.case, str(job.folder), job.factors, job.steps, job.seen, job.nics] for job in jobs
     ]

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from installed import PACKAGES
+
 HERE = Path(__file__).parent
-SOURCE = str(HERE.parents[1] / "src")
 #: A training that takes longer hangs. On a busy machine the imports alone took over 240 s.
 HANG_S = 1200
 
@@ -17,7 +18,7 @@ def environment(rank, world, port, **more):
     own = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     ranks |= {"NODE_RANK": 0, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SOURCE}
+    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": PACKAGES}
     return own | {name: str(value) for name, value in ranks.items()} | fixed | more
 
 
@@ -52,7 +53,7 @@ def run(case, folder, factors, *, recorded=False, **more):
 
 def of_environment(folder):
     """Variables by which a job records itself, with the start-up file where it is not installed."""
-    path = os.pathsep.join((SOURCE, str(HERE / "startup")))
+    path = os.pathsep.join((PACKAGES, str(HERE / "startup")))
     return {"PACELINE_RECORD": str(folder / "run"), "PACELINE_RECORD_EVERY": "1"} | {
         "PYTHONPATH": path
     }

@@ -136,6 +136,7 @@ def serve(page: PlanPage, port: int) -> int:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
+            listening.listen()  # before the address is printed: nobody who opens it is refused
         except OSError as error:
             raise PacelineError(f"port {port}: {error.strerror}") from None
         print(f"plans on http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
