@@ -124,7 +124,8 @@ def _hidden(measured: Measured, masks: Mapping[str, Mask], hidden: Mask, overlap
     earlier_s = np.minimum(_hidden_of_worker(measured, hidden), _begun_late_s(measured))
     delays = begun_earlier(measured, earlier_s)
     remaining_s = np.maximum(overlap_s - earlier_s.max(axis=(1, 2)), 0.0)
-    return step_times(measured.durations, rules, lanes, delays) - remaining_s
+    step_s: Array = step_times(measured.durations, rules, lanes, delays) - remaining_s
+    return step_s
 
 
 def _hidden_of_worker(measured: Measured, hidden: Mask) -> Array:

@@ -103,7 +103,8 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
         warnings=tuple(dict.fromkeys((*noticed[:MAX_NOTES], *trace.warnings))),
         left_out={**_by_number(stored.get("left_out"), (str,)), **trace.left_out},
         step_start_s=step_start_s,
-        **{name: _of_workers(trace, stored.get(name)) for name in BY_WORKER},
+        previous_end_s=_of_workers(trace, stored.get("previous_end_s")),
+        data_wait_s=_of_workers(trace, stored.get("data_wait_s")),
         places={
             rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
             for rank, place in _by_number(stored.get("places"), (list,)).items()
