@@ -276,7 +276,9 @@ def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8,
         launch_slowdown=slowdown,
         overlap_s=np.full(n, overlap),
     )
-    measured = SimpleNamespace(open_overlap_s=open_overlap, graph=SimpleNamespace(kind_name=str))
+    measured = SimpleNamespace(
+        data_wait_s=None, open_overlap_s=open_overlap, graph=SimpleNamespace(kind_name=str)
+    )
     return outside._delays(measured, result, MEAN[n])
 
 
@@ -441,6 +443,7 @@ def test_the_order_of_causes_outside():
         kind=kinds, variant_ops=lambda v: slice(0, 1), n_dp=1, n_pp=1, kind_name=str
     )
     measured = SimpleNamespace(
+        data_wait_s=None,
         open_overlap_s=0.0,
         graph=graph,
         durations=SimpleNamespace(blocks=[jump[None, :, None]], graph=graph),
@@ -472,7 +475,9 @@ def test_the_interval_of_delays():
         np.ones(101), traced_s=1 + np.linspace(0.1, 0.2, 101), launch_slowdown=1.15,
         launch_delay=LaunchDelay(step_start=1.0, by_kind={"forward-send": 1.02}),
     )  # fmt: skip
-    measured = SimpleNamespace(open_overlap_s=0.0, graph=SimpleNamespace(kind_name=str))
+    measured = SimpleNamespace(
+        data_wait_s=None, open_overlap_s=0.0, graph=SimpleNamespace(kind_name=str)
+    )
     found = outside._delays(measured, result, EACH)
     assert found.interval == pytest.approx((0.105 / 1.105, 0.195 / 1.195))
     assert found.confidence == 1

@@ -196,7 +196,8 @@ def _delayed_place(
             f"{count(n_steps, 'step')}"
         )
     if at_start:
-        return f"most of it at the start of steps{'' if may_overlap else ' (data loading)'}"
+        is_guess = measured.data_wait_s is None and not may_overlap
+        return f"most of it at the start of steps{' (data loading)' if is_guess else ''}"
     return f"most of it before {measured.graph.kind_name(label)}"
 
 
