@@ -22,6 +22,7 @@ from paceline.results.headline import (
     lasting_word,
     little_text,
     passing_text,
+    step_to_step_s,
 )
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import (
@@ -214,7 +215,12 @@ def _step_times(report: JobReport) -> str:
     off = f"{report.discrepancy:.1%} off: {judged}"
     if report.overlap_s > 0:
         off = f"{seconds(report.overlap_s)} overlap with the step before, {off}"
-    return f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
+    text = f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
+    if between_steps(report):
+        text += (
+            f"; {seconds(step_to_step_s(report))} from step to step, with the pause between them"
+        )
+    return text
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,12 @@ def between_steps(report: JobReport) -> float:
     return next(found, 0.0)
 
 
+def step_to_step_s(report: JobReport) -> float:
+    """Mean seconds from the end of a step to that of the next one, with the pause between them."""
+    lasted_s = float(report.traced_s.mean()) - report.overlap_s
+    return lasted_s / (1 - between_steps(report))
+
+
 def is_small(finding: Finding) -> bool:
     """Whether a known cause costs almost nothing."""
     return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.diagnose import Waterfall
 from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
+from paceline.results.headline import between_steps, step_to_step_s
 from paceline.results.words.names import OTHERS, cause_name
 from paceline.results.words.slowdown import (
     beside_s,
@@ -35,6 +36,8 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     as_traced = "as traced"
     if report.overlap_s > 0:
         as_traced += f"; in {seconds(report.overlap_s)} the step before still runs"
+    if between_steps(report):
+        as_traced += f"; {seconds(step_to_step_s(report))} from step to step"
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
