@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from paceline import SynthSpec, analyze, blockfile, load, synthesize
 from paceline.blockfile import KINDS, PEER_END, block
 from paceline.errors import TraceError
+from paceline.record.recorder import Recorder
 from paceline.sources import recording
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
@@ -400,3 +401,25 @@ def test_a_clock_beyond_all_clocks_is_refused(whole_file, tmp_path):
     path.write_bytes(whole_file + block(blockfile.CLOCK, payload))
     with pytest.raises(TraceError, match="which is no possible time"):
         read_files(tmp_path)
+
+
+def alternating(folder, even_ms, odd_ms, steps=40):
+    """A rank whose even steps are profiled; their lengths, and those of the odd ones."""
+    clock = SetClock()
+    rec = Recorder(folder, every=2, flush_s=60, given={"rank": 0, "world": 1}, clock=clock)
+    at = 0
+    for number in range(steps):
+        end = at + 1_000_000 * (odd_ms if number % 2 else even_ms)
+        ops = [("forward-compute", 0, 0, at + 10, end - 20)]
+        play(rec, clock, number, [*ops, ("backward-compute", 0, 0, end - 20, end)], (at, end))
+        at = end
+    rec.close()
+    return [text for text in load(folder).warnings if "profiled steps take" in text]
+
+
+def test_profiled_steps_that_are_unlike_the_others_are_told(tmp_path):
+    """As of a Trainer whose even steps load three batches, and its odd ones two."""
+    (text,) = alternating(tmp_path / "unlike", 150, 100)
+    assert "profiled steps take 150 ms on average, all others 100 ms" in text
+    assert alternating(tmp_path / "alike", 104, 100) == []
+    assert alternating(tmp_path / "few", 150, 100, steps=14) == []

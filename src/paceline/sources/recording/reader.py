@@ -26,6 +26,7 @@ from paceline.trace.step_blocks import (
     arrange_blocks,
     ranges_of_steps,
 )
+from paceline.units import seconds
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -38,6 +39,11 @@ _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
     (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
 )
+
+
+#: Share by which profiled steps may differ from the others; fewest steps of both; and steps that
+#: warm up.
+UNLIKE, FEWEST, WARM_UP = 0.1, 8, 3
 
 
 def read(
@@ -60,6 +66,7 @@ def read(
     missing = _missing_ranks(starts[0], path, fatal=not whole)
     warnings = [*missing, *torn_headers(path), *_doubts(files)]
     chosen, left_out = _with_or_without_programs(*_choose(whole, path), path)
+    warnings += _unlike_others(starts[0]) if steps is None else []
     chosen = _of_steps(chosen, steps)
     counts = Counter[str]()
     n_rows = sum(int(np.diff(file.first_op)[index].sum()) for file, index in chosen)
@@ -170,6 +177,29 @@ def _doubts(files: Sequence[RankFile]) -> list[str]:
             "clocks were not compared while recording; the wall clocks of the hosts are used"
         )
     return found
+
+
+def _unlike_others(files: Sequence[RankFile]) -> list[str]:
+    """A note where profiled steps take longer or shorter than the others, on the slowest rank.
+
+    The first steps are left out: they warm up.
+    """
+    profiled_s, others_s = 0.0, 0.0
+    for file in files:
+        times = file.times[file.times[:, 0] > file.times[:, 0].min(initial=0) + WARM_UP]
+        is_profiled = np.isin(times[:, 0], file.steps)
+        if min(is_profiled.sum(), (~is_profiled).sum()) < FEWEST:
+            return []
+        own_s, other_s = (float(times[of, 2].mean()) / 1e9 for of in (is_profiled, ~is_profiled))
+        if own_s + other_s > profiled_s + others_s:
+            profiled_s, others_s = own_s, other_s
+    if not others_s or abs(profiled_s / others_s - 1) < UNLIKE:
+        return []
+    return [
+        f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}: "
+        "the analysis is of profiled steps only. Either profiling slows them, or steps alternate; "
+        "record with another every, or every=1, to tell"
+    ]
 
 
 def _choose(
