@@ -42,6 +42,9 @@ MIN_NAMED = 0.1
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
 
+#: Least overlap with the step before, as a share of the traced step, that is told at the top.
+MIN_OVERLAP = 0.1
+
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
 
@@ -63,6 +66,17 @@ def between_steps(report: JobReport) -> float:
     """The share of the time between the steps, which S does not show; 0 if it is small."""
     found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)
     return next(found, 0.0)
+
+
+def overlap_text(report: JobReport) -> str:
+    """How much shorter the job's step is than the traced one; empty if that is little."""
+    traced_s = float(report.traced_s.mean())
+    if report.overlap_s < MIN_OVERLAP * traced_s:
+        return ""
+    return (
+        f"Steps overlap: from step to step the job takes {seconds(traced_s - report.overlap_s)}, "
+        f"{percent(report.overlap_s / traced_s, 0)} less than the traced {seconds(traced_s)}"
+    )
 
 
 def is_small(finding: Finding) -> bool:
@@ -121,6 +135,11 @@ def little_text(report: JobReport) -> str:
 
 def details(report: JobReport) -> list[str]:
     """Sentences below the headline, with measured numbers and intervals."""
+    overlap = overlap_text(report)
+    return ([f"{overlap}."] if overlap else []) + _details(report)
+
+
+def _details(report: JobReport) -> list[str]:
     if is_healthy(report):
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
     finding = main_finding(report)
