@@ -74,5 +74,5 @@ def test_directions_equal_a_count_by_microsecond(profile, painted) -> None:
 
 
 def test_a_block_without_stage_and_microbatch_is_no_trace(profile) -> None:
-    with pytest.raises(TraceError, match="1 profiles of 64 ranks"):
+    with pytest.raises(TraceError, match="1 profile is here, but the job has 64 ranks"):
         load(profile)

@@ -239,7 +239,7 @@ def test_import_names_the_rank_report(tmp_path: Path, capsys: Captured) -> None:
     path = REAL / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
     assert run(["import", str(path), "-o", str(tmp_path / "trace.parquet")]) == 2
     said = capsys.readouterr().err
-    assert "1 profiles of 2 ranks are here, rank 1's is missing" in said
+    assert "1 profile is here, but the job has 2 ranks (rank 1's is missing)" in said
     assert "paceline ranks reports on the ranks that are here" in said
 
 

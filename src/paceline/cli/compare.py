@@ -16,6 +16,8 @@ from paceline.cli.progress import ProgressBar
 from paceline.cli.trace_input import TraceInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.comparison import Comparison
 
 DESCRIPTION = """\
@@ -28,11 +30,15 @@ EXAMPLES = """\
 examples:
   paceline compare before.parquet after.parquet
   paceline compare before.parquet after.parquet --steps 10-40 -o comparison.html
+  paceline compare before.parquet after.parquet --out out/
   paceline compare week1.parquet week2.parquet --hosts hosts.csv --json
   paceline compare dp2.parquet dp4.parquet --anyway
 """
 
 _SIDES = ("before", "after")
+
+#: Files of a folder that ``--out`` names, as ``analyze`` calls its own.
+PAGE, DOCUMENT = "report.html", "result.json"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,10 +72,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--output",
         "--out",
         type=trace_input.file_name,
-        metavar="FILE",
-        help="write the comparison as a page (HTML) that opens from disk",
+        metavar="PATH",
+        help="write the comparison as a page that opens from disk: a name with .html is the page, "
+        f"any other a folder for {PAGE} and {DOCUMENT}",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     parser.set_defaults(run=run)
 
 
@@ -142,10 +149,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"paceline: error: {first}", *rest, sep="\n", file=sys.stderr)
         return 2
     if args.output is not None:
-        from paceline.files import write_files
-        from paceline.report.comparison import page_writer
-
-        write_files({args.output: page_writer(comparison)}, force=args.force)
+        _write(comparison, args.output, force=args.force)
     if args.json:
         from paceline.report.comparison import dumps
 
@@ -161,17 +165,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _targets(output: Path) -> list[Path]:
+    """The page alone, or the page and the document in a folder."""
+    if output.suffix.lower() in (".html", ".htm"):
+        return [output]
+    return [output / PAGE, output / DOCUMENT]
+
+
+def _write(comparison: Comparison, output: Path, *, force: bool) -> None:
+    from paceline.files import make_folder, text_writer, write_files
+    from paceline.report.comparison import dumps, page_writer
+
+    page, *document = _targets(output)
+    if document:
+        make_folder(output)
+    writers = {page: page_writer(comparison)}
+    writers |= {path: text_writer(dumps(comparison)) for path in document}
+    write_files(writers, force=force)
+
+
 def _check_output(args: argparse.Namespace) -> None:
-    """Before the long work: may the page be written?"""
+    """Before the long work: may the files be written?"""
+    from paceline.errors import OutputError
     from paceline.files import check_folder_of, check_not_input, check_targets
 
     if args.output is None:
         return
-    check_targets([args.output], force=args.force)
-    check_folder_of(args.output)
     inputs = ("before", "after", "job", "job_after", "hosts")
     sides = (f"{what}_{side}" for what in ("hosts", "seqlens") for side in _SIDES)
-    check_not_input([args.output], [getattr(args, name) for name in (*inputs, *sides)])
+    targets = _targets(args.output)
+    check_not_input([args.output, *targets], [getattr(args, name) for name in (*inputs, *sides)])
+    if len(targets) > 1 and args.output.exists() and not args.output.is_dir():
+        raise OutputError(
+            f"{args.output} is a file; --out takes a folder, or the name of a page (.html)"
+        )
+    check_targets(targets, force=args.force)
+    if len(targets) == 1 or args.output.is_dir():
+        check_folder_of(targets[0])
 
 
 def _compare(args: argparse.Namespace) -> Comparison:

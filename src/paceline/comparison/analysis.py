@@ -38,6 +38,7 @@ from paceline.comparison.result import (
     WorkerChange,
 )
 from paceline.diagnose import diagnose
+from paceline.diagnose.late_starts import without_overlap
 from paceline.errors import ComparisonError
 from paceline.graph import Measured, from_trace
 from paceline.remedies import Advice, Case, advise
@@ -184,19 +185,19 @@ class _Tables:
         )
 
     def _side(self, job: _Job, name: str) -> Side:
-        effective = float(means_of(job.case.result.traced_s).effective)
+        effective = float(means_of(job.case.result.lasted_s).effective)
         units = float(job.units(self.unit).mean())
         return Side(name, job.case.result, job.advice, units, effective)
 
     def _per_unit(self, job: _Job) -> Means:
-        return ratio_means(job.case.result.traced_s, job.units(self.unit))
+        return ratio_means(job.case.result.lasted_s, job.units(self.unit))
 
     def _time(self) -> TimeChange:
         return _time_change(self._per_unit(self.job_before), self._per_unit(self.job_after))
 
     def _median(self) -> TimeChange:
         medians = [
-            median_of(job.case.result.traced_s / job.units(self.unit))
+            median_of(job.case.result.lasted_s / job.units(self.unit))
             for job in (self.job_before, self.job_after)
         ]
         return _time_change(*medians)
@@ -282,11 +283,11 @@ class _Tables:
         return Lost(job.measured, job.case.result, job.hosts, units)
 
     def _pairs(self) -> tuple[tuple[Measured, Measured], tuple[WhatIf, WhatIf]]:
-        job_before, job_after = self.job_before, self.job_after
-        return (job_before.measured, job_after.measured), (
-            job_before.case.result,
-            job_after.case.result,
+        before, after = (
+            without_overlap(job.measured, job.case.result.overlap_s)
+            for job in (self.job_before, self.job_after)
         )
+        return (before, after), (self.job_before.case.result, self.job_after.case.result)
 
     def _work(self, name: str) -> Progress | None:
         return self.progress(name) if self.progress else None
@@ -299,6 +300,6 @@ def _time_change(before: Means, after: Means) -> TimeChange:
 
 
 def _odd_steps(job: _Job) -> tuple[int, ...]:
-    times = job.case.result.traced_s
+    times = job.case.result.lasted_s
     odd = times > ODD_TIMES * np.median(times)
     return tuple(job.case.result.steps[odd].tolist())

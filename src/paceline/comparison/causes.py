@@ -22,6 +22,7 @@ from paceline.robust import t_quantile
 from paceline.simulate import Lanes, Rules, all_lanes, step_times
 from paceline.trace import OpKind
 from paceline.trace.kinds import MEAN_KINDS, P2P_KINDS, PASSES
+from paceline.trace.warning import STEPS_OVERLAP
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
@@ -33,7 +34,8 @@ COMPUTE = "compute"
 def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str, Means]:
     """Mean seconds per step of each drop of the waterfall and of ``compute``, in its order.
 
-    The means are those of the waterfall, and add up to the mean step. The variances come from the
+    The means are those of the waterfall, and add up to the mean step less its overlap with the step
+    before. The variances come from the
     steps. For launch delays, the loss and a cause they are direct. For the drops below T_ideal they
     come from the ideal step of each step alone.
     """
@@ -43,6 +45,8 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
     shares |= {(f.cause, ""): f for (cause, _), f in shares.items() if cause == "unexplained"}
     means: dict[str, Means] = {}
     for drop in advice.fall.drops:
+        if drop.name == STEPS_OVERLAP:
+            continue
         key = (drop.name, "" if drop.name == "unexplained" else drop.text)
         # A healthy job has no findings: all of the loss is unexplained.
         spread = spreads.get(drop.name, gap)
@@ -87,7 +91,6 @@ def _sum(first: Means, second: Means) -> Means:
 def _by_step(measured: Measured, result: WhatIf) -> dict[str, Means]:
     """The drops that every step has, as rows of one table."""
     series = {
-        "steps-overlap": result.overlap_s,
         "launch-delay": result.lost_s,
         "unexplained": result.simulated_s - result.ideal_s,
         **_below_ideal(measured),

@@ -158,6 +158,16 @@ class Side:
     effective_steps: float
 
     @property
+    def traced_s(self) -> float:
+        """Mean seconds per unit of the traced steps, which may overlap."""
+        return float(self.result.traced_s.mean()) / self.units_per_step
+
+    @property
+    def overlap_s(self) -> float:
+        """Seconds per unit of ``traced_s`` in which the step before still runs."""
+        return float(self.result.overlap_s.mean()) / self.units_per_step
+
+    @property
     def simulated_s(self) -> float:
         """Mean seconds per unit in the replay, which has no launch delays."""
         return float(self.result.simulated_s.mean()) / self.units_per_step
@@ -176,7 +186,7 @@ class Comparison:
         before, after: the two jobs.
         unit: the unit of "seconds per unit".
         disagreements: differences that make the jobs unlike; only if compared anyway.
-        time: the mean time of a unit: the price.
+        time: the mean time of a unit, from step to step without their overlap: the price.
         median: its median, since a few odd steps may decide the mean.
         gpu_time: GPU-seconds of a unit; None if both jobs have equally many GPUs.
         causes: drops of the waterfall, by size of the change.
@@ -213,8 +223,8 @@ class Comparison:
     def remainder_s(self, rows: Sequence[CauseChange] | Sequence[PartChange]) -> float | None:
         """The part of ``change_s`` that the rows of a table leave; None if these lack changes.
 
-        Causes leave none. Kinds and stages leave the error of the replay and, in very large jobs,
-        the difference to the steps that are not exchanged.
+        Causes leave none. Kinds and stages leave the error of the replay, overlap of steps that no
+        late begin explains and, in very large jobs, the difference to steps not exchanged.
         """
         changes = [row.change.seconds for row in rows if row.change is not None]
         return self.change_s - sum(changes) if changes else None

@@ -7,7 +7,7 @@ step before does not stand still. So its overlap is no lateness, wherever that e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,22 @@ def begin_s(measured: Measured) -> Array:
     for v, stage, ops in _first_ops(graph):
         begin[:, graph.variant_dps[v], stage] = measured.delays.block(v)[ops].min(axis=0)
     return begin
+
+
+def begun_late_s(measured: Measured) -> Array:
+    """[step, dp, pp] seconds by which workers begin late since they still run the step before."""
+    return np.maximum(np.nan_to_num(begin_s(measured) - measured.idle_before_s), 0.0)
+
+
+def without_overlap(measured: Measured, overlap_s: Array) -> Measured:
+    """The same without late begins by the [step] overlap with the step before.
+
+    Where the end of the step before is not known, a late begin counts as overlap.
+    """
+    known = np.isfinite(measured.idle_before_s)
+    late_s = np.where(known, begun_late_s(measured), np.nan_to_num(begin_s(measured)))
+    earlier_s = np.minimum(late_s, overlap_s[:, None, None])
+    return replace(measured, delays=begun_earlier(measured, earlier_s))
 
 
 def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:

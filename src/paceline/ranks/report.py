@@ -27,6 +27,13 @@ SCHEMA_VERSION = 1
 LEVEL_RATIO = 1.1
 
 
+#: Note where there are no times of a device.
+NO_DEVICE = (
+    "no event of a device is in the files, so compute, communication and idle times are unknown; "
+    "profile with ProfilerActivity.CUDA, or nsys profile --trace cuda,nvtx"
+)
+
+
 @dataclass(frozen=True)
 class StepReport:
     """One step of a rank.
@@ -251,10 +258,7 @@ def _notes(reports: Sequence[RankReport]) -> Iterable[str]:
         )
     devices = [report for report in reports if report.device is not None]
     if not devices:
-        yield (
-            "no event of a device is in the files, so compute, communication and idle times are "
-            "unknown; profile with ProfilerActivity.CUDA, or nsys profile --trace cuda,nvtx"
-        )
+        yield NO_DEVICE
     yield from _waiting_notes([rank for rank in devices if rank.communication_s > 0])
     if any(report.launches.missing for report in devices):
         missing = sum(report.launches.missing for report in devices)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from paceline.diagnose.late_starts import (
     LateStarts,
-    begin_s,
     begun_earlier,
+    begun_late_s,
     late_starts,
     step_s_with,
 )
@@ -121,7 +121,7 @@ def _hidden(measured: Measured, masks: Mapping[str, Mask], hidden: Mask, overlap
     lanes = all_lanes(graph, measured.durations.n_steps)
     if (hidden & masks[START]).any():
         return step_times(measured.durations, rules, lanes, measured.delays)
-    earlier_s = np.minimum(_hidden_of_worker(measured, hidden), _begun_late_s(measured))
+    earlier_s = np.minimum(_hidden_of_worker(measured, hidden), begun_late_s(measured))
     delays = begun_earlier(measured, earlier_s)
     remaining_s = np.maximum(overlap_s - earlier_s.max(axis=(1, 2)), 0.0)
     step_s: Array = step_times(measured.durations, rules, lanes, delays) - remaining_s
@@ -139,12 +139,6 @@ def _hidden_of_worker(measured: Measured, hidden: Mask) -> Array:
             if len(ops):
                 hidden_s[:, graph.variant_dps[v], stage] = block[ops].clip(0).sum(axis=0)
     return hidden_s
-
-
-def _begun_late_s(measured: Measured) -> Array:
-    """[step, dp, pp] seconds by which workers begin late since they still run the step before."""
-    late_s = begin_s(measured) - measured.idle_before_s
-    return np.maximum(np.nan_to_num(late_s), 0.0)
 
 
 def _of(step_s: Array) -> Prediction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.text import Text
@@ -10,11 +11,15 @@ from paceline.ranks import RankReport, RanksReport
 from paceline.ranks.breakdown import Breakdown
 from paceline.ranks.kernels import Kernel
 from paceline.ranks.passes import Passes
+from paceline.ranks.report import NO_DEVICE
 from paceline.report.layout import wrap
 from paceline.units import count, percent, seconds
 
 #: Most kernels of a rank, and most ranks with steps and kernels, on the screen. ``--json`` has all.
 MAX_KERNELS, MAX_RANKS = 10, 4
+
+#: Begin of the names of autograd's operators; the node of the backward follows.
+_BACKWARD = "autograd::engine::evaluate_function: "
 
 _HEAD = ("time", "compute", "comm exposed", "hidden", "copies", "idle: host", "idle: device")
 
@@ -22,7 +27,10 @@ _HEAD = ("time", "compute", "comm exposed", "hidden", "copies", "idle: host", "i
 def ranks_lines(report: RanksReport, width: int) -> list[Text]:
     """The lines of the screen. Names are cut so that lines have at most ``width`` characters."""
     lines: list[Text] = []
-    if len(report.ranks) > 1:
+    no_device = NO_DEVICE in report.notes
+    if no_device:
+        lines += [*wrap(f"times of the host only: {NO_DEVICE}", width, indent="  "), Text("")]
+    elif len(report.ranks) > 1:
         lines += [*_ranks_table(report.ranks), Text("")]
     for rank in report.ranks[:MAX_RANKS]:
         lines += [*_rank(rank, width), Text("")]
@@ -30,7 +38,8 @@ def ranks_lines(report: RanksReport, width: int) -> list[Text]:
         rest = count(len(report.ranks) - MAX_RANKS, "more rank")
         lines += wrap(f"steps and kernels of {rest}: give fewer files, or --json", width)
     for note in report.notes:
-        lines += wrap(f"note: {note}", width, indent="  ", style="dim")
+        if note != NO_DEVICE:
+            lines += wrap(f"note: {note}", width, indent="  ", style="dim")
     return lines
 
 
@@ -43,8 +52,12 @@ def _rank(rank: RankReport, width: int) -> Iterable[Text]:
     of = f" of {rank.world_size:,}" if rank.world_size else ""
     device = f", {rank.device_name}" if rank.device_name not in ("", rank.label) else ""
     yield Text(f"{rank.label}{of}{device}: {rank.path.name}", style="bold")
-    rows: list[tuple[str, ...]] = [("step", "on the host", *_HEAD)]
-    rows += [(str(step.number), seconds(step.step_s), *_cells(step.device)) for step in rank.steps]
+    head = () if rank.device is None else _HEAD
+    rows: list[tuple[str, ...]] = [("step", "on the host", *head)]
+    rows += [
+        (str(step.number), seconds(step.step_s), *(_cells(step.device) if head else ()))
+        for step in rank.steps
+    ]
     if rank.device is not None:
         rows.append(("all", "", *_cells(rank.device)))
     if len(rows) > 1:
@@ -123,16 +136,17 @@ def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Itera
     if not kernels:
         return
     rows = [("kernel" if on_device else "operator", "kind", "count", "total", "share")]
-    name_width = max(20, width - 50)
+    shown = kernels[:MAX_KERNELS]
+    names = _short_names([kernel.name for kernel in shown], max(20, width - 50))
     rows += [
         (
-            kernel.name.removeprefix("void ")[:name_width],
+            name,
             kernel.work,
             f"{kernel.count:,}",
             seconds(kernel.total_s),
             percent(kernel.share),
         )
-        for kernel in kernels[:MAX_KERNELS]
+        for name, kernel in zip(names, shown, strict=True)
     ]
     yield from _table(rows)
     if len(kernels) > MAX_KERNELS:
@@ -140,6 +154,19 @@ def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Itera
         yield Text(
             f"  {len(rest):,} more, {percent(sum(kernel.share for kernel in rest))}", style="dim"
         )
+
+
+def _short_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most ``width`` characters; those of equal begin show their ends, too."""
+    bare = [name.removeprefix("void ").removeprefix(_BACKWARD) for name in names]
+    cut = Counter(name[:width] for name in bare)
+    tail = (width - 1) // 2
+    return [
+        f"{name[: width - 1 - tail]}…{name[-tail:]}"
+        if len(name) > width and cut[name[:width]] > 1
+        else name[:width]
+        for name in bare
+    ]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[Text]:

@@ -21,6 +21,7 @@ from paceline.results.headline import (
     between_steps,
     lasting_word,
     little_text,
+    overlap_text,
     passing_text,
     step_to_step_s,
 )
@@ -198,6 +199,8 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
                 "the warnings"
             )
         lines += wrap(text, width, style="bold yellow")
+    if overlap := overlap_text(report):
+        lines += wrap(overlap, width, style="bold yellow")
     if between := between_steps(report):
         text = f"{between:.0%} of the time lies between the steps, which S does not show; see below"
         lines += wrap(text, width, style="bold yellow")

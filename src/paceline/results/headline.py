@@ -42,6 +42,9 @@ MIN_NAMED = 0.1
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
 
+#: Least overlap with the step before, as a share of the traced step, that is told at the top.
+MIN_OVERLAP = 0.1
+
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
 
@@ -69,6 +72,17 @@ def step_to_step_s(report: JobReport) -> float:
     """Mean seconds from the end of a step to that of the next one, with the pause between them."""
     lasted_s = float(report.traced_s.mean()) - report.overlap_s
     return lasted_s / (1 - between_steps(report))
+
+
+def overlap_text(report: JobReport) -> str:
+    """How much shorter the job's step is than the traced one; empty if that is little."""
+    traced_s = float(report.traced_s.mean())
+    if report.overlap_s < MIN_OVERLAP * traced_s:
+        return ""
+    return (
+        f"Steps overlap: from step to step the job takes {seconds(traced_s - report.overlap_s)}, "
+        f"{percent(report.overlap_s / traced_s, 0)} less than the traced {seconds(traced_s)}"
+    )
 
 
 def is_small(finding: Finding) -> bool:
@@ -127,6 +141,11 @@ def little_text(report: JobReport) -> str:
 
 def details(report: JobReport) -> list[str]:
     """Sentences below the headline, with measured numbers and intervals."""
+    overlap = overlap_text(report)
+    return ([f"{overlap}."] if overlap else []) + _details(report)
+
+
+def _details(report: JobReport) -> list[str]:
     if is_healthy(report):
         return [_small_sentence(f) for f in report.diagnosis.findings if f.cause != "unexplained"]
     finding = main_finding(report)

@@ -138,9 +138,14 @@ class WhatIf:
         return step_modes(self.traced_s)
 
     @property
+    def lasted_s(self) -> npt.NDArray[np.float64]:
+        """[step] seconds of the traced step less its overlap with the step before."""
+        return self.traced_s - self.overlap_s
+
+    @property
     def lost_s(self) -> npt.NDArray[np.float64]:
         """[step] seconds between operations, by launch delays."""
-        return self.traced_s - self.overlap_s - self.simulated_s
+        return self.lasted_s - self.simulated_s
 
     @property
     def lasting_slowdown(self) -> float:

@@ -162,7 +162,9 @@ def _fold(
         name_of_rest = f"{len(small)} more, {each}under {MIN_SHARE:.1%}"
         sums.append(Row(name_of_rest, "", "", None, sum(small)))
     if abs(remainder_s) >= MIN_REMAINDER * comparison.time.before_s:
-        sums.append(Row("remainder: error of the replay", "", "", None, remainder_s))
+        overlap = any(side.overlap_s > 0 for side in (comparison.before, comparison.after))
+        name_of_rest = f"remainder: {'overlap of steps, ' if overlap else ''}error of the replay"
+        sums.append(Row(name_of_rest, "", "", None, remainder_s))
     return Table(name, title, about, heads, large, len(rows), (*sums, total))
 
 

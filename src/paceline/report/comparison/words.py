@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.comparison import Comparison, Side, TimeChange
 from paceline.comparison.interval import MIN_STEPS
+from paceline.graph.step_gaps import MATTERS
 from paceline.units import seconds
 
 #: Nine of ten pairs of runs of the same job on the same system differ by less than this. The runs
@@ -80,6 +81,7 @@ def notes(comparison: Comparison) -> list[str]:
     """Notes about the verdict, the most important first."""
     rows = (
         _unlike(comparison),
+        _overlap(comparison),
         _gpu_time(comparison),
         _too_few(comparison),
         _median(comparison),
@@ -100,6 +102,18 @@ def _unlike(comparison: Comparison) -> str:
     units = {"microbatch": "the microbatches of all replicas", "token": "the tokens of a step"}
     per = units.get(comparison.unit, "the step")
     return f"the jobs differ, so they are compared by their time over {per}: {'; '.join(rows)}"
+
+
+def _overlap(comparison: Comparison) -> str:
+    """Why times are shorter than traced steps, if steps overlap by much."""
+    sides = (comparison.before, comparison.after)
+    if max(side.overlap_s / side.traced_s for side in sides) < MATTERS:
+        return ""
+    before, after = (f"{seconds(side.overlap_s)} of {seconds(side.traced_s)}" for side in sides)
+    return (
+        f"times are from step to step: a traced {comparison.unit} is longer, since the step before "
+        f"still runs on other ranks for {before} before, {after} after"
+    )
 
 
 def _gpu_time(comparison: Comparison) -> str:

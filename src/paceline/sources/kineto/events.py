@@ -140,6 +140,7 @@ class Profile:
         ranges: ranges of ``torch.distributed.pipelining`` by start.
         optimizer: ``Optimizer.step`` ranges by start.
         cleared: ``Optimizer.zero_grad`` ranges by start.
+        loads: waits for the data loader by start, not overlapping.
         transfers: sends and recvs by launch.
         collectives: all other communication by launch.
         work: computing.
@@ -158,6 +159,7 @@ class Profile:
     ranges: tuple[Range, ...]
     optimizer: tuple[Span, ...]
     cleared: tuple[Span, ...]
+    loads: tuple[Span, ...]
     transfers: tuple[Transfer, ...]
     collectives: tuple[Collective, ...]
     work: Work

@@ -53,6 +53,7 @@ def _header_profile(path: Path) -> Profile | None:
         ranges=(),
         optimizer=(),
         cleared=(),
+        loads=(),
         transfers=(),
         collectives=(),
         work=Work(nothing, nothing, nothing, np.empty(0, dtype=bool)),

@@ -22,6 +22,7 @@ from paceline.sources.kineto.events import (
     UnitRange,
 )
 from paceline.sources.kineto.host import running_end
+from paceline.sources.kineto.loads import behind_waits
 from paceline.trace import OpKind
 
 #: A run with fewer operators than this share of the longest run's is no forward.
@@ -187,7 +188,8 @@ def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]
     bounds = np.flatnonzero(np.append(True, np.diff(backward.astype(np.int8)) != 0))
     last = np.append(bounds[1:], len(backward))
     runs = [(bool(backward[a]), int(a), int(b)) for a, b in zip(bounds, last, strict=True) if b > a]
-    runs = [(back, a if back else _behind_barrier(host, start_s, a, b), b) for back, a, b in runs]
+    waits = _waits(profile, host, step)
+    runs = [(back, a if back else behind_waits(start_s, a, b, waits), b) for back, a, b in runs]
     longest = max((b - a for back, a, b in runs if not back), default=0)
     passes: list[tuple[bool, int, int]] = []
     for back, a, b in runs:
@@ -203,20 +205,21 @@ def _passes(profile: Profile, host: Host, rows: slice, step: Span) -> list[Mark]
     for number, (back, a, b) in enumerate(passes):
         kind = OpKind.BACKWARD_COMPUTE if back else OpKind.FORWARD_COMPUTE
         # Rounded times of one moment may be in the wrong order.
-        marks.append(Mark(max(until_s, float(start_s[a])), "begin", kind, number // 2))
-        until_s = float(end_s[a:b].max())
+        begin_s, until_s = max(until_s, float(start_s[a])), float(end_s[a:b].max())
+        marks.append(Mark(begin_s, "begin", kind, number // 2))
+        for load in profile.loads:
+            if begin_s < load.start_s and load.end_s < until_s:
+                marks.append(Mark(load.start_s, "end", kind, number // 2))
+                marks.append(Mark(load.end_s, "begin", kind, number // 2))
         marks.append(Mark(until_s, "end", kind, number // 2))
     return marks + _updates(profile, step, marks[-1].at_s)
 
 
-def _behind_barrier(host: Host, start_s: Times, first: int, last: int) -> int:
-    """Begin of a forward without the operators of a barrier before it."""
-    for item in host.launches:
-        if item.name == "barrier" and start_s[first] <= item.launch_s < start_s[last - 1]:
-            behind = int(np.searchsorted(start_s, item.end_s))
-            if behind - first < SHORT_SHARE * (last - first):
-                return behind
-    return first
+def _waits(profile: Profile, host: Host, step: Span) -> list[Span]:
+    """Barriers and loads of a step; a forward does not begin in front of them."""
+    barriers = [Span(item.launch_s, item.end_s) for item in host.launches if item.name == "barrier"]
+    waits = sorted((*barriers, *profile.loads))
+    return [wait for wait in waits if step.start_s <= wait.start_s < step.end_s]
 
 
 def _operators(
@@ -228,7 +231,7 @@ def _operators(
     backward = start_s < running_end(end_s, autograd)
     backward |= autograd
     chosen = np.isin(code, (OPERATOR, AUTOGRAD))
-    for span in (*profile.optimizer, *profile.cleared):
+    for span in (*profile.optimizer, *profile.cleared, *profile.loads):
         low, high = np.searchsorted(start_s, [span.start_s, span.end_s])
         chosen[low:high] = False
     for tail in host.tails:

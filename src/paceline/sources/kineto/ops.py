@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from paceline.errors import TraceError
 from paceline.sources.kineto.events import Profile, Range, Span, Transfer
+from paceline.sources.kineto.loads import behind_waits
 from paceline.trace import OpKind
 
 #: A run with fewer kernels than this share of the longest run's belongs to no microbatch. It may be
@@ -35,7 +37,8 @@ class RankOp(NamedTuple):
     """An operation. If ``kind`` is None, it is a transfer whose direction follows from ``peer``.
 
     Times are in seconds. ``launch_s`` is the host's launch of its last kernel. ``tail_s`` is the
-    time when the GPU had done the work after a backward. ``kernel`` is the correlation of a
+    time when the GPU had done the work after a backward. ``loaded_s`` is the end of the last wait
+    for data in front of a forward. ``kernel`` is the correlation of a
     collective's kernel. ``part``, ``issued``, ``awaited`` and ``group`` are those of a trace; they
     are known if the rank's program is.
     """
@@ -50,6 +53,7 @@ class RankOp(NamedTuple):
     sends: bool = False
     launch_s: float = 0.0
     tail_s: float = 0.0
+    loaded_s: float = -inf
     part: int = -1
     issued: int = -1
     awaited: int = -1
@@ -222,7 +226,7 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
             "launches both"
         )
     outside = np.ones(len(work.launch_s), dtype=bool)
-    for span in (*profile.optimizer, *profile.cleared):
+    for span in (*profile.optimizer, *profile.cleared, *profile.loads):
         low, high = np.searchsorted(work.launch_s, [span.start_s, span.end_s])
         outside[low:high] = False
     begin_s = np.array(clock.begin_s)
@@ -236,10 +240,13 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
     cut = np.searchsorted(np.array([item.launch_s for item in profile.transfers]), launch_s)
     cells = np.stack([index[rows], cut, work.backward[rows]])
     first = np.flatnonzero(np.append(True, (np.diff(cells) != 0).any(axis=0)))
-    begin = np.minimum.reduceat(work.start_s[rows], first)
     until = np.maximum.reduceat(work.end_s[rows], first)
-    n_items = np.diff(np.append(first, len(rows)))
+    behind = np.append(first[1:], len(rows))
     step, backward = index[rows][first], work.backward[rows][first]
+    for run in np.flatnonzero(~backward) if profile.loads else ():
+        first[run] = behind_waits(launch_s, int(first[run]), int(behind[run]), profile.loads)
+    n_items = behind - first
+    loaded_s = np.append(-inf, [load.end_s for load in profile.loads])
     for s in np.unique(step):
         # Kernels behind the last backward (the loss, the gradients' norm) are no forward.
         here = np.flatnonzero(step == s)
@@ -252,10 +259,12 @@ def _runs(profile: Profile, clock: _Steps, aside: Counter[str]) -> Iterator[Rank
             aside["too short"] += int((~long).sum())
             kind = OpKind.BACKWARD_COMPUTE if direction else OpKind.FORWARD_COMPUTE
             for run in runs[long]:
+                low, high = first[run], behind[run]
                 yield RankOp(
                     kind,
                     clock.steps[s].number,
-                    float(begin[run]),
+                    float(work.start_s[rows[low:high]].min()),
                     float(until[run]),
-                    launch_s=float(launch_s[first[run] + n_items[run] - 1]),
+                    launch_s=float(launch_s[high - 1]),
+                    loaded_s=float(loaded_s[loaded_s <= launch_s[low]].max()),
                 )

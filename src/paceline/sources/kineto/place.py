@@ -19,9 +19,6 @@ _TENSOR = re.compile(r"TENSOR_MODEL_PARALLEL_GROUP|(?:mesh_)?(?:tp|tensor)", re.
 #: Advice about files that do not make a whole job.
 RANKS_HINT = "paceline ranks reports on the ranks that are here"
 
-#: Why all ranks are needed.
-NO_PURPOSE = "the process groups are not named after their purpose"
-
 
 @dataclass(frozen=True)
 class Places:
@@ -67,7 +64,7 @@ def check_places(profiles: Sequence[Profile], job: Job | None) -> None:
     _check_ranks(profiles)
     places = _by_hybrid(profiles, job) or _by_groups(profiles, job) or _by_job(profiles, job)
     if places is None:
-        _need_all(profiles, NO_PURPOSE)
+        _need_all(profiles)
     else:
         _check_all(places, len(profiles))
 
@@ -193,14 +190,14 @@ def _by_stages(profiles: Sequence[Profile]) -> Places | None:
             )
         of_rank[rank] = (replicas[pp], pp)
         replicas[pp] += 1
-    _need_all(profiles, NO_PURPOSE)
+    _need_all(profiles)
     job = Job(dp_size=max(replicas), pp_size=pp_size, vpp_size=n_chunks)
     return Places(of_rank, job, "stages are those of the ranges, replicas are by rank", 0.95)
 
 
 def _by_world(profiles: Sequence[Profile]) -> Places:
     """One pipeline over all ranks, or, without sends and recvs, data parallelism only."""
-    _need_all(profiles, NO_PURPOSE)
+    _need_all(profiles)
     n = len(profiles)
     if not any(profile.transfers for profile in profiles):
         of_rank = {profile.rank: (profile.rank, 0) for profile in profiles}
@@ -214,14 +211,17 @@ def _by_world(profiles: Sequence[Profile]) -> Places:
     return Places(of_rank, Job(dp_size=1, pp_size=n), "one pipeline over all ranks", 0.9)
 
 
-def _need_all(profiles: Sequence[Profile], why: str) -> None:
+def _need_all(profiles: Sequence[Profile]) -> None:
+    """Refuse missing ranks where process groups do not tell the ranks' places."""
     ranks = {profile.rank for profile in profiles}
     size = max(max(profile.world_size for profile in profiles), max(ranks) + 1)
     if len(ranks) < size:
         missing = next(rank for rank in range(size) if rank not in ranks)
+        here = "1 profile is" if len(ranks) == 1 else f"{len(ranks)} profiles are"
         raise TraceError(
-            f"{len(ranks)} profiles of {size} ranks are here, rank {missing}'s is missing; give "
-            f"all, or --job, since {why}; {RANKS_HINT}"
+            f"{here} here, but the job has {size} ranks (rank {missing}'s is missing): give the "
+            f"profiles of all {size} ranks; {RANKS_HINT}. Of a job with tensor parallelism, one "
+            "rank of each group is enough with --job"
         )
 
 

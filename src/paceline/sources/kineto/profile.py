@@ -35,6 +35,7 @@ from paceline.sources.kineto.events import (
 )
 from paceline.sources.kineto.fsdp_streams import FsdpRanges, fsdp_bounds
 from paceline.sources.kineto.host import HostEvents
+from paceline.sources.kineto.loads import LOAD, loads_of
 from paceline.sources.kineto.nccl import Call, Kernel, communication
 from paceline.sources.kineto.streams import (
     WAIT_EVENT,
@@ -95,6 +96,7 @@ class _Reader:
         self.ranges: list[Range] = []
         self.optimizer: list[Span] = []
         self.cleared: list[Span] = []
+        self.loads: list[tuple[str, Span]] = []  # thread and range
         self.gloo: list[Transfer] = []
         self.gloo_calls: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
         self.host = HostEvents()
@@ -130,6 +132,8 @@ class _Reader:
             updates = name.startswith("Optimizer.step")
             (self.optimizer if updates else self.cleared).append(Span(start_s, end_s))
             self.optimizer_thread = str(event.tid)
+        elif name.startswith(LOAD):
+            self.loads.append((str(event.tid), Span(start_s, end_s)))
         elif name in ("gloo:send", "gloo:recv"):
             self.gloo.append(Transfer(start_s, start_s, end_s, name == "gloo:send", -1))
 
@@ -283,6 +287,7 @@ class _Reader:
             ranges=shifted(self.ranges, 2),
             optimizer=shifted(self.optimizer, 2),
             cleared=shifted(self.cleared, 2),
+            loads=shifted(loads_of(self.loads, self.step_thread or self.optimizer_thread), 2),
             transfers=shifted(transfers, 3),
             collectives=shifted(collectives + launched, 3),
             work=self._work(base_s, unplaced) if on_gpu else self.host.work(base_s),

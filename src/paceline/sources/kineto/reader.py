@@ -24,6 +24,7 @@ from paceline.sources.kineto.clocks import align
 from paceline.sources.kineto.events import Collective, Group, Profile, Work
 from paceline.sources.kineto.headers import check_headers
 from paceline.sources.kineto.hybrid import with_groups
+from paceline.sources.kineto.loads import waits_by_step
 from paceline.sources.kineto.notes import Way
 from paceline.sources.kineto.ops import RankOp, rank_ops
 from paceline.sources.kineto.overlap import check_overlaps, overlapped_ops, overlaps, with_tails
@@ -131,7 +132,7 @@ def read(
         else sum(_hidden_waits(profile, places) for profile in profiles),
     )
     steps_by = next(iter(ways.values()))
-    return table.finish(
+    imported = table.finish(
         places.job,
         str(paths[0]) if len(paths) == 1 else f"{len(paths)} profiles",
         steps=steps,
@@ -140,6 +141,9 @@ def read(
         notes=(f"steps are the {steps_by}", places.note, clocks.note, *way.notes(aside)),
         by_order=True,
     )
+    numbers, shape = imported.trace.steps.tolist(), imported.trace.rank.shape
+    waits = waits_by_step(profiles, places.of_rank, numbers, shape)
+    return replace(imported, trace=replace(imported.trace, data_wait_s=waits))
 
 
 def _programmed(profiles: Sequence[Profile], places: Places) -> bool:

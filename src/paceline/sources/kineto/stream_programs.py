@@ -121,7 +121,8 @@ class _Owner(NamedTuple):
 def _owner(launch_s: float, passes: Sequence[RankOp], updates: Sequence[Span]) -> _Owner | None:
     """Owner of an event of the main stream; None if nothing in the step owns it.
 
-    Kernels after a pass belong to the next pass, but kernels after the last backward belong to it.
+    Kernels after a pass belong to the next pass, unless that waits for its data first. Kernels
+    after the last backward belong to it.
     """
     if any(span.start_s <= launch_s < span.end_s for span in updates):
         return _Owner(OpKind.OPTIMIZER, -1)
@@ -129,5 +130,7 @@ def _owner(launch_s: float, passes: Sequence[RankOp], updates: Sequence[Span]) -
         return None
     place = min(bisect_left(passes, launch_s, key=lambda op: op.launch_s), len(passes) - 1)
     kind = passes[place].kind
+    if launch_s < passes[place].loaded_s:
+        return None
     assert kind is not None
     return _Owner(kind, sum(op.kind == kind for op in passes[:place]))
