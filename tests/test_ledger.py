@@ -255,7 +255,9 @@ def test_any_log_of_steps(tmp_path):
     ledger = goodput(path)
     assert rows(ledger)["lost_steps"] == 10
     assert rows(ledger)["compile"] == 2
-    assert ledger.reasons["restarts"] == "the log has no dates; lines with dates would tell"
+    assert ledger.reasons["restarts"] == (
+        "the lines have no dates; lines with dates, or --pattern with the group time, would tell"
+    )
     assert (ledger.steps, ledger.lost_steps) == (60, 20)
     assert adds_up(ledger)
 

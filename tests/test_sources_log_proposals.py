@@ -103,7 +103,7 @@ def test_a_proposal_works_when_pasted(capsys, tmp_path, name):
     ],
 )
 def test_lines_without_a_time_of_a_step_are_not_read(tmp_path, line):
-    with pytest.raises(TraceError, match="run the command again with the pattern"):
+    with pytest.raises(TraceError, match="write a --pattern with the groups"):
         load_step_log(written(tmp_path / "own.log", line))
 
 
@@ -205,7 +205,7 @@ def test_a_bar_of_samples_is_no_line_of_a_step(tmp_path):
         f"Train: {i}%|#| {8 * i}/800 [00:{i:02d}<00:20, {7 + i % 2}.9img/s]" for i in range(50)
     ]
     (tmp_path / "own.log").write_text("\n".join(states))
-    with pytest.raises(TraceError, match="run the command again with the pattern"):
+    with pytest.raises(TraceError, match="write a --pattern with the groups"):
         load_step_log(tmp_path / "own.log")
 
 

@@ -26,7 +26,7 @@ from paceline.sources.step_logs import (
 )
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import (
-    PATTERN_EXAMPLE,
+    PATTERN_ADVICE,
     QUOTED_LINES,
     Columns,
     Covers,
@@ -237,7 +237,7 @@ def _read_text(path: Path) -> Samples:
     if bars:
         columns, covers = progress_bars.read_bars(bars, str(path), notes)
         return Samples(columns, tuple(notes), covers)
-    advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
+    advice = PATTERN_ADVICE
     if proposal is not None:
         guess = f" ({proposal.doubt})" if proposal.doubt else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
