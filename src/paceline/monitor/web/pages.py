@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from paceline.ledger.categories import label
 from paceline.ledger.ledger import Ledger
 from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
@@ -197,6 +198,7 @@ class Pages:
             unknown_rows=unknown_rows(ledger),
             ranks=self._ranks_of(job, request.query_params.get("rank")),
             meanings=MEANINGS,
+            label=label,
         )
 
     def accept(self, request: Request) -> Response:

@@ -74,6 +74,8 @@ PATTERN_ADVICE = (
     "step and one of duration_s, duration_ms, elapsed_s, steps_per_s, rate, time: lines such as "
     f"'step 7 took 250 ms' need {PATTERN_EXAMPLE}"
 )
+#: Note on lines without a step number.
+LINES_COUNTED = "the lines have no step number: steps are counted in the order of the lines"
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
@@ -224,7 +226,7 @@ def read_lines(
     columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
     if "step" not in columns:
         columns["step"] = _counted(columns["rank"])
-        notes.append("the lines have no step number: steps are counted in the order of the lines")
+        notes.append(LINES_COUNTED)
     elif np.isnan(columns["step"]).any():
         raise TraceError(f"{where}: a line that matches the pattern has no step")
     else:
