@@ -1,5 +1,6 @@
 """``paceline plan`` and ``paceline optimal`` as a user runs them."""
 
+import html
 import json
 import re
 import tomllib
@@ -286,6 +287,18 @@ def test_the_page_names_the_kernels(job: Path, tmp_path: Path, capsys: Captured)
     capsys.readouterr()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Kernels: eager PyTorch with zero 3, else fused (Transformer Engine)" in page
+
+
+def test_the_page_has_the_launch_file(job: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    assert run(["plan", str(job), "--launch", "megatron", "-o", str(out)]) == 0
+    capsys.readouterr()
+    page = html.unescape((out / "report.html").read_text())
+    assert f"<pre>{(out / 'megatron.sh').read_text()}</pre>" in page
+    words = "It sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Without it the memory may"
+    assert words in page
+    assert run(["plan", str(job), "-o", str(out), "--force"]) == 0
+    assert 'id="launch"' not in (out / "report.html").read_text()
 
 
 def test_the_folder(job: Path, tmp_path: Path, capsys: Captured) -> None:

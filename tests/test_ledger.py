@@ -2,8 +2,9 @@
 
 import json
 import random
+import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -96,12 +97,12 @@ def test_rows_that_are_almost_nothing_have_no_digits():
     rows = {"productive": 90.0, "compile": 0.00115, "idle": 0.0, "data": 2e-2}
     assert [line.split(maxsplit=1) for line in Ledger("a tool", 100.0, rows).lines()[1:]] == [
         ["productive", "90.00%           90 s"],
-        ["compile", "<0.01%    under 0.1 s"],
+        ["first", "steps   <0.01%    under 0.1 s"],
         ["idle", "0.00%            0 s"],
         ["data", "0.02%        20.0 ms"],
     ]
     long = Ledger("a tool", 100_000.0, {"productive": 90_000.0, "compile": 3.25})
-    assert long.lines()[2].split(maxsplit=1) == ["compile", "<0.01%         3.25 s"]
+    assert long.lines()[2].split(maxsplit=2) == ["first", "steps", "<0.01%         3.25 s"]
 
 
 def test_megatron_with_a_restart(tmp_path):
@@ -255,7 +256,9 @@ def test_any_log_of_steps(tmp_path):
     ledger = goodput(path)
     assert rows(ledger)["lost_steps"] == 10
     assert rows(ledger)["compile"] == 2
-    assert ledger.reasons["restarts"] == "the log has no dates; lines with dates would tell"
+    assert ledger.reasons["restarts"] == (
+        "the lines have no dates; lines with dates, or --pattern with the group time, would tell"
+    )
     assert (ledger.steps, ledger.lost_steps) == (60, 20)
     assert adds_up(ledger)
 
@@ -477,7 +480,7 @@ def test_totals_of_other_tools(tmp_path, capsys):
     path.write_text(json.dumps(metrics))
     assert run(["goodput", "--totals", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "goodput 75.0%" in out
+    assert "goodput at most 75.0%" in out
     path.write_text(json.dumps(metrics | {"train_iterations_time_total": 500.0}))
     assert run(["goodput", "--totals", str(path)]) == 2
     assert "exceed" in capsys.readouterr().err
@@ -556,3 +559,58 @@ def test_what_cannot_be_read_is_said(tmp_path):
         goodput(damaged)
     with pytest.raises(DetectError, match="numbers"):
         goodput(first, events=[{"kind": "onset"}])
+
+
+def own_log(path, steps=500, slow=range(200, 320)):
+    """A log of an own loop with dates; each 50th step is 3 times as long, for example a save."""
+    rng = np.random.default_rng(3)
+    at_s, lines = 0.0, []
+    for step in range(1, steps + 1):
+        spent_s = 1.9 * rng.normal(1, 0.02) * (1.25 if step in slow else 1)
+        spent_s *= 3 if step % 50 == 0 else 1
+        at_s += spent_s
+        date = datetime(2026, 11, 20, 8) + timedelta(seconds=at_s)
+        lines.append(
+            f"{date:%F %T},{date.microsecond // 1000:03d} INFO step={step} dt={spent_s * 1e3:.0f}ms"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_detect_and_goodput_tell_one_loss(capsys, tmp_path):
+    path = own_log(tmp_path / "own.log")
+    assert run(["detect", str(path)]) == 0
+    lost_s = float(re.search(r"([\d.]+) s lost in all", capsys.readouterr().out)[1])
+    assert goodput(path).seconds["fail_slow"] == pytest.approx(lost_s, abs=0.06)
+    ongoing = own_log(tmp_path / "ongoing.log", steps=300)
+    assert run(["detect", str(ongoing)]) == 0
+    lost_s = float(re.search(r"([\d.]+) s lost in all", capsys.readouterr().out)[1])
+    assert goodput(ongoing).seconds["fail_slow"] == pytest.approx(lost_s, abs=0.06)
+
+
+def test_dates_of_an_own_log_tell_restarts(capsys, tmp_path):
+    path = own_log(tmp_path / "own.log", steps=60)
+    again = path.read_text().replace("2026-11-20 08", "2026-11-20 09")
+    path.write_text(path.read_text() + again)
+    ledger = goodput(path)
+    assert ledger.seconds["restarts"] == pytest.approx(3600 - 63 * 1.9, rel=0.01)
+    assert "restarts" not in ledger.reasons
+
+
+def test_the_headline_is_a_bound_where_stragglers_are_unknown(tmp_path):
+    path = own_log(tmp_path / "own.log")
+    head, productive = goodput(path).lines()[:2]
+    assert "goodput at most 9" in head
+    assert productive.endswith(
+        "with stragglers, checkpoints, evaluation, data waits, other, as far as there are any"
+    )
+    every = dict.fromkeys(CATEGORIES, 1.0)
+    head, productive = Ledger("a tool", 13.0, every).lines()[:2]
+    assert "; goodput 7.7%" in head
+    assert productive.endswith("1 s")
+
+
+def test_small_gpu_hours_have_digits():
+    lines = Ledger("a tool", 9000.0, {"productive": 9000.0, "idle": 36.0}, gpus=1).lines()
+    assert lines[1].endswith("2.5 GPU-hours")
+    assert lines[2].endswith("0.01 GPU-hours")

@@ -161,6 +161,9 @@ def test_a_file_or_its_folder_names_the_model(tmp_path):
     (folder / "config.json").write_text(json.dumps(GPT2))
     assert from_hf(folder) == from_hf(folder / "config.json")
     assert from_hf(str(folder)).name == "my-gpt"
+    for other, name in (("Zephyr-7B-beta", "Zephyr-7B-beta"), ("plan", "gpt2"), ("4b3e7f", "gpt2")):
+        folder = folder.rename(tmp_path / other)
+        assert from_hf(folder).name == name
     assert from_hf(GPT2).name == "gpt2"
     assert from_hf(GPT2 | {"_name_or_path": "org/own\x1b[31m"}).name == "own[31m"
 
@@ -264,6 +267,8 @@ def without(config, *keys):
         (LLAMA31_405B, {"rope_parameters": {"rope_theta": 1e6}}, "rotary_base", 1_000_000),
         (LLAMA31_405B, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}, "rotary_base", 0),
         (GPT2, {"rope_theta": 1e4}, "rotary_base", 0),
+        (LLAMA31_405B, {"rms_norm_eps": 1e-6}, "norm_epsilon", 1e-6),
+        (GPT2, {"layer_norm_epsilon": 1e-5}, "norm_epsilon", 1e-5),
         (MISTRAL_7B, {"sliding_window": 0}, "window", None),
         (QWEN2_7B, {}, "qkv_bias", True),
         (QWEN2_7B, {}, "bias", False),
@@ -277,6 +282,12 @@ def without(config, *keys):
 )
 def test_fields_and_their_defaults(config, change, field, value):
     assert getattr(from_hf(config | change), field) == value
+
+
+@pytest.mark.parametrize("epsilon", ["1e-6", True, 0, 1.0, float("nan")])
+def test_an_epsilon_of_norms_is_a_small_number(epsilon):
+    with pytest.raises(ModelError, match="rms_norm_eps must be above 0 and below 1, not"):
+        from_hf(LLAMA31_405B | {"rms_norm_eps": epsilon})
 
 
 @pytest.mark.parametrize("base", ["500000", True, 0, -1.0, float("nan")])

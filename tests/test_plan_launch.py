@@ -556,6 +556,21 @@ def test_what_is_known_is_filled_in_and_the_rest_is_named():
     assert "--rotary-base 1000000 " in launch_text("megatron", MIXTRAL, plan)
 
 
+def test_an_epsilon_of_norms_that_megatron_does_not_assume_is_a_flag():
+    plan = Plan(dp=4, global_batch=64)
+    for epsilon, flag in ((1e-6, "--norm-epsilon 1e-06 "), (1e-5, ""), (0.0, "")):
+        text = launch_text("megatron", replace(LLAMA, norm_epsilon=epsilon), plan)
+        assert flag in text
+        assert ("--norm-epsilon" in text) == bool(flag)
+
+
+def test_torchtitans_example_names_its_own_model():
+    text = launch_text("torchtitan", MIXTRAL, Plan(dp=8, global_batch=64, zero=2))
+    head = " ".join(line.removeprefix("# ") for line in text.splitlines() if line[:1] == "#")
+    assert f"{MIXTRAL.name}: replace MODEL, a folder of torchtitan/models, FLAVOR, one" in head
+    assert "Llama 3.1 8B, for example, has llama3 and 8B." in head
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b", "nemotron-4-15b", "gpt2-124m"])
 def test_megatron_trains_without_dropouts_unless_the_model_has_them(name):
     """Megatron-LM's ``transformer_config.py`` has 0.1 for both; Llama's, Qwen's config.json 0."""

@@ -134,7 +134,8 @@ def test_an_even_job_with_noise_has_one_statement_of_its_waste():
     assert parts in flowing(report)
     assert "Healthy" not in flowing(report)
     split = f"{percent(lasting)} lasts, {percent(passing)} is variation that passes"
-    assert split in flowing(report)
+    told = f"Of the {percent(report.waste)} waste, {split.replace(',', ' and')}. Without it, S is"
+    assert f"{told} {report.lasting_slowdown:.3f}." in flowing(report)
     assert split in key_numbers(report, None)
 
 
@@ -150,7 +151,12 @@ def test_passing_variation_has_one_basis_with_a_diagnosis_and_without():
     assert report.findings[0].cause == "worker"
     passing = percent(report.passing_share)
     assert passing == percent(undiagnosed.passing_share)
-    assert f"(of {percent(report.waste)}, {passing} is variation that passes)" in flowing(report)
+    told = f"Of the {percent(report.waste)} waste, {passing} is variation that passes. Without it,"
+    assert told in flowing(report)
+    ideal = f"S is {report.largest_slowdown:.3f} if its ideal leaves out the slow workers."
+    assert ideal in flowing(report)
+    numbers = f"S {report.slowdown:.3f} waste {percent(report.waste)} to"
+    assert numbers in flowing(report)
     assert f"{passing} is variation that passes" in flowing(undiagnosed)
     # The waterfall repairs the worker first, which no longer hides the others' variation.
     assert report.other_passing_s > 1.1 * report.passing_s

@@ -3,13 +3,14 @@
 import random
 import re
 import shlex
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
 from paceline.cli.main import run
 from paceline.errors import TraceError
-from paceline.sources.step_logs.files import load_step_log
+from paceline.sources.step_logs.files import load_columns, load_step_log
 from paceline.sources.step_logs.lines import is_mean_since_start
 
 #: Milliseconds of 80 steps.
@@ -79,6 +80,61 @@ UNCLEAR = {
 }
 
 
+def clock(ms_per_step, i, date="%H:%M:%S"):
+    """The time of a line in a run of equal steps."""
+    return (datetime(2026, 11, 20, 8) + timedelta(milliseconds=ms_per_step * (i + 1))).strftime(
+        date
+    )
+
+
+UNCLEAR |= {
+    "a total behind its parts": (
+        lambda i, ms: (
+            f"[11/20 {clock(1900, i)}] it {i:>5} | "
+            f"fwd 0.6{i % 10} bwd 1.1{i % 10} total {ms / 131:.2f}"
+        ),
+        "duration_s",
+    ),
+    "times of day": (lambda i, ms: f"{clock(21_000, i)} step {i} loss 4.99", "elapsed"),
+    "times of day with digits": (
+        lambda i, ms: f"I1120 {clock(1900, i, '%H:%M:%S.%f')} 12 a.py:88] step {i} loss 4.99",
+        "elapsed",
+    ),
+    "dates with slashes": (
+        lambda i, ms: f"{clock(21_000, i, '%m/%d/%Y %H:%M:%S')} - INFO - step {i} loss 4.99",
+        "time",
+    ),
+    "seconds since 1970": (
+        lambda i, ms: f"{1795161600 + 1.9 * i:.3f} step {i} loss=4.99",
+        "elapsed_s",
+    ),
+    "a clock of the run": (
+        lambda i, ms: f"iter {i}: 0:{i * 21 // 60:02d}:{i * 21 % 60:02d} elapsed",
+        "elapsed",
+    ),
+    "an iteration behind its parts": (
+        lambda i, ms: (
+            f"[{i}/400] fwd={ms * 0.3:.1f}ms opt={ms * 0.1:.1f}ms iter={ms:.1f}ms loss=4.9"
+        ),
+        "duration_ms",
+    ),
+    "a short name": (lambda i, ms: f"ep 0 step {i} loss 4.9 t {ms / 1e3:.3f}", "duration_s"),
+    "a step's own short name": (
+        lambda i, ms: f"step={i} t_fwd={ms / 3e3:.3f} t_step={ms / 1e3:.3f} loss=4.9",
+        "duration_s",
+    ),
+    "costs": (lambda i, ms: f"epoch[0] step[{i}] cost[{ms / 1e3:.4f}]", "duration_s"),
+    "a speed": (lambda i, ms: f"iter {i} loss 4.9 speed {1e3 / ms:.4f}", "rate"),
+}
+GUESSES = (
+    "no unit",
+    "a total behind its parts",
+    "a short name",
+    "a step's own short name",
+    "costs",
+)
+
+
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_a_proposal_works_when_pasted(capsys, tmp_path, name):
     line, group = UNCLEAR[name]
@@ -88,7 +144,8 @@ def test_a_proposal_works_when_pasted(capsys, tmp_path, name):
     assert err.count("\n") == 1
     pasted = re.search(r"its lines suggest (--pattern '[^']*')", err)[1]
     assert f"(?P<{group}>" in pasted
-    assert ("the unit is a guess" in err) == (name == "no unit")
+    assert ("the unit is a guess" in err) == (name in GUESSES)
+    assert ("each line counts as a step" in err) == (name in ("no step", "a quote"))
     assert run(["detect", str(path), *shlex.split(pasted)]) == 0
     assert "0 fail-slows, healthy at the end" in capsys.readouterr().out
 
@@ -103,8 +160,47 @@ def test_a_proposal_works_when_pasted(capsys, tmp_path, name):
     ],
 )
 def test_lines_without_a_time_of_a_step_are_not_read(tmp_path, line):
-    with pytest.raises(TraceError, match="run the command again with the pattern"):
+    with pytest.raises(TraceError, match="write a --pattern with the groups"):
         load_step_log(written(tmp_path / "own.log", line))
+
+
+def test_a_total_that_falls_at_times_is_the_step_and_no_part(capsys, tmp_path):
+    path = written(tmp_path / "own.log", UNCLEAR["a total behind its parts"][0])
+    assert run(["detect", str(path)]) == 2
+    pasted = shlex.split(
+        re.search(r"its lines suggest (--pattern '[^']*')", capsys.readouterr().err)[1]
+    )
+    times = load_step_log(path, pasted[1])
+    assert times.duration_s[:, 0] == pytest.approx([ms / 131 for ms in MS], abs=6e-3)
+
+
+def test_a_date_before_a_line_is_its_time_but_no_step_time(tmp_path):
+    """The lines' dates are 2 s apart; the steps take 0.25 s, or have no time in a line."""
+    for date in ("%Y-%m-%d %H:%M:%S,%f", "[%m/%d/%Y %H:%M:%S]", "[%d/%m/%Y %H:%M:%S]"):
+        path = written(
+            tmp_path / "own.log",
+            lambda i, ms, date=date: f"{clock(2000, i, date)} " + CLEAR["equal signs"](i, ms),
+        )
+        columns = load_columns(path).columns
+        assert np.diff(columns["time_s"]) == pytest.approx(np.full(79, 2.0))
+        assert columns["duration_s"] == pytest.approx([ms / 1e3 for ms in MS], rel=1e-4)
+    rates = written(tmp_path / "r.log", lambda i, ms: f"{clock(2000, i, date)} step {i} 500 tok/s")
+    pattern = r"step (?P<step>\d+) (?P<rate>\d+) tok"
+    assert load_step_log(rates, pattern).duration_s[:, 0] == pytest.approx(np.full(80, 2.0))
+
+
+def test_lines_without_a_step_number_are_no_steps(capsys, tmp_path):
+    """Hugging Face's printed dict of each 10th step has no number of the step."""
+    path = written(
+        tmp_path / "own.log",
+        lambda i, ms: f"{clock(15_000, i + i % 2 / 10, '%F %T')} {{'loss': 4.9}}",
+    )
+    date = r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
+    assert run(["detect", str(path), "--pattern", date]) == 2
+    err = capsys.readouterr().err
+    assert "note: a sample every 2 lines, as the clock is coarse" in err
+    assert "has 39 samples (78 lines); the first 50 samples are the warm-up, so 12 more" in err
+    assert "12 more samples (24 lines) are needed at least" in err
 
 
 def test_lines_of_validations_do_not_match(tmp_path):
@@ -205,7 +301,7 @@ def test_a_bar_of_samples_is_no_line_of_a_step(tmp_path):
         f"Train: {i}%|#| {8 * i}/800 [00:{i:02d}<00:20, {7 + i % 2}.9img/s]" for i in range(50)
     ]
     (tmp_path / "own.log").write_text("\n".join(states))
-    with pytest.raises(TraceError, match="run the command again with the pattern"):
+    with pytest.raises(TraceError, match="write a --pattern with the groups"):
         load_step_log(tmp_path / "own.log")
 
 

@@ -313,7 +313,7 @@ def test_a_log_of_no_known_format_shows_its_lines(capsys, tmp_path):
     path.write_text("hello\nstep 1 took 3 s\n")
     assert run(["detect", str(path)]) == 2
     err = capsys.readouterr().err
-    assert "run the command again with the pattern of its lines, --pattern 'step (?P<step>" in err
+    assert "need --pattern 'step (?P<step>" in err
     assert "'hello', 'step 1 took 3 s'" in err
 
 

@@ -58,11 +58,10 @@ def run(
     n_steps = len(times.steps)
     warm_up = WARM_UP if args.method == "bocd" else warm_up_of(times.steps_per_sample)
     if n_steps <= warm_up:
-        samples = " samples" if times.steps_per_sample > 1 else ""
-        few = f"{detect_report.extent(times)}; the first {warm_up}{samples} are the warm-up"
+        few = detect_report.too_few(times, warm_up)
         if args.input is not None:
-            raise DetectError(f"{args.input} has {few}, give more")
-        print(f"note: the log has {few}, so {warm_up + 1 - n_steps} more at least", file=sys.stderr)
+            raise DetectError(f"{args.input} has {few}")
+        print(f"note: the log has {few}", file=sys.stderr)
         if args.running:
             _tell_hang(args, times, log)
         return _whole_log(args, log, step_times)

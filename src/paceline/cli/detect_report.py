@@ -162,17 +162,28 @@ def _changes_text(events: Sequence[Event | JobEvent], hint: str = "; --verbose l
 
 
 def extent(times: StepTimes) -> str:
-    """Number of steps, and of samples if a sample stands for several steps."""
+    """Number of steps, and of samples if a sample stands for several steps; else of lines."""
     import numpy as np
 
     from paceline.detect.event import counted
 
-    n_samples = len(times.steps)
+    n_samples, noun = len(times.steps), "line" if times.counts_lines else "step"
     if times.steps_per_sample == 1:
-        return counted(n_samples, "step")
+        return counted(n_samples, noun)
     of_later = np.minimum(np.diff(times.steps), times.steps_per_sample)  # the last may be shorter
-    steps = counted(times.steps_per_sample + int(of_later.sum()), "step")
+    steps = counted(times.steps_per_sample + int(of_later.sum()), noun)
     return f"{counted(n_samples, 'sample')} ({steps})"
+
+
+def too_few(times: StepTimes, warm_up: int) -> str:
+    """How long a log is that the warm-up takes as a whole, and how much more it needs."""
+    missing = warm_up + 1 - len(times.steps)
+    spacing, noun = times.steps_per_sample, "lines" if times.counts_lines else "steps"
+    samples, more = ("", "") if spacing == 1 else (" samples", f" ({missing * spacing:,} {noun})")
+    return (
+        f"{extent(times)}; the first {warm_up}{samples} are the warm-up, so {missing:,} "
+        f"more{samples}{more} are needed at least"
+    )
 
 
 def at_the_end(

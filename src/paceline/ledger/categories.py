@@ -26,6 +26,26 @@ CATEGORIES: Mapping[str, str] = {
     "unknown": "time that no line explains",
 }
 
+#: Categories whose rows have other names than themselves in texts.
+_LABELS = {"fail_slow": "fail-slow", "compile": "first steps"}
+
+#: Categories whose time may lie in the steps of a log that does not tell it.
+IN_STEPS = (
+    "stragglers",
+    "fail_slow",
+    "compile",
+    "checkpoints",
+    "evaluation",
+    "data_waits",
+    "other",
+)
+
+
+def label(category: str) -> str:
+    """A category's name in texts."""
+    return _LABELS.get(category, category.replace("_", " "))
+
+
 #: Google's ``BadputType`` -> category. There the cost of a restart is split into its parts.
 GOOGLE: Mapping[str, str] = {
     "TPU_INITIALIZATION": "startup",

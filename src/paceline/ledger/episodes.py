@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from paceline.detect.detector import Detector
 from paceline.detect.event import SLOW_KINDS
-from paceline.detect.limits import WARM_UP
+from paceline.detect.limits import PAUSE, WARM_UP
 from paceline.detect.refinement import Refinement
 from paceline.errors import DetectError
+
+#: Ratio of the detector's loss to that of the factors from which on they tell unlike levels.
+_UNLIKE = 1.25
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,13 +54,45 @@ def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Chang
         events = detector.update(step, per_step_s[row : row + 1])
         refinement.take(events)
         rows += [row] * len(events)
-    changes = []
+    changes: list[Change] = []
+    begin = 0  # the episode's first change
     for row, event in zip(rows, refinement.events(), strict=True):
         if event.kind in (*SLOW_KINDS, "relief", "faster"):
             factor = event.factor if event.refined is None else event.refined.factor
             is_slow = event.kind in SLOW_KINDS
             changes.append(Change(_row_of(last, event.since_step, row), factor if is_slow else 1.0))
+            if not is_slow:
+                changes[begin:] = _losing(event.lost_s, changes[begin:], per_step_s, breaking)
+                begin = len(changes)
+    if begin < len(changes):
+        lost_s = float(detector.lost_s[0])
+        changes[begin:] = _losing(lost_s, changes[begin:], per_step_s, breaking)
     return changes
+
+
+def _losing(
+    lost_s: float, changes: list[Change], per_step_s: Array, breaking: set[int]
+) -> list[Change]:
+    """An episode's changes with factors by which it loses the seconds that the detector tells.
+
+    The detector counts what exceeds the mean healthy step, with its usual long steps. Factors are
+    ratios of typical steps. Across restarts, and where the two differ much, the factors stay.
+    """
+    end = len(per_step_s) if changes[-1].factor > 1 else changes[-1].row
+    rows = slice(changes[0].row, end)
+    slow_s = per_step_s[rows]
+    share = 1 - 1 / factors(changes, len(per_step_s))[rows]
+    capped_s = np.minimum(slow_s, PAUSE * np.median(slow_s)) if len(slow_s) else slow_s
+    by_factors_s = float((capped_s * share).sum())
+    scale = lost_s / by_factors_s if by_factors_s > 0 else 0.0
+    if not 1 / _UNLIKE < scale < _UNLIKE or breaking & set(range(changes[0].row + 1, end)):
+        return changes
+    return [
+        Change(change.row, 1 / (1 - scale * (1 - 1 / change.factor)))
+        if change.factor > 1
+        else change
+        for change in changes
+    ]
 
 
 def given(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import DetectError
-from paceline.ledger.categories import CATEGORIES
+from paceline.ledger.categories import CATEGORIES, label
 from paceline.ledger.ledger import Ledger
 
 
@@ -30,7 +30,7 @@ def fleet_ledger(ledgers: Sequence[Ledger]) -> Ledger:
             reasons[name] = "no job's log tells it"
         elif len(values) < len(ledgers):
             untold = len(ledgers) - len(values)
-            notes.append(f"{name.replace('_', ' ')}: {untold} of {len(ledgers)} logs do not tell")
+            notes.append(f"{label(name)}: {untold} of {len(ledgers)} logs do not tell")
     same = gpus[0] if len(set(gpus)) == 1 else None
     return Ledger(
         f"{len(ledgers)} jobs",

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.detect.event import counted
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import episodes
-from paceline.ledger.categories import CATEGORIES
+from paceline.ledger.categories import CATEGORIES, IN_STEPS, label
 from paceline.ledger.cover import Cover, cover
 from paceline.ledger.samples import Samples
 from paceline.ledger.words import OF_LOGS, TOLD_BY, Reasons
@@ -116,24 +116,31 @@ class Ledger:
     @property
     def _unexplained(self) -> str:
         """Rows that unexplained time may belong to."""
-        missing = [name.replace("_", " ") for name in TOLD_BY if name in self.reasons]
+        missing = [label(name) for name in TOLD_BY if name in self.reasons]
         return f"no line explains it; it may be {', '.join(missing)}" if missing else ""
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Unknown categories that the productive time may contain."""
+        return tuple(name for name in IN_STEPS if self.seconds.get(name, 0.0) is None)
 
     def lines(self) -> list[str]:
         """The ledger as text, a line per row."""
-        head = f"{duration(self.total_s)} in all; goodput {self.goodput:.1%}"
+        bound = "at most " if self.untold else ""
+        head = f"{duration(self.total_s)} in all; goodput {bound}{self.goodput:.1%}"
         head += f"; {counted(self.steps, 'step')}, {counted(self.starts, 'start')}"
         rows = []
         for name, seconds in self.seconds.items():
-            label = name.replace("_", " ").replace("fail slow", "fail-slow")
             if seconds is None:
-                rows.append(f"  {label:12s}       ?         {self.reasons.get(name, '')}")
+                rows.append(f"  {label(name):12s}       ?         {self.reasons.get(name, '')}")
             else:
                 hours = self._gpu_hours(seconds)
-                spent = "" if hours is None else f"  {hours:,.1f} GPU-hours"
+                spent = "" if hours is None else f"  {_hours(hours)} GPU-hours"
                 share = seconds / self.total_s if self.total_s else 0.0
                 about = f"  {self._unexplained}" if name == "unknown" and seconds else ""
-                rows.append(f"  {label:12s} {_amount(share, seconds)}{spent}{about}")
+                if name == "productive" and self.untold:
+                    about = f"  with {', '.join(map(label, self.untold))}, as far as there are any"
+                rows.append(f"  {label(name):12s} {_amount(share, seconds)}{spent}{about}")
         return [head, *rows, *(f"  note: {note}" for note in self.notes)]
 
 
@@ -143,6 +150,11 @@ def _amount(share: float, seconds: float) -> str:
         return f"{share:7.2%}  {duration(seconds):>13s}"
     spent = f"under {MIN_ROW_S:g} s" if abs(seconds) < MIN_ROW_S else duration(seconds)
     return f"{f'<{MIN_SHARE:.2%}':>7s}  {spent:>13s}"
+
+
+def _hours(hours: float) -> str:
+    """Hours with two digits or more."""
+    return f"{hours:,.1f}" if hours == 0 or abs(hours) >= 1 else f"{hours:.2g}"
 
 
 def goodput(

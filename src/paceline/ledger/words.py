@@ -32,7 +32,9 @@ class Reasons:
             name: f"not recorded; {source} would tell" for name, source in TOLD_BY.items()
         }
     )
-    no_clock: str = "the log has no dates; lines with dates would tell"
+    no_clock: str = (
+        "the lines have no dates; lines with dates, or --pattern with the group time, would tell"
+    )
     no_analysis: str = "give S of paceline analyze (--slowdown)"
     late: str = "the log begins at step {:,}: what came before is not in it"
     no_end: str = "no log of a start says that it ended of its own accord"

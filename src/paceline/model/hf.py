@@ -6,6 +6,7 @@ Field names and their defaults are those of the ``transformers`` configuration c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def from_hf(
         source: the file, the folder that holds it, or its content.
         seq_len: tokens of one training sample; None = the context before rotary positions were
             stretched (``original_max_position_embeddings``) if given, otherwise the whole context.
-        name: name of the model; "" = the config's ``_name_or_path``, or the folder, or the
-            ``model_type``.
+        name: name of the model; "" = the config's ``_name_or_path``, or a folder that is named
+            after a model, or the ``model_type``.
         images: images of one training sample (Llama 4: tiles), for the vision tower; None = the
             tower is left out.
 
@@ -45,11 +46,13 @@ def from_hf(
     else:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
-        folder = path.absolute().parent.name if path.name == "config.json" else path.stem
+        folder = path.absolute().parent.name if path.name == "config.json" else ""
         where, content = str(path), load_config(path)
+        name = name or ("" if folder else path.stem)
     config = HFConfig(content)
     try:
-        return _read(config, seq_len, name or config.text("_name_or_path") or folder, images)
+        name = name or config.text("_name_or_path") or _model_folder(folder, config)
+        return _read(config, seq_len, name, images)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from None
 
@@ -67,10 +70,18 @@ def _read(config: HFConfig, seq_len: int | None, name: str, images: int | None) 
     length = config.original_context() or context if seq_len is None else seq_len
     if values.get("positions") == "learned":
         values.setdefault("max_positions", context)
+    values["norm_epsilon"] = _language(config).norm_epsilon()
     if values.get("positions") == "rotary":
         values["rotary_base"] = _language(config).rotary_base()
     label = printable_name(name or config.text("model_type") or architecture)
     return LLM(name=label, seq_len=length, context=context, **values)
+
+
+def _model_folder(folder: str, config: HFConfig) -> str:
+    """A folder's name if it has a size, such as 8B, or the model's family; else ""."""
+    family = _FAMILY.match(config.text("model_type") or config.architecture().lower())
+    is_model = _SIZE.search(folder) or (family and family[0].lower() in folder.lower())
+    return folder if is_model else ""
 
 
 def _language(config: HFConfig) -> HFConfig:
@@ -107,6 +118,9 @@ def _with_vision(config: HFConfig) -> dict[str, Any]:
     language = HFConfig({**text, **tied, "architectures": [architecture]})
     return {**_READERS[architecture](language), "left_out": "the vision tower"}
 
+
+#: The family in a ``model_type`` or a class, and a size in a folder's name.
+_FAMILY, _SIZE = re.compile(r"[a-zA-Z]+"), re.compile(r"\d(?:\.\d+)?[bBmM](?![a-zA-Z0-9])")
 
 _READERS: dict[str, Callable[[HFConfig], dict[str, Any]]] = {
     "GPT2LMHeadModel": hf_dense.gpt2,

@@ -121,6 +121,17 @@ class HFConfig:
             return int(value) if float(value).is_integer() else 0
         return 0
 
+    def norm_epsilon(self) -> float:
+        """Addend to the variance in norms; 0 if none is given."""
+        for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"):
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+                raise ModelError(f"{key} must be above 0 and below 1, not {reprlib.repr(value)}")
+            return float(value)
+        return 0.0
+
     def original_context(self) -> int:
         """Context before the rotary positions were stretched; 0 if they were not."""
         for key in ("rope_scaling", "rope_parameters"):

@@ -64,6 +64,8 @@ class LLMFields:
             0 = that of a learned table, else unknown.
         rotary_base: base of the rotary positions' angles, for launch files; 0 = unknown. It changes
             no time, so models that differ only in it are equal.
+        norm_epsilon: addend to the variance in norms, for launch files; 0 = unknown. Models that
+            differ only in it are equal, too.
         tied: the output projection is the word embedding.
         bias: every linear layer except the output projection has a bias.
         qkv_bias: queries, keys and values have a bias even if ``bias`` is False; always True with
@@ -127,6 +129,7 @@ class LLMFields:
     max_positions: int = 0
     context: int = dataclass_field(default=0, compare=False)
     rotary_base: int = dataclass_field(default=0, compare=False)
+    norm_epsilon: float = dataclass_field(default=0.0, compare=False)
     tied: bool = True
     bias: bool = True
     qkv_bias: bool = False

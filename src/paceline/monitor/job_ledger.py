@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Engine
 
-from paceline.ledger.categories import CATEGORIES
+from paceline.ledger.categories import CATEGORIES, label
 from paceline.ledger.ledger import Ledger, ledger_of
 from paceline.ledger.words import TOLD_BY, Reasons
 from paceline.monitor.step_files import StepFiles
@@ -62,7 +62,7 @@ def unknown_rows(ledger: Ledger | None) -> dict[str, list[str]]:
     """Reason -> the unknown rows with it, in words."""
     rows: dict[str, list[str]] = {}
     for name, reason in (ledger.reasons if ledger is not None else {}).items():
-        rows.setdefault(reason, []).append(name.replace("_", " "))
+        rows.setdefault(reason, []).append(label(name))
     return rows
 
 

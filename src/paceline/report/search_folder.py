@@ -64,7 +64,7 @@ def write_folder(
     writers = {
         folder / PLANS: parquet_writer(result),
         folder / RESULT: json_writer(result, top),
-        folder / REPORT: page_writer(result, top),
+        folder / REPORT: page_writer(result, top, launch),
     }
     if launch is not None:
         framework, text = launch

@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from paceline.files import Writer
+from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
+from paceline.plan.launch.files import FRAMEWORKS
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult, pareto
 from paceline.report.page.frame import content_policy, paceline_version, static
@@ -34,9 +36,12 @@ _SCRIPTS = ("base.js", "chart.js", "search.js")
 _SLIDERS = "sliders.js"
 
 
-def page_writer(result: SearchResult, top: int) -> Writer:
-    """The writer of ``report.html``: one self-contained file, like the page of ``analyze``."""
-    content = page(result, top)
+def page_writer(result: SearchResult, top: int, launch: tuple[str, str] | None = None) -> Writer:
+    """The writer of ``report.html``: one self-contained file, like the page of ``analyze``.
+
+    ``launch`` has the name of a framework and the text of its launch file.
+    """
+    content = page(result, top, launch=launch)
 
     def write(file: BinaryIO) -> None:
         file.write(content)
@@ -44,7 +49,9 @@ def page_writer(result: SearchResult, top: int) -> Writer:
     return write
 
 
-def page(result: SearchResult, top: int, controls: str = "") -> bytes:
+def page(
+    result: SearchResult, top: int, controls: str = "", launch: tuple[str, str] | None = None
+) -> bytes:
     """The page, with controls at its top if it is served."""
     names = (*_SCRIPTS, *([_SLIDERS] if controls else []))
     script = "\n".join(static(name) for name in names)
@@ -73,6 +80,7 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         against="Time against memory" if _one_count(result) else "Time against cost",
         price=escape(_price(result)),
         segments=escape(" ".join(filter(None, [*note, kernels(result)]))),
+        launch="" if launch is None else _launch(*launch),
         warnings="".join(
             f'<p class="note">{foreign(text)}</p>' for text in model_warnings(result.llm)
         ),
@@ -81,6 +89,15 @@ def page(result: SearchResult, top: int, controls: str = "") -> bytes:
         script=script,
     )
     return text.encode("utf-8", "replace")
+
+
+def _launch(framework: str, text: str) -> str:
+    """The section with a framework's launch file."""
+    head = f'<h2 id="h-launch">Launch file, {escape(FRAMEWORKS[framework][0])}</h2>'
+    body = f"<pre>{escape(text)}</pre>"
+    if EXPANDABLE_SEGMENTS in text:
+        body += f"<p>It sets {EXPANDABLE_SEGMENTS}. Without it the memory may not suffice.</p>"
+    return f'<section id="launch" aria-labelledby="h-launch">\n{head}\n{body}\n</section>\n'
 
 
 def problem_page(problem: str, controls: str) -> bytes:

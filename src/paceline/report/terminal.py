@@ -27,11 +27,10 @@ from paceline.results.headline import (
 )
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import (
-    beside_s,
     bound_note,
     ideal_range,
+    parts_text,
     slowdown_range,
-    waste_parts,
     waste_range,
     without_passing,
 )
@@ -115,14 +114,12 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
 def _head(report: JobReport, width: int) -> list[Text]:
     gpus = report.job.world_size
     waste = f"{waste_range(report)} = {_gpus(report)} of {count(gpus, 'GPU')}"
-    beside, parts = beside_s(report), waste_parts(report)
-    numbers = f"S {report.slowdown:.3f}{f' ({beside})' if beside else ''}"
-    numbers += f"   waste {waste}{f' ({parts})' if parts else ''}"
-    note = bound_note(report)
+    parts, note = parts_text(report), bound_note(report)
     return [
         *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
-        *wrap(numbers, width, style="bold"),
+        *wrap(f"S {report.slowdown:.3f}   waste {waste}", width, style="bold"),
+        *(wrap(parts, width) if parts else []),
         *wrap(_step_times(report), width),
         *(wrap(note, width, style="dim") if note else []),
     ]

@@ -29,7 +29,7 @@ from paceline.results.words.shares import (
     shares,
     size_of_loss,
 )
-from paceline.results.words.slowdown import beside_s, bound_note, waste_parts, waste_range
+from paceline.results.words.slowdown import bound_note, parts_text, waste_range
 from paceline.units import NONE, count, percent, seconds
 
 _BAR = 24
@@ -127,13 +127,13 @@ def diagnosis_lines(
 ) -> list[Text]:
     """The whole diagnosis. Without ``every``, inapplicable remedies are named without reasons."""
     low, high = report.diagnosis.slowdown_interval
-    beside, parts, note = beside_s(report), waste_parts(report), bound_note(report)
+    parts, note = parts_text(report), bound_note(report)
     head = (
-        f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}"
-        f"{f'; {beside}' if beside else ''}), waste {waste_range(report)}"
-        f"{f' ({parts})' if parts else ''}"
+        f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), "
+        f"waste {waste_range(report)}"
     )
     lines = wrap(head, width, style="bold")
+    lines += wrap(parts, width) if parts else []
     lines += [*(wrap(note, width, style="dim") if note else []), Text("")]
     if is_healthy(report):
         lines += [*wrap(HEALTHY_TEXT, width), Text("")]

@@ -49,6 +49,7 @@ class StepTimes:
         warnings: notes on empty, repeated and unsorted samples.
         workload: column -> [step] the step's planned work, for the columns that have it.
         steps_per_sample: number of steps that a row stands for, if only some steps are logged.
+        counts_lines: whether the log's lines have no step numbers, so that a "step" is a line.
         wait_s: [step, rank] seconds in which a rank waited for others; None if not given.
     """
 
@@ -58,6 +59,7 @@ class StepTimes:
     warnings: tuple[str, ...]
     workload: Mapping[str, Array] = field(default_factory=dict)
     steps_per_sample: int = 1
+    counts_lines: bool = False
     wait_s: Array | None = None
 
     def workload_of(self, row: int) -> dict[str, float] | None:

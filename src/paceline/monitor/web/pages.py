@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from paceline.detect.validation_command import validation_command
+from paceline.ledger.categories import label
 from paceline.ledger.ledger import Ledger
 from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
@@ -199,6 +200,7 @@ class Pages:
             unknown_rows=unknown_rows(ledger),
             ranks=self._ranks_of(job, request.query_params.get("rank")),
             meanings=MEANINGS,
+            label=label,
         )
 
     def accept(self, request: Request) -> Response:

@@ -28,6 +28,9 @@ _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_curr
 #: ``examples/llama/train_llama3_8b_h100_fp8.sh`` turns both off, too.
 _DROPOUTS = ("hidden-dropout", "attention-dropout")
 
+#: Megatron-LM's addend to the variance in norms (``layernorm_epsilon``, same file).
+_NORM_EPSILON = 1e-5
+
 #: Placeholder in a command -> the text to insert.
 _UNKNOWN = {
     "HOST:": "the name of the first node",
@@ -209,6 +212,8 @@ def _model_flags(llm: LLM) -> Flags:
     ]
     positions = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
     flags.append(("position-embedding-type", positions[llm.positions]))
+    if llm.norm_epsilon not in (0, _NORM_EPSILON):
+        flags.append(("norm-epsilon", f"{llm.norm_epsilon:g}"))
     if llm.positions == "rotary":  # Megatron-LM's default, 10,000, may be wrong for the model
         flags.append(("rotary-base", str(llm.rotary_base or "ROTARY_BASE")))
     if llm.kv_heads != llm.heads and llm.latent is None:

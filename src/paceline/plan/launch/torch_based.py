@@ -54,8 +54,9 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
     text = [
         f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
         f"# {torchrun(plan, node_gpus)} -m torchtitan.train --job.config_file THIS_FILE",
-        f"# {llm.name}: replace MODEL, a folder of torchtitan/models (llama3), FLAVOR, one of the",
-        "# sizes in its __init__.py (8B), and HF_ASSETS, the folder with the tokenizer.",
+        f"# {llm.name}: replace MODEL, a folder of torchtitan/models, FLAVOR, one of the sizes in",
+        "# its __init__.py, and HF_ASSETS, the tokenizer's folder. Llama 3.1 8B, for example,",
+        "# has llama3 and 8B.",
     ]
     text += ["# Add [training] steps (--tokens fills them in)."] if steps is None else []
     flavor = torchtitan_flavor(TORCHTITAN, llm, plan)

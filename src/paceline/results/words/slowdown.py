@@ -58,6 +58,25 @@ def waste_parts(report: JobReport) -> str:
     return f"{percent(report.waste - passing)} lasts, {percent(passing)} is variation that passes"
 
 
+def parts_text(report: JobReport) -> str:
+    """Sentences on the parts of S and of the waste, and on other ideals; empty without facts."""
+    sentences = []
+    passing = report.passing_share
+    if passing > 0:
+        lasts = "" if report.bounded else f"{percent(report.waste - passing)} lasts and "
+        sentences.append(
+            f"Of the {percent(report.waste)} waste, {lasts}{percent(passing)} is variation that "
+            f"passes. Without it, S is {report.lasting_slowdown:.3f}."
+        )
+    if report.bounded:
+        slow = slow_hardware(report)
+        largest = f"{report.largest_slowdown:.3f}"
+        sentences.append(f"S is {largest} if its ideal leaves out the slow {slow}.")
+    if report.slow_mode_shares:
+        sentences.append(f"S is {by_paper(report)}.")
+    return " ".join(sentences)
+
+
 def ideal_range(report: JobReport) -> str:
     """``101 ms``, or ``92.0 ms to 142 ms`` if S is a lower bound.
 

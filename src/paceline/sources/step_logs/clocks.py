@@ -64,7 +64,11 @@ def seconds_of_text(text: str | None, where: str) -> float:
 
 
 def finest_clock(
-    step: Array, columns: dict[str, Array], decimals: dict[str, int], shown_s: Array | None
+    step: Array,
+    columns: dict[str, Array],
+    decimals: dict[str, int],
+    shown_s: Array | None,
+    shown_tick_s: float = 1.0,
 ) -> Clock | None:
     """The clock with the finest ticks that the lines give; None if they give none.
 
@@ -72,9 +76,10 @@ def finest_clock(
         step: [row] the step of a line.
         columns: the groups of :data:`MEANS` that the lines have, and total_tokens.
         decimals: group -> digits behind the point.
-        shown_s: [row] the clock that the lines show, in whole seconds.
+        shown_s: [row] the clock that the lines show.
+        shown_tick_s: its resolution.
     """
-    clocks = [] if shown_s is None else [Clock(shown_s, 1.0)]
+    clocks = [] if shown_s is None else [Clock(shown_s, shown_tick_s)]
     tick = {name: 10.0**-digits for name, digits in decimals.items()}
     if "mean_s" in columns:
         mean_s = _positive(columns["mean_s"])

@@ -26,7 +26,8 @@ from paceline.sources.step_logs import (
 )
 from paceline.sources.step_logs.formats import COLOURS, LINE_FORMATS
 from paceline.sources.step_logs.lines import (
-    PATTERN_EXAMPLE,
+    LINES_COUNTED,
+    PATTERN_ADVICE,
     QUOTED_LINES,
     Columns,
     Covers,
@@ -174,7 +175,10 @@ def _of_samples(path: Path, samples: Samples) -> StepTimes:
     table = table_of(str(path), samples.columns or {})
     notes = samples.notes
     spacing = int(np.median(np.diff(table.steps))) if len(table.steps) > 1 else 1
-    if spacing > 1:
+    is_counted = LINES_COUNTED in notes
+    if spacing > 1 and is_counted:
+        notes += (f"a sample every {spacing:,} lines, as the clock is coarse",)
+    elif spacing > 1:
         covers = {
             "mean": f"the mean of {spacing:,} steps",
             "window": f"the mean of the last of {spacing:,} steps",
@@ -189,7 +193,13 @@ def _of_samples(path: Path, samples: Samples) -> StepTimes:
         if np.unique(column[np.isfinite(column)]).size > 1
     }
     reader_notes = (*table.warnings, *notes)
-    return replace(table, warnings=reader_notes, workload=changing, steps_per_sample=spacing)
+    return replace(
+        table,
+        warnings=reader_notes,
+        workload=changing,
+        steps_per_sample=spacing,
+        counts_lines=is_counted,
+    )
 
 
 def texts_of(path: Path, notes: list[str]) -> Iterator[str]:
@@ -237,7 +247,7 @@ def _read_text(path: Path) -> Samples:
     if bars:
         columns, covers = progress_bars.read_bars(bars, str(path), notes)
         return Samples(columns, tuple(notes), covers)
-    advice = f"run the command again with the pattern of its lines, {PATTERN_EXAMPLE}"
+    advice = PATTERN_ADVICE
     if proposal is not None:
         guess = f" ({proposal.doubt})" if proposal.doubt else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"

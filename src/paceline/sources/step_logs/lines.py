@@ -18,8 +18,9 @@ Groups, of which one that gives a time is needed:
     total_tokens, mean_tokens_per_s    Tokens since the start, and their mean rate: the same clock.
     rate          Tokens or samples a second, of equal steps. The times of the lines give the scale.
                   Without time, the median step counts as 1 s.
-    time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma). Alone, its
-                  differences are step times.
+    time          Time of the line: 2026-08-22 10:00:00.123 (or with a comma), or
+                  08/22/2026 10:00:00. Alone, its differences are step times. Without this group, a
+                  date near the begin of a line is the line's time, but gives no step times.
     tokens, samples, batch, sequence_length, window, flops    The step's planned work.
 
 Of several the first in this order counts, line by line: duration, interval, steps_per_s, elapsed,
@@ -68,6 +69,13 @@ _GROUPS = {
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 #: A pattern that users can adapt.
 PATTERN_EXAMPLE = r"--pattern 'step (?P<step>\d+) took (?P<duration_ms>[\d.]+) ms'"
+PATTERN_ADVICE = (
+    "no words beside its numbers say which is a step's time; write a --pattern with the groups "
+    "step and one of duration_s, duration_ms, elapsed_s, steps_per_s, rate, time: lines such as "
+    f"'step 7 took 250 ms' need {PATTERN_EXAMPLE}"
+)
+#: Note on lines without a step number.
+LINES_COUNTED = "the lines have no step number: steps are counted in the order of the lines"
 #: Number of lines that an error quotes.
 QUOTED_LINES = 3
 _MAX_PATTERN = 2000
@@ -87,6 +95,15 @@ _HEAD = re.compile(r"\d\.?$|\d[eE][-+]?$")
 _TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _CLASSES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
+#: A date of a line, and the characters of the line's begin in which it may stand.
+_DATE = re.compile(
+    r"(?<![\w/-])(?:\d{4}-\d\d-\d\d[ T]|\d\d/\d\d/\d{4} )\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+)
+_DATE_WITHIN = 80
+_SLASH_DATE = re.compile(r"(\d\d)/(\d\d)/(\d{4})")
+_MONTHS = 12
+#: A time with its digits behind the point.
+_FRACTION = re.compile(r"[^.]*\.?(\d*).*")
 #: Ticks of a coarse clock in a sample, which make its error 5%. And the shortest gap between lines,
 #: in seconds, that is no step.
 FINE_TICKS, _LONG_S = 20, 600.0
@@ -185,12 +202,15 @@ def read_lines(
     """
     rows: list[tuple[str | None, ...]] = []
     others: list[str] = []
+    dates: list[str] = []
     numbers = [name for name in pattern.groupindex if name not in ("time", *TEXT_TIMES)]
     for line in lines:
         match = pattern.search(line)
         if match:
             _check_whole(match, numbers, where)
             rows.append(match.groups())
+            if len(dates) == len(rows) - 1 and (date := _DATE.search(line, 0, _DATE_WITHIN)):
+                dates.append(date.group())
         elif len(others) < QUOTED_LINES and line.strip():
             others.append(line)
     if not rows:
@@ -198,12 +218,15 @@ def read_lines(
     texts = dict(zip(range(1, pattern.groups + 1), zip(*rows, strict=True), strict=True))
     named = {name: texts[index] for name, index in pattern.groupindex.items()}
     stamps = named.pop("time", None)
+    shown_tick_s = 10.0 ** -_decimals(
+        [text and _FRACTION.sub(r".\1", text) for text in named.get("elapsed", ())]
+    )
     shown = {name: texts_in_seconds(named.pop(name), where) for name in TEXT_TIMES if name in named}
     columns = {name: _numbers(values, name, where, notes) for name, values in named.items()}
     columns["rank"] = np.nan_to_num(columns.get("rank", np.zeros(len(rows))))
     if "step" not in columns:
         columns["step"] = _counted(columns["rank"])
-        notes.append("the lines have no step number: steps are counted in the order of the lines")
+        notes.append(LINES_COUNTED)
     elif np.isnan(columns["step"]).any():
         raise TraceError(f"{where}: a line that matches the pattern has no step")
     else:
@@ -215,14 +238,19 @@ def read_lines(
     ticks = {name: 10.0 ** -_decimals(named[name]) for name in _ELAPSED if name in named}
     means = {name: columns.pop(name) for name in (*MEANS, "total_tokens") if name in columns}
     digits = {name: _decimals(named[name]) for name in means}
-    clock = finest_clock(columns["step"], means, digits, shown.get("elapsed"))
+    clock = finest_clock(columns["step"], means, digits, shown.get("elapsed"), shown_tick_s)
     if clock is not None:
         columns["elapsed_s"], ticks["elapsed_s"] = clock
     if "total_tokens" in means:
         columns["tokens"] = steps_of_elapsed(
             columns["step"], columns["rank"], means["total_tokens"]
         )
-    times = None if stamps is None else np.array([stamp_seconds(stamp, where) for stamp in stamps])
+    times = None if stamps is None else _stamps_seconds(stamps, where)
+    if times is None and len(dates) == len(rows):
+        if "rate" in columns:
+            times = _stamps_seconds(dates, where)
+        else:
+            columns["time_s"] = _stamps_seconds(dates, where)
     return _with_durations(columns, times, ticks, where, notes)
 
 
@@ -468,6 +496,24 @@ def _has_decimal_commas(values: Sequence[str | None]) -> bool:
 def _number(text: str) -> float:
     scale = _SUFFIXES.get(text[-1:])
     return float(text) if scale is None else float(text[:-1]) * scale
+
+
+def _stamps_seconds(stamps: Sequence[str | None], where: str) -> Array:
+    """[row] seconds of :func:`stamp_seconds`, and of 08/22/2026 or 22/08/2026 10:00:00."""
+    slashes = [_SLASH_DATE.match(stamp) if stamp else None for stamp in stamps]
+    is_day_first = any(match is not None and int(match[1]) > _MONTHS for match in slashes)
+    month, day = (2, 1) if is_day_first else (1, 2)
+    return np.array(
+        [
+            stamp_seconds(
+                f"{match[3]}-{match[month]}-{match[day]}{stamp[match.end() :]}"
+                if match is not None and stamp
+                else stamp,
+                where,
+            )
+            for stamp, match in zip(stamps, slashes, strict=True)
+        ]
+    )
 
 
 def stamp_seconds(stamp: str | None, where: str) -> float:

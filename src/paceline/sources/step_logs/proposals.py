@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from paceline.sources.step_logs.clocks import seconds_of_text
 from paceline.sources.step_logs.lines import DECIMAL_COMMA, is_mean_since_start
 from paceline.sources.step_logs.progress_bars import state_of
 
@@ -22,9 +23,14 @@ LINES, _FEWEST = 5_000, 3
 #: Pairs of lines from which on numbers that only rise, or only fall, are no times of steps.
 _MONOTONE = 8
 _LONG = 2_000
-_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+_DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+_SLASH_DATE = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+_CLOCK = r"\d{1,3}:\d\d:\d\d(?:\.\d{1,9})?"
 _NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_FIELD = re.compile(rf"(?P<stamp>{_TIME})|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)")
+_FIELD = re.compile(
+    rf"(?P<stamp>{_DATE}|{_SLASH_DATE})|(?<![\w.:]){_CLOCK}(?![\w:])|"
+    rf"(?P<number>{_NUMBER}|\b(?:nan|inf)\b)"
+)
 _STEP_WORD = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter|iteration|it|update|batch)s?\W*$")
 _TIME_WORD = re.compile(
     r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch|train)[_ -]?time|time[_ ](?:per|of)[_ ]\w+|"
@@ -34,9 +40,17 @@ _TIME_WORD = re.compile(
 #: Words before a number that say seconds a step.
 _PER_STEP_BEFORE = re.compile(r"(?:^|[^a-z])(?P<unit>ms|s|sec)/(?:it|iter|step|batch)\W*$")
 _PART_WORD = re.compile(
-    r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|optim|val|eval|sav|"
+    r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|opt|val|eval|sav|"
     r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
 )
+#: Words before a number that may be a time or a rate, if no other number has better words.
+_LOOSE_TIME = re.compile(
+    r"(?:^|[^a-z])(?:total|cost|spent|used|secs?|seconds|t|in|t_(?:step|iter|total|all))\W*$"
+)
+_LOOSE_RATE = re.compile(r"(?:^|[^a-z])(?:speed|ips|sps|fps)\W*$")
+_NO_CLOCK = re.compile(r"(?:^|[^a-z])(?:eta|remain|left)")
+#: Seconds since 1970, from 2001 to 2065.
+_EPOCH_S = (1e9, 3e9)
 #: Words behind a time that say that it is a mean of more steps than the line's.
 _MEAN_BEHIND = re.compile(
     r"['\"]?\s?(?:ms|msec|s|secs?|seconds?)?\s*[(\[]\s*"
@@ -129,10 +143,12 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
     texts.append(lines[0][bounds[-1] :])
     columns = [[row[place].group() for row in fields] for place in range(len(first))]
     times = [c for place in range(len(first)) if (c := _time_of(place, texts, columns)) is not None]
+    if not any(choice.score for choice in times):
+        times += [c for p in range(len(first)) if (c := _loose_time(p, texts, columns)) is not None]
     if not times:
         return None
     best = max(choice.score for choice in times)
-    time = max(times, key=lambda c: (c.score, _ONE_STEP.search(texts[c.place].lower()) is not None))
+    time = max(times, key=lambda choice: (choice.score, *_likeness(choice, texts)))
     ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
     one_rank = list(range(len(lines)))
     if ranks:
@@ -173,7 +189,15 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
         certain, doubt = False, "its times look like means since the start, not those of steps"
     if time.score == 1 and time.group.startswith(("duration", "elapsed")) and not doubt:
         doubt = "the unit is a guess"
+    if step is None and not doubt:
+        doubt = "the lines have no step number, so each line counts as a step"
     return Proposal(pattern, certain, doubt)
+
+
+def _likeness(choice: _Choice, texts: Sequence[str]) -> tuple[bool, bool]:
+    """Whether the words before a number name one step's time, and whether they end in a step."""
+    label = re.split(r"[,;|\[\]{}\t]", texts[choice.place].lower())[-1]
+    return _ONE_STEP.search(label) is not None, _STEP_WORD.search(label) is not None
 
 
 def _is_step_named(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
@@ -207,8 +231,10 @@ def _is_rank(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
 def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
     """The group of a number that is a time or a rate, with a score of how sure that is."""
     before, behind, values = texts[place].lower(), texts[place + 1], columns[place]
-    if re.fullmatch(_TIME, values[0]):
+    if re.fullmatch(f"{_DATE}|{_SLASH_DATE}", values[0]):
         return _Choice(place, "time", 0)
+    if re.fullmatch(_CLOCK, values[0]):
+        return _Choice(place, "elapsed", 0) if _is_clock(before, values) else None
     label = re.split(r"[,;|\[\]{}\t]", before)[-1]
     word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
     if _PART_WORD.search(label) or _OTHER_UNIT.match(behind) or _MEAN_BEHIND.match(behind):
@@ -251,6 +277,38 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score)
 
 
+def _is_clock(before: str, values: Sequence[str]) -> bool:
+    """Whether a time such as 1:02:03 goes on from line to line; it may fall at midnight."""
+    pairs = list(pairwise(seconds_of_text(value, "the clock") for value in values))
+    rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    return _NO_CLOCK.search(before) is None and falls <= 0.02 * len(pairs) + 1 < rises
+
+
+def _loose_time(
+    place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]
+) -> _Choice | None:
+    """The group of a number that may be a time or a rate: nothing but its size tells the unit."""
+    values = columns[place]
+    if not re.fullmatch(_NUMBER, values[0]):
+        return None
+    label = re.split(r"[,;|\]{}\t]", texts[place].lower())[-1]
+    numbers = [_float(value) for value in values]
+    pairs = list(pairwise(numbers))
+    rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    is_monotone = not (rises and falls) or falls <= 0.02 * len(pairs)
+    if all(_EPOCH_S[0] < number < _EPOCH_S[1] for number in numbers) and is_monotone and rises:
+        return _Choice(place, "elapsed_s", 0)
+    has_unit = _OTHER_UNIT.match(texts[place + 1]) is not None
+    if is_monotone or min(numbers) <= 0 or has_unit or not any("." in value for value in values):
+        return None
+    if _LOOSE_RATE.search(label):
+        return _Choice(place, "rate", 1)
+    if _LOOSE_TIME.search(label):
+        is_ms = sorted(numbers)[len(numbers) // 2] >= 50
+        return _Choice(place, "duration_ms" if is_ms else "duration_s", 1)
+    return None
+
+
 def _is_label(label: str, behind: str) -> bool:
     """Whether the words behind a number name the next number, as in "loss 2.3 tok/s 1993"."""
     named = re.search(r"[a-z]", label) is not None and _TIME_WORD.search(label) is None
@@ -279,14 +337,19 @@ def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Seq
     for place in range(first, last + 1):
         before = texts[place]
         if place == first:
-            pieces.append(_begin(before) if place == 0 else "")
-            before = re.split(r"[,;|\[\]{}]", before)[-1].lstrip()
+            # The words before a date or a clock may change with the day.
+            is_clock = chosen[place] in ("time", "elapsed")
+            before = "" if is_clock else re.split(r"[,;|\[\]{}]", before)[-1].lstrip()
+            pieces.append(_begin(texts[place]) if place == 0 and not is_clock else "")
         pieces.append(_literal(before))
         group = chosen.get(place)
         if group is None:
             pieces.append(r"\S+?")
         elif group == "time":
-            pieces.append(rf"(?P<time>{_TIME})")
+            is_iso = re.fullmatch(_DATE, columns[place][0]) is not None
+            pieces.append(f"(?P<time>{_DATE if is_iso else _SLASH_DATE})")
+        elif group == "elapsed":
+            pieces.append(f"(?P<elapsed>{_CLOCK})")
         elif group in ("step", "rank"):
             digits = r"[\d,]+" if any("," in value for value in columns[place]) else r"\d+"
             pieces.append(f"(?P<{group}>{digits})")
