@@ -178,6 +178,15 @@ def test_the_steps_at_which_a_fail_slow_began_stay(n_events, text):
     assert text in alarm.headline
 
 
+def test_the_page_and_the_alert_tell_one_first_step():
+    """The median of the ranks' steps may lie behind the step of an event."""
+    for began, text in ((200, "4.73x as long since step 200;"), (None, "4.73x as long since")):
+        alarm = judge(RULES["fail-slow"], facts(onset=level_after(3), slow_since_step=began))
+        assert text in alarm.headline
+    alarm = judge(RULES["fail-slow"], facts(onset=level_after(6), slow_since_step=205))
+    assert "4.26x as long (slow since step 205; at this level since step 332);" in alarm.headline
+
+
 def test_a_session_since_the_largest_rise_names_the_cause_at_each_later_level():
     named = {"id": 9, "headline": "Worker dp 2 is slow.", "cause": "worker", "last_step": 290}
     before = {**session(5.0, at=150.0), **named, "id": 8, "last_step": 150}

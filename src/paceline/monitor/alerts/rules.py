@@ -283,9 +283,9 @@ def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
     """
     began, step = job["slow_since_step"], onset["since_step"]
     main = onset.get("main_step", step)
-    if main >= step and (onset["kind"] == "onset" or began is None or began >= step):
+    first = main if began is None else began
+    if first >= step or (onset["kind"] == "onset" and main >= step):
         return f" since step {step:,}"
-    first = main if began is None else min(began, main)
     mostly = f", mostly since step {main:,}" if first < main < step else ""
     return f" (slow since step {first:,}{mostly}; at this level since step {step:,})"
 
