@@ -264,3 +264,24 @@ def test_levels_are_read_again_only_when_an_event_changes(world):
     assert slow_ranks() == ([3], 2)
     event_rows.remove_older(world.engine, 1e9, "llm")
     assert slow_ranks() == (None, 1)
+
+
+def test_a_fail_slow_ends_with_the_cause_that_became_known(tmp_path, hook):
+    """Later changes of the level, and a relief, do not take the place away."""
+    world = hooked(tmp_path, hook)
+    world.happened("onset", 100, ranks=range(4), factor=4.0)
+    world.set_job(slow_since_step=100)
+    world.session(3.0, last_step=180)
+    (named,) = world.rows()
+    assert named["cause"] == "worker"
+    world.pass_time(10)
+    world.happened("partial-relief", 200, ranks=(0, 1, 2), factor=3.0)
+    world.happened("partial-relief", 210, ranks=(3,), factor=2.5)
+    world.session(1.2, cause="unexplained", last_step=230)
+    world.set_job(status="ended")
+    world.pass_time(400)
+    (ended,) = world.rows()
+    assert (ended["status"], ended["cause"]) == ("resolved", "worker")
+    assert ended["session_id"] == named["session_id"]
+    text = "Fail-slow: steps take 3.00x as long (slow since step 100; at this level since step 200)"
+    assert ended["headline"].startswith(text)

@@ -152,7 +152,79 @@ def test_an_alert_that_got_worse_says_when_the_fail_slow_began():
     onset = {"factor": 1.5, "since_step": 70, "ranks": [3], "lost_s": 100.0, "at": 0.0}
     worse = {**onset, "kind": "worsening"}
     alarm = judge(RULES["fail-slow"], facts(onset=worse, slow_since_step=20))
-    assert "1.50x as long since step 70 (slow since step 20);" in alarm.headline
+    text = "1.50x as long (slow since step 20; at this level since step 70);"
+    assert text in alarm.headline
     for same in ({**onset, "kind": "onset"}, {**worse, "since_step": 20}):
         alarm = judge(RULES["fail-slow"], facts(onset=same, slow_since_step=20))
         assert "(slow since" not in alarm.headline
+
+
+#: A fault of one rank from step 200 on, on a machine that was busy before: the detector's events
+#: of a real job. Ranks wait for each other.
+CHANGES = [
+    ("onset", 73, 57, 1.52, [0, 1, 2, 3]),
+    ("partial-relief", 106, 98, 1.21, [1]),
+    ("worsening", 202, 200, 4.73, [0, 1, 2, 3]),
+    ("partial-relief", 241, 236, 4.25, [0, 1, 2, 3]),
+    ("partial-relief", 311, 303, 2.38, [0, 1, 2, 3]),
+    ("worsening", 344, 332, 4.26, [0, 2, 3]),
+    ("partial-relief", 369, 365, 3.72, [0, 2, 3]),
+    ("partial-relief", 397, 366, 2.81, [3]),
+]
+
+
+def level_after(n):
+    """The fail-slow after the first n of these events; an event's time is its step."""
+    names = ("kind", "step", "since_step", "factor", "ranks")
+    events = [dict(zip(names, change, strict=True)) for change in CHANGES[:n]]
+    events = [{**e, "at": float(e["step"]), "lost_s": 90.0, "text": f"{e}"} for e in events]
+    return LevelChanges.of(events[::-1]).slow
+
+
+@pytest.mark.parametrize(
+    ("n_events", "text"),
+    [
+        (1, "1.52x as long since step 57;"),
+        (3, "4.73x as long (slow since step 57; at this level since step 200);"),
+        (6, "4.26x as long (slow since step 57, mostly since step 200; "
+            "at this level since step 332);"),
+        (8, "3.72x as long (slow since step 57, mostly since step 200; "
+            "at this level since step 365);"),
+    ],
+)  # fmt: skip
+def test_the_steps_at_which_a_fail_slow_began_stay(n_events, text):
+    alarm = judge(RULES["fail-slow"], facts(onset=level_after(n_events), slow_since_step=57))
+    assert text in alarm.headline
+
+
+def test_the_page_and_the_alert_tell_one_first_step():
+    """The median of the ranks' steps may lie behind the step of an event."""
+    for began, text in ((200, "4.73x as long since step 200;"), (None, "4.73x as long since")):
+        alarm = judge(RULES["fail-slow"], facts(onset=level_after(3), slow_since_step=began))
+        assert text in alarm.headline
+    alarm = judge(RULES["fail-slow"], facts(onset=level_after(6), slow_since_step=205))
+    assert "4.26x as long (slow since step 205; at this level since step 332);" in alarm.headline
+
+
+def test_a_session_since_the_largest_rise_names_the_cause_at_each_later_level():
+    named = {"id": 9, "headline": "Worker dp 2 is slow.", "cause": "worker", "last_step": 290}
+    before = {**session(5.0, at=150.0), **named, "id": 8, "last_step": 150}
+    of_fault = {**session(4.0, at=295.0), **named}
+    unexplained = {**session(1.4, at=390.0), "cause": "unexplained", "last_step": 385}
+    for n_events in (4, 6, 8):
+        onset = level_after(n_events)
+        alarm = judge(RULES["fail-slow"], facts([unexplained, of_fault, before], onset))
+        assert (alarm.cause, alarm.session_id, alarm.since) == ("worker", 9, 202.0)
+        assert judge(RULES["fail-slow"], facts([before], onset)).cause == "fail-slow"
+
+
+def test_slow_sessions_without_a_cause_keep_the_one_that_became_known():
+    named = {"id": 9, "headline": "Worker dp 2 is slow.", "cause": "worker", "last_step": 290}
+    unexplained = {**session(1.4), "cause": "unexplained", "headline": "No known pattern."}
+    alarm = judge(RULES["slow-job"], facts([unexplained, {**session(4.0), **named}]))
+    assert (alarm.cause, alarm.session_id, alarm.factor) == ("worker", 9, 1.4)
+    said = "S = 1.400: 1.1 or more in 2 sessions in a row. A session up to step 290 said: "
+    assert alarm.headline == said + "Worker dp 2 is slow."
+    usual = session(1.0)
+    alarm = judge(RULES["slow-job"], facts([unexplained] * 2 + [usual, {**usual, **named}]))
+    assert (alarm.cause, alarm.session_id) == ("unexplained", 1)

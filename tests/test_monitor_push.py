@@ -24,10 +24,11 @@ from monitor_web import Listener, eventually, monitor
 from paceline.cli.main import run
 from paceline.client import Client
 from paceline.errors import MonitorError
-from paceline.monitor import pusher
+from paceline.monitor import pusher, recording_tail
 from paceline.monitor.pusher import Target, follow_recording, job_name
 from paceline.monitor.store import sessions
 from paceline.record import push as recorder_push
+from paceline.sources import load, parquet
 from paceline.synth import SlowWorker, SynthSpec, synthesize
 from recordings import record_trace
 
@@ -224,6 +225,47 @@ class TestFollow:
         assert job_name("my run/17 ä") == "my-run-17"
         assert job_name("../..") == "job"
         assert len(job_name("x" * 300)) == 100
+
+
+def timed_recording(folder, steps, every):
+    """One rank that waits 3 ms for its data before each step."""
+    with record.start(folder, every=every, rank=0, world=1, dp=1, pp=1, flush_s=0.05) as recorder:
+        recorder.measures_data = True
+        for number in range(steps):
+            recorder.data_ns += 3_000_000 + number
+            with recorder.step(number):
+                for kind in ("forward-compute", "backward-compute"):
+                    with recorder.op(kind, microbatch=0):
+                        time.sleep(0.0005)
+                with recorder.op("grads-reduce-scatter"):
+                    pass
+
+
+def test_a_session_keeps_the_waits_for_data_and_the_ends_of_the_steps_before(tmp_path, monkeypatch):
+    """Of all profiled steps, of more than one session, and behind many others."""
+    monkeypatch.setattr(recording_tail, "_KEPT_TIMES", 3)
+    timed_recording(tmp_path / "run", 48, every=5)
+    whole = load(tmp_path / "run")
+    tail = recording_tail.RecordingTail(tmp_path / "run")
+    while tail.look():
+        pass
+    profiled = tail.ready()
+    assert len(profiled) > 6
+    assert len(tail._files["rank-00000-0.blocks"].spans) < 48
+    for steps in (profiled[:4], profiled[4:]):
+        tail.cut(steps, tmp_path / f"part-{steps[0]}")
+        part = load(tmp_path / f"part-{steps[0]}")
+        parquet.write(part, tmp_path / f"trace-{steps[0]}.parquet")
+        of_whole = np.isin(whole.steps, steps)
+        for trace in (part, load(tmp_path / f"trace-{steps[0]}.parquet")):
+            assert trace.steps.tolist() == steps
+            assert trace.data_wait_s == pytest.approx(whole.data_wait_s[of_whole], abs=1e-6)
+            ends = trace.previous_end_s - trace.step_start_s[:, None, None]
+            whole_ends = (whole.previous_end_s - whole.step_start_s[:, None, None])[of_whole]
+            assert np.isfinite(whole_ends[1:]).all()
+            assert ends == pytest.approx(whole_ends, abs=2e-3, nan_ok=True)
+        tail.forget(max(steps))
+    assert not tail.ready()
 
 
 def known(client):

@@ -37,6 +37,14 @@ class TestView:
         ]  # fmt: skip
         assert (view.is_grouped, view.by_host, view.chart) == (False, False, None)
 
+    def test_a_fail_slow_names_only_ranks_whose_own_times_show_it(self):
+        values = [[1.0, 1.06, 1.0], [1.0, 1.0, 1.07], [1.0, 1.0, 1.8]]
+        waiting = rank_view(ratios(values[:2]), {}, None, 1, 5.8)
+        assert (waiting.slowest, waiting.slow_since) == ((), 1)
+        own = rank_view(ratios(values), {}, None, 1, 1.9)
+        assert [(slow.rank, slow.first) for slow in own.slowest] == [(2, 2)]
+        assert [slow.rank for slow in rank_view(ratios(values[:2]), {}, None).slowest] == [2, 1]
+
     def test_many_are_grouped_by_host_or_else_by_number(self):
         values = np.ones((3, 256))
         values[1, 77] = 1.3

@@ -11,6 +11,7 @@ from paceline.trace import OpKind
 from paceline.trace.kinds import LOCAL_KINDS
 from paceline.whatif import analyze
 from paceline.whatif.ideal import reference
+from paceline.whatif.lasting import beyond_chance
 from program_jobs import Compute, Launch, Run, Wait, trace_of_runs
 
 
@@ -154,3 +155,39 @@ def test_a_slow_rank_lasts_however_much_else_varies(spike, share):
 def test_one_step_lasts_as_it_was():
     result = analyze(measured_of(3, three_parts))
     assert result.lasting.slowdown == pytest.approx(result.slowdown, rel=1e-12)
+
+
+def noisy(slow, slow_dp=None, n_dp=4, steps=10):
+    """Computes of which three in ten are twice as long, at random; ``slow_dp`` is slow always."""
+
+    def seconds(step, dp, kind, nth):
+        pauses = random.Random(f"{step} {dp} {kind} {nth}").random() < 0.3
+        pause = 2.0 if pauses else 1.0
+        return (pause if "compute" in kind else 0.01) * (slow if dp == slow_dp else 1.0)
+
+    return measured_of(4, seconds, n_dp, steps)
+
+
+def chance_of(measured):
+    judged_by = reference(measured.durations)
+    lasting = analyze(measured).lasting.slowdown
+    return lasting, beyond_chance(measured.durations, judged_by)
+
+
+def test_medians_of_few_noisy_steps_are_no_lasting_slowdown():
+    lasting, beyond = chance_of(noisy(1.0))
+    assert lasting > 1.04
+    assert beyond == pytest.approx(1.0, abs=0.005)
+
+
+@pytest.mark.parametrize("n_dp", [2, 4])
+def test_a_worker_that_is_slow_in_all_steps_is_no_chance(n_dp):
+    lasting, beyond = chance_of(noisy(1.6, slow_dp=1, n_dp=n_dp))
+    assert lasting > 1.2
+    assert beyond == pytest.approx(lasting)
+
+
+def test_replicas_that_are_never_shuffled_show_no_chance():
+    """A job of one replica has only its typical step."""
+    lasting, beyond = chance_of(noisy(1.0, n_dp=1))
+    assert beyond == pytest.approx(lasting)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.graph import Durations
     from paceline.results.document import JobReport
 
 SETTINGS, SUMMARY = "settings.json", "summary.json"
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Run `paceline analyze --out`, and keep the parts for the store."""
-    from paceline.diagnose import diagnose, forward_backward_correlation
+    from paceline.diagnose import diagnose
     from paceline.graph import from_trace
     from paceline.monitor.rank_groups import hosts_of
     from paceline.remedies import REMEDIES, Case, advise
@@ -72,11 +73,12 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
     report = JobReport.of(result, advice, hosts=hosts, per_step_workers=True)
     by_step = result.by_worker_by_step.size <= MAX_STEP_VALUES
     write_folder(report, result, measured, folder, per_step_workers=by_step)
-    return _summary(report, forward_backward_correlation(measured.durations))
+    return _summary(report, measured.durations)
 
 
-def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
+def _summary(report: JobReport, durations: Durations) -> dict[str, Any]:
     """The columns of a session."""
+    from paceline.diagnose import forward_backward_correlation
     from paceline.results.causes import cause_place, cause_remedy
     from paceline.results.facts import best_gain, fleet_facts
     from paceline.results.headline import headline, named_cause
@@ -93,14 +95,25 @@ def _summary(report: JobReport, correlation: float) -> dict[str, Any]:
         "cause": cause,
         "headline": headline(report),
         "best_gain": best_gain(report),
-        "slowdown_lasting": float(report.judged_slowdown),
+        "slowdown_lasting": _lasting(report, cause, durations),
         "slowdown_healthy": float(report.largest_slowdown) if report.bounded else None,
         "place": cause_place(report, cause),
         "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,
         "degrees": report.job.to_mapping(),
-        "facts": fleet_facts(report, correlation),
+        "facts": fleet_facts(report, forward_backward_correlation(durations)),
     }
+
+
+def _lasting(report: JobReport, cause: str, durations: Durations) -> float:
+    """S without variation that passes. Without a known cause, what chance may explain passes."""
+    from paceline.whatif.ideal import reference
+    from paceline.whatif.lasting import beyond_chance
+
+    lasting = float(report.judged_slowdown)
+    if cause != "unexplained" or report.slowdown_lasting is None:
+        return lasting
+    return min(lasting, beyond_chance(durations, reference(durations)))
 
 
 def _trace(path: Path, meta: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ A job with many ranks may have many large events. The result is kept until an ev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,9 @@ class LevelChanges:
         latest_at: time of the latest event; -inf without one.
         relieved_at: time of the latest relief; -inf without one.
         onset: the latest event that left a rank slow; None without one.
-        slow: all slow ranks, with the texts of their latest onsets; None if all are relieved.
+        slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
+            has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
+            part.
     """
 
     latest_at: float = -math.inf
@@ -73,22 +75,43 @@ class LevelChanges:
 
 def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
     slow: dict[int, Mapping[str, Any]] = {}
+    main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
+    largest_rise = 0.0
     for event in reversed(changes):  # a new start of the job is a relief of all ranks
+        before = _factor(slow.values())
         if event["kind"] in SLOW_KINDS:
             slow.update(dict.fromkeys(event["ranks"], event))
+            rise = _factor(slow.values()) - before
+            if rise > largest_rise:
+                main, largest_rise = event, rise
         else:
             for rank in event["ranks"]:
                 slow.pop(rank, None)
+        if not slow:
+            main, largest_rise = None, 0.0
     if not slow:
         return None
     event_of_text = {event["text"]: event for event in slow.values()}
-    factors = [event["factor"] for event in event_of_text.values() if event["factor"] is not None]
-    return {
-        **list(event_of_text.values())[-1],
+    events = list(event_of_text.values())
+    factors = [event["factor"] for event in events if event["factor"] is not None]
+    latest = events[-1]
+    row = {
+        **latest,
         "ranks": sorted(slow),
         "factor": max(factors, default=None),
         "text": "; ".join(list(event_of_text)[-_TEXTS:]),
     }
+    slowest = next((event for event in events if event["factor"] == row["factor"]), latest)
+    if "since_step" in slowest:
+        row["since_step"] = slowest["since_step"]
+    if main is not None and main is not slowest:
+        row |= {"main_step": main["since_step"], "main_at": main["at"]}
+    return row
+
+
+def _factor(events: Iterable[Mapping[str, Any]]) -> float:
+    """The largest factor of events; 1 without any."""
+    return max((event["factor"] for event in events if event["factor"] is not None), default=1.0)
 
 
 class Levels:

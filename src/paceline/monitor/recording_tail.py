@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from paceline.sources.recording.places import place_in_header
 _READ_BYTES = 16 << 20
 #: Most bytes of steps that are kept for a comparison.
 _KEPT_BYTES = 256 << 20
+#: Steps whose times and waits for data are kept beside those of profiled steps. More are removed
+#: once there are twice as many.
+_KEPT_TIMES = 512
 #: Most ranks with hosts in a trace's meta.
 _MOST_HOSTS = 20_000
 
@@ -31,6 +34,8 @@ class _File:
     clocks: list[bytes] = field(default_factory=list)
     steps: dict[int, bytes] = field(default_factory=dict)  # not in a session yet
     times: list[tuple[int, float]] = field(default_factory=list)  # not taken yet
+    spans: dict[int, bytes] = field(default_factory=dict)  # step -> its entry of TIMES
+    waits: dict[int, bytes] = field(default_factory=dict)  # step -> its entry of DATA
 
     @property
     def attempt(self) -> int:
@@ -60,6 +65,7 @@ class _File:
             self._take(data[at + 4], data[at + blockfile._BLOCK.size : end])
             at = end
         self.offset += at
+        self._prune()
 
     def _take(self, kind: int, payload: bytes) -> None:
         if kind == blockfile.CLOCK:
@@ -68,8 +74,39 @@ class _File:
             number = blockfile.STEP_HEAD.unpack_from(payload)[0]
             self.steps[number] = blockfile.block(kind, payload)
         elif kind == blockfile.TIMES:
-            for step, _, duration_ns in blockfile.TIME.iter_unpack(payload):
+            for step, begin_ns, duration_ns in blockfile.TIME.iter_unpack(payload):
                 self.times.append((step, duration_ns / 1e9))
+                self.spans[step] = blockfile.TIME.pack(step, begin_ns, duration_ns)
+        elif kind == blockfile.DATA:
+            for step, wait_ns in blockfile.DATA_ENTRY.iter_unpack(payload):
+                self.waits[step] = blockfile.DATA_ENTRY.pack(step, wait_ns)
+
+    def _prune(self) -> None:
+        """Keep the times of profiled steps, of the steps before them, and the latest ones."""
+        if len(self.spans) <= 2 * _KEPT_TIMES:
+            return
+        needed = {*self.steps, *(step - 1 for step in self.steps), *[*self.spans][-_KEPT_TIMES:]}
+        self.spans = {step: entry for step, entry in self.spans.items() if step in needed}
+        self.waits = {step: entry for step, entry in self.waits.items() if step in needed}
+
+    def cut(self, steps: list[int]) -> bytes:
+        """A file of these profiled steps, with their waits for data and the step before each."""
+        timed = sorted({*steps, *(step - 1 for step in steps)})
+        parts = [blockfile.file_header(self.meta)]
+        parts += [blockfile.block(blockfile.CLOCK, clock) for clock in self.clocks]
+        parts += [self.steps[step] for step in steps]
+        for kind, entries in ((blockfile.TIMES, self.spans), (blockfile.DATA, self.waits)):
+            payload = b"".join(entries[step] for step in timed if step in entries)
+            if payload:
+                parts.append(blockfile.block(kind, payload))
+        return b"".join(parts)
+
+    def forget(self, last: int, kept: Collection[int] = ()) -> None:
+        """Drop profiled steps up to ``last`` but those ``kept``, and the times of earlier steps."""
+        self.steps = {n: block for n, block in self.steps.items() if n > last or n in kept}
+        timed = {*kept, *(step - 1 for step in kept)}
+        self.spans = {n: entry for n, entry in self.spans.items() if n >= last or n in timed}
+        self.waits = {n: entry for n, entry in self.waits.items() if n >= last or n in timed}
 
 
 class RecordingTail:
@@ -157,10 +194,7 @@ class RecordingTail:
         """Write a recording of these steps."""
         folder.mkdir(parents=True)
         for file in self._present:
-            parts = [blockfile.file_header(file.meta)]
-            parts += [blockfile.block(blockfile.CLOCK, clock) for clock in file.clocks]
-            parts += [file.steps[step] for step in steps]
-            (folder / file.path.name).write_bytes(b"".join(parts))
+            (folder / file.path.name).write_bytes(file.cut(steps))
 
     def forget(self, last: int, keep: int = 0) -> None:
         """Drop profiled steps up to ``last``, and all of earlier starts.
@@ -178,10 +212,9 @@ class RecordingTail:
             kept.add(step)
         for file in self._files.values():
             if file.session == self.session:
-                chosen = {n: block for n, block in file.steps.items() if n > last or n in kept}
+                file.forget(last, kept)
             else:
-                chosen = {}
-            file.steps = chosen
+                file.forget(2**63)
 
     def _is_whole(self) -> bool:
         workers = {(file.meta["dp_rank"], file.meta["pp_rank"]) for file in self._present}

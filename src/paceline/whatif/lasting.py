@@ -8,6 +8,7 @@ with its own ideal. A mean over the steps would include the passing variation.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,15 @@ from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.scenario import Part, Scenario
 
 Array = npt.NDArray[np.float64]
+#: From [op, step, replica] values to one value of each operation, in axes of the same number.
+Middle = Callable[[Array], Array]
 
 _MEDIAN_VALUES = 1 << 22
+
+#: Random orders of the workers, and how many of them may be as slow as the job: chance is 2%.
+_SHUFFLES, _MOST_AS_SLOW = 99, 1
+#: Most durations whose workers are shuffled; more take too long.
+_MOST_VALUES = 5_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +55,80 @@ def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     graph = durations.graph
     if not graph.programmed:
         return None
-    typical = Durations.empty(graph, 1)
-    for v in range(graph.n_variants):
+    typical = _typical(durations, _over_steps(np.median))
+    workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
+    only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
+    slowdowns = _slowdowns(typical, judged_by, only)
+    return Lasting(float(slowdowns[0]), slowdowns[2:].reshape(graph.n_pp, graph.n_dp))
+
+
+def beyond_chance(durations: Durations, judged_by: Reference) -> float:
+    """The lasting slowdown, as far as the same workers cause it in many steps.
+
+    With few steps, the medians of noisy workers differ by chance. So workers change places at
+    random in each step. If the typical step is then often as slow, nothing shows that slowness
+    lasts. In this case every operation counts with its median over steps and workers: slow stages
+    and kinds remain.
+
+    Args:
+        durations: measured durations, of a job with programs.
+        judged_by: the reference of these durations.
+    """
+
+    def slowdown(durations: Durations, middle: Middle) -> float:
+        return float(_slowdowns(_typical(durations, middle), judged_by)[0])
+
+    # A mean shows a slow worker among two; a median is not moved by single pauses.
+    middles = (_over_steps(np.median), _over_steps(np.mean))
+    measured = [slowdown(durations, middle) for middle in middles]
+    if len(durations.values) > _MOST_VALUES:
+        return measured[0]
+    rng = np.random.default_rng(0)
+    as_slow = [0, 0]
+    for _ in range(_SHUFFLES):
+        shuffled = _shuffled(durations, rng)
+        for k, middle in enumerate(middles):
+            if as_slow[k] <= _MOST_AS_SLOW:
+                as_slow[k] += slowdown(shuffled, middle) >= measured[k] * (1 - 1e-9)
+        if min(as_slow) > _MOST_AS_SLOW:
+            return min(measured[0], slowdown(durations, _over_workers))
+    return measured[0]
+
+
+def _over_steps(of: Callable[..., Array]) -> Middle:
+    """A middle of each operation of each worker over the steps."""
+    return lambda values: of(values, axis=1, keepdims=True)
+
+
+def _over_workers(values: Array) -> Array:
+    return np.asarray(np.median(values, axis=(1, 2), keepdims=True))
+
+
+def _typical(durations: Durations, middle: Middle) -> Durations:
+    """One step with the middle of each operation."""
+    typical = Durations.empty(durations.graph, 1)
+    for v in range(durations.graph.n_variants):
         block, out = durations.block(v), typical.block(v)
         few = max(1, _MEDIAN_VALUES // max(1, block[0].size))  # a median copies its input
         for low in range(0, len(block), few):
-            out[low : low + few] = np.median(block[low : low + few], axis=1, keepdims=True)
-    by_mode = np.isin(graph.kind, [int(kind) for kind in judged_by.modes])
+            out[low : low + few] = middle(block[low : low + few])
+    return typical
+
+
+def _slowdowns(typical: Durations, judged_by: Reference, only: Sequence[Scenario] = ()) -> Array:
+    """S of a typical step, 1, and S of each further scenario."""
+    by_mode = np.isin(typical.graph.kind, [int(kind) for kind in judged_by.modes])
     ideal = np.where(by_mode, judged_by.seconds, reference(typical).seconds)
-    workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
-    only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
-    times = simulate_scenarios(typical, ideal, [Scenario.measured(), Scenario.ideal(), *only])
-    slowdowns = times[:, 0] / times[1, 0]
-    return Lasting(float(slowdowns[0]), slowdowns[2:].reshape(graph.n_pp, graph.n_dp))
+    scenarios = [Scenario.measured(), Scenario.ideal(), *only]
+    times = simulate_scenarios(typical, ideal, scenarios)
+    return np.asarray(times[:, 0] / times[1, 0])
+
+
+def _shuffled(durations: Durations, rng: np.random.Generator) -> Durations:
+    """The durations with replicas of equal programs in random order in each step."""
+    shuffled = Durations.empty(durations.graph, durations.n_steps)
+    for v in range(durations.graph.n_variants):
+        block = durations.block(v)  # [op, step, replica]
+        order = rng.permuted(np.tile(np.arange(block.shape[2]), (block.shape[1], 1)), axis=1)
+        shuffled.block(v)[:] = np.take_along_axis(block, order[None], axis=2)
+    return shuffled

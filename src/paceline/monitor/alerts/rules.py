@@ -193,23 +193,38 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
-    session_text = f" {last['headline']}" if last["headline"] else ""
+    slow = list(itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions))
+    told, session_text = _last_named(slow)
     lasts = ""
     whole = _span_of(last["slowdown"], largest_slowdown(last))
     if last["slowdown_lasting"] is not None:
         lasting = _span_of(last["slowdown_lasting"], largest_lasting(last))
         lasts = f", of which {lasting} lasts or has a cause" if lasting != whole else ""
     headline = f"S = {whole}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
-    slow = itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions)
-    since = [session["created_at"] for session in slow][-1]
     return Alarm(
         headline,
-        last["cause"],
-        session_id=last["id"],
-        since=since,
+        told["cause"],
+        session_id=told["id"],
+        since=slow[-1]["created_at"],
         at=last["created_at"],
         factor=largest_lasting(last),
     )
+
+
+def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], str]:
+    """The latest of slow sessions that names a cause, else the latest; and its headline."""
+    last = slow[0]
+    named = next((s for s in slow if is_named(s["cause"])), last)
+    if not named["headline"]:
+        return named, ""
+    if named is last or named["last_step"] is None:
+        return named, f" {named['headline']}"
+    return named, f" A session up to step {named['last_step']:,} said: {named['headline']}"
+
+
+def is_named(cause: str | None) -> bool:
+    """Whether a session names a cause of a loss."""
+    return cause not in (None, "healthy", "unexplained")
 
 
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
@@ -239,12 +254,7 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         hours = gpu_hours(at_stake)
         cost = f"{hours} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
     ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
-    slower = (
-        f"Fail-slow: steps take {onset['factor']:.2f}x as long since step {onset['since_step']:,}"
-    )
-    began = facts.job["slow_since_step"]
-    if onset["kind"] != "onset" and began is not None and began < onset["since_step"]:
-        slower += f" (slow since step {began:,})"
+    slower = f"Fail-slow: steps take {onset['factor']:.2f}x as long{_since(onset, facts.job)}"
     # The loss at the time of the event, so that the alert's headline stays true.
     phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
@@ -252,7 +262,8 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     headline = f"{'; '.join(phrases)}."
     session = session_that_explains(facts.sessions, onset)
     if session is not None:
-        return Alarm(headline, session["cause"], session_id=session["id"], since=onset["at"])
+        since = _main_at(onset)
+        return Alarm(headline, session["cause"], session_id=session["id"], since=since)
     is_all = len(ranks) == _n_ranks(facts.job)
     place = f"all {len(ranks):,} ranks" if is_all else name_ranks(tuple(ranks))
     return Alarm(
@@ -261,8 +272,28 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         place if ranks else None,
         gain=f"{share:.1%} of each step; {_next_act(len(ranks), _n_ranks(facts.job))}",
         ranks=() if is_all else tuple(ranks),
-        since=onset["at"],
+        since=_main_at(onset),
     )
+
+
+def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
+    """Since when steps are so slow, and since when the job is slow.
+
+    Later events change the level. The first step of the fail-slow, and that of its largest rise,
+    stay.
+    """
+    began, step = job["slow_since_step"], onset["since_step"]
+    main = onset.get("main_step", step)
+    first = main if began is None else began
+    if first >= step or (onset["kind"] == "onset" and main >= step):
+        return f" since step {step:,}"
+    mostly = f", mostly since step {main:,}" if first < main < step else ""
+    return f" (slow since step {first:,}{mostly}; at this level since step {step:,})"
+
+
+def _main_at(onset: Mapping[str, Any]) -> float:
+    """Time of the event that made the job slow for the most part."""
+    return float(onset.get("main_at", onset["at"]))
 
 
 def _next_act(n_slow: int, n_ranks: int) -> str:
@@ -290,7 +321,7 @@ def session_that_explains(
         until: time of the relief.
     """
     for session in sessions:
-        if session["created_at"] < onset["at"]:
+        if session["created_at"] < _main_at(onset):
             return None
         if session["created_at"] < until and _explains(session, onset):
             return session
@@ -303,10 +334,10 @@ def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
     S compares with the mean of all workers, the slow one among them. With few workers S is too low.
     The upper end of its range, or the gain of the cause's remedy, then says more.
     """
-    if session["cause"] in (None, "healthy", "unexplained"):
+    if not is_named(session["cause"]):
         return False
     last_step = session["last_step"]
-    if last_step is not None and last_step < onset["since_step"]:
+    if last_step is not None and last_step < onset.get("main_step", onset["since_step"]):
         return False
     gain = min(session["cause_gain"] or 0.0, _MAX_GAIN)
     factor = max(largest_slowdown(session) or 1.0, 1 / (1 - gain))
@@ -383,14 +414,14 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         f"A step takes {seconds(last['step_s'])}, {last['step_s'] / usual:.2f} times the median of "
         f"the last {_span(span_s)} ({seconds(usual)})."
     )
-    session_text = f" {last['headline']}" if last["headline"] else ""
-    cause = None if last["cause"] == "healthy" else last["cause"]
-    longer = itertools.takewhile(lambda s: s["step_s"] >= least, timed)
+    longer = list(itertools.takewhile(lambda s: s["step_s"] >= least, timed))
+    told, session_text = _last_named(longer)
+    cause = None if told["cause"] == "healthy" else told["cause"]
     return Alarm(
         headline + session_text,
         cause,
-        session_id=last["id"],
-        since=[session["created_at"] for session in longer][-1],
+        session_id=told["id"],
+        since=longer[-1]["created_at"],
         at=last["created_at"],
         factor=last["step_s"] / usual,
     )

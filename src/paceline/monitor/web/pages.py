@@ -262,9 +262,11 @@ class Pages:
         def view() -> RankView | None:
             with self.service.engine.connect() as connection:
                 meta = queries.latest_meta(connection, job["id"])
-            return rank_view(self.service.detectors.ratios(_key(job)), hosts_of(meta), rank)
+            ratios, hosts = self.service.detectors.ratios(_key(job)), hosts_of(meta)
+            return rank_view(ratios, hosts, rank, since, slow_factor(job))
 
-        return self._ranks.get((job["id"], rank, job["last_step"] is None, minute), view)
+        since = job["slow_since_step"]
+        return self._ranks.get((job["id"], rank, job["last_step"] is None, since, minute), view)
 
     def compare(self, request: Request) -> Response:
         """The comparison of two sessions of a job."""

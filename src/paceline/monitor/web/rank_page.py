@@ -20,6 +20,9 @@ _ROWS, _COLUMNS = 32, 96
 _LEAST_TOP, _MOST_TOP = 1.1, 2.0
 #: Most ranks named, and their least ratio in a column.
 _NAMED, _SLOW = 5, 1.05
+#: In a fail-slow, the least part of its excess that a named rank has over the median. Ranks that
+#: wait for each other have less: none of them is named.
+_OF_FAIL_SLOW = 0.5
 
 Hosts = Mapping[int, tuple[str, str]]
 
@@ -43,7 +46,9 @@ class RankView:
         n_ranks: number of the job's ranks.
         heatmap: data of the figure.
         by_host, is_grouped: kind of its rows.
-        slowest: slowest ranks, the slowest first; empty if all are alike.
+        slowest: slowest ranks, the slowest first; empty if all are alike. In a fail-slow, only
+            ranks whose own times show it.
+        slow_since: first step of the present fail-slow; None without one.
         rank: requested rank, or None.
         chart: chart of that rank; None without step times.
     """
@@ -53,12 +58,27 @@ class RankView:
     by_host: bool
     is_grouped: bool
     slowest: tuple[SlowRank, ...]
+    slow_since: int | None
     rank: int | None
     chart: Spec | None
 
 
-def rank_view(ratios: Ratios, hosts: Hosts, rank: int | None) -> RankView | None:
-    """The view of a job's rank map; None for fewer than two ranks."""
+def rank_view(
+    ratios: Ratios,
+    hosts: Hosts,
+    rank: int | None,
+    slow_since: int | None = None,
+    factor: float | None = None,
+) -> RankView | None:
+    """The view of a job's rank map; None for fewer than two ranks.
+
+    Args:
+        ratios: the rank map.
+        hosts: rank -> its host.
+        rank: requested rank.
+        slow_since: first step of the present fail-slow; None without one.
+        factor: its factor.
+    """
     if len(ratios.ranks) < 2 or not len(ratios.bins):
         return None
     columns = fewer_bins(ratios, _COLUMNS)
@@ -70,7 +90,8 @@ def rank_view(ratios: Ratios, hosts: Hosts, rank: int | None) -> RankView | None
         heatmap=_heatmap(rows, hosts),
         by_host=host_rows is not None,
         is_grouped=rows.is_grouped,
-        slowest=_slowest(columns, hosts),
+        slowest=_slowest(columns, hosts, slow_since, factor),
+        slow_since=slow_since,
         rank=rank,
         chart=None if rank is None else _chart(ratios, hosts, rank),
     )
@@ -111,12 +132,17 @@ def _has_restart(bins: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.asarray(bins["last_start"] != before, dtype=np.bool_)
 
 
-def _slowest(columns: Ratios, hosts: Hosts) -> tuple[SlowRank, ...]:
-    values = np.where(np.isnan(columns.values), -np.inf, columns.values)
+def _slowest(
+    columns: Ratios, hosts: Hosts, slow_since: int | None, factor: float | None
+) -> tuple[SlowRank, ...]:
+    is_now = columns.bins["last"] >= (-1 if slow_since is None else slow_since)
+    known = np.isfinite(columns.values) & is_now[:, None]
+    values = np.where(known, columns.values, -np.inf)
+    least = max(_SLOW, 1 + _OF_FAIL_SLOW * ((factor or 1.0) - 1))
     at, worst = values.argmax(axis=0), values.max(axis=0)
     slowest = []
     for place in np.argsort(-worst, kind="stable")[:_NAMED].tolist():
-        if worst[place] < _SLOW:
+        if worst[place] < least:
             break
         rank, one = int(columns.ranks[place]), columns.bins[at[place]]
         host = hosts.get(rank, ("", ""))[0]
