@@ -144,11 +144,25 @@ def test_the_page_is_written_once(compare, folder, tmp_path) -> None:
     assert json.loads(out)["verdict"] == "shorter"
 
 
+def test_a_name_without_html_is_a_folder(compare, tmp_path) -> None:
+    target = tmp_path / "made" / "out"
+    code, out, err = compare("slow", "healthy", "--out", str(target))
+    assert (code, err) == (0, f"wrote {target}\n")
+    assert {path.name for path in target.iterdir()} == {"report.html", "result.json"}
+    assert (target / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads((target / "result.json").read_text())["text"] in " ".join(out.split())
+    code, _, err = compare("slow", "healthy", "--out", str(target))
+    assert code == 2
+    assert "exists already (and 1 more)" in err
+    assert compare("slow", "healthy", "--out", str(target), "--force")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("{folder}", "is a folder"),
+        ("{folder}/folder.html", "is a folder"),
         ("{folder}/absent/page.html", "does not exist"),
+        ("{folder}/note", "is a file; --out takes a folder, or the name of a page (.html)"),
         ("{folder}/slow.parquet", "is an input of this command"),
         ("{folder}/hosts.csv", "is an input of this command"),
         ("", "the name is empty"),
@@ -159,6 +173,8 @@ def test_places_where_no_page_can_be_are_said_before_the_work(
     compare, folder, monkeypatch, name, said
 ) -> None:
     monkeypatch.setattr("paceline.cli.compare._compare", lambda _: pytest.fail("too late"))
+    (folder / "folder.html").mkdir(exist_ok=True)
+    (folder / "note").touch()
     hosts = str(folder / "hosts.csv")
     output = name.format(folder=folder)
     code, _, err = compare("slow", "healthy", "--hosts", hosts, "--force", f"--out={output}")

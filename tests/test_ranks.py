@@ -140,7 +140,32 @@ def test_operators_where_no_device_ran(tmp_path: Path, capsys: Captured) -> None
     assert [(k.name, k.count) for k in rank.operators] == [("aten::linear", 1), ("aten::relu", 1)]
     assert rank.operators[0].total_s == pytest.approx(100e-6)
     assert run(["ranks", str(path)]) == 0
-    assert "rank not told: cpu.json" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rank not told: cpu.json" in said
+    assert said.startswith("times of the host only: no event of a device is in the files")
+    assert said.count("no event of a device") == 1
+    assert "idle: host" not in said
+
+
+def test_operators_of_equal_begin_show_where_they_differ(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "at::native::vectorized_elementwise_kernel<4, at::native::"
+    names = [
+        *(
+            f"autograd::engine::evaluate_function: {name}"
+            for name in ("MulBackward0", "NegBackward")
+        ),
+        *(f"{long}{name}" for name in ("AddFunctor<float>", "MulFunctor<float>")),
+    ]
+    events = [event("cpu_op", name, 10 * n, 10 * n + 9) for n, name in enumerate(names)]
+    assert run(["ranks", str(dump({"traceEvents": events}, tmp_path / "cpu.json"))]) == 0
+    said = capsys.readouterr().out
+    assert "  MulBackward0 " in said
+    assert "  NegBackward " in said
+    assert "at::native::ve…AddFunctor<floa " in said
+    assert "at::native::ve…MulFunctor<floa " in said
 
 
 def test_packed_or_not(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import kineto_profiles
 from fuzzing import SHARED_FIXTURES
+from host_profiles import ddp, run, stepped, write
 from import_files import ProfileWriter, dump, load
 from paceline.errors import PacelineError, TraceError
 from paceline.sources import kineto
@@ -29,6 +30,17 @@ def test_a_rank_given_twice(tmp_path: Path, truth: Trace) -> None:
     paths = ProfileWriter(truth).write(tmp_path)
     with pytest.raises(TraceError, match="are both of rank 0"):
         kineto.read([*paths, paths[0]])
+
+
+def test_one_profile_of_a_data_parallel_job(tmp_path: Path) -> None:
+    paths = write(run(stepped(ddp), (1.0,) * 4, 2.0), tmp_path)
+    with pytest.raises(TraceError) as error:
+        kineto.read(paths[:1])
+    assert str(error.value) == (
+        "1 profile is here, but the job has 4 ranks (rank 1's is missing): give the profiles of "
+        "all 4 ranks; paceline ranks reports on the ranks that are here. Of a job with tensor "
+        "parallelism, one rank of each group is enough with --job"
+    )
 
 
 def test_profiles_of_two_jobs(tmp_path: Path, truth: Trace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich.text import Text
@@ -157,16 +157,22 @@ def _kernels(kernels: Sequence[Kernel], width: int, *, on_device: bool) -> Itera
 
 
 def _short_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most ``width`` characters; those of equal begin show their ends, too."""
+    """Names of at most ``width`` characters; those of equal begin show the part that differs."""
     bare = [name.removeprefix("void ").removeprefix(_BACKWARD) for name in names]
-    cut = Counter(name[:width] for name in bare)
-    tail = (width - 1) // 2
-    return [
-        f"{name[: width - 1 - tail]}…{name[-tail:]}"
-        if len(name) > width and cut[name[:width]] > 1
-        else name[:width]
-        for name in bare
-    ]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in bare:
+        groups[name[:width]].append(name)
+    return [_from_difference(name, groups[name[:width]], width) for name in bare]
+
+
+def _from_difference(name: str, alike: Sequence[str], width: int) -> str:
+    """A name without the middle of the begin that it shares with all names ``alike``."""
+    if len(name) <= width or len(set(alike)) == 1:
+        return name[:width]
+    columns = enumerate(zip(*alike, strict=False))
+    first = next((at for at, letters in columns if len(set(letters)) > 1), len(name))
+    rest = name[first:][: width // 2]
+    return f"{name[: width - 1 - len(rest)]}…{rest}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[Text]:

@@ -1,0 +1,84 @@
+"""Steps that overlap: a comparison and the top of a report take the time from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import paceline
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.record.recorder import Recorder
+from paceline.remedies import REMEDIES, Case, advise
+from paceline.report.comparison import comparison_lines
+from paceline.report.comparison.rows import tables
+from paceline.report.terminal import screen
+from paceline.results.document import JobReport
+from paceline.results.headline import details
+from recordings import SetClock, play
+
+MS = 1_000_000
+
+
+def job(folder, pause_ms):
+    """A job of three replicas; rank 1 pauses before its optimizer while the others go on.
+
+    A rank computes for 60 ms, all meet behind 4 ms more, the optimizer takes 6 ms.
+    """
+    clocks = [SetClock() for _ in range(3)]
+    places = [{"rank": r, "world": 3, "dp": 3} for r in range(3)]
+    recorders = [
+        Recorder(folder, every=1, flush_s=60, given=given, clock=clock)
+        for given, clock in zip(places, clocks, strict=True)
+    ]
+    free = [1000.0] * 3
+    for number in range(24):
+        met = max(free) + 64
+        for rank, (recorder, clock) in enumerate(zip(recorders, clocks, strict=True)):
+            own, held = free[rank], met + pause_ms * (rank == 1)
+            ops = [
+                ("forward-compute", 0, 0, own, own + 20),
+                ("backward-compute", 0, 0, own + 20, own + 60),
+                ("grads-reduce-scatter", -1, -1, own + 60, met),
+                ("optimizer", -1, -1, held + 0.001, held + 6),
+            ]
+            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
+            play(recorder, clock, number, in_ns, (round(own * MS), round((held + 6) * MS)))
+            free[rank] = held + 6
+    for recorder in recorders:
+        recorder.close()
+    return paceline.load(folder, steps=range(1, 24))
+
+
+def test_the_time_from_step_to_step_is_compared(tmp_path):
+    """The job takes 370 ms from step to step, and a traced step nearly 300 ms more."""
+    before, after = job(tmp_path / "before", 300.0), job(tmp_path / "after", 0.0)
+    comparison = paceline.compare(before, after)
+    assert comparison.before.traced_s == pytest.approx(0.67, abs=0.02)
+    assert comparison.time.before_s == pytest.approx(0.37, abs=0.005)
+    assert comparison.median.before_s == pytest.approx(0.37, abs=0.005)
+    assert comparison.time.after_s == pytest.approx(0.07, abs=0.001)
+    assert comparison.time.change == pytest.approx(-300 / 370, abs=0.01)
+    assert "steps-overlap" not in {row.name for row in comparison.causes}
+    assert comparison.remainder_s(comparison.causes) == pytest.approx(0.0, abs=1e-6)
+    delays = {row.name: row.change.seconds for row in comparison.kinds if row.change}
+    assert delays["launch-delay"] == pytest.approx(-0.3, abs=0.005)
+    assert delays["launch-delay-start"] == pytest.approx(0.0, abs=0.005)
+    text = " ".join(" ".join(line.plain for line in comparison_lines(comparison, 200)).split())
+    assert "times are from step to step" in text
+    missed = replace(comparison, time=replace(comparison.time, after_s=0.08))
+    names = [row.name for table in tables(missed, 5) for row in table.sums]
+    assert "remainder: overlap of steps, error of the replay" in names
+
+
+@pytest.mark.parametrize("pause_ms", [300.0, 0.0])
+def test_much_overlap_is_told_at_the_top(tmp_path, pause_ms):
+    measured = from_trace(job(tmp_path, pause_ms))
+    result = paceline.analyze(measured)
+    case = Case(measured, result, diagnose(measured, result))
+    report = JobReport.of(result, advise(case, REMEDIES))
+    head = " ".join(line.plain for line in screen(report, 200, colour=False)[:6])
+    told = "Steps overlap: from step to step the job takes 370 ms, 4" in head
+    assert told == (pause_ms > 0)
+    assert ("Steps overlap" in details(report)[0] if details(report) else False) == told
