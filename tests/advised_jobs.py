@@ -106,6 +106,14 @@ def _two_references(graph, durations) -> None:
     durations[ops] *= np.where(np.arange(durations.shape[1]) % 2 == 0, 12, 1)[:, None]
 
 
+def _data_loading() -> Advised:
+    """A worker waits for its data, and all of them for the delays of their launches."""
+    trace = synthesize(replace(JOB, launch_delay=(0.3, 1.0)))
+    waits = np.full((trace.n_steps, *trace.rank.shape), 0.001)
+    waits[:, 3] = 0.5
+    return advised(replace(trace, data_wait_s=waits))
+
+
 def _sequences() -> Advised:
     seqlens = draw_seqlens(JOB.dp, JOB.microbatches, JOB.steps, max_tokens=32_768, seed=1)
     spec = replace(JOB, seqlens=seqlens)
@@ -165,6 +173,7 @@ JOBS: dict[str, Callable[[], Advised]] = {
     "late member": lambda: retimed(_late_member),
     "two references": lambda: retimed(_two_references, pp=1, steps=12),
     "launch delays": lambda: of(launch_delay=(0.3, 1.0)),
+    "data loading": _data_loading,
     "trend": lambda: stretched([1 + 0.01 * step for step in range(16)]),
     "jump": lambda: stretched([1.0] * 14 + [1.2] * 12),
     "odd steps": lambda: stretched([1.5 if step in (0, 11) else 1.0 for step in range(20)]),
@@ -215,6 +224,10 @@ EXTREMES: dict[str, dict[str, Any]] = {
     "gc": {"where": {}, "evidence": {"pauses": 10**7, "median_s": 7300.0, "total_s": 7.3e10}},
     "link": {"where": {"link": [[10_239, 126], [10_239, 127]]}, "evidence": {"n_links": 20_000}},
     "dp-network": {"where": {"workers": [[10_239, 127]] * 4000}, "evidence": {"late_s": 2.6}},
+    "data-loading": {
+        "where": {"workers": [[10_239, 127]] * 3000},
+        "evidence": {"wait_s": [7300.0] * 3000, "peers_s": 1e-7, "pause_s": 7300.0},
+    },
     "launch-delay": {"where": {}, "evidence": {"by_kind": {"separate-grads-all-reduce": 80.0}}},
     "drift": {"where": {}, "evidence": {"change": 123.4, "p_value": 1e-300}},
 }

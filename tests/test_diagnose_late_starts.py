@@ -174,3 +174,19 @@ def test_readers_see_the_late_rank(tmp_path):
     assert "30.0% because worker dp 2, stage 0 begins steps late" in " ".join(lines.split())
     assert "dp&nbsp;2, stage&nbsp;0" in findings_html(report)
     assert JobReport.from_mapping(report.to_mapping()).findings == report.findings
+
+
+def test_a_late_rank_is_named_beside_stragglers_of_no_known_cause(tmp_path):
+    case, _ = findings_of(job(tmp_path, lambda _, rank: 30.0 * (rank == 2)))
+    report = JobReport.of(case.result, advise(case, REMEDIES))
+    faster = {step: 0.9 * s for step, s in report.step_time_s.ideal.items()}
+    times = replace(report.step_time_s, ideal=faster)
+    lossy = replace(report, slowdown=1 / 0.9, slowdown_lasting=1.1, waste=0.1, step_time_s=times)
+    assert headline(lossy) == (
+        "Worker dp 2, stage 0 begins its steps late (30% of the step); stragglers waste 10%. "
+        "Beginning on time gains at most 30%."
+    )
+    # stragglers that cost more than the late rank come first
+    slower = {step: 0.4 * s for step, s in report.step_time_s.ideal.items()}
+    worse = replace(lossy, step_time_s=replace(times, ideal=slower))
+    assert headline(worse).startswith("This job wastes")

@@ -197,8 +197,9 @@ class Life(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def _no_late_worker(monkeypatch):
-    """These jobs have no graph; test_diagnose_late_starts.py has jobs with one."""
-    monkeypatch.setattr(outside, "late_starts", lambda *_: None)
+    """These jobs have no graph; tests of late_starts and data_waits have jobs with one."""
+    for name in ("late_starts", "delayed_ops", "data_waits"):
+        monkeypatch.setattr(outside, name, lambda *_: None)
 
 
 def life(times, **fields):

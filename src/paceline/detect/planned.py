@@ -252,7 +252,7 @@ class Workloads:
         }
 
     def _state_of_varying(self) -> dict[str, Any]:
-        """What older versions do not have: the last works; empty for a job without workload."""
+        """The last works, which older versions do not save; empty for a job without workload."""
         if not self._latest:
             return {}
         latest = [

@@ -13,7 +13,6 @@ from paceline.diagnose.data_waits import data_waits, step_to_step_s
 from paceline.diagnose.delayed_ops import delayed_ops
 from paceline.diagnose.late_starts import late_starts
 from paceline.graph import Measured
-from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 
@@ -37,7 +36,7 @@ def who_from_hosts(measured: Measured, result: WhatIf) -> Suspect | None:
         by = seconds(late.typical_s(late.workers[0]))
         return _suspect(measured, late.workers, share, f"begins its steps late, by {by}")
     label = max(result.launch_delay.by_kind.items(), key=lambda item: item[1])[0]
-    delayed = delayed_ops(measured, OpKind.from_label(label), MIN_SHARE * simulated_s)
+    delayed = delayed_ops(measured, label, MIN_SHARE * simulated_s)
     if delayed is None:
         return None
     kind, by = measured.graph.kind_name(label), seconds(delayed.delay_s[0])

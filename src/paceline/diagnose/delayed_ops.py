@@ -35,15 +35,15 @@ class DelayedOps:
     n_steps: int
 
 
-def delayed_ops(measured: Measured, kind: OpKind, least_s: float) -> DelayedOps | None:
-    """The workers that are delayed before operations of ``kind``; None if none stands out.
+def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | None:
+    """The workers that are delayed before operations of a kind; None if none stands out.
 
     Args:
         measured: the job.
-        kind: the kind of operation.
+        label: of the kind of operation.
         least_s: least delay of a step beyond the peers', seconds.
     """
-    delay_s = _delays(measured, kind)
+    delay_s = _delays(measured, OpKind.from_label(label))
     if delay_s.shape[1] < 2:
         return None
     peers = np.stack([lower_median(d.T) for d in np.moveaxis(delay_s, 2, 0)], axis=1)

@@ -129,13 +129,14 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     at_start = result.launch_delay.step_start - 1 > 0.5 * (result.launch_slowdown - 1)
     share = float(lost_s.mean() / result.traced_s.mean())
     sure_s = float(lost_s.mean()) - measured.open_overlap_s
-    may_overlap = at_start and sure_s < MIN_DELAY_SHARE * float(result.simulated_s.mean())
-    confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
     simulated_s = float(result.simulated_s.mean())
     late = late_starts(measured, simulated_s)
+    is_open = sure_s < MIN_DELAY_SHARE * simulated_s
+    may_overlap = is_open and (at_start or late is not None)
+    confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
     delayed = None
     if late is None and not at_start:
-        delayed = delayed_ops(measured, OpKind.from_label(label), MIN_DELAY_SHARE * simulated_s)
+        delayed = delayed_ops(measured, label, MIN_DELAY_SHARE * simulated_s)
     place: dict[str, Any] = {"group": {"kind": label}}
     if late is not None:
         place["workers"] = [list(worker) for worker in late.workers]

@@ -191,8 +191,9 @@ def _action(
         others = f" and {n_others} more" if n_others > 0 else ""
         of = "workers" if len(late.workers) > 1 else "worker"
         return (
-            f"begin the steps of {of} {names}{others} with those of the peers: find what its host "
-            "does before the first operation (data loading, garbage collection, logging)"
+            f"begin the steps of {of} {names}{others} with those of the peers: look for work of "
+            "the host before the first operation, such as data loading, garbage collection or "
+            "logging"
         )
     if hide == START:
         return "load the data of a step during the step before (prefetch)"

@@ -30,7 +30,7 @@ def propose(case: Case) -> Remedy:
     return outcome(
         case,
         KIND,
-        f"load the batches{of} ahead (num_workers and prefetch_factor of the DataLoader, or faster "
+        f"load the batches{of} ahead (more processes and prefetching of the loader, or faster "
         "storage and preprocessing)",
         Prediction(after_s, after_s),
         {"bound": True, "workers": [list(place) for place in places]},

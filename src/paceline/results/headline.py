@@ -16,6 +16,7 @@ from paceline.results.facts import main_cause
 from paceline.results.words.more_steps import more_steps_text, no_reason
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
+from paceline.results.words.shares import lost_s
 from paceline.results.words.slowdown import waste_range
 from paceline.trace.warning import BETWEEN_STEPS
 from paceline.units import count, percent, seconds
@@ -154,7 +155,10 @@ def _small_sentence(finding: Finding) -> str:
 
 
 def main_finding(report: JobReport) -> Finding | None:
-    """The finding to name: the largest known cause, inside S unless S is almost 1."""
+    """The finding to name: the largest known cause, inside S unless S is almost 1.
+
+    Workers that begin late are named beside stragglers of no known cause, if they cost more.
+    """
     findings = report.diagnosis.findings
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in findings if f.share is None and not f.part_of]
@@ -162,7 +166,11 @@ def main_finding(report: JobReport) -> Finding | None:
     if report.straggling:
         if outside and _outweighs(outside[0], report):
             return outside[0]
-        return positive if positive is None or (positive.share or 0) >= MIN_NAMED else None
+        if positive is not None and (positive.share or 0) >= MIN_NAMED:
+            return positive
+        least = max(SMALL_SHARE, lost_s(report) / float(report.traced_s.mean()))
+        late = (f for f in outside if f.cause == "launch-delay" and f.where.get("workers"))
+        return next((f for f in late if f.evidence.get("late_share", 0.0) >= least), None)
     if not outside:
         return positive
     hidden = (f for f in inside if _ends_delays(f, outside[0], report.remedies))
@@ -171,8 +179,8 @@ def main_finding(report: JobReport) -> Finding | None:
 
 def _outweighs(outside: Finding, report: JobReport) -> bool:
     """Whether a cause outside S costs more of the step than all stragglers."""
-    of_step = report.waste * float(report.simulated_s.mean() / report.traced_s.mean())
-    return outside.cause in WAITS and outside.share_of_step > of_step
+    cost = outside.evidence.get("late_share", outside.share_of_step)
+    return outside.cause in WAITS and cost > lost_s(report) / float(report.traced_s.mean())
 
 
 def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
@@ -220,7 +228,11 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
     """The loss and its reason, without the full stop."""
     reason = "" if finding is None else f"{hedge(finding.confidence)}{_reason(report, finding)}"
     if report.straggling and finding is not None and finding.share is None:
-        return f"{reason[:1].upper()}{reason[1:]}; stragglers cost {_cost(report)} beside it"
+        text = f"{reason[:1].upper()}{reason[1:]}"
+        if finding.cause != "data-loading":
+            cost = percent(finding.evidence.get("late_share", finding.share_of_step), 0)
+            text = f"{text} ({cost} of the step)"
+        return f"{text}; stragglers waste {waste_range(report, 0)}"
     if report.straggling:
         loss = f"This job wastes {waste_range(report, 0)} of its GPUs"
         return f"{loss}: {reason or no_reason(report)}"

@@ -327,7 +327,7 @@ def _data(finding: Finding) -> Phrases:
     peers_s, pause_s = _number(evidence, "peers_s"), _number(evidence, "pause_s")
     if peers_s is not None and places:
         yield f"the others wait {seconds(peers_s)} in the median"
-    if pause_s:
+    if pause_s is not None:
         yield f"{seconds(pause_s)} of a step pass before the first operation of all workers"
     yield "at most this is lost: a wait may be hidden behind the operations of other workers"
 
