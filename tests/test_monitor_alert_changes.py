@@ -285,3 +285,16 @@ def test_a_fail_slow_ends_with_the_cause_that_became_known(tmp_path, hook):
     assert ended["session_id"] == named["session_id"]
     text = "Fail-slow: steps take 3.00x as long (slow since step 100; at this level since step 200)"
     assert ended["headline"].startswith(text)
+
+
+def test_a_session_of_before_a_partial_relief_is_of_the_fail_slow(world):
+    world.happened("onset", 100, ranks=range(4), factor=6.0)
+    world.set_job(slow_since_step=100)
+    for _ in range(2):
+        world.session(5.0)
+    world.pass_time(10)
+    world.happened("partial-relief", 300, ranks=range(4), factor=2.0)
+    world.pass_time(10)
+    assert started(world) == ["fail-slow"]
+    world.session(5.0)  # at the lower level it is another change
+    assert started(world) == ["fail-slow", "slow-job"]

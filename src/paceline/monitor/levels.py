@@ -33,7 +33,7 @@ class LevelChanges:
         onset: the latest event that left a rank slow; None without one.
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
-            part.
+            part, and ``peak`` if its factor was larger before.
     """
 
     latest_at: float = -math.inf
@@ -76,11 +76,12 @@ class LevelChanges:
 def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
     slow: dict[int, Mapping[str, Any]] = {}
     main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
-    largest_rise = 0.0
+    largest_rise = peak = 0.0
     for event in reversed(changes):  # a new start of the job is a relief of all ranks
         before = _factor(slow.values())
         if event["kind"] in SLOW_KINDS:
             slow.update(dict.fromkeys(event["ranks"], event))
+            peak = max(peak, _factor(slow.values()))
             rise = _factor(slow.values()) - before
             if rise > largest_rise:
                 main, largest_rise = event, rise
@@ -88,7 +89,7 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
             for rank in event["ranks"]:
                 slow.pop(rank, None)
         if not slow:
-            main, largest_rise = None, 0.0
+            main, largest_rise, peak = None, 0.0, 0.0
     if not slow:
         return None
     event_of_text = {event["text"]: event for event in slow.values()}
@@ -106,6 +107,8 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
         row["since_step"] = slowest["since_step"]
     if main is not None and main is not slowest:
         row |= {"main_step": main["since_step"], "main_at": main["at"]}
+    if row["factor"] is not None and peak > row["factor"]:
+        row["peak"] = peak
     return row
 
 

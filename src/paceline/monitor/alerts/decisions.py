@@ -58,9 +58,8 @@ def decide(
         channels: the channels of a rule, project and importance.
     """
     decision, job = Decision(), facts.job
-    level = None if facts.onset is None else facts.onset["factor"]
     kinds = {rule.name: rule.kind for rule in rules}
-    told = Told(job, kinds, dict(latest), silences, channels, level)
+    told = Told(job, kinds, dict(latest), silences, channels, facts.onset)
     # A fail-slow knows of a change first, and most of it.
     for rule in sorted(rules, key=lambda rule: rule.kind != "fail-slow"):
         row = latest.get(rule.name)
@@ -102,7 +101,7 @@ class Told:
         latest: rule -> the latest alert by it.
         silences: those that hold.
         channels: the channels of a rule, project and importance.
-        level: the factor of the present fail-slow; None without one.
+        onset: the present fail-slow; None without one.
     """
 
     job: Row
@@ -110,7 +109,7 @@ class Told:
     latest: dict[str, Row]
     silences: Sequence[Row]
     channels: Callable[[str, str, str], Collection[str]]
-    level: float | None = None
+    onset: Row | None = None
 
     def add(self, rule: Rule, now: float) -> None:
         """An alert of the rule starts now."""
@@ -157,18 +156,24 @@ class Told:
         kind, fires = self.kinds.get(row["rule"]), row["status"] == "firing"
         if kind not in _OF_SPEED:
             return False
-        if kind == "fail-slow" and fires and not self._explains(factor):
+        if kind == "fail-slow" and fires and not self._explains(factor, at):
             return False
         if fires and row["started_at"] >= since:
             return True
         lasted = row["started_at"] <= at and (fires or row["ended_at"] > at)
         return kind == "fail-slow" and lasted
 
-    def _explains(self, factor: float | None) -> bool:
-        """Whether the present fail-slow is large enough for a session's factor."""
-        if self.level is None or factor is None:
+    def _explains(self, factor: float | None, at: float) -> bool:
+        """Whether the present fail-slow is large enough for a session's factor.
+
+        A session of before the latest change of its level may be of the highest level.
+        """
+        level = None if self.onset is None else self.onset["factor"]
+        if self.onset is None or level is None or factor is None:
             return True
-        return self.level - 1 >= EXPLAINS * (factor - 1)
+        if at < self.onset["at"]:
+            level = self.onset.get("peak", level)
+        return bool(level - 1 >= EXPLAINS * (factor - 1))
 
     def _reaches(self, row: Row, rule: str, importance: str) -> bool:
         """Whether an alert is as important as another, goes to its channels and is not silent."""
