@@ -18,9 +18,12 @@ from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.headline import (
     MIN_PASSING,
+    WAITS,
     between_steps,
+    headline,
     lasting_word,
     little_text,
+    main_finding,
     overlap_text,
     passing_text,
     step_to_step_s,
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 5  # entries of each table of the worst
 _MAX_WIDTH = 132  # lines longer than this are hard to read
+#: Least share of the time by waits for data or launch delays that the first line names.
+_HEAVY = 0.2
+
 _SEVERE = 1.10  # start of red; nothing is marked below WhatIf.HEALTHY_BELOW
 _MAX_BAR, _MIN_BAR = 10, 3
 _GAP = 3
@@ -152,10 +158,20 @@ def _none_shows(report: JobReport) -> bool:
     return few and report.straggling and [f.cause for f in inside] == ["unexplained"]
 
 
+def _heavy_wait(report: JobReport) -> str:
+    """The headline if it names waits for data or launch delays of :data:`_HEAVY` of the time."""
+    finding = main_finding(report)
+    if finding is None or finding.cause not in WAITS or finding.share_of_step < _HEAVY:
+        return ""
+    return headline(report).rstrip(".")
+
+
 def _verdict(report: JobReport, width: int) -> list[Text]:
     excess = report.lasting_slowdown - 1
     times, which = slowdown_range(report), lasting_word(report)
-    if report.healthy and "forward-compute" in report.not_judged:
+    if waits := _heavy_wait(report):
+        text, style = waits, "bold red"
+    elif report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
     elif report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:

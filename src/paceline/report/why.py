@@ -137,7 +137,8 @@ def diagnosis_lines(
     lines += [*(wrap(note, width, style="dim") if note else []), Text("")]
     if is_healthy(report):
         lines += [*wrap(HEALTHY_TEXT, width), Text("")]
-    for finding in report.diagnosis.findings:
+    # A rest that costs nothing says least.
+    for finding in sorted(report.diagnosis.findings, key=_is_negative_rest):
         lines += _finding_lines(finding, report, width)
     lines += [Text("")] if report.diagnosis.findings else []
     lines += [*_remedy_lines(report, width, every=every), Text("")]
@@ -247,3 +248,7 @@ def remedy_lines(
     for note in remedy.notes:
         lines += wrap(f"  note: {note}", width, indent="    ", style="dim")
     return lines
+
+
+def _is_negative_rest(finding: Finding) -> bool:
+    return finding.cause == "unexplained" and finding.share_of_step <= 0
