@@ -14,7 +14,7 @@ from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
-from paceline.remedies.data_loading import propose
+from paceline.remedies.hide_delays import propose
 from paceline.report.page.findings import findings_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport

@@ -15,7 +15,7 @@ from paceline.graph.computes import KINDS
 from paceline.graph.step_gaps import step_gaps
 from paceline.record.recorder import Recorder
 from paceline.remedies import Case
-from paceline.remedies.data_loading import propose
+from paceline.remedies.hide_delays import propose
 from paceline.trace import Trace
 from paceline.trace.kinds import P2P_KINDS
 from paceline.trace.warning import LAUNCH_DELAYS, STEPS_OVERLAP

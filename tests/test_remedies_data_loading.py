@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import NotApplicableError, RemedyError
-from paceline.remedies.data_loading import propose
+from paceline.remedies.hide_delays import propose
 from paceline.synth import SynthSpec
 from remedy_cases import analysed, case_of
 from remedy_jobs import LayeredJob

@@ -3,7 +3,7 @@
 from paceline.remedies import (
     accumulate,
     buckets,
-    data_loading,
+    hide_delays,
     load_ahead,
     microbatches,
     peer_groups,
@@ -31,7 +31,7 @@ REMEDIES: tuple[RemedyKind, ...] = (
     planned_gc.KIND,
     placement.KIND,
     load_ahead.KIND,
-    data_loading.KIND,
+    hide_delays.KIND,
     *schedule.KINDS,
     prefetch.KIND,
     reshard.KIND,
