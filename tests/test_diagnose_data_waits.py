@@ -16,6 +16,7 @@ from paceline.detect.who_host import who_from_hosts
 from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
+from paceline.ledger import goodput
 from paceline.record import data_loading
 from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
@@ -236,3 +237,17 @@ def test_without_torch_nothing_is_measured(tmp_path, monkeypatch):
     data_loading.instrument(rec)
     assert not rec.measures_data
     rec.close()
+
+
+def test_goodput_of_a_recording_has_the_waits(tmp_path):
+    """24 steps of 130 ms, 60 of them the wait of rank 2; before, all of it was productive."""
+    job(tmp_path, lambda _, rank: 60.0 * (rank == 2))
+    ledger = goodput(tmp_path)
+    assert ledger.seconds["data_waits"] == pytest.approx(24 * 0.060)
+    assert ledger.seconds["productive"] == pytest.approx(24 * 0.070, abs=0.02)
+    assert any("longest ones of the ranks" in note for note in ledger.notes)
+
+
+def test_goodput_of_a_recording_without_waits(tmp_path):
+    job(tmp_path, lambda *_: 0.0, gc_ms=lambda *_: 0.0)
+    assert goodput(tmp_path).seconds["data_waits"] is None

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import TraceError
 from paceline.sources.recording.files import RankFile, read_files
-from paceline.sources.run_logs.timeline import Start, Timeline, steps_of
+from paceline.sources.run_logs.timeline import Pause, Start, Timeline, steps_of
+
+_AT_MOST = (
+    "waits for data are the longest ones of the ranks in each step; a part of them may be hidden "
+    "behind the operations of others"
+)
 
 
 def read_recorded(folder: Path) -> Timeline:
     """The steps of the lowest rank of each start, by its own clock.
 
-    The recorder sees only the inside of steps, so the timeline has no pauses.
+    The recorder sees only the inside of steps. Its only pauses are the waits for data, where it
+    measured them: the longest one of the ranks, at the begin of each step.
 
     Raises:
         TraceError: the recording is damaged, or holds no step.
     """
     by_session: dict[str, RankFile] = {}
+    waits_ns: dict[str, dict[int, int]] = {}
     for file in read_files(folder):
+        of_steps = waits_ns.setdefault(file.session, {})
+        for step, wait_ns in file.data_ns.items():
+            of_steps[step] = max(wait_ns, of_steps.get(step, 0))
         lowest = by_session.get(file.session)
         if len(file.times) and (lowest is None or file.rank < lowest.rank):
             by_session[file.session] = file
     if not by_session:
         raise TraceError(f"{folder} holds no step yet; is the job past its first one?")
-    starts = sorted((_start(file) for file in by_session.values()), key=lambda s: s.begin_s)
-    return Timeline("paceline.record", tuple(starts), frozenset())
+    starts = [_start(file, waits_ns[session]) for session, file in by_session.items()]
+    measured = any(waits_ns.values())
+    return Timeline(
+        "paceline.record",
+        tuple(sorted(starts, key=lambda start: start.begin_s)),
+        frozenset({"data"} if measured else ()),
+        notes=(_AT_MOST,) if measured else (),
+    )
 
 
-def _start(file: RankFile) -> Start:
+def _start(file: RankFile, waits_ns: Mapping[int, int]) -> Start:
     times = file.times[file.times[:, 1].argsort(kind="stable")]
     rows = [
         (int(step), 1, begin_ns / 1e9, (begin_ns + length_ns) / 1e9)
         for step, begin_ns, length_ns in times.tolist()
     ]
+    waits = [
+        Pause("data", begin_s, min(begin_s + waits_ns[step] / 1e9, end_s))
+        for step, _, begin_s, end_s in rows
+        if waits_ns.get(step)
+    ]
     began_s = min(int(file.meta["started_ns"]) / 1e9, rows[0][2])
-    return Start(began_s, rows[-1][3], steps_of(rows), has_begin=True)
+    return Start(began_s, rows[-1][3], steps_of(rows), tuple(waits), has_begin=True)
