@@ -361,3 +361,12 @@ def test_two_digits_tell_times_of_steps_from_means(tmp_path):
     path.write_text("".join(f"step {n} | loss 2 | dt {x:.2f}s\n" for n, x in enumerate(means)))
     with pytest.raises(TraceError, match="its times look like means since the start"):
         load_step_log(path)
+
+
+def test_lines_of_a_trainer_without_times_are_told(tmp_path):
+    """As transformers 5.23 prints them; the bar is on another stream."""
+    path = tmp_path / "train.log"
+    row = "{'loss': '6.1', 'grad_norm': '0.39', 'learning_rate': '1e-06', 'epoch': '%d'}\n"
+    path.write_text("".join(row % epoch for epoch in range(60)))
+    with pytest.raises(TraceError, match="lines of transformers' Trainer have no times; give its"):
+        load_step_log(path)

@@ -46,6 +46,12 @@ Array = npt.NDArray[np.float64]
 #: The project's own columns: a header with one of them is a table of step times.
 _OWN_TIMES = {"duration_s", "duration_ms", "start_s"}
 _OWN = {"step", "rank", *_OWN_TIMES}
+#: A line of transformers' Trainer (5.23.0), which says no time; and the advice for such a log.
+_TRAINER_LINE = re.compile(r"\{'loss': .*'(?:learning_rate|grad_norm)': ")
+_TRAINER_ADVICE = (
+    "the lines of transformers' Trainer have no times; give its progress bar (stderr of the job), "
+    "or its trainer_state.json, which has times with include_num_input_tokens_seen='all'"
+)
 #: Most lines before the first step.
 _MAX_PREAMBLE = 1_000_000
 
@@ -248,6 +254,8 @@ def _read_text(path: Path) -> Samples:
         columns, covers = progress_bars.read_bars(bars, str(path), notes)
         return Samples(columns, tuple(notes), covers)
     advice = PATTERN_ADVICE
+    if proposal is None and any(_TRAINER_LINE.search(line) for line in lines):
+        advice = _TRAINER_ADVICE
     if proposal is not None:
         guess = f" ({proposal.doubt})" if proposal.doubt else ""
         advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
