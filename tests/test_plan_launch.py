@@ -21,6 +21,7 @@ from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
 from paceline.model.packing import Packing
 from paceline.model.plan import Plan
+from paceline.plan.launch import torch_based
 from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, TORCHTITAN
 from paceline.plan.launch.files import (
     FRAMEWORKS,
@@ -272,13 +273,25 @@ def test_torchtitan_splits_uneven_layers():
 def test_torchtitan_names_the_words_that_the_user_replaces():
     """v0.2.2, ``config/job_config.py``: class Model, whose defaults are a tiny model's."""
     plan = Plan(dp=8, global_batch=64, zero=3)
-    text = launch_text("torchtitan", LLAMA, plan)
+    own = replace(LLAMA, name="my-llama", layers=30)
+    text = launch_text("torchtitan", own, plan)
     model = tomllib.loads(text)["model"]
     assert model == {"name": "MODEL", "flavor": "FLAVOR", "hf_assets_path": "HF_ASSETS"}
     head = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     assert all(f"{word}, " in head for word in model.values())
-    fp8 = tomllib.loads(launch_text("torchtitan", LLAMA, replace(plan, precision="fp8")))
+    fp8 = tomllib.loads(launch_text("torchtitan", own, replace(plan, precision="fp8")))
     assert fp8["model"] == {**model, "converters": ["quantize.linear.float8"]}
+
+
+@pytest.mark.parametrize(("preset", "model"), torch_based._MODELS.items())
+def test_torchtitan_has_the_names_of_presets(preset, model):
+    """v0.2.2, ``models/*/__init__.py``; another size under the same name is no preset."""
+    plan = Plan(dp=8, global_batch=64, zero=3)
+    llm = replace(llm_preset(preset), seq_len=2048)
+    names = tomllib.loads(launch_text("torchtitan", llm, plan))["model"]
+    assert (names["name"], names["flavor"]) == model
+    other = launch_text("torchtitan", replace(llm, layers=llm.layers + 1), plan)
+    assert tomllib.loads(other)["model"]["name"] == "MODEL"
 
 
 def test_torchtitan_compiles_the_model_unless_its_kernels_are_eager():

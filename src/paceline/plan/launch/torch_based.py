@@ -8,9 +8,12 @@ Names: ``torchtitan/config/job_config.py``; ``deepspeed/runtime/constants.py``,
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+from paceline.errors import ModelError
 from paceline.model.llm import LLM
+from paceline.model.llm_presets import llm_preset
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
 from paceline.model.plan import Plan
 from paceline.plan.launch.exclusions import ACCELERATE, DEEPSPEED, TORCHTITAN, refuse_excluded
@@ -33,6 +36,15 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 
+#: Preset -> its model and flavor (``torchtitan/models/*/__init__.py``).
+_MODELS = {
+    **{f"{family}-{size}": ("llama3", size.upper())
+       for family in ("llama3", "llama3.1") for size in ("8b", "70b", "405b")},
+    **{f"qwen3-{size}": ("qwen3", size.upper())
+       for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")},
+    "deepseek-v3": ("deepseek_v3", "671B"),
+}  # fmt: skip
+
 Table = dict[str, Any]
 
 
@@ -54,9 +66,7 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
     text = [
         f"# {TORCHTITAN}: {EXPANDABLE_SEGMENTS} \\",
         f"# {torchrun(plan, node_gpus)} -m torchtitan.train --job.config_file THIS_FILE",
-        f"# {llm.name}: replace MODEL, a folder of torchtitan/models, FLAVOR, one of the sizes in",
-        "# its __init__.py, and HF_ASSETS, the tokenizer's folder. Llama 3.1 8B, for example,",
-        "# has llama3 and 8B.",
+        *_to_replace(llm),
     ]
     text += ["# Add [training] steps (--tokens fills them in)."] if steps is None else []
     flavor = torchtitan_flavor(TORCHTITAN, llm, plan)
@@ -64,6 +74,26 @@ def torchtitan_config(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = 
     for name, table in tables.items():
         text += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     return "\n".join(text)
+
+
+def _preset_of(llm: LLM) -> str:
+    """The preset that the model is, but for its sequences; "" if it is none, or another size."""
+    try:
+        preset = llm_preset(llm.name)
+    except ModelError:
+        return ""
+    return llm.name if replace(llm, seq_len=preset.seq_len) == preset else ""
+
+
+def _to_replace(llm: LLM) -> list[str]:
+    """What the user has to fill in, as comments."""
+    if _preset_of(llm) in _MODELS:
+        return [f"# {llm.name}: replace HF_ASSETS, the tokenizer's folder."]
+    return [
+        f"# {llm.name}: replace MODEL, a folder of torchtitan/models, FLAVOR, one of the sizes in",
+        "# its __init__.py, and HF_ASSETS, the tokenizer's folder. Llama 3.1 8B, for example,",
+        "# has llama3 and 8B.",
+    ]
 
 
 def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
@@ -101,8 +131,9 @@ def torchtitan_tables(llm: LLM, plan: Plan) -> dict[str, Table]:
     modes = {"none": "none", "selective": "selective", "full": "full"}
     # Compiled components of an eager model: the loss alone (``cli/memory_options.py``).
     components = ["loss"] if plan.kernels == "eager" else ["model", "loss"]
+    name, flavor = _MODELS.get(_preset_of(llm), ("MODEL", "FLAVOR"))
     tables: dict[str, Table] = {
-        "model": {"name": "MODEL", "flavor": "FLAVOR", "hf_assets_path": "HF_ASSETS"},
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": "HF_ASSETS"},
         "training": {
             "local_batch_size": local,
             "global_batch_size": plan.global_batch,
