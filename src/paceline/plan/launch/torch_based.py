@@ -86,7 +86,7 @@ def _preset_of(llm: LLM) -> str:
 
 
 def _to_replace(llm: LLM) -> list[str]:
-    """What the user has to fill in, as comments."""
+    """Comments on the words that the user replaces."""
     if _preset_of(llm) in _MODELS:
         return [f"# {llm.name}: replace HF_ASSETS, the tokenizer's folder."]
     return [
