@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -272,7 +272,7 @@ def _check_twice(path: Path, names: Sequence[str]) -> None:
         raise TraceError(f"{path} has more than one column called {', '.join(twice)}")
 
 
-def json_lines(file: TextIO, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def json_lines(file: Iterable[str], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(line number, object) of each line.
 
     Raises:

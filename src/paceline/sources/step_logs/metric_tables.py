@@ -31,6 +31,7 @@ from paceline.sources.step_logs.metrics import (
     step_time_metric,
     unit_notes,
 )
+from paceline.sources.step_times import json_lines
 
 Array = npt.NDArray[np.float64]
 Table = Mapping[str, Sequence[Any]]
@@ -93,17 +94,8 @@ def read_json_lines(path: Path) -> tuple[Columns, tuple[str, ...]]:
         TraceError: a line is no JSON object, or a value is no number.
     """
     notes: list[str] = []
-    samples = []
-    for number, line in enumerate(whole_lines(path, notes), start=1):
-        if not line.strip():
-            continue
-        try:
-            sample = json.loads(line)
-        except (ValueError, RecursionError):
-            sample = None
-        if not isinstance(sample, dict):
-            raise TraceError(f"{path}:{number} is no JSON object")
-        samples.append(_flat(sample))
+    rows = json_lines(whole_lines(path, notes), str(path))
+    samples = [_flat(sample) for _, sample in rows]
     names = dict.fromkeys(name for sample in samples for name in sample)
     return _read(path, {name: [s.get(name) for s in samples] for name in names}, notes)
 
