@@ -727,7 +727,8 @@ def test_plan_page(stage):
 
 
 def test_study(stage):
-    requires.data("cluster", "itp_windows_128.csv")
+    windows = requires.data("cluster", "itp_windows_128.csv")
+    stage.monkeypatch.setenv("PACELINE_SHARED", str(windows.parents[2]))
     stage.monkeypatch.setenv("XDG_CACHE_HOME", str(stage.folder / "cache"))
     for line in lines_of("study"):
         stage.run(line)
