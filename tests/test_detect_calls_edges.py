@@ -19,7 +19,7 @@ from paceline.detect.who_calls import (
     _work,
     who_from_calls,
 )
-from paceline.detect.who_trace import _place_text
+from paceline.detect.who_trace import place_text
 from paceline.errors import DetectError
 from paceline.trace import Job
 from paceline.trace.calls import CallLog
@@ -238,18 +238,18 @@ def test_a_rank_that_computes_longer():
     ],
 )  # fmt: skip
 def test_workers_in_words(workers, words):
-    assert _place_text(workers, SimpleNamespace(job=Job(4, 4))) == words
+    assert place_text(workers, SimpleNamespace(job=Job(4, 4))) == words
 
 
 def test_the_only_replica_is_a_replica():
-    assert _place_text([(0, 1)], SimpleNamespace(job=Job(1, 4))) == "stage 1 of replica 0"
+    assert place_text([(0, 1)], SimpleNamespace(job=Job(1, 4))) == "stage 1 of replica 0"
 
 
 def test_workers_with_peers_in_words():
     """Two peers of each of two data-parallel ranks: four replicas."""
     measured = SimpleNamespace(job=Job(2, 4, tp_size=2, peers=2))
-    assert _place_text([(r, 1) for r in range(4)], measured) == "all replicas of stage 1"
-    words = _place_text([(1, 1), (2, 1)], measured)
+    assert place_text([(r, 1) for r in range(4)], measured) == "all replicas of stage 1"
+    words = place_text([(1, 1), (2, 1)], measured)
     assert words == "dp 0, stage 1, peer 1; dp 1, stage 1, peer 0"
 
 
