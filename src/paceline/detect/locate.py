@@ -10,7 +10,7 @@ from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
 from paceline.detect.who_host import who_from_hosts
-from paceline.detect.who_trace import who_from_trace, who_slow_before
+from paceline.detect.who_trace import AS_BEFORE, who_from_trace, who_slow_before
 from paceline.diagnose import step_to_step_s
 from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
@@ -21,9 +21,8 @@ from paceline.whatif import WhatIf, analyze
 #: Most steps before a fail-slow, and least, with which its slow workers are compared.
 STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
 
-#: A host that made the job wait for this share of its time before did not change. Workers that cost
-#: less than this share of the host's are left out.
-AS_BEFORE, OF_HOST = 0.75, 0.5
+#: Beside a slow host, workers that cost less than this share of the host's are left out.
+OF_HOST = 0.5
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:

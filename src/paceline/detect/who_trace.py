@@ -29,7 +29,8 @@ _OF_WORST = 0.25
 #: Of fewer steps none is a spike.
 _SPIKES, _FEWEST = 0.1, 4
 #: Least excess of a worker's S_w before a change, as a share of that since. Then it did not change.
-_AS_BEFORE = 0.75
+#: A host's share of the time, too.
+AS_BEFORE = 0.75
 _KINDS = {"compute": LOCAL_KINDS, "communication": frozenset(OpKind) - LOCAL_KINDS}
 
 
@@ -78,7 +79,7 @@ def who_slow_before(
         return ()
     usual = np.median(before.by_worker_by_step, axis=0)  # a spike is no lasting slowness
     since = np.maximum(result.by_worker, np.median(result.by_worker_by_step, axis=0))
-    was_slow = (usual >= WhatIf.HEALTHY_BELOW) & (usual - 1 >= _AS_BEFORE * (since - 1))
+    was_slow = (usual >= WhatIf.HEALTHY_BELOW) & (usual - 1 >= AS_BEFORE * (since - 1))
     ranks: set[int] = set()
     for pp, dp in np.argwhere(was_slow):
         ranks.update(ranks_of([(int(dp), int(pp))], measured))
