@@ -99,9 +99,10 @@ def test_a_page_has_no_fault_of_accessibility(open_page, name, scheme) -> None:
     assert faults(open_page(SITE / name, color_scheme=scheme)) == []
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_of_the_site_has_one(open_page, width) -> None:
-    page = open_page(SITE / "index.html", viewport={"width": width, "height": 800})
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_no_page_of_the_site_has_one(open_page, width, scheme) -> None:
+    window = {"width": width, "height": 800}
+    page = open_page(SITE / "index.html", viewport=window, color_scheme=scheme)
     wrong = {}
     for path in sorted(SITE.rglob("*.html")):
         page.goto(path.as_uri())
