@@ -132,7 +132,7 @@ def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; with a report they include the loss, unless it is negligible."""
     heads = f"{'step':>7} {'loss':>7}"
     if report is not None and report.straggling:
-        heads += f"  the loss is {size_of_loss(report)}"
+        heads += f"  the loss of time is {size_of_loss(report)}"
     return Text(heads, style="dim")
 
 
