@@ -38,7 +38,7 @@ def waits_in_steps_s(measured: Measured, lost_s: Array) -> Array | None:
     """[step] seconds of launch delays in which the job waited for data; None: not measured.
 
     A batch is loaded before a worker's first operation or before a forward. So a wait is at most
-    the worker's delay at these places. What lies before the first operation of all workers is in no
+    the worker's delay at these places. A wait before the first operation of all workers is in no
     step.
 
     Args:
