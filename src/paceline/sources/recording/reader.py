@@ -61,7 +61,17 @@ def read(
         TraceError: no rank recorded some worker, no step was recorded by all ranks, or ``arrange``
             refuses the operations.
     """
-    files = read_files(path)
+    return read_from(read_files(path), path, job, ignore_kinds, steps)
+
+
+def read_from(
+    files: Sequence[RankFile],
+    path: Path,
+    job: Job | None = None,
+    ignore_kinds: frozenset[str] = frozenset(),
+    steps: frozenset[int] | None = None,
+) -> Trace:
+    """As :func:`read`, from the files of the folder."""
     starts = _starts(files)
     whole = [start for start in starts if _is_whole(start)]
     missing = _missing_ranks(starts[0], path, fatal=not whole)
@@ -95,6 +105,22 @@ def read(
         places=recorded_places(path),
     )
     return trace if steps is None else trace.select_steps(steps)
+
+
+def steps_of_all_ranks(files: Sequence[RankFile], path: Path) -> tuple[Ints, Ints]:
+    """([step] ascending numbers of the steps that :func:`read` takes, [step] their operations).
+
+    Raises:
+        TraceError: no rank recorded some worker, or no step was recorded by all ranks.
+    """
+    starts = _starts(files)
+    whole = [start for start in starts if _is_whole(start)]
+    _missing_ranks(starts[0], path, fatal=not whole)
+    chosen, _ = _with_or_without_programs(*_choose(whole, path), path)
+    step = np.concatenate([file.steps[index] for file, index in chosen])
+    n_ops = np.concatenate([np.diff(file.first_op)[index] for file, index in chosen])
+    numbers, of_step = np.unique(step, return_inverse=True)
+    return numbers, np.bincount(of_step, weights=n_ops).astype(np.int64)
 
 
 def load_recorded_step_times(folder: Path) -> StepTimes:

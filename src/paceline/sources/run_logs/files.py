@@ -52,6 +52,7 @@ def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline
         starts=tuple(starts),
         recorded=frozenset.intersection(*(timeline.recorded for timeline in timelines)),
         notes=tuple(dict.fromkeys(note for timeline in timelines for note in timeline.notes)),
+        recordings=tuple(chain.from_iterable(timeline.recordings for timeline in timelines)),
     )
 
 
