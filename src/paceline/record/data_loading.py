@@ -63,7 +63,7 @@ class _Hooks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._missing = {
-            **{place: ("__next__", self._next) for place in _NEXT},
+            **dict.fromkeys(_NEXT, ("__next__", self._next)),
             _RAY: ("get_next_batch_context", self._context),
         }
 
