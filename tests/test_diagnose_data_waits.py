@@ -1,10 +1,6 @@
-"""Waits for torch's data loader: measured by the recorder, and named as the cause."""
+"""Waits for data: named as the cause."""
 
 from __future__ import annotations
-
-import sys
-import threading
-import types
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.ledger import goodput
-from paceline.record import data_loading
 from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.load_ahead import propose
@@ -165,56 +160,6 @@ def test_a_fail_slow_of_a_loader_names_its_rank(tmp_path):
     assert [s.kind for s in event.suspects] == ["data-loading"]
     assert event.suspects[0].ranks == (2,)
     assert "waits 61.0 ms a step for its data, the others 1.00 ms" in event.suspects[0].text
-
-
-class Loader:
-    """Stands for torch's iterator of a data loader."""
-
-    def __init__(self, batches, clock=None):
-        self.batches = iter(batches)
-
-    def __next__(self):
-        batch = next(self.batches)
-        return next(batch) if isinstance(batch, Loader) else batch
-
-
-@pytest.fixture
-def torch_loader(monkeypatch):
-    base = type("_BaseDataLoaderIter", (Loader,), {"__next__": Loader.__next__})
-    module = types.ModuleType("torch.utils.data.dataloader")
-    module._BaseDataLoaderIter = base
-    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
-    ticks = iter(range(0, 10_000_000, 1_000_000))
-    monkeypatch.setattr(data_loading, "perf_counter_ns", lambda: next(ticks))
-    return base
-
-
-def test_the_recorder_measures_the_waits_of_the_training_thread(tmp_path, torch_loader):
-    """A loader within a loader counts once; those of other threads do not count."""
-    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
-    data_loading.instrument(rec)
-    for number in range(2):
-        with rec.step(number):
-            with rec.op("forward-compute", 0):
-                pass
-            assert next(torch_loader([torch_loader([7])])) == 7
-            assert next(torch_loader([8])) == 8
-            other = threading.Thread(target=lambda: next(torch_loader([9])))
-            other.start()
-            other.join()
-    with pytest.raises(StopIteration):
-        next(torch_loader([]))
-    rec.close()
-    trace = paceline.load(tmp_path)
-    assert trace.data_wait_s.ravel().tolist() == [0.002, 0.002]
-
-
-def test_without_torch_nothing_is_measured(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch.utils.data.dataloader", raising=False)
-    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
-    data_loading.instrument(rec)
-    assert not rec.measures_data
-    rec.close()
 
 
 def test_goodput_of_a_recording_has_the_waits(tmp_path):
