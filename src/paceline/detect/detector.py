@@ -381,4 +381,6 @@ class Detector:
         level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
         floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)
         wholes[rows, columns.INITIAL] = np.where(on_ramp, 0, wholes[rows, columns.INITIAL])
+        on_trial = wholes[rows, columns.INITIAL] == levels.ON_TRIAL
+        wholes[rows, columns.INITIAL] = np.where(on_trial, 1, wholes[rows, columns.INITIAL])
         wholes[rows, columns.SLOW] = 0

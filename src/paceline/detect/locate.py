@@ -86,6 +86,8 @@ def with_slow_workers(
 ) -> JobEvent:
     """The event with its suspects; workers that were as slow before it are none.
 
+    Of a job of one worker only its host can be one: nothing says how long its steps should be.
+
     Args:
         event: begin of a fail-slow.
         measured: its slow steps.
@@ -93,12 +95,14 @@ def with_slow_workers(
         before: healthy steps before it; None or too few steps: there is no comparison.
         keep_clocks: do not correct clock offsets between workers.
     """
-    suspects, steps = who_from_trace(measured, result), len(result.steps)
+    is_alone, steps = result.by_worker.size == 1, len(result.steps)
+    suspects = () if is_alone else who_from_trace(measured, result)
     usual = None if before is None else _analysis_before(before, keep_clocks)
     same = () if usual is None else who_slow_before(suspects, measured, result, usual[1])
     suspects = _with_host(suspects, measured, result, usual)
     return replace(
         event,
+        gpus=measured.job.ranks if is_alone else event.gpus,
         suspects=_of_slow_steps([s for s in suspects if s not in same], steps),
         slow_before=_of_slow_steps(same, steps),
     )
