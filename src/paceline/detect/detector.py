@@ -293,6 +293,9 @@ class Detector:
         )
         if not n:
             return []
+        for code, rank, *_ in out[:n].tolist():
+            if code == levels.FASTER and number < step:  # first samples of a stage: it is planned
+                self.accept(int(rank))
         silent = [int(rank) for code, rank, *_ in out[:n].tolist() if code == levels.SILENT]
         first_missing = self._first_missing(silent, step) if silent else {}
         return [self._event(row, step, first_missing) for row in out[:n].tolist()]
