@@ -25,9 +25,7 @@ from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import headline
 from paceline.results.words.evidence import evidence_phrases
-from recordings import SetClock, play
-
-MS = 1_000_000
+from recordings import RankStep, data_parallel_job
 
 
 def job(folder, wait_ms, *, steps=24, ranks=4, meets=False, gc_ms=None):
@@ -42,36 +40,16 @@ def job(folder, wait_ms, *, steps=24, ranks=4, meets=False, gc_ms=None):
             the Trainer of transformers does to count the tokens.
         gc_ms: (step, rank) -> ms of the host's work before the optimizer; None: none.
     """
-    clocks = [SetClock() for _ in range(ranks)]
-    recorders = [
-        Recorder(
-            folder, every=1, flush_s=60, given={"rank": r, "world": ranks, "dp": ranks}, clock=clock
-        )
-        for r, clock in enumerate(clocks)
-    ]
-    free = [1000.0] * ranks
-    for number in range(steps):
-        wait = [wait_ms(number, rank) for rank in range(ranks)]
-        begin = [at + ms for at, ms in zip(free, wait, strict=True)]
-        if meets:
-            begin = [max(begin)] * ranks
-        met = max(begin) + 64
-        for rank, (rec, clock) in enumerate(zip(recorders, clocks, strict=True)):
-            own = begin[rank]
-            held = met + (gc_ms(number, rank) if gc_ms else 0.0)
-            ops = [
-                ("forward-compute", 0, 0, own, own + 20),
-                ("backward-compute", 0, 0, own + 20, own + 60),
-                ("grads-reduce-scatter", -1, -1, own + 60, met),
-                ("optimizer", -1, -1, held + 0.001, held + 6),
-            ]
-            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
-            rec.measures_data, rec.data_ns = gc_ms is None, round(wait[rank] * MS)
-            play(rec, clock, number, in_ns, (round(free[rank] * MS), round((held + 6) * MS)))
-            free[rank] = held + 6
-    for rec in recorders:
-        rec.close()
-    return paceline.load(folder)
+    return data_parallel_job(
+        folder,
+        lambda number, rank: RankStep(
+            data=wait_ms(number, rank), late=gc_ms(number, rank) if gc_ms else 0.0
+        ),
+        steps=steps,
+        ranks=ranks,
+        meets=meets,
+        measures=gc_ms is None,
+    )
 
 
 def case_of(trace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +42,9 @@ _PAIRS = (
 )
 
 
-#: Share by which profiled steps may differ from the others; fewest steps of both; and steps that
-#: warm up.
-UNLIKE, FEWEST, WARM_UP = 0.1, 8, 3
+#: Share, and standard errors, by which profiled steps may differ from the others; fewest steps of
+#: both; and steps that warm up.
+UNLIKE, UNLIKE_ERRORS, FEWEST, WARM_UP = 0.1, 3.0, 8, 3
 
 
 def read(
@@ -182,23 +183,28 @@ def _doubts(files: Sequence[RankFile]) -> list[str]:
 def _unlike_others(files: Sequence[RankFile]) -> list[str]:
     """A note where profiled steps take longer or shorter than the others, on the slowest rank.
 
-    The first steps are left out: they warm up.
+    The first steps are left out: they warm up. A difference within ``UNLIKE_ERRORS`` standard
+    errors is chance.
     """
-    profiled_s, others_s = 0.0, 0.0
+    profiled_s, others_s, error_s = 0.0, 0.0, 0.0
     for file in files:
         times = file.times[file.times[:, 0] > file.times[:, 0].min(initial=0) + WARM_UP]
         is_profiled = np.isin(times[:, 0], file.steps)
         if min(is_profiled.sum(), (~is_profiled).sum()) < FEWEST:
             return []
-        own_s, other_s = (float(times[of, 2].mean()) / 1e9 for of in (is_profiled, ~is_profiled))
+        both = [times[of, 2] / 1e9 for of in (is_profiled, ~is_profiled)]
+        own_s, other_s = (float(side.mean()) for side in both)
         if own_s + other_s > profiled_s + others_s:
             profiled_s, others_s = own_s, other_s
-    if not others_s or abs(profiled_s / others_s - 1) < UNLIKE:
+            error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
+    apart_s = abs(profiled_s - others_s)
+    if apart_s <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
         return []
     return [
         f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}: "
         "the analysis is of profiled steps only. Either profiling slows them, or steps alternate; "
-        "record with another every, or every=1, to tell"
+        "record with another every, or every=1, to tell. `paceline detect` reads the times of all "
+        "steps"
     ]
 
 
