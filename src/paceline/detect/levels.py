@@ -470,6 +470,8 @@ def change(
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
         return RELIEF, since, episode_factor(y[:count], level, scale, f), before
+    for k in range(count if was_slow else 0):  # fast steps make no slow ones good
+        f[LOST_S] -= (y[k] - healthy * f[MEAN]) * scale
     w[INITIAL] = ON_TRIAL
     return FASTER, since, new / healthy, before
 
