@@ -96,10 +96,10 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _jumps(comparison: Comparison) -> list[str]:
-    """A note for each side whose step times jump: its means, and its wide intervals, mix two parts."""
+    """A note for each side whose step times jump: its means mix two parts."""
     return [
         f"{name}, the step time jumps at step {finding.evidence['step']:,}: the means mix both "
-        "parts, which makes intervals wide; compare one part (--steps)"
+        f"parts, which makes intervals wide; compare one part (--steps-{name})"
         for name, side in (("before", comparison.before), ("after", comparison.after))
         for finding in side.advice.diagnosis.findings
         if finding.id == "change-point"
