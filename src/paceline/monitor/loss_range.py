@@ -33,6 +33,14 @@ def waste_range(row: Row) -> tuple[float, float]:
     return low, max(low, 1 - 1 / largest) if largest else low
 
 
+def may_go_on(job: Row) -> bool:
+    """Whether a job's live step times show that it runs, or ran until it fell silent.
+
+    A recording pushed by hand does not, and an ended job does not any more.
+    """
+    return job["status"] in ("running", "silent")
+
+
 def is_before(session: Row | None, job: Row) -> bool:
     """Whether a session is of steps before the current fail-slow, about which it says nothing."""
     since = job["slow_since_step"]

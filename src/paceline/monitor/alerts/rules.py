@@ -14,7 +14,7 @@ from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.monitor.loss_range import largest_lasting, largest_slowdown
+from paceline.monitor.loss_range import largest_lasting, largest_slowdown, may_go_on
 from paceline.units import duration, gpu_hours, moment, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
@@ -131,6 +131,7 @@ class Facts:
         job: its row in the store.
         sessions: rows of its analysed sessions in the last weeks, the latest first.
         onset: the event of the present fail-slow; None without one.
+        last: the event of the present or latest fail-slow, with its largest loss; None without one.
         relieved_at: time of the latest relief of a running job; -inf without one.
         watched_since: start of the service, before which no news could arrive.
         now: seconds since 1970.
@@ -142,6 +143,7 @@ class Facts:
     now: float
     relieved_at: float = -math.inf
     watched_since: float = -math.inf
+    last: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def _span_of(low: float, high: float | None) -> str:
 
 def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     onset = facts.onset
-    if onset is None or onset["factor"] is None:
+    if onset is None or onset["factor"] is None or not may_go_on(facts.job):
         return None
     at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is not None and at_stake <= rule.gpu_hours:
@@ -274,6 +276,24 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         ranks=() if is_all else tuple(ranks),
         since=_main_at(onset),
     )
+
+
+def final_headline(rule: Rule, facts: Facts) -> str | None:
+    """The headline of an alert that ends, with the loss until then.
+
+    None where the headline that fires stays true.
+    """
+    last = facts.last
+    if rule.kind != "fail-slow" or last is None or last["factor"] is None:
+        return None
+    goes_on = facts.onset is not None and may_go_on(facts.job)
+    verb, until = ("take", "so far") if goes_on else ("took", "in all")
+    lost_s = last["lost_s"]
+    if not last.get("relieved"):
+        lost_s = lost_so_far_s(last, facts.job)
+    lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
+    since = _since(last, facts.job)
+    return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
 
 
 def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
@@ -378,7 +398,7 @@ def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float |
 def _silent(rule: Rule, facts: Facts) -> Alarm | None:
     job = facts.job
     quiet_s = facts.now - max(job["seen_at"], facts.watched_since)
-    if job["status"] not in ("running", "silent") or job["last_step"] is None:
+    if not may_go_on(job) or job["last_step"] is None:
         return None
     if not rule.after_s <= quiet_s < rule.until_h * 3600:
         return None
