@@ -139,6 +139,26 @@ def test_variation_that_passes_is_no_slow_job(world):
     )
 
 
+def test_waits_for_data_make_a_slow_job_although_s_is_low(world):
+    """A newcomer's job: its S is 1.112, and each step waits 54.6% of its time for one loader."""
+    waits = {"slowdown_lasting": 1.008, "data_loading": 0.546, "cause": "data-loading"}
+    for _ in range(2):
+        world.session(1.112, headline="Worker dp 1, stage 0 waits for data.", **waits)
+    (row,) = world.rows()
+    assert (row["rule"], row["cause"]) == ("slow-job", "data-loading")
+    assert row["headline"] == (
+        "S = 1.112, of which 1.008 lasts or has a cause; with data loading, 54.6% of the step, it "
+        "is 2.220: 1.1 or more in 2 sessions in a row. Worker dp 1, stage 0 waits for data."
+    )
+
+
+def test_of_a_loss_without_a_cause_the_part_beyond_chance_is_told(world):
+    for _ in range(2):
+        world.session(1.4, slowdown_lasting=1.2, cause="unexplained")
+    (row,) = world.rows()
+    assert row["headline"].startswith("S = 1.400, of which 1.200 is beyond chance: 1.1 or more")
+
+
 def test_a_slow_job_is_judged_by_the_upper_end_of_s(world):
     """One of two workers is 1.16x slow: S is 1.07, for the ideal is the mean of both."""
     for _ in range(2):

@@ -14,8 +14,14 @@ from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.monitor.loss_range import largest_lasting, largest_slowdown, may_go_on
-from paceline.units import duration, gpu_hours, moment, seconds
+from paceline.monitor.loss_range import (
+    data_share,
+    largest_lasting,
+    largest_lasting_loss,
+    largest_slowdown,
+    may_go_on,
+)
+from paceline.units import duration, gpu_hours, moment, percent, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -201,7 +207,11 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     whole = _span_of(last["slowdown"], largest_slowdown(last))
     if last["slowdown_lasting"] is not None:
         lasting = _span_of(last["slowdown_lasting"], largest_lasting(last))
-        lasts = f", of which {lasting} lasts or has a cause" if lasting != whole else ""
+        lasts = f", of which {lasting} {what_lasts(last)}" if lasting != whole else ""
+    waits = data_share(last)
+    if waits:
+        with_data = f"{largest_lasting_loss(last):.3f}"
+        lasts += f"; with data loading, {percent(waits)} of the step, it is {with_data}"
     headline = f"S = {whole}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     return Alarm(
         headline,
@@ -209,7 +219,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         session_id=told["id"],
         since=slow[-1]["created_at"],
         at=last["created_at"],
-        factor=largest_lasting(last),
+        factor=largest_lasting_loss(last),
     )
 
 
@@ -224,14 +234,22 @@ def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], s
     return named, f" A session up to step {named['last_step']:,} said: {named['headline']}"
 
 
+def what_lasts(row: Mapping[str, Any]) -> str:
+    """What ``slowdown_lasting`` of a session or job is, for a sentence after the number.
+
+    Where no cause is known, the part that chance may explain is left out, too.
+    """
+    return "is beyond chance" if row["cause"] == "unexplained" else "lasts or has a cause"
+
+
 def is_named(cause: str | None) -> bool:
     """Whether a session names a cause of a loss."""
     return cause not in (None, "healthy", "unexplained")
 
 
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
-    """Whether the slowdown that lasts may be high; a healthy session's is variation that passes."""
-    slowdown = largest_lasting(session)
+    """Whether the loss that lasts may be high; a healthy session's is variation that passes."""
+    slowdown = largest_lasting_loss(session)
     return slowdown is not None and slowdown >= least and session["cause"] != "healthy"
 
 

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 _SESSIONS = 200
 _OF_SESSION = (
     *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "slowdown_healthy"),
-    "step_s",
+    *("data_loading", "step_s"),
     *("cause", "place", "cause_gain", "headline"),
 )
 #: Columns of an alert that later information may change.
