@@ -33,7 +33,8 @@ class LevelChanges:
         onset: the latest event that left a rank slow; None without one.
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
-            part, and ``peak`` if its factor was larger before.
+            part, ``first_step`` if the first slow step is an earlier one, and ``peak`` if its
+            factor was larger before.
         last: ``slow``, otherwise the latest fail-slow as it was before its relief, with ``relieved``
             true. Its loss is that of the relief. None without one.
     """
@@ -82,6 +83,7 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, Row |
     """``slow`` and ``last`` of :class:`LevelChanges`."""
     slow: dict[int, Mapping[str, Any]] = {}
     main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
+    first: Mapping[str, Any] | None = None  # the first event since all were healthy
     largest_rise = peak = 0.0
     lost_s: float | None = None  # each event has the loss since its rank's onset
     last: Row | None = None
@@ -90,6 +92,7 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, Row |
         if (slow or event["kind"] in SLOW_KINDS) and event.get("lost_s") is not None:
             lost_s = max(lost_s or 0.0, event["lost_s"])
         if event["kind"] in SLOW_KINDS:
+            first = first or event
             for rank in event["ranks"]:  # the latest event comes last
                 slow.pop(rank, None)
                 slow[rank] = event
@@ -102,15 +105,16 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, Row |
                 slow.pop(rank, None)
         if not slow:
             if was_slow:
-                last = {**_merged(was_slow, main, peak, lost_s), "relieved": True}
-            main, largest_rise, peak, lost_s = None, 0.0, 0.0, None
-    row = _merged(slow, main, peak, lost_s) if slow else None
+                last = {**_merged(was_slow, main, first, peak, lost_s), "relieved": True}
+            main, first, largest_rise, peak, lost_s = None, None, 0.0, 0.0, None
+    row = _merged(slow, main, first, peak, lost_s) if slow else None
     return row, row or last
 
 
 def _merged(
     slow: Mapping[int, Mapping[str, Any]],
     main: Mapping[str, Any] | None,
+    first: Mapping[str, Any] | None,
     peak: float,
     lost_s: float | None,
 ) -> Row:
@@ -132,6 +136,8 @@ def _merged(
         row["since_step"] = slowest["since_step"]
     if main is not None and main is not slowest:
         row["main_step"] = main["since_step"]
+    if first is not None and first is not slowest and "since_step" in first:
+        row["first_step"] = first["since_step"]
     if main is not None and main is not latest:
         row["main_at"] = main["at"]
     if row["factor"] is not None and peak > row["factor"]:

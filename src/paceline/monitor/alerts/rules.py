@@ -310,7 +310,7 @@ def final_headline(rule: Rule, facts: Facts) -> str | None:
     if not last.get("relieved"):
         lost_s = lost_so_far_s(last, facts.job)
     lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
-    since = _since(last, facts.job)
+    since = _since(last, {**facts.job, "slow_since_step": last.get("first_step")})
     return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
 
 
