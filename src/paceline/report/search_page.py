@@ -56,6 +56,7 @@ def page(
     """The page, with controls at its top if it is served."""
     names = (*_SCRIPTS, *([_SLIDERS] if controls else []))
     script = "\n".join(static(name) for name in names)
+    has_price = bool(controls) or result.dollars is not None or not _one_count(result)
     head = columns(result)
     best = range(min(top, len(result)))
     shown = [*best, *(() if _one_count(result) else front(result))]
@@ -80,7 +81,7 @@ def page(
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
         front_words=_front_words(result),
-        price="" if _one_count(result) else escape(_price(result)),
+        price=escape(_price(result)) if has_price else "",
         segments=escape(" ".join(filter(None, [*note, kernels(result)]))),
         launch="" if launch is None else _launch(*launch),
         warnings="".join(
