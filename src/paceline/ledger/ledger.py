@@ -209,7 +209,9 @@ def ledger_of(
     _add_pauses(seconds, timeline, covers)
     samples = Samples(timeline.starts, covers)
     changes = (
-        episodes.detected(samples.last, samples.per_step_s, samples.breaks)
+        episodes.detected(
+            samples.last, samples.told_s, samples.breaks, samples.net_s, samples.spacing
+        )
         if events is None
         else episodes.given(events, samples.last, "the events", samples.ends)
     )
