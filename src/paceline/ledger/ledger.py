@@ -163,6 +163,8 @@ def goodput(
     events: Iterable[Mapping[str, Any]] | None = None,
     slowdown: float | None = None,
     pattern: str | None = None,
+    checkpoint: str | None = None,
+    evaluation: str | None = None,
     gpus: int | None = None,
 ) -> Ledger:
     """Where a job's wall time went.
@@ -172,6 +174,8 @@ def goodput(
         events: the detector's events (``to_mapping()``); None runs it on the steps of the logs.
         slowdown: S of an analysis of typical steps; None leaves stragglers unknown.
         pattern: pattern of a step's line, for logs of unknown format.
+        checkpoint: pattern of the dated lines of checkpoints, for logs of unknown format.
+        evaluation: the same of evaluations.
         gpus: number of the job's GPUs, for GPU-hours.
 
     Raises:
@@ -179,7 +183,9 @@ def goodput(
         DetectError: an event lacks a number, or S is below 1.
     """
     paths = [logs] if isinstance(logs, str | Path) else list(logs)
-    timeline = load_timeline([Path(path) for path in paths], pattern)
+    timeline = load_timeline(
+        [Path(path) for path in paths], pattern, checkpoint=checkpoint, evaluation=evaluation
+    )
     return ledger_of(timeline, events=events, slowdown=slowdown, gpus=gpus)
 
 

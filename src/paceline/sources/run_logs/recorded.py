@@ -79,4 +79,5 @@ def _medians_s(steps: Ints, of_ranks: Sequence[Ints]) -> Array:
     order = np.lexsort((length, number))
     number, length = number[order], length[order]
     first, end = np.searchsorted(number, steps), np.searchsorted(number, steps, side="right")
-    return (length[(first + end - 1) // 2] + length[(first + end) // 2]) / 2e9
+    medians_s: Array = (length[(first + end - 1) // 2] + length[(first + end) // 2]) / 2e9
+    return medians_s
