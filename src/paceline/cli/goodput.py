@@ -13,6 +13,7 @@ from paceline.cli.trace_input import file_name
 EPILOG = """\
 examples:
   paceline goodput train.log
+  paceline goodput runs/job-17
   paceline goodput start-1.log start-2.log --gpus 1024
   paceline goodput train.log --slowdown 1.14 --events events.jsonl --json
   paceline goodput --fleet job-17.log job-18.log
@@ -22,7 +23,8 @@ Logs of one job, one or several, each with one start or several: Megatron-LM, ML
 Google's ml-goodput-measurement and NVIDIA's one logger, trainer_state.json, the folder of a
 recorded run; of other logs, as
 paceline detect reads them, only steps, restarts and lost steps are known. A row that the logs do
-not show is a question mark, not 0. --slowdown is S of paceline analyze.
+not show is a question mark, not 0. --slowdown is S of paceline analyze; a recorded run tells it by
+its profiled steps.
 """
 
 
@@ -47,7 +49,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--slowdown",
         metavar="S",
         type=float,
-        help="S from an analysis of typical steps, for the stragglers",
+        help="S from an analysis of typical steps, for the stragglers; default: that of a recorded "
+        "run's own typical steps",
     )
     parser.add_argument(
         "--pattern", metavar="REGEX", help="a regular expression for a step's line, as in detect"

@@ -91,6 +91,19 @@ class Samples:
         seconds["stragglers"] += float(straggling_s.sum())
         seconds["productive"] += float((stepping_s - slow_s - straggling_s).sum())
 
+    def typical(self, changes: Sequence[episodes.Change]) -> npt.NDArray[np.bool_]:
+        """[sample] whether its steps are usual: none in a fail-slow, very long, or a start's first.
+
+        Steps that a later start repeats are usual, too.
+        """
+        level = episodes.factors(changes, len(self.last))
+        usual: npt.NDArray[np.bool_] = level == 1
+        for first, end in zip(self.firsts, self.ends, strict=True):
+            _, long_s = self._excess(first, end, level[first:end])
+            usual[first:end] &= long_s == 0
+            usual[first : min(first + 1, end)] = False
+        return usual
+
     def _excess(self, first: int, end: int, level: Array) -> tuple[float, Array]:
         """(excess of a start's first step over the typical one, the same of long steps)."""
         healthy_s = self.per_step_s[first:end] / level

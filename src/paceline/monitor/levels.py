@@ -33,7 +33,8 @@ class LevelChanges:
         onset: the latest event that left a rank slow; None without one.
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
-            part, and ``peak`` if its factor was larger before.
+            part, and ``peak`` if its factor was larger before. It has ``began_step`` and
+            ``began_at`` if the first rank became slow at an earlier event.
     """
 
     latest_at: float = -math.inf
@@ -75,11 +76,13 @@ class LevelChanges:
 
 def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
     slow: dict[int, Mapping[str, Any]] = {}
-    main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
+    first: Mapping[str, Any] | None = None  # the first event since all were healthy
+    main: Mapping[str, Any] | None = None  # the event with the largest rise since then
     largest_rise = peak = 0.0
     for event in reversed(changes):  # a new start of the job is a relief of all ranks
         before = _factor(slow.values())
         if event["kind"] in SLOW_KINDS:
+            first = first or event
             slow.update(dict.fromkeys(event["ranks"], event))
             peak = max(peak, _factor(slow.values()))
             rise = _factor(slow.values()) - before
@@ -89,7 +92,7 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
             for rank in event["ranks"]:
                 slow.pop(rank, None)
         if not slow:
-            main, largest_rise, peak = None, 0.0, 0.0
+            first, main, largest_rise, peak = None, None, 0.0, 0.0
     if not slow:
         return None
     event_of_text = {event["text"]: event for event in slow.values()}
@@ -107,6 +110,8 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
         row["since_step"] = slowest["since_step"]
     if main is not None and main is not slowest:
         row |= {"main_step": main["since_step"], "main_at": main["at"]}
+    if first is not None and first is not latest:
+        row |= {"began_step": first["since_step"], "began_at": first["at"]}
     if row["factor"] is not None and peak > row["factor"]:
         row["peak"] = peak
     return row

@@ -158,6 +158,7 @@ class Alarm:
         since: since when the job is as it is, as far as events and sessions show.
         at: time of the session behind it.
         factor: by which the session's steps are too long, S or the ratio to earlier steps.
+        last_step: the session's last step; None = unknown.
     """
 
     headline: str
@@ -169,6 +170,7 @@ class Alarm:
     since: float | None = None
     at: float | None = None
     factor: float | None = None
+    last_step: int | None = None
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -208,6 +210,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         since=slow[-1]["created_at"],
         at=last["created_at"],
         factor=largest_lasting(last),
+        last_step=last["last_step"],
     )
 
 
@@ -424,6 +427,7 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         since=longer[-1]["created_at"],
         at=last["created_at"],
         factor=last["step_s"] / usual,
+        last_step=last["last_step"],
     )
 
 

@@ -81,6 +81,7 @@ def notes(comparison: Comparison) -> list[str]:
     """Notes about the verdict, the most important first."""
     rows = (
         _unlike(comparison),
+        _pauses(comparison),
         _overlap(comparison),
         _gpu_time(comparison),
         _too_few(comparison),
@@ -113,6 +114,27 @@ def _overlap(comparison: Comparison) -> str:
     return (
         f"times are from step to step: a traced {comparison.unit} is longer, since the step before "
         f"still runs on other ranks for {before} before, {after} after"
+    )
+
+
+def _pauses(comparison: Comparison) -> str:
+    """The change of the time from step to step, where pauses between steps are much of it."""
+    change, pause_s = comparison.time_with_pauses, comparison.pause_s
+    if change is None or pause_s is None or comparison.same_steps:
+        return ""
+    times_s = (change.before_s, change.after_s)
+    if max(pause / time for pause, time in zip(pause_s, times_s, strict=True)) < MATTERS:
+        return ""
+    before, after = map(seconds, times_s)
+    times = f"{before} before, {after} after"
+    if change.verdict == "no-difference" and change.interval is not None:
+        low, high = (share(end, sign=True, digits=1) for end in change.interval)
+        word = "cannot be told" if _is_wide(change) else "shows no difference"
+        return (
+            f"with the pauses between steps, the time of a step {word} ({low} to {high}): {times}"
+        )
+    return (
+        f"{_became(change, 'step', 'with the pauses between steps, the time of a step')}: {times}"
     )
 
 

@@ -68,6 +68,7 @@ def load_timeline(
         starts=tuple(starts),
         recorded=frozenset.intersection(*(timeline.recorded for timeline in timelines)),
         notes=tuple(dict.fromkeys(note for timeline in timelines for note in timeline.notes)),
+        recordings=tuple(chain.from_iterable(timeline.recordings for timeline in timelines)),
     )
 
 

@@ -11,7 +11,15 @@ import numpy as np
 
 from paceline.errors import TraceError
 from paceline.sources.recording.files import RankFile, read_files
-from paceline.sources.run_logs.timeline import Array, Ints, Pause, Start, Timeline, steps_of
+from paceline.sources.run_logs.timeline import (
+    Array,
+    Ints,
+    Pause,
+    Recording,
+    Start,
+    Timeline,
+    steps_of,
+)
 
 _AT_MOST = (
     "waits for data are the longest ones of the ranks in each step; a part of them may be hidden "
@@ -25,7 +33,8 @@ def read_recorded(folder: Path) -> Timeline:
     A step's own time is the median of the ranks, as ``paceline detect`` takes it.
 
     The recorder sees only the inside of steps. Its only pauses are the waits for data, where it
-    measured them: the longest one of the ranks, at the begin of each step.
+    measured them: the longest one of the ranks. It lies between the step before and this one, and
+    in this one where that time is too short.
 
     Raises:
         TraceError: the recording is damaged, or holds no step.
@@ -33,7 +42,8 @@ def read_recorded(folder: Path) -> Timeline:
     by_session: dict[str, RankFile] = {}
     waits_ns: dict[str, dict[int, int]] = {}
     times: dict[str, list[Ints]] = defaultdict(list)
-    for file in read_files(folder):
+    files = read_files(folder)
+    for file in files:
         of_steps = waits_ns.setdefault(file.session, {})
         for step, wait_ns in file.data_ns.items():
             of_steps[step] = max(wait_ns, of_steps.get(step, 0))
@@ -52,6 +62,7 @@ def read_recorded(folder: Path) -> Timeline:
         tuple(sorted(starts, key=lambda start: start.begin_s)),
         frozenset({"data"} if measured else ()),
         notes=(_AT_MOST,) if measured else (),
+        recordings=(Recording(folder, tuple(files)),),
     )
 
 
@@ -61,12 +72,16 @@ def _start(file: RankFile, of_ranks: Sequence[Ints], waits_ns: Mapping[int, int]
         (int(step), 1, begin_ns / 1e9, (begin_ns + length_ns) / 1e9)
         for step, begin_ns, length_ns in times.tolist()
     ]
-    waits = [
-        Pause("data", begin_s, min(begin_s + waits_ns[step] / 1e9, end_s))
-        for step, _, begin_s, end_s in rows
-        if waits_ns.get(step)
-    ]
     began_s = min(int(file.meta["started_ns"]) / 1e9, rows[0][2])
+    waits = []
+    previous_end_s = began_s
+    for step, _, begin_s, end_s in rows:
+        wait_s = waits_ns.get(step, 0) / 1e9
+        if wait_s:
+            # Where the loop asks for its batch before the step, the wait ends as the step begins.
+            from_s = max(begin_s - wait_s, min(previous_end_s, begin_s))
+            waits.append(Pause("data", from_s, min(from_s + wait_s, end_s)))
+        previous_end_s = end_s
     steps = steps_of(rows)
     steps = replace(steps, spent_s=_medians_s(steps.last, of_ranks))
     return Start(began_s, rows[-1][3], steps, tuple(waits), has_begin=True)

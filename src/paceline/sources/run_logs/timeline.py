@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.sources.recording.files import RankFile
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -83,6 +86,14 @@ class Start:
     has_ended: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The folder of a recorded run, and its files."""
+
+    path: Path
+    files: tuple[RankFile, ...]
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The timeline of a job.
@@ -93,6 +104,7 @@ class Timeline:
         recorded: kinds of pauses that the log would show if there were any.
         has_clock: whether the time between starts, and between steps, is known.
         notes: doubts of the reader.
+        recordings: recorded runs among the logs, whose profiled steps tell the stragglers.
     """
 
     tool: str
@@ -100,6 +112,7 @@ class Timeline:
     recorded: frozenset[PauseKind]
     has_clock: bool = True
     notes: tuple[str, ...] = ()
+    recordings: tuple[Recording, ...] = ()
 
 
 def no_steps() -> Steps:
