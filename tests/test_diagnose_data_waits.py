@@ -13,7 +13,6 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.ledger import goodput
-from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.load_ahead import propose
 from paceline.report.terminal import screen

@@ -30,6 +30,7 @@ def print_events(
     """
     from paceline.detect.bursts import changes_of, ranks_of
     from paceline.detect.episodes import episodes_of
+    from paceline.detect.job import JobEvent
 
     last_change = {rank: places[-1] for rank, places in changes_of(events).items()}
     last_jump, repeats = None, 0
@@ -44,9 +45,15 @@ def print_events(
             goes_on = any(last_change[rank] == place for rank in ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
 
+    def tell_suspects(place: int) -> None:
+        event = events[place]
+        for line in event.suspect_lines() if isinstance(event, JobEvent) else ():
+            print(f"  {line}")
+
     if verbose:
         for place in _without_repeats(events):
             tell(place)
+            tell_suspects(place)
     else:
         shown = set(_without_repeats(events))
         for episode in episodes_of(events):
@@ -56,6 +63,7 @@ def print_events(
             tell(first)
             if episode.changes:
                 print(f"  {_changes_text([events[p] for p in (first, *episode.changes)])}")
+            tell_suspects(first)
             if episode.is_over and len(episode.places) > 1:
                 tell(episode.places[-1])
     for event in events:

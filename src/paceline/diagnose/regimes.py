@@ -113,7 +113,7 @@ def with_slower_part(
         steps: [step] step numbers.
         patterns: finds causes in the durations of some steps, given their numbers.
     """
-    found = _of_slower_part(whole, _jump(times), durations, steps, patterns)
+    found = _of_slower_part(whole, jump_of(times), durations, steps, patterns)
     slow = [candidate for candidate in found if candidate.cause == "worker"]
     if slow:
         (dp, stage), n_tests = slow[0].where["workers"][0], 1
@@ -121,7 +121,7 @@ def with_slower_part(
         lasting, _ = slowness(fit_computes(durations))
         stage, dp = (int(i) for i in np.unravel_index(int(lasting.argmax()), lasting.shape))
         n_tests = lasting.size - len(lasting)  # two workers have one ratio
-    own = _jump(_over_peers(durations, dp, stage), n_tests) if durations.graph.n_dp > 1 else None
+    own = jump_of(over_peers(durations, dp, stage), n_tests) if durations.graph.n_dp > 1 else None
     if own is None:
         return found
 
@@ -134,7 +134,7 @@ def with_slower_part(
     return others + _of_slower_part(of_all, own, durations, steps, of_worker)
 
 
-def _over_peers(durations: Durations, dp: int, stage: int) -> Array:
+def over_peers(durations: Durations, dp: int, stage: int) -> Array:
     """[step] a worker's compute time over the median of its stage's other workers."""
     seconds = compute_s(durations)[stage]  # [dp, step]
     peers = np.median(np.delete(seconds, dp, axis=0), axis=0)
@@ -174,7 +174,7 @@ def _of_slower_part(
     ]
 
 
-def _jump(times: Array, n_tests: int = 1) -> Jump | None:
+def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
     """The jump of [step] times, one of ``n_tests`` series; None if none passes the thresholds."""
     if len(times) < 2 * MIN_STEPS:
         return None
