@@ -36,8 +36,11 @@ def run(
         detector_of: makes a detector of a number of ranks and of samples before any event.
         like: step times of earlier runs.
     """
+    from paceline.detect.detector import THRESHOLD
+    from paceline.detect.few_samples import warm_up_before_rise
     from paceline.detect.limits import WARM_UP, usable, warm_up_of
     from paceline.errors import DetectError
+    from paceline.sources.step_logs.files import median_of_ranks
 
     log = step_times = None
     if args.collectives:
@@ -57,6 +60,9 @@ def run(
         print(f"note: {warning}", file=sys.stderr)
     n_steps = len(times.steps)
     warm_up = WARM_UP if args.method == "bocd" else warm_up_of(times.steps_per_sample)
+    if args.method != "bocd" and not like:
+        median_s = median_of_ranks(times.duration_s)
+        warm_up = warm_up_before_rise(median_s, warm_up, args.threshold or THRESHOLD)
     if n_steps <= warm_up:
         few = detect_report.too_few(times, warm_up)
         if args.input is not None:

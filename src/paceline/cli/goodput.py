@@ -55,6 +55,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--pattern", metavar="REGEX", help="a regular expression for a step's line, as in detect"
     )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="REGEX",
+        help="a regular expression for dated lines of checkpoints: a group duration_s, duration_ms "
+        "or duration in the line of the end, or groups begin and end of two lines",
+    )
+    parser.add_argument("--evaluation", metavar="REGEX", help="the same for evaluations")
     parser.add_argument("--gpus", metavar="N", type=int, help="GPUs of the job, for GPU-hours")
     inputs = parser.add_mutually_exclusive_group()
     inputs.add_argument(
@@ -78,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
     from paceline.ledger.totals import read_totals
 
     if args.totals:
-        if len(args.logs) > 1 or args.events or args.slowdown is not None or args.pattern:
+        patterns = args.pattern or args.checkpoint or args.evaluation
+        if len(args.logs) > 1 or args.events or args.slowdown is not None or patterns:
             raise DetectError(
-                "--totals takes one file and cannot be combined with --events, --slowdown or "
-                "--pattern"
+                "--totals takes one file and cannot be combined with --events, --slowdown, "
+                "--pattern, --checkpoint or --evaluation"
             )
         ledgers = {str(args.logs[0]): read_totals(args.logs[0], gpus=args.gpus)}
     else:
@@ -96,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
                 events=_events(args.events),
                 slowdown=args.slowdown,
                 pattern=args.pattern,
+                checkpoint=args.checkpoint,
+                evaluation=args.evaluation,
                 gpus=args.gpus,
             )
             for logs in jobs

@@ -167,6 +167,8 @@ def goodput(
     events: Iterable[Mapping[str, Any]] | None = None,
     slowdown: float | None = None,
     pattern: str | None = None,
+    checkpoint: str | None = None,
+    evaluation: str | None = None,
     gpus: int | None = None,
 ) -> Ledger:
     """Where a job's wall time went.
@@ -177,6 +179,8 @@ def goodput(
         slowdown: S of an analysis of typical steps. None: a recorded run tells it by its profiled
             steps; other logs leave stragglers unknown.
         pattern: pattern of a step's line, for logs of unknown format.
+        checkpoint: pattern of the dated lines of checkpoints, for logs of unknown format.
+        evaluation: the same of evaluations.
         gpus: number of the job's GPUs, for GPU-hours.
 
     Raises:
@@ -184,7 +188,9 @@ def goodput(
         DetectError: an event lacks a number, or S is below 1.
     """
     paths = [logs] if isinstance(logs, str | Path) else list(logs)
-    timeline = load_timeline([Path(path) for path in paths], pattern)
+    timeline = load_timeline(
+        [Path(path) for path in paths], pattern, checkpoint=checkpoint, evaluation=evaluation
+    )
     return ledger_of(timeline, events=events, slowdown=slowdown, gpus=gpus)
 
 
@@ -214,7 +220,9 @@ def ledger_of(
     _add_pauses(seconds, timeline, covers)
     samples = Samples(timeline.starts, covers)
     changes = (
-        episodes.detected(samples.last, samples.per_step_s, samples.breaks)
+        episodes.detected(
+            samples.last, samples.told_s, samples.breaks, samples.net_s, samples.spacing
+        )
         if events is None
         else episodes.given(events, samples.last, "the events", samples.ends)
     )

@@ -167,4 +167,5 @@ def _back_to_back(parts: Sequence[npt.NDArray[Any]]) -> list[Steps]:
 
 def _steps(rows: npt.NDArray[Any], end_s: npt.NDArray[np.float64]) -> Steps:
     ones = np.ones(len(rows), dtype=np.int64)
-    return Steps(rows["step"].astype(np.int64), ones, end_s - rows["max_s"], end_s)
+    spent_s = rows["max_s"]
+    return Steps(rows["step"].astype(np.int64), ones, end_s - spent_s, end_s, spent_s)

@@ -47,12 +47,15 @@ class Steps:
         last: [sample] number of the sample's last step.
         count: [sample] number of its steps.
         begin_s, end_s: [sample] seconds on the timeline's clock; pauses may lie within.
+        spent_s: [sample] seconds that the source gives for the sample; its rounded dates may leave
+            fewer or more.
     """
 
     last: Ints
     count: Ints
     begin_s: Array
     end_s: Array
+    spent_s: Array
 
     def __len__(self) -> int:
         return len(self.last)
@@ -114,7 +117,8 @@ class Timeline:
 
 def no_steps() -> Steps:
     """An empty table, for a start without steps."""
-    return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+    whole, seconds = np.empty(0, np.int64), np.empty(0)
+    return Steps(whole, whole, seconds, seconds, seconds)
 
 
 def _close_up(end_s: Array, spent_s: Array) -> Array:
@@ -140,4 +144,4 @@ def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
         begin_s[1:] = end_s[1:] - spent_s[1:]
     begin_s[1:] = np.maximum(begin_s[1:], end_s[:-1])
     last, count = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-    return Steps(last, count, np.minimum(begin_s, end_s), end_s)
+    return Steps(last, count, np.minimum(begin_s, end_s), end_s, spent_s)
