@@ -35,8 +35,8 @@ class LevelChanges:
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
             part, ``first_step`` if the first slow step is an earlier one, and ``peak`` if its
             factor was larger before.
-        last: ``slow``, otherwise the latest fail-slow as it was before its relief, with ``relieved``
-            true. Its loss is that of the relief. None without one.
+        last: ``slow``, otherwise the latest fail-slow before its relief, with ``relieved`` true and
+            the loss of the relief. None without one.
     """
 
     latest_at: float = -math.inf

@@ -235,7 +235,7 @@ def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], s
 
 
 def what_lasts(row: Mapping[str, Any]) -> str:
-    """What ``slowdown_lasting`` of a session or job is, for a sentence after the number.
+    """The words after the number ``slowdown_lasting`` of a session or job.
 
     Where no cause is known, the part that chance may explain is left out, too.
     """

@@ -32,7 +32,12 @@ _OF_JOB = (
 )
 _TOTALS = (
     ("sessions_total", "n_sessions", "Profiling sessions.", 1.0),
-    ("gpu_seconds_lost_total", "gpu_hours_lost", "GPU time lost to stragglers and waits for data.", 3600.0),
+    (
+        "gpu_seconds_lost_total",
+        "gpu_hours_lost",
+        "GPU time lost to stragglers and data loading.",
+        3600.0,
+    ),
 )
 
 
