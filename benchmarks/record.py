@@ -9,7 +9,7 @@ are of one process, so that they share what else the machine does. A share is th
 of the paired difference of medians, outer tenths left out, with its standard error. Work of the
 writer's thread may fall into another run; its CPU time is told apart. On a busy machine look at
 the CPU time of the training thread, which does not count what it waits. Last that of one operation
-alone, and what a recorder keeps in memory.
+and of one batch alone, and what a recorder keeps in memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src"
 MODES = ("off", "10%", "every step")
 MICROBATCHES = 8
+BATCHES = ("no line", "nothing records", "not profiled", "in a block")
 
 
 def train(rounds: int, steps: int) -> dict[str, object]:
@@ -125,6 +127,33 @@ def per_op(ops: int, steps: int) -> dict[str, float]:
     return found
 
 
+def per_batch(batches: int, rounds: int) -> dict[str, float]:
+    """us of processor time that ``record.batches`` adds to one batch, median over the rounds."""
+    import paceline.record as record
+
+    def took(data: Iterator[int]) -> float:
+        begin = time.thread_time()
+        for _ in data:
+            pass
+        return (time.thread_time() - begin) / batches
+
+    times: dict[str, list[float]] = {name: [] for name in BATCHES}
+    for _ in range(rounds):
+        times["no line"].append(took(iter(range(batches))))
+        times["nothing records"].append(took(record.batches(iter(range(batches)))))
+    with tempfile.TemporaryDirectory() as folder, record.start(folder, every=2) as recorder:
+        for number in range(2 * rounds):
+            data = record.batches(iter(range(batches)))
+            with recorder.step(number):
+                if number % 2:
+                    times["not profiled"].append(took(data))
+                else:
+                    with recorder.op("forward-compute", microbatch=0):
+                        times["in a block"].append(took(data))
+    plain = statistics.median(times.pop("no line"))
+    return {name: 1e6 * (statistics.median(of)) - 1e6 * plain for name, of in times.items()}
+
+
 def memory() -> dict[str, float]:
     """Growth of the process in MB: with a recorder, and with its buffer full."""
     import paceline.record as record
@@ -180,7 +209,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         what, *more = args.child
-        told = {"train": train, "per_op": per_op, "memory": memory}[what]
+        told = {"train": train, "per_op": per_op, "per_batch": per_batch, "memory": memory}[what]
         print(json.dumps(told(*(int(a) if a.isdecimal() else a for a in more))))
         return
     found = run("train", args.rounds, args.steps)
@@ -204,6 +233,12 @@ def main() -> None:
     print(
         f"one op, CPU time: recorded {cost['recorded']:.2f} us, in a step not profiled "
         f"{cost['not profiled']:.2f} us"
+    )
+    added = run("per_batch", 1000, 40)
+    print(
+        f"one batch by record.batches, CPU time: {added['nothing records']:+.2f} us where nothing "
+        f"records, {added['not profiled']:+.2f} us in a step, {added['in a block']:+.2f} us in a "
+        "block of a profiled one"
     )
     used = run("memory")
     print(

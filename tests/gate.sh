@@ -19,6 +19,17 @@ took=() failed=0 busy=()
 folder=$(mktemp -d)
 trap 'kill "${busy[@]}" 2>/dev/null; rm -rf "$folder"' EXIT
 
+below() { # pid: the processes that it started, and theirs
+  local child
+  for child in $(pgrep -P "$1"); do
+    below "$child"
+    echo "$child"
+  done
+}
+
+# Ctrl-C ends the part that runs, what runs beside it, and no further part begins.
+trap 'trap "" INT TERM; kill $(below $$) 2>/dev/null; exit 130' INT TERM
+
 note() { # seconds, status, name
   took+=("$(printf '%5d s  %s%s' "$1" "$3" "$([ "$2" = 0 ] || echo '  FAILED')")")
   [ "$2" = 0 ] || failed=1

@@ -1,7 +1,10 @@
 """Recordings made without waiting: the real recorder on a clock that a test sets, or old files."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from paceline import load
 from paceline.blockfile import (
     CLOCK,
     CLOCK_ENTRY,
@@ -18,6 +21,7 @@ from paceline.blockfile import (
 from paceline.record.clocks import HostClock
 from paceline.record.recorder import Recorder
 
+MS = 1_000_000
 BASE_NS = 1_750_000_000_000_000_000
 
 
@@ -56,6 +60,67 @@ def play(rec, clock, number, ops, step_ns):
             running[i].done()
     clock.t = step_ns[1]
     step.__exit__(None, None, None)
+
+
+@dataclass
+class RankStep:
+    """Milliseconds of one rank in one step, in the order in which they pass.
+
+    A rank waits for its data, works as a host, computes; all ranks meet in a collective of 4 ms;
+    the rank works as a host again and optimizes.
+    """
+
+    data: float = 0.0
+    host: float = 0.0
+    forward: float = 20.0
+    backward: float = 40.0
+    late: float = 0.0
+    optimizer: float = 6.0
+
+
+def data_parallel_job(folder, step_of, *, steps=24, ranks=4, every=1, meets=False, measures=False):
+    """A recorded data-parallel job without a barrier: its gradients' exchange ties the ranks.
+
+    Args:
+        folder: of the recording.
+        step_of: (step, rank) -> its :class:`RankStep`.
+        steps: of the job.
+        ranks: of the job.
+        every: one step in this many is profiled.
+        meets: whether all ranks meet behind the loading, in a collective that is not recorded, as
+            the Trainer of transformers does to count the tokens.
+        measures: whether waits for data are recorded.
+    """
+    clocks = [SetClock() for _ in range(ranks)]
+    places = [{"rank": rank, "world": ranks, "dp": ranks} for rank in range(ranks)]
+    recorders = [
+        Recorder(folder, every=every, flush_s=60, given=place, clock=clock)
+        for place, clock in zip(places, clocks, strict=True)
+    ]
+    free = [1000.0] * ranks
+    for number in range(steps):
+        of_ranks = [step_of(number, rank) for rank in range(ranks)]
+        begin = [at + of.data + of.host for at, of in zip(free, of_ranks, strict=True)]
+        if meets:
+            begin = [max(begin)] * ranks
+        ready = [at + of.forward + of.backward for at, of in zip(begin, of_ranks, strict=True)]
+        met = max(ready) + 4
+        for rank, (rec, clock, of) in enumerate(zip(recorders, clocks, of_ranks, strict=True)):
+            own, held = begin[rank], met + of.late
+            end = held + of.optimizer
+            ops = [
+                ("forward-compute", 0, 0, own, own + of.forward),
+                ("backward-compute", 0, 0, own + of.forward, ready[rank]),
+                ("grads-reduce-scatter", -1, -1, ready[rank], met),
+                ("optimizer", -1, -1, held + 0.001, end),  # behind its wait
+            ]
+            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
+            rec.measures_data, rec.data_ns = measures, round(of.data * MS)
+            play(rec, clock, number, in_ns, (round(free[rank] * MS), round(end * MS)))
+            free[rank] = end
+    for rec in recorders:
+        rec.close()
+    return load(folder)
 
 
 def record_trace(trace, folder, ahead_ns=None, session="one", host="host"):

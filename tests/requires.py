@@ -47,6 +47,14 @@ EXTRAS = {
 #: What no extra installs -> the arguments of pip.
 PACKAGES = {
     "composer": "mosaicml",
+    "datasets": "datasets",
+    "grain": "grain",
+    "litdata": "litdata",
+    "nvidia.dali": "nvidia-dali-cuda120",
+    "pandas": "pandas",
+    "streaming": "mosaicml-streaming",
+    "torchdata": "torchdata",
+    "webdataset": "webdataset",
     "hta": "HolisticTraceAnalysis",
     "megatron": "megatron-core",
     "mlperf_logging": "mlperf-logging",

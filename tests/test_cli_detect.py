@@ -269,7 +269,7 @@ def slow_log(tmp_path_factory):
 def test_a_call_log_gives_period_steps_and_who(capsys, slow_log):
     code, out, err = said(capsys, "--collectives", slow_log)
     assert (code, err) == (0, "")
-    first, event, end, stake, who, last = out.splitlines()
+    first, event, end, who, stake, last = out.splitlines()
     assert end.startswith("  so far: 1.")
     assert "1,000 more steps at this level lose" in stake
     assert "GPU-hours" in stake

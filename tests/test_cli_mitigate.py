@@ -2,9 +2,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from paceline.cli.main import run as command
+from recordings import RankStep, data_parallel_job
 
 SCENARIO = """\
 job: {dp: 4, pp: 2, microbatches: 8}
@@ -68,6 +70,38 @@ def test_fail_slows_come_from_the_diagnosis(slow_trace, capsys):
     assert found["compute"]["factor"] == pytest.approx(1.5, rel=0.02)
     assert (found["link"]["worker"], found["link"]["other"]) == ([0, 0], [0, 1])
     assert found["link"]["factor"] == pytest.approx(60, rel=0.05)
+
+
+def busy_job(folder, slow_steps):
+    """Two recorded ranks of a noisy machine; the forwards of rank 1 are slow in some steps."""
+    rng = np.random.default_rng(4)
+    noise = rng.lognormal(0, 0.4, 40)
+
+    def step_of(number, rank):
+        slower = 6 if rank == 1 and number in slow_steps else 1
+        return RankStep(forward=20 * slower * noise[number], backward=20 * noise[number], late=120)
+
+    data_parallel_job(folder, step_of, steps=40, ranks=2)
+    return folder
+
+
+def test_a_rank_that_became_slow_in_its_forwards_is_mitigated(tmp_path, capsys):
+    """As ``diagnose`` names it, with the factor of its slow steps; the backwards are not slow."""
+    folder = busy_job(tmp_path / "slow", range(16, 40))
+    found = json.loads(run(capsys, folder, "--json")[1])
+    (fault,) = found["fail_slows"]
+    assert found["slowdown"] == pytest.approx(150 / 50, rel=0.1)
+    assert fault["worker"] == [1, 0]
+    assert fault["factor"] == pytest.approx(3.5, rel=0.05)
+    code, out, _ = run(capsys, folder)
+    assert code == 0
+    assert "note: traced steps take" in out
+
+
+def test_a_rank_that_is_healthy_again_is_not_mitigated(tmp_path, capsys):
+    code, out, _ = run(capsys, busy_job(tmp_path / "over", range(20)))
+    assert code == 0
+    assert "the end of the trace shows no slow worker" in out
 
 
 def test_a_healthy_trace_has_nothing_to_mitigate(trace, capsys):

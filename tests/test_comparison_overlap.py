@@ -9,16 +9,13 @@ import pytest
 import paceline
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
-from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.comparison import comparison_lines
 from paceline.report.comparison.rows import tables
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import details
-from recordings import SetClock, play
-
-MS = 1_000_000
+from recordings import RankStep, data_parallel_job
 
 
 def job(folder, pause_ms):
@@ -26,28 +23,7 @@ def job(folder, pause_ms):
 
     A rank computes for 60 ms, all meet behind 4 ms more, the optimizer takes 6 ms.
     """
-    clocks = [SetClock() for _ in range(3)]
-    places = [{"rank": r, "world": 3, "dp": 3} for r in range(3)]
-    recorders = [
-        Recorder(folder, every=1, flush_s=60, given=given, clock=clock)
-        for given, clock in zip(places, clocks, strict=True)
-    ]
-    free = [1000.0] * 3
-    for number in range(24):
-        met = max(free) + 64
-        for rank, (recorder, clock) in enumerate(zip(recorders, clocks, strict=True)):
-            own, held = free[rank], met + pause_ms * (rank == 1)
-            ops = [
-                ("forward-compute", 0, 0, own, own + 20),
-                ("backward-compute", 0, 0, own + 20, own + 60),
-                ("grads-reduce-scatter", -1, -1, own + 60, met),
-                ("optimizer", -1, -1, held + 0.001, held + 6),
-            ]
-            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
-            play(recorder, clock, number, in_ns, (round(own * MS), round((held + 6) * MS)))
-            free[rank] = held + 6
-    for recorder in recorders:
-        recorder.close()
+    data_parallel_job(folder, lambda _, rank: RankStep(late=pause_ms * (rank == 1)), ranks=3)
     return paceline.load(folder, steps=range(1, 24))
 
 

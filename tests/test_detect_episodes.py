@@ -3,14 +3,21 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.cli.main import run
-from paceline.detect.episodes import ReliefDates, are_together, episodes_of
+from paceline.detect.episodes import (
+    ReliefDates,
+    are_shared,
+    are_together,
+    episodes_of,
+    without_short_levels,
+)
 from paceline.detect.event import Event
-from paceline.detect.job import JobEvent
+from paceline.detect.job import JobEvent, job_events
 from paceline.detect.slow_ranks import slow_ranks
 from paceline.detect.who_works import with_suspects
 from paceline.synth import SlowWorker, SynthSpec, synthesize
@@ -101,6 +108,57 @@ def test_a_fail_slow_of_one_rank_is_not_hidden_by_one_of_all():
     events += [event("onset", 400, rank) for rank in range(3)]
     assert not are_together(duration_s, range(900), events)
     assert are_together(duration_s[300:], range(300, 900), events[2:])
+
+
+@pytest.mark.parametrize(("others", "shared"), [(0.85, True), (0.97, False), (1.0, False)])
+@pytest.mark.parametrize("kind", ["onset", "faster"])
+def test_a_change_of_one_rank_is_shared_if_all_others_have_it(kind, others, shared):
+    """One rank changes by a fifth, the others by the rest of ``others``."""
+    change = 1.2 if kind == "onset" else 0.8
+    duration_s = noise(300, 3)
+    duration_s[200:, 1] *= change
+    duration_s[200:, ::2] *= 1 + (1 - others) / 0.2 * (change - 1) * 1.05
+    after_s = change if kind == "faster" else 1.0
+    one = Event(kind, 1, 210, 200, change, 1.0, after_s, before_factor=change)
+    events = job_events([one], 3)
+    assert are_shared(duration_s, range(300), [0, 1, 2], events) is shared
+    everyone = job_events([replace(one, rank=rank) for rank in range(3)], 3)
+    assert not are_shared(duration_s, range(300), [0, 1, 2], everyone)
+
+
+def test_what_noise_brings_above_the_bar_for_one_of_two_ranks_that_wait_is_the_jobs(
+    capsys, tmp_path
+):
+    """A job of 0.9x from step 90 on: one rank passes the bar, the other one does not."""
+    rng = np.random.default_rng(9)
+    job = np.repeat([1.0, 0.893], [90, 60]) * rng.normal(1, 0.02, 150)
+    duration_s = job[:, None] + np.diff(rng.normal(0, 0.02, (151, 2)), axis=0)
+    path = table(tmp_path / "it.csv", duration_s)
+    by_rank = said(capsys, path, "--by-rank")[1]
+    assert "rank 0 is faster since step 90" in by_rank
+    assert "rank 1" not in by_rank
+    out = said(capsys, path)[1]
+    assert "rank 0" not in out
+    assert "150 steps of 2 ranks: 0 fail-slows, healthy at the end" in out
+
+
+def test_a_file_does_not_tell_faster_levels_that_did_not_last(capsys, tmp_path):
+    factors = np.repeat([1.0, 0.7, 1.0, 1.3, 0.7, 1.0], [300, 20, 100, 40, 20, 120])
+    path = table(tmp_path / "it.csv", factors[:, None] * noise(600, 1))
+    onset, _, end, last = said(capsys, path)[1].splitlines()
+    assert "x slower since step 420" in onset
+    assert end.endswith(": healthy again since step 460")
+    assert last.startswith("600 steps of 1 rank: 1 fail-slow, healthy at the end, 12")
+
+
+def test_a_faster_level_that_lasted_stays_beside_one_that_did_not():
+    def of(kind, step, healthy_s, factor, before):
+        return Event(kind, 0, step, step, factor, 0.0, healthy_s, before_factor=before)
+
+    lasting, short = of("faster", 100, 0.7, 0.7, 0.7), of("faster", 300, 0.56, 0.8, 0.8)
+    shorter = of("faster", 320, 0.42, 0.6, 0.75)
+    back = of("relief", 340, 0.7, np.nan, 1.67)
+    assert without_short_levels([lasting, short, shorter, back]) == [lasting]
 
 
 def test_one_rank_is_not_together():

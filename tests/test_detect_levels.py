@@ -1,5 +1,7 @@
 """Levels that change again, what was planned, and what a person accepts."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,65 @@ def test_a_job_that_is_faster_for_good_has_a_new_healthy_level():
         "faster", 300, "onset", 600,
     )  # fmt: skip
     assert (faster.factor, onset.factor) == pytest.approx((0.7, 1.2), rel=0.03)
+
+
+@pytest.mark.parametrize("length", [8, 20, 45])
+def test_a_short_faster_stretch_is_no_healthy_level(length):
+    """The return to the old level is no fail-slow, and a later one is measured against that."""
+    x = noise(1000)
+    x[300 : 300 + length] *= 0.7
+    x[700:800] *= 1.3
+    faster, back, onset, relief = events_of(x)
+    assert (faster.kind, back.kind, back.since_step) == ("faster", "relief", 300 + length)
+    assert back.explain().endswith(
+        f"healthy again since step {300 + length}, as the faster level did not last"
+    )
+    assert math.isnan(back.factor)
+    assert back.healthy_s == pytest.approx(1.0, rel=0.01)
+    assert (onset.kind, onset.since_step, relief.kind) == ("onset", 700, "relief")
+    assert onset.factor == pytest.approx(1.3, rel=0.02)
+
+
+def test_a_fail_slow_behind_a_short_faster_stretch_is_told_at_once():
+    x = noise(1000)
+    x[300:330] *= 0.7
+    x[330:400] *= 1.3
+    told = [(event.kind, event.since_step) for event in events_of(x)]
+    assert told == [("faster", 300), ("onset", 330), ("relief", 400)]
+    assert events_of(x)[1].factor == pytest.approx(1.3, rel=0.03)
+
+
+def test_a_faster_level_that_rises_within_the_short_time_is_still_faster():
+    x = noise(1000)
+    x[300:330] *= 0.6
+    x[330:] *= 0.8
+    x[600:] *= 1.3
+    told = [(event.kind, event.since_step) for event in events_of(x)]
+    assert told == [("faster", 300), ("onset", 600)]
+    assert events_of(x)[1].factor == pytest.approx(1.3, rel=0.03)
+
+
+def test_an_accepted_faster_level_is_healthy_at_once():
+    x = noise(400)
+    x[300:320] *= 0.7
+    detector, events = Detector(1), []
+    for step, value in enumerate(x):
+        events += detector.update(step, [value])
+        if step == 310:
+            detector.accept()
+    assert [event.kind for event in events] == ["faster", "onset"]
+
+
+def test_a_faster_level_among_the_first_samples_of_a_stage_is_its_own():
+    """The eight samples that measure the stage have a fault of 1.4x from the eighth on."""
+    x = noise(1000)
+    x[400:] *= 0.7
+    x[407:] *= 1.4
+
+    def tokens(step):
+        return {"tokens": 4096 if step < 400 else 4000}
+
+    assert "onset" in [event.kind for event in events_of(x, workload=tokens)]
 
 
 @pytest.mark.parametrize(("share", "kinds"), [(0.93, []), (0.88, ["faster"])])

@@ -96,6 +96,8 @@ def test_the_width_is_that_of_the_window_below():
     assert found.low == pytest.approx(1.5**2 / found.high)
     floats[STRAY:CYCLE] = np.nan  # nothing is known of its noise
     assert estimate(floats, wholes, 1.5).to_mapping()["high"] is None
+    floats[STRAY:CYCLE] = 1e6  # times of a damaged file
+    assert estimate(floats, wholes, 1.5).to_mapping()["high"] is None
 
 
 def test_ranks_are_merged_by_medians():

@@ -19,6 +19,7 @@ from paceline.graph import from_trace
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
 from paceline.trace.kinds import PASSES, OpKind
 from paceline.whatif import analyze
+from recordings import RankStep, data_parallel_job
 
 SPEC = SynthSpec(dp=8, pp=4, microbatches=8, steps=12)
 
@@ -343,6 +344,72 @@ def test_a_worker_that_was_as_slow_before_is_no_suspect_of_the_change():
     assert slow.text.startswith("in the 6 slow steps of the trace, alone it makes a step 1.")
     assert "; slow before, too: rank 11 (stage 1 of replica 3); " in event.explain()
     assert event.to_mapping()["slow_before"][0]["ranks"] == [11]
+
+
+def test_evidence_stands_below_its_own_event(capsys, tmp_path):
+    """Rank 1 is slow from step 80 to 119, rank 0 from step 200 on."""
+
+    def step_of(number, rank):
+        is_slow = 80 <= number < 120 if rank else number >= 200
+        return RankStep(forward=60.0 if is_slow else 20.0)
+
+    data_parallel_job(tmp_path / "run", step_of, steps=260, ranks=2)
+    assert run(["detect", str(tmp_path / "run")]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "  in the end" not in line]
+    assert "since step 80; rank 1 " in lines[0]
+    assert lines[1].startswith("  rank 1 (stage 0 of replica 1); compute: in the 40 slow steps")
+    assert "healthy again since step 120" in lines[2]
+    assert "since step 200; rank 0 " in lines[3]
+    assert [line[:34] for line in lines].count("  rank 0 (stage 0 of replica 0); c") == 1
+    assert run(["detect", str(tmp_path / "run"), "--by-rank"]) == 0
+    by_rank = capsys.readouterr().out
+    assert "  since step 80: rank 1 (stage 0 of replica 1); compute: in the 40 slow" in by_rank
+    assert "  since step 200: rank 0 (stage 0 of replica 0); compute: in the 60 slow" in by_rank
+
+
+@pytest.mark.parametrize(("said", "since"), [(27, 30), (33, 30), (30, 30), (8, 8)])
+def test_the_slow_workers_own_computes_date_the_onset(tmp_path, said, since):
+    """Steps of both ranks take up to three times as long by chance; rank 1 is slow from 30 on."""
+    rng = np.random.default_rng(3)
+    shared, own = rng.lognormal(0, 0.6, 60), rng.lognormal(0, 0.1, (60, 2, 2))
+
+    def step_of(number, rank):
+        forward, backward = shared[number] * own[number, rank] * (20, 40)
+        late = 1.5 * (forward + backward) * (rank == 1 and number >= 30)
+        return RankStep(forward=forward + late, backward=backward)
+
+    trace = data_parallel_job(tmp_path, step_of, steps=60, ranks=2)
+    event = Event("onset", 0, 40, said, 1.9, 1.0, 0.1)
+    (found,) = locate_in_trace(job_events([event], 2), trace)
+    assert [suspect.ranks for suspect in found.suspects] == [(1,)]
+    assert found.since_step == since
+
+
+def test_one_noisy_step_of_the_slow_worker_moves_no_onset(tmp_path):
+    """Step 30 is slow already, but less so: it does not contradict the job's own step times."""
+
+    def step_of(number, rank):
+        factor = (2.4 if number == 30 else 3.5) if rank == 1 and number >= 30 else 1.0
+        return RankStep(forward=20.0 * factor, backward=40.0 * factor)
+
+    trace = data_parallel_job(tmp_path, step_of, steps=60, ranks=2)
+    (found,) = locate_in_trace(job_events([Event("onset", 0, 40, 30, 2, 1.0, 0.1)], 2), trace)
+    assert found.since_step == 30
+
+
+def test_the_only_rank_of_a_job_is_not_named(tmp_path):
+    """No peer tells how long its computes should take."""
+    rng = np.random.default_rng(0)
+    times = rng.lognormal(0, 0.4, (60, 2)) * (20, 40)
+
+    def step_of(number, rank):
+        forward, backward = times[number] * (1.5 if number >= 40 else 1)
+        return RankStep(forward=forward, backward=backward)
+
+    trace = data_parallel_job(tmp_path, step_of, steps=60, ranks=1)
+    (found,) = locate_in_trace(job_events([Event("onset", 0, 50, 40, 1.5, 1.0, 0.1)], 1), trace)
+    assert found.suspects == ()
+    assert "since step 40; who: the only rank, which has no peer; " in found.explain()
 
 
 @pytest.mark.parametrize(

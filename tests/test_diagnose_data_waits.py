@@ -1,10 +1,6 @@
-"""Waits for torch's data loader: measured by the recorder, and named as the cause."""
+"""Waits for data: named as the cause."""
 
 from __future__ import annotations
-
-import sys
-import threading
-import types
 
 import numpy as np
 import pytest
@@ -17,17 +13,13 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.ledger import goodput
-from paceline.record import data_loading
-from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.load_ahead import propose
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import headline
 from paceline.results.words.evidence import evidence_phrases
-from recordings import SetClock, play
-
-MS = 1_000_000
+from recordings import RankStep, data_parallel_job
 
 
 def job(folder, wait_ms, *, steps=24, ranks=4, meets=False, gc_ms=None):
@@ -42,36 +34,16 @@ def job(folder, wait_ms, *, steps=24, ranks=4, meets=False, gc_ms=None):
             the Trainer of transformers does to count the tokens.
         gc_ms: (step, rank) -> ms of the host's work before the optimizer; None: none.
     """
-    clocks = [SetClock() for _ in range(ranks)]
-    recorders = [
-        Recorder(
-            folder, every=1, flush_s=60, given={"rank": r, "world": ranks, "dp": ranks}, clock=clock
-        )
-        for r, clock in enumerate(clocks)
-    ]
-    free = [1000.0] * ranks
-    for number in range(steps):
-        wait = [wait_ms(number, rank) for rank in range(ranks)]
-        begin = [at + ms for at, ms in zip(free, wait, strict=True)]
-        if meets:
-            begin = [max(begin)] * ranks
-        met = max(begin) + 64
-        for rank, (rec, clock) in enumerate(zip(recorders, clocks, strict=True)):
-            own = begin[rank]
-            held = met + (gc_ms(number, rank) if gc_ms else 0.0)
-            ops = [
-                ("forward-compute", 0, 0, own, own + 20),
-                ("backward-compute", 0, 0, own + 20, own + 60),
-                ("grads-reduce-scatter", -1, -1, own + 60, met),
-                ("optimizer", -1, -1, held + 0.001, held + 6),
-            ]
-            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
-            rec.measures_data, rec.data_ns = gc_ms is None, round(wait[rank] * MS)
-            play(rec, clock, number, in_ns, (round(free[rank] * MS), round((held + 6) * MS)))
-            free[rank] = held + 6
-    for rec in recorders:
-        rec.close()
-    return paceline.load(folder)
+    return data_parallel_job(
+        folder,
+        lambda number, rank: RankStep(
+            data=wait_ms(number, rank), late=gc_ms(number, rank) if gc_ms else 0.0
+        ),
+        steps=steps,
+        ranks=ranks,
+        meets=meets,
+        measures=gc_ms is None,
+    )
 
 
 def case_of(trace):
@@ -187,56 +159,6 @@ def test_a_fail_slow_of_a_loader_names_its_rank(tmp_path):
     assert [s.kind for s in event.suspects] == ["data-loading"]
     assert event.suspects[0].ranks == (2,)
     assert "waits 61.0 ms a step for its data, the others 1.00 ms" in event.suspects[0].text
-
-
-class Loader:
-    """Stands for torch's iterator of a data loader."""
-
-    def __init__(self, batches, clock=None):
-        self.batches = iter(batches)
-
-    def __next__(self):
-        batch = next(self.batches)
-        return next(batch) if isinstance(batch, Loader) else batch
-
-
-@pytest.fixture
-def torch_loader(monkeypatch):
-    base = type("_BaseDataLoaderIter", (Loader,), {"__next__": Loader.__next__})
-    module = types.ModuleType("torch.utils.data.dataloader")
-    module._BaseDataLoaderIter = base
-    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
-    ticks = iter(range(0, 10_000_000, 1_000_000))
-    monkeypatch.setattr(data_loading, "perf_counter_ns", lambda: next(ticks))
-    return base
-
-
-def test_the_recorder_measures_the_waits_of_the_training_thread(tmp_path, torch_loader):
-    """A loader within a loader counts once; those of other threads do not count."""
-    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
-    data_loading.instrument(rec)
-    for number in range(2):
-        with rec.step(number):
-            with rec.op("forward-compute", 0):
-                pass
-            assert next(torch_loader([torch_loader([7])])) == 7
-            assert next(torch_loader([8])) == 8
-            other = threading.Thread(target=lambda: next(torch_loader([9])))
-            other.start()
-            other.join()
-    with pytest.raises(StopIteration):
-        next(torch_loader([]))
-    rec.close()
-    trace = paceline.load(tmp_path)
-    assert trace.data_wait_s.ravel().tolist() == [0.002, 0.002]
-
-
-def test_without_torch_nothing_is_measured(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch.utils.data.dataloader", raising=False)
-    rec = Recorder(tmp_path, every=1, given={"rank": 0, "world": 1, "dp": 1})
-    data_loading.instrument(rec)
-    assert not rec.measures_data
-    rec.close()
 
 
 def test_goodput_of_a_recording_has_the_waits(tmp_path):

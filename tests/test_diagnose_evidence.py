@@ -506,7 +506,8 @@ def test_what_passes_is_explained_and_no_rest():
 def test_causes_are_looked_for_from_half_a_percent_on(monkeypatch, slowdown, looked_for):
     """101 resamples of one step each, which take 1.00 to 2.00 times the ideal: 5% and 95%."""
     monkeypatch.setattr(diagnosis, "_resamples", np.eye)
-    monkeypatch.setattr(diagnosis, "_inside", lambda *_: (["a cause"], None))
+    cause = SimpleNamespace(id="a cause", part_of="")
+    monkeypatch.setattr(diagnosis, "_inside", lambda *_: ([cause], None))
     monkeypatch.setattr(diagnosis, "outside_causes", lambda *_: [])
     monkeypatch.setattr(diagnosis, "name_hosts", lambda finding, _: finding)
     result = SimpleNamespace(
@@ -514,7 +515,7 @@ def test_causes_are_looked_for_from_half_a_percent_on(monkeypatch, slowdown, loo
         slowdown=slowdown,
     )  # fmt: skip
     found = diagnose(None, result)
-    assert found.findings == (("a cause",) if looked_for else ())
+    assert found.findings == ((cause,) if looked_for else ())
     assert found.slowdown_interval == pytest.approx((1.05, 1.95))
 
 

@@ -12,7 +12,6 @@ from paceline.diagnose import diagnose
 from paceline.diagnose.late_starts import late_starts
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
-from paceline.record.recorder import Recorder
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.hide_delays import propose
 from paceline.report.page.findings import findings_html
@@ -20,9 +19,7 @@ from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import headline
 from paceline.results.words.evidence import evidence_phrases
-from recordings import SetClock, play
-
-MS = 1_000_000
+from recordings import RankStep, data_parallel_job
 
 
 def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0, seed=0):
@@ -40,36 +37,12 @@ def job(folder, late_ms, *, steps=24, every=1, ranks=4, tail_ms=(), noise_ms=0.0
     """
     rng = np.random.default_rng(seed)
     tail = [*tail_ms, *[0.0] * (ranks - len(tail_ms))]
-    clocks = [SetClock() for _ in range(ranks)]
-    recorders = [
-        Recorder(
-            folder,
-            every=every,
-            flush_s=60,
-            given={"rank": rank, "world": ranks, "dp": ranks},
-            clock=clock,
-        )
-        for rank, clock in enumerate(clocks)
-    ]
-    free = [1000.0] * ranks  # ms
-    for number in range(steps):
-        host = [late_ms(number, rank) + noise_ms * rng.exponential() for rank in range(ranks)]
-        begin = [at + wait for at, wait in zip(free, host, strict=True)]
-        met = max(begin) + 60 + 4
-        for rank, (rec, clock) in enumerate(zip(recorders, clocks, strict=True)):
-            own, end = begin[rank], met + 6 + tail[rank]
-            ops = [
-                ("forward-compute", 0, 0, own, own + 20),
-                ("backward-compute", 0, 0, own + 20, own + 60),
-                ("grads-reduce-scatter", -1, -1, own + 60, met),
-                ("optimizer", -1, -1, met + 0.001, end),  # behind its wait
-            ]
-            in_ns = [(*op[:3], round(op[3] * MS), round(op[4] * MS)) for op in ops]
-            play(rec, clock, number, in_ns, (round(free[rank] * MS), round(end * MS)))
-            free[rank] = end
-    for rec in recorders:
-        rec.close()
-    return paceline.load(folder)
+
+    def step_of(number, rank):
+        host = late_ms(number, rank) + noise_ms * rng.exponential()
+        return RankStep(host=host, optimizer=6 + tail[rank])
+
+    return data_parallel_job(folder, step_of, steps=steps, ranks=ranks, every=every)
 
 
 def findings_of(trace):

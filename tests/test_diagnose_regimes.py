@@ -8,8 +8,11 @@ import pytest
 from paceline.diagnose import diagnose
 from paceline.diagnose.regimes import find_jump
 from paceline.graph import from_trace
+from paceline.remedies import Case
+from paceline.remedies.replace import replace_worker
 from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
 from paceline.whatif import analyze
+from recordings import RankStep, data_parallel_job
 
 SPEC = SynthSpec(dp=4, pp=2, microbatches=8, noise=0.02)
 WORKER = {"slow_workers": (SlowWorker(3, 1, 1.5),)}
@@ -90,3 +93,56 @@ def test_a_dozen_steps_of_noise_do_not_jump():
     assert sum(jumps) <= 2
     heavy = [find_jump(1 + 0.05 * rng.standard_t(2, 12)).p_value <= 0.001 for _ in range(2000)]
     assert sum(heavy) <= 2
+
+
+def busy_pair(folder, slow_ms, seed=3):
+    """Two ranks of a busy machine: steps of both take up to three times as long, by chance.
+
+    From step 30 of 60 on, the forward of rank 1 takes ``slow_ms`` more.
+    """
+    rng = np.random.default_rng(seed)
+    shared, own = rng.lognormal(0, 0.6, 60), rng.lognormal(0, 0.15, (60, 2, 2))
+
+    def step_of(number, rank):
+        forward, backward = shared[number] * own[number, rank] * (20, 40)
+        late = slow_ms * (rank == 1 and number >= 30)
+        return RankStep(forward=forward + late, backward=backward)
+
+    measured = from_trace(data_parallel_job(folder, step_of, steps=60, ranks=2))
+    result = analyze(measured)
+    return Case(measured, result, diagnose(measured, result))
+
+
+def test_a_worker_begins_to_be_slow_while_the_whole_job_is_noisy(tmp_path):
+    """The step times do not show the begin; the worker's times beside its peer's do."""
+    case, healthy = busy_pair(tmp_path / "slow", 40.0), busy_pair(tmp_path / "healthy", 0.0)
+    (worker,) = (f for f in case.diagnosis.findings if f.cause == "worker")
+    assert not any(f.id == "jump" for f in case.diagnosis.findings)
+    assert worker.where["workers"] == [[1, 0]]
+    assert worker.text.endswith("from step 30 on")
+    assert worker.evidence["steps"] == list(range(30, 60))
+    assert not any(f.cause == "worker" for f in healthy.diagnosis.findings)
+    # a new machine repairs the slow steps, and leaves the noise of the others
+    true_s = float(case.result.traced_s.mean() - healthy.result.traced_s.mean())
+    remedy = replace_worker(case)
+    saved_s = float(case.result.traced_s.mean()) - remedy.step_time_s
+    assert saved_s == pytest.approx(true_s, rel=0.15)
+    assert float(worker.cost_s.mean()) == pytest.approx(true_s, rel=0.15)
+    before = case.predicted(case.measured.durations)
+    assert before.step_s[:30] == pytest.approx(case.result.traced_s[:30], rel=0.01)
+
+
+def test_a_worker_that_is_slow_in_its_forwards_alone_has_their_factor(tmp_path):
+    """A backward that varies with the machine tells nothing of the forward's slope."""
+    rng = np.random.default_rng(1)
+    own = rng.lognormal(0, 0.2, (40, 2))
+
+    def step_of(number, rank):
+        return RankStep(
+            forward=15.0 * (8 if rank else 1),
+            backward=20.0 * own[number, rank] * (1.08 if rank else 1),
+        )
+
+    measured = from_trace(data_parallel_job(tmp_path, step_of, steps=40, ranks=2))
+    (worker,) = (f for f in diagnose(measured, analyze(measured)).findings if f.cause == "worker")
+    assert worker.evidence["factors"] == [pytest.approx((120 + 21.6) / 35, rel=0.05)]

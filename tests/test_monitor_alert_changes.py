@@ -8,7 +8,7 @@ pytest.importorskip("starlette", reason="the monitor is an extra")
 
 from sqlalchemy import event as database_event
 
-from monitor_alerts import DAY, World, hooked
+from monitor_alerts import DAY, HOUR, World, hooked
 from monitor_alerts import hook as hook
 from monitor_alerts import world as world
 from monitor_web import eventually
@@ -361,5 +361,54 @@ def test_a_session_of_before_a_partial_relief_is_of_the_fail_slow(world):
     world.happened("partial-relief", 300, ranks=range(4), factor=2.0)
     world.pass_time(10)
     assert started(world) == ["fail-slow"]
+    for _ in range(2):
+        world.session(5.0, last_step=290)  # analysed late: its steps lie before the relief
+    assert started(world) == ["fail-slow"]
     world.session(5.0)  # at the lower level it is another change
     assert started(world) == ["fail-slow", "slow-job"]
+
+
+ONE_SESSION = "rules: {slow-job: {at_least: 1.2, sessions: 1}}"
+
+
+def session_after(world, seconds, last_step):
+    """A session of a slow worker among two: S says little, its upper end all."""
+    world.now += seconds - HOUR
+    world.session(1.57, slowdown_healthy=3.5, last_step=last_step)
+
+
+def test_a_session_of_before_a_relief_is_not_held_against_the_next_fail_slow(tmp_path):
+    """A real job's times: the alert goes on over the relief, and a smaller fail-slow follows."""
+    world = World(tmp_path, ONE_SESSION)
+    world.happened("onset", 80, factor=2.29)
+    world.set_job(slow_since_step=80)
+    session_after(world, 50, 190)
+    world.pass_time(18)
+    world.happened("relief", 230, factor=2.29)
+    world.set_job(slow_since_step=None)
+    world.pass_time(8)
+    world.happened("onset", 293, factor=1.83)
+    world.set_job(slow_since_step=293)
+    assert started(world) == ["fail-slow"]
+    session_after(world, 1, 290)  # it comes late, with steps of before the onset
+    world.pass_time(1)
+    assert started(world) == ["fail-slow"]
+    session_after(world, 10, 390)  # much slower than the present fail-slow
+    assert started(world) == ["fail-slow", "slow-job"]
+
+
+def test_a_session_of_before_the_first_fail_slow_shows_another_change(tmp_path):
+    world = World(tmp_path, ONE_SESSION)
+    world.happened("onset", 293, factor=1.2)
+    world.set_job(slow_since_step=293)
+    session_after(world, 1, 290)
+    assert started(world) == ["fail-slow", "slow-job"]
+
+
+def test_a_fail_slow_that_a_second_rank_joins_began_with_the_first(world):
+    world.happened("onset", 100, ranks=(0,))
+    world.now += 10
+    world.happened("onset", 150, ranks=(1,))
+    with world.engine.connect() as connection:
+        (level,) = Levels().of(connection, [world.job.id]).values()
+    assert (level.slow["began_step"], level.slow["began_at"]) == (100, world.now - 10)

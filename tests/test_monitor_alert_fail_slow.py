@@ -113,9 +113,9 @@ def going_on(job, events, *, settled):
 
 def test_what_goes_on():
     job = {"status": "running", "slow_since_step": 5}
-    about = {"at": 1.0, "ranks": [1, 2], "factor": 1.5, "text": "slow"}
+    about = {"at": 1.0, "ranks": [1, 2], "factor": 1.5, "text": "slow", "since_step": 5}
     onset, relief = ({"kind": kind, **about} for kind in ("onset", "relief"))
-    other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow"}
+    other = {"kind": "onset", "ranks": [5], "factor": 1.2, "text": "5 is slow", "since_step": 9}
     half = {"kind": "relief", "ranks": [1]}
     assert going_on(job, [], settled=True) is None
     assert going_on(job, [onset], settled=True) == onset

@@ -9,6 +9,7 @@ import pytest
 
 import requires
 from paceline.blockfile import PROGRAM, TIMES, read_file
+from paceline.record import data_loading
 from paceline.record.clocks import Exchange, HostClock, asked_by
 from paceline.record.cuda import CudaClock
 from paceline.record.passes import Passes, TailExchange
@@ -217,6 +218,32 @@ def test_the_end_of_a_backward_begins_the_exchange_on_a_gpu_too(tmp_path):
     (file,) = read_files(tmp_path)
     took = (file.ops["end_ns"] - file.ops["start_ns"]).reshape(3, 3)
     np.testing.assert_allclose(took, [[20_000_000, 5_000_000, 7_000_000]] * 3, atol=1000)
+
+
+def test_a_wait_for_data_is_no_compute_on_a_gpu_too(tmp_path, monkeypatch):
+    """Its two events are used again as well."""
+    clock, _, moment = cuda_clock()
+    monkeypatch.setattr(data_loading, "_recorder", None)
+    rec = Recorder(tmp_path, every=1, flush_s=3600, clock=clock)
+    data_loading.instrument(rec)
+
+    def slow():
+        while True:
+            moment[0] += 30_000_000
+            yield 1
+
+    data, made = data_loading.batches(slow()), []
+    for number in range(4):
+        with rec.step(number), rec.op("forward-compute", 0):
+            next(data)
+            moment[0] += 20_000_000
+        rec._writer._flush()
+        made.append(Event.made)
+    rec.close()
+    (file,) = read_files(tmp_path)
+    took = file.ops["end_ns"] - file.ops["start_ns"]
+    np.testing.assert_allclose(took, [20_000_000] * 4, atol=2000)
+    assert made[0] == made[-1]
 
 
 def test_a_rank_that_does_not_answer_is_waited_for_as_long_as_said():

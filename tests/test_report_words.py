@@ -81,7 +81,7 @@ def test_the_loss_is_a_share_of_the_simulated_and_of_the_traced_step():
     waste = 1 - 1 / report.slowdown_healthy
     loss = f"{percent(waste)} of the simulated step, {percent(waste / 1.25)} of the traced one"
     lines = [line.plain for line in screen(delayed, 80, colour=False)]
-    assert f"   step    loss  the loss is {loss}" in lines
+    assert f"   step    loss  the loss of time is {loss}" in lines
     same = dict(report.step_time_s.simulated)
     report = replace(report, step_time_s=replace(report.step_time_s, traced=same))
     assert size_of_loss(report) == f"{percent(waste)} of the traced step"

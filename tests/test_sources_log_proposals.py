@@ -35,6 +35,14 @@ CLEAR = {
     "a loss that is nan": lambda i, ms: f"step {i} loss {'nan' if i % 9 else 2.3} took {ms:.3f} ms",
     "thousands": lambda i, ms: f"step {1000 + i:,} took {ms:.3f} ms",
     "time of the run": lambda i, ms: f"step {i} elapsed {sum(MS[: i + 1]):.3f} ms",
+    "milliseconds a batch": lambda i, ms: (
+        f"| epoch 1 | batch {i:5d} | lr 20.00 | ms/batch {ms:6.3f} | ppl 2064.78"
+    ),
+    "milliseconds a step": lambda i, ms: f"step {i} loss 2.0, {ms:.3f} ms/step",
+    "seconds an update": lambda i, ms: f"update {i} | nll=5.7 | {ms / 1e3:.6f} s/update | io 2 s",
+    "seconds a step, in words": lambda i, ms: f"iter {i}, {ms / 1e3:.6f} sec per it",
+    "steps a second, too": lambda i, ms: f"step {i} {ms:.3f} ms/step {1e3 / ms:.2f} steps/s",
+    "updates a second": lambda i, ms: f"update {i} nll=5.7 ({1e3 / ms:.6f} updates/sec)",
 }
 
 
@@ -45,6 +53,55 @@ def test_clear_words_are_read_at_once(tmp_path, name):
     assert times.steps.tolist() == [i + 1000 * (name == "thousands") for i in range(first, 80)]
     assert times.duration_s[:, 0] == pytest.approx([ms / 1e3 for ms in MS[first:]], rel=1e-4)
     assert times.warnings[0].startswith("read as --pattern 'it" if "iter" in name else "read as")
+
+
+CLOCKS = {
+    "minutes at all times": lambda s: f"{s // 60:.0f}m{s % 60:04.1f}s",
+    "minutes where there are some": lambda s: (
+        f"{s // 60:.0f}m {s % 60:.1f}s" if s >= 60 else f"{s:.1f}s"
+    ),
+    "hours": lambda s: f"{s // 3600:.0f}h{s % 3600 // 60:02.0f}m{s % 60:04.1f}s",
+    "words": lambda s: f"{s // 60:.0f} min {s % 60:.1f} sec",
+    "colons": lambda s: f"{s // 3600:.0f}:{s % 3600 // 60:02.0f}:{s % 60:04.1f}",
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_clock_with_units_is_read(capsys, tmp_path, name):
+    """A line of each 10th step; the clock begins with 8.9 s and ends behind an hour."""
+
+    def line(i, ms):
+        return f"Batch {10 * i + 10}/800  Loss: 1.4{i % 10}  Elapsed: {CLOCKS[name](8.9 + 60 * i)}"
+
+    path = written(tmp_path / "own.log", line)
+    if name != "colons":
+        times = load_step_log(path)
+    else:  # a time of day looks alike, so the pattern is proposed
+        assert run(["detect", str(path)]) == 2
+        pasted = shlex.split(re.search(r"(--pattern '[^']*')", capsys.readouterr().err)[1])
+        times = load_step_log(path, pasted[1])
+    assert times.steps.tolist() == list(range(20, 801, 10))
+    assert times.duration_s[:, 0] == pytest.approx([6.0] * 79)
+
+
+def test_a_step_of_minutes_is_read(tmp_path):
+    path = written(tmp_path / "own.log", lambda i, ms: f"step {i} took {i % 2 + 1}m {ms / 5:.2f}s")
+    times = load_step_log(path)
+    expected = [60 * (i % 2 + 1) + ms / 5 for i, ms in enumerate(MS)]
+    assert times.duration_s[:, 0] == pytest.approx(expected, abs=6e-3)
+
+
+def test_epochs_with_their_number_of_steps_are_read(tmp_path):
+    def line(i, ms):
+        return f"Epoch {i // 20 + 1}/4 Batch {i % 20 + 1}/20 Loss: 1.4 took {ms:.3f} ms"
+
+    times = load_step_log(written(tmp_path / "own.log", line))
+    assert times.steps.tolist() == list(range(1, 81))
+
+
+def test_digits_in_the_words_of_one_writer_are_no_numbers(tmp_path):
+    path = written(tmp_path / "own.log", lambda i, ms: f"v{i % 7}b step {i} took {ms:.3f} ms")
+    assert len(load_step_log(path).steps) == 80
 
 
 def test_ranks_are_read(tmp_path):
@@ -71,11 +128,10 @@ UNCLEAR = {
         lambda i, ms: f"step {i} time {ms:.2f} ms, batch time {ms:.2f} ms",
         "duration_ms",
     ),
-    "milliseconds a batch": (
-        lambda i, ms: f"| epoch 1 | batch {i:5d} | lr 20.00 | ms/batch {ms:6.3f} | ppl 2064.78",
+    "milliseconds of another unit": (
+        lambda i, ms: f"update {i} loss 2.0, {ms:.3f} ms/step",
         "duration_ms",
     ),
-    "milliseconds a step": (lambda i, ms: f"step {i} loss 2.0, {ms:.3f} ms/step", "duration_ms"),
     "a quote": (lambda i, ms: f"it's the loss, took '{ms / 1e3:.3f}' sec", "duration_s"),
 }
 
@@ -246,7 +302,10 @@ def test_doubts_are_told(tmp_path):
     for name, doubt in (
         ("all steps since a line", "(if the time is that of all steps since a line, interval_s)"),
         ("an epoch's own steps", "(steps begin anew in each epoch; add the groups epoch, "),
-        ("writers in names", "(it reads one of several writers)"),
+        (
+            "writers in names",
+            "(it matches 80 of 160 such lines: those with 'node0:', not 'node1:')",
+        ),
     ):
         with pytest.raises(TraceError, match=re.escape(doubt)):
             load_step_log(written(tmp_path / "own.log", NO_STEP_TIME[name]))

@@ -36,8 +36,11 @@ def run(
         detector_of: makes a detector of a number of ranks and of samples before any event.
         like: step times of earlier runs.
     """
+    from paceline.detect.detector import THRESHOLD
+    from paceline.detect.few_samples import warm_up_before_rise
     from paceline.detect.limits import WARM_UP, usable, warm_up_of
     from paceline.errors import DetectError
+    from paceline.sources.step_logs.files import median_of_ranks
 
     log = step_times = None
     if args.collectives:
@@ -57,6 +60,9 @@ def run(
         print(f"note: {warning}", file=sys.stderr)
     n_steps = len(times.steps)
     warm_up = WARM_UP if args.method == "bocd" else warm_up_of(times.steps_per_sample)
+    if args.method != "bocd" and not like:
+        median_s = median_of_ranks(times.duration_s)
+        warm_up = warm_up_before_rise(median_s, warm_up, args.threshold or THRESHOLD)
     if n_steps <= warm_up:
         few = detect_report.too_few(times, warm_up)
         if args.input is not None:
@@ -95,7 +101,7 @@ def _tell_events(
     from dataclasses import replace
 
     from paceline.detect.bursts import bursts_of
-    from paceline.detect.episodes import are_together, episodes_of, with_together
+    from paceline.detect.episodes import are_shared, are_together, episodes_of, with_together
     from paceline.detect.event import counted
     from paceline.detect.job import JobEvent, job_events
     from paceline.detect.who_works import with_suspects
@@ -103,13 +109,12 @@ def _tell_events(
     n_ranks = len(times.ranks)
     detector = detector_of(n_ranks, warm_up)
     rank_events = _events(times, detector, args.accept)
-    together = args.input is not None and are_together(
-        times.duration_s, times.steps.tolist(), rank_events
+    merged = job_events(rank_events, n_ranks)
+    together = args.input is not None and (
+        are_together(times.duration_s, times.steps.tolist(), rank_events)
+        or are_shared(times.duration_s, times.steps.tolist(), times.ranks.tolist(), merged)
     )
-    merged = [
-        replace(event, gpus=args.gpus, together=together)
-        for event in job_events(rank_events, n_ranks)
-    ]
+    merged = [replace(event, gpus=args.gpus, together=together) for event in merged]
     if together and not args.by_rank:
         detector = detector_of(1, warm_up)
         merged = _of_median(times, detector, args, merged)
@@ -133,10 +138,10 @@ def _tell_events(
     stake = job_wide[-1].stake() if job_wide and detector.slow.any() else None
     if stake is not None:
         print(f"  {stake}")
-    for suspect in {s: None for job in job_wide for s in job.suspects or ()}:
-        print(f"  {suspect.explain()}")
-    for suspect in {s: None for job in job_wide for s in job.slow_before}:
-        print(f"  slow before the change, too: {suspect.explain()}")
+    if args.by_rank:  # the events of ranks name nobody
+        for job in job_wide:
+            for line in job.suspect_lines():
+                print(f"  since step {job.since_step:,}: {line}")
     begins = [episode.places[0] for episode in episodes_of(events)]
     onsets = sum(events[place].kind == "onset" and place not in bursts for place in begins)
     n_bursts = sum(place in bursts for place in begins)
@@ -297,7 +302,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
 
     from paceline.detect.accept import NEAR_STEPS, Accepted
     from paceline.detect.detector import Detector
-    from paceline.detect.episodes import ReliefDates
+    from paceline.detect.episodes import ReliefDates, without_short_levels
     from paceline.detect.refinement import Refinement
 
     accepted = Accepted(tuple(accept), NEAR_STEPS * times.steps_per_sample)
@@ -323,7 +328,7 @@ def _events(times: Table, detector: Detector | Bocd, accept: list[int]) -> list[
             rank=int(times.ranks[event.rank]),
             lost_s=event.lost_s * times.steps_per_sample,
         )
-        for event in ReliefDates().apply(found)
+        for event in without_short_levels(ReliefDates().apply(found))
     ]
 
 

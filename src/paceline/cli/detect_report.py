@@ -30,6 +30,7 @@ def print_events(
     """
     from paceline.detect.bursts import changes_of, ranks_of
     from paceline.detect.episodes import episodes_of
+    from paceline.detect.job import JobEvent
 
     last_change = {rank: places[-1] for rank, places in changes_of(events).items()}
     last_jump, repeats = None, 0
@@ -44,9 +45,15 @@ def print_events(
             goes_on = any(last_change[rank] == place for rank in ranks_of(event))
             print(f"  {'so far' if goes_on else 'in the end'}: {event.refined.explain()}")
 
+    def tell_suspects(place: int) -> None:
+        event = events[place]
+        for line in event.suspect_lines() if isinstance(event, JobEvent) else ():
+            print(f"  {line}")
+
     if verbose:
         for place in _without_repeats(events):
             tell(place)
+            tell_suspects(place)
     else:
         shown = set(_without_repeats(events))
         for episode in episodes_of(events):
@@ -56,6 +63,7 @@ def print_events(
             tell(first)
             if episode.changes:
                 print(f"  {_changes_text([events[p] for p in (first, *episode.changes)])}")
+            tell_suspects(first)
             if episode.is_over and len(episode.places) > 1:
                 tell(episode.places[-1])
     for event in events:
@@ -232,6 +240,9 @@ def at_the_end(
     if is_warming.any() and len(slow) > 1:
         warming = counted(int(is_warming.sum()), "rank")
         text += f", {warming} not judged (steps become shorter still)"
+    is_judged = not (slow.any() or is_silent.any() or is_short.any() or is_warming.any())
+    if isinstance(detector, Detector) and is_judged and not _has_onset(job_wide):
+        text = _hidden_text(times, warm_up, detector.threshold) or text
     of_last_s = float(detector.lost_s[slow].max(initial=0.0)) * times.steps_per_sample
     lost_s = of_last_s + _lost_before_s(job_wide)
     if not job_wide or not lost_s:
@@ -239,6 +250,30 @@ def at_the_end(
     hours = job_wide[-1].gpu_hours(lost_s)
     of_gpus = "" if hours is None else f" ({hours:,.3g} GPU-hours)"
     return f"{text}, {duration(lost_s)}{of_gpus} lost {'so far' if running else 'in all'}"
+
+
+def _has_onset(events: Sequence[JobEvent]) -> bool:
+    return any(event.kind == "onset" for event in events)
+
+
+def _hidden_text(times: StepTimes, warm_up: int, threshold: float) -> str:
+    """Why few samples do not tell the state at the end; "" if they do."""
+    from paceline.detect.few_samples import enough, may_hide_rise
+    from paceline.detect.limits import warm_up_of
+    from paceline.sources.step_logs.files import median_of_ranks
+
+    usual = warm_up_of(times.steps_per_sample)
+    if warm_up != usual or not may_hide_rise(median_of_ranks(times.duration_s), usual, threshold):
+        return ""
+    missing = enough(usual) + 1 - len(times.steps)
+    noun = "line" if times.counts_lines else "step"
+    more = f"{missing:,} more {noun}s are needed"
+    if times.steps_per_sample > 1:
+        more = f"{missing:,} more samples ({missing * times.steps_per_sample:,} {noun}s) are needed"
+    return (
+        f"not judged (in this noise a slowdown within the first {usual} samples, the warm-up, "
+        f"may not show; {more})"
+    )
 
 
 def _is_end(event: JobEvent) -> bool:

@@ -13,6 +13,7 @@ from paceline.cli.trace_input import file_name
 EPILOG = """\
 examples:
   paceline goodput train.log
+  paceline goodput runs/job-17
   paceline goodput start-1.log start-2.log --gpus 1024
   paceline goodput train.log --slowdown 1.14 --events events.jsonl --json
   paceline goodput --fleet job-17.log job-18.log
@@ -22,7 +23,8 @@ Logs of one job, one or several, each with one start or several: Megatron-LM, ML
 Google's ml-goodput-measurement and NVIDIA's one logger, trainer_state.json, the folder of a
 recorded run; of other logs, as
 paceline detect reads them, only steps, restarts and lost steps are known. A row that the logs do
-not show is a question mark, not 0. --slowdown is S of paceline analyze.
+not show is a question mark, not 0. --slowdown is S of paceline analyze; a recorded run tells it by
+its profiled steps.
 """
 
 
@@ -47,11 +49,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--slowdown",
         metavar="S",
         type=float,
-        help="S from an analysis of typical steps, for the stragglers",
+        help="S from an analysis of typical steps, for the stragglers; default: that of a recorded "
+        "run's own typical steps",
     )
     parser.add_argument(
         "--pattern", metavar="REGEX", help="a regular expression for a step's line, as in detect"
     )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="REGEX",
+        help="a regular expression for dated lines of checkpoints: a group duration_s, duration_ms "
+        "or duration in the line of the end, or groups begin and end of two lines",
+    )
+    parser.add_argument("--evaluation", metavar="REGEX", help="the same for evaluations")
     parser.add_argument("--gpus", metavar="N", type=int, help="GPUs of the job, for GPU-hours")
     inputs = parser.add_mutually_exclusive_group()
     inputs.add_argument(
@@ -75,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
     from paceline.ledger.totals import read_totals
 
     if args.totals:
-        if len(args.logs) > 1 or args.events or args.slowdown is not None or args.pattern:
+        patterns = args.pattern or args.checkpoint or args.evaluation
+        if len(args.logs) > 1 or args.events or args.slowdown is not None or patterns:
             raise DetectError(
-                "--totals takes one file and cannot be combined with --events, --slowdown or "
-                "--pattern"
+                "--totals takes one file and cannot be combined with --events, --slowdown, "
+                "--pattern, --checkpoint or --evaluation"
             )
         ledgers = {str(args.logs[0]): read_totals(args.logs[0], gpus=args.gpus)}
     else:
@@ -93,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
                 events=_events(args.events),
                 slowdown=args.slowdown,
                 pattern=args.pattern,
+                checkpoint=args.checkpoint,
+                evaluation=args.evaluation,
                 gpus=args.gpus,
             )
             for logs in jobs

@@ -192,23 +192,36 @@ def _strategies(
 
 def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> int:
     """Fail-slows as the trace shows them."""
-    from paceline.mitigate.findings import faults_of
+    from paceline.mitigate.findings import faults_of, slow_steps
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
     inputs = CaseInput.of(args)
-    case = inputs._replace(trace=inputs.trace._replace(by_rules=True)).case()
-    faults = faults_of(case)
+    trace = inputs.trace._replace(by_rules=True)
+    case = inputs._replace(trace=trace).case()
+    faults, measured = faults_of(case), case.measured
     if not faults:
         if args.json:
             print(json.dumps({"fail_slows": [], "options": [], "planner": []}))
             return 0
-        print("the trace shows no slow worker and no slow link; name one with --slow-worker")
+        print(
+            "the end of the trace shows no slow worker and no slow link; name one with "
+            "--slow-worker"
+        )
         return 0
-    return _show(args, Strategies(JobModel(case.measured), overhead_s), faults)
+    if (steps := slow_steps(case)) is not None:
+        measured = trace._replace(steps=steps).measured()
+    model = JobModel(measured)
+    return _show(args, Strategies(model, overhead_s), faults, float(measured.traced_step_s.mean()))
 
 
-def _show(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault, ...]) -> int:
+def _show(
+    args: argparse.Namespace,
+    strategies: Strategies,
+    faults: tuple[Fault, ...],
+    traced_s: float | None = None,
+) -> int:
+    """Print the forecast; ``traced_s`` is the mean step of the trace that shows the fail-slows."""
     from paceline.mitigate.forecast import forecast
 
     result = forecast(strategies, faults, rule=args.rule or "loss", steps_left=args.steps_left)
@@ -218,7 +231,7 @@ def _show(args: argparse.Namespace, strategies: Strategies, faults: tuple[Fault,
     from paceline.report.terminal import print_lines, standard_output
 
     console = standard_output()
-    print_lines(forecast_lines(result, min(console.width, 110)), console)
+    print_lines(forecast_lines(result, min(console.width, 110), traced_s), console)
     return 0
 
 

@@ -91,7 +91,7 @@ def _now(folder: Path, steps: int) -> int:
     times = load_recorded_step_times(folder)
     step_s = float(np.nanmedian(times.duration_s[-50:]))
     until = record_now(folder, steps, last_step=int(times.steps[-1]), step_s=step_s)
-    print(f"{folder}: the operations of all steps up to {until:,} are recorded")
+    print(f"{folder}: from now on, the operations of all steps up to {until:,} will be recorded")
     return 0
 
 

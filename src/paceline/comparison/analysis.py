@@ -18,6 +18,7 @@ from paceline.comparison.agreement import (
 )
 from paceline.comparison.causes import absent_cause, cause_means
 from paceline.comparison.interval import (
+    MIN_STEPS,
     Means,
     difference,
     means_of,
@@ -37,7 +38,7 @@ from paceline.comparison.result import (
     Unit,
     WorkerChange,
 )
-from paceline.diagnose import diagnose
+from paceline.diagnose import diagnose, step_to_step_s, waits_in_steps_s
 from paceline.diagnose.late_starts import without_overlap
 from paceline.errors import ComparisonError
 from paceline.graph import Measured, from_trace
@@ -164,6 +165,7 @@ class _Tables:
     def comparison(self, names: tuple[str, str]) -> Comparison:
         left_out: dict[str, str] = {}
         time = self._time()
+        with_pauses, pause_s = self._with_pauses()
         return Comparison(
             before=self._side(self.job_before, names[0]),
             after=self._side(self.job_after, names[1]),
@@ -171,6 +173,8 @@ class _Tables:
             disagreements=self.unlike,
             time=time,
             median=self._median(),
+            time_with_pauses=with_pauses,
+            pause_s=pause_s,
             gpu_time=self._gpu_time(time),
             causes=self._causes(),
             kinds=self._kinds(left_out),
@@ -202,6 +206,22 @@ class _Tables:
         ]
         return _time_change(*medians)
 
+    def _with_pauses(self) -> tuple[TimeChange | None, tuple[float, float] | None]:
+        """The time of a step and the pause before it, and the pause, by steps with a known one."""
+        jobs = (self.job_before, self.job_after)
+        known = [np.isfinite(job.measured.pause_s) for job in jobs]
+        if self.unit != "step" or min(steps.sum() for steps in known) < MIN_STEPS:
+            return None, None
+        before, after = (
+            means_of(step_to_step_s(job.measured, job.case.result)[steps])
+            for job, steps in zip(jobs, known, strict=True)
+        )
+        pauses = [
+            float(job.measured.pause_s[steps].mean())
+            for job, steps in zip(jobs, known, strict=True)
+        ]
+        return _time_change(before, after), (pauses[0], pauses[1])
+
     def _gpu_time(self, time: TimeChange) -> TimeChange | None:
         gpus = [job.measured.job.world_size for job in (self.job_before, self.job_after)]
         if gpus[0] == gpus[1]:
@@ -214,8 +234,12 @@ class _Tables:
     def _causes(self) -> tuple[CauseChange, ...]:
         sides: list[dict[str, Means]] = []
         absent: list[Means] = []
-        for job in (self.job_before, self.job_after):
-            means = cause_means(job.measured, job.case.result, job.advice)
+        jobs = (self.job_before, self.job_after)
+        waits = [waits_in_steps_s(job.measured, job.case.result.lost_s) for job in jobs]
+        if any(data_s is None for data_s in waits):  # a row needs both sides
+            waits = [None, None]
+        for job, data_s in zip(jobs, waits, strict=True):
+            means = cause_means(job.measured, job.case.result, job.advice, data_s)
             units = float(job.units(self.unit).mean())
             sides.append({name: mean.scaled(1 / units) for name, mean in means.items()})
             absent.append(absent_cause(job.case.result).scaled(1 / units))

@@ -29,17 +29,28 @@ Array = npt.NDArray[np.float64]
 
 #: The last row: the time that no drop removes.
 COMPUTE = "compute"
+#: Launch delays, and the part of them in which the job waits for data.
+_DELAYS, _DATA = "launch-delay", "data-loading"
 
 
-def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str, Means]:
+def cause_means(
+    measured: Measured, result: WhatIf, advice: Advice, data_s: Array | None = None
+) -> dict[str, Means]:
     """Mean seconds per step of each drop of the waterfall and of ``compute``, in its order.
 
     The means are those of the waterfall, and add up to the mean step less its overlap with the step
     before. The variances come from the
     steps. For launch delays, the loss and a cause they are direct. For the drops below T_ideal they
     come from the ideal step of each step alone.
+
+    Args:
+        measured: the job.
+        result: its analysis.
+        advice: its diagnosis and waterfall.
+        data_s: [step] seconds of launch delays that are waits for data, which become a cause of
+            their own; None: they stay launch delays.
     """
-    spreads = _by_step(measured, result)
+    spreads = _by_step(measured, result, data_s)
     gap = spreads["unexplained"]
     shares = {(f.cause, f.text): f for f in advice.diagnosis.findings if f.share is not None}
     shares |= {(f.cause, ""): f for (cause, _), f in shares.items() if cause == "unexplained"}
@@ -55,6 +66,9 @@ def cause_means(measured: Measured, result: WhatIf, advice: Advice) -> dict[str,
         mean = np.array(drop.seconds)
         if drop.name in means:  # two findings of one cause
             mean, spread = mean + means[drop.name].mean, _sum(spread, means[drop.name])
+        if drop.name == _DELAYS and data_s is not None:
+            means[_DATA] = spreads[_DATA]
+            mean = mean - spreads[_DATA].mean
         means[drop.name] = replace(spread, mean=mean)
     return means | {COMPUTE: replace(spreads[COMPUTE], mean=np.array(advice.fall.compute_s))}
 
@@ -88,10 +102,13 @@ def _sum(first: Means, second: Means) -> Means:
     return replace(first, variance=(np.sqrt(first.variance) + np.sqrt(second.variance)) ** 2)
 
 
-def _by_step(measured: Measured, result: WhatIf) -> dict[str, Means]:
+def _by_step(measured: Measured, result: WhatIf, data_s: Array | None) -> dict[str, Means]:
     """The drops that every step has, as rows of one table."""
+    delays = {_DELAYS: result.lost_s}
+    if data_s is not None:
+        delays = {_DATA: data_s, _DELAYS: result.lost_s - data_s}
     series = {
-        "launch-delay": result.lost_s,
+        **delays,
         "unexplained": result.simulated_s - result.ideal_s,
         **_below_ideal(measured),
     }

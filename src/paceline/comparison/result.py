@@ -195,6 +195,9 @@ class Comparison:
         workers: by size of the change.
         hosts: by size of the change.
         odd_steps: step numbers before and after that take over 1.3 times the median.
+        time_with_pauses: the mean time of a step and of the pause before it, in which no worker
+            runs an operation; None where under 4 pauses of a side are known.
+        pause_s: the mean of these pauses before and after; None likewise.
         left_out: table -> why it is empty or has no changes.
         all_reduces: whether both jobs reduce gradients to all ranks; for names of kinds.
     """
@@ -212,6 +215,8 @@ class Comparison:
     workers: tuple[WorkerChange, ...]
     hosts: tuple[HostChange, ...]
     odd_steps: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    time_with_pauses: TimeChange | None = None
+    pause_s: tuple[float, float] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     all_reduces: bool = False
 

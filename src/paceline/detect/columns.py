@@ -35,7 +35,8 @@ N_FLOATS = SMALL_RISEN + 1
 # HOLD, PAUSED: number of samples after a pause that do not count yet; whether a pause lasts.
 # SLOW: whether the rank is in an episode.
 # AGE: number of samples on the current level.
-# INITIAL: 1 on the first level and after "faster", 2 on a ramp (levels.ON_RAMP), else 0.
+# INITIAL: 1 on the first level, 2 on a ramp (levels.ON_RAMP), 3 after "faster" (ON_TRIAL) until
+# that level is the healthy one, then 1; else 0.
 # SINCE, SINCE_STEP: SEEN and the step number at the begin of the last episode.
 # SETTLE: 1 plus the number of samples since a restart, until the job has settled; then 0.
 # BURSTS, BURST_LEN, BURST_AT: number of bursts, the longest in samples, and SEEN at the last.

@@ -293,6 +293,9 @@ class Detector:
         )
         if not n:
             return []
+        for code, rank, *_ in out[:n].tolist():
+            if code == levels.FASTER and number < step:  # first samples of a stage: it is planned
+                self.accept(int(rank))
         silent = [int(rank) for code, rank, *_ in out[:n].tolist() if code == levels.SILENT]
         first_missing = self._first_missing(silent, step) if silent else {}
         return [self._event(row, step, first_missing) for row in out[:n].tolist()]
@@ -381,4 +384,6 @@ class Detector:
         level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
         floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)
         wholes[rows, columns.INITIAL] = np.where(on_ramp, 0, wholes[rows, columns.INITIAL])
+        on_trial = wholes[rows, columns.INITIAL] == levels.ON_TRIAL
+        wholes[rows, columns.INITIAL] = np.where(on_trial, 1, wholes[rows, columns.INITIAL])
         wholes[rows, columns.SLOW] = 0

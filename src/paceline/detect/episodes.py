@@ -11,12 +11,14 @@ import numpy.typing as npt
 from paceline.detect.bursts import ranks_of
 from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
 from paceline.detect.job import JobEvent
+from paceline.detect.levels import HEALTHY
 from paceline.detect.limits import PAUSE
 
 Array = npt.NDArray[np.float64]
 
 #: Least excess of the fastest rank in slow steps, as a share of that of the slowest, from which on
 #: all ranks became slow together. Ranks that wait have about 1, ranks that do not wait about 0.
+#: Likewise the least share of a change of some ranks that all others have, too.
 TOGETHER = 0.75
 #: Fail-slows of fewer steps are not judged beside longer ones.
 _LONG = 20
@@ -94,6 +96,36 @@ class ReliefDates:
         return dated
 
 
+def without_short_levels(events: Sequence[Event]) -> list[Event]:
+    """The events of a finished file, without faster levels that did not last.
+
+    One that ended a fail-slow is the relief of it.
+    """
+    kept: list[Event] = []
+    for event in events:
+        if event.kind == "relief" and event.before_factor > 1:
+            kept = _without_last_faster(kept, event)
+        else:
+            kept.append(event)
+    return kept
+
+
+def _without_last_faster(events: list[Event], back: Event) -> list[Event]:
+    """The events without a rank's last faster levels, which left the healthy level of ``back``."""
+    own = [place for place, event in enumerate(events) if event.rank == back.rank]
+    levels = [place for place in own if events[place].kind in LEVEL_KINDS]
+    kept: list[Event | None] = list(events)
+    while levels and events[levels[-1]].kind == "faster":
+        place = levels.pop()
+        event = events[place]
+        if abs(event.healthy_s / event.factor / back.healthy_s - 1) > HEALTHY:
+            break
+        was_slow = bool(levels) and events[levels[-1]].kind in SLOW_KINDS
+        end = replace(event, kind="relief", factor=np.nan, healthy_s=back.healthy_s)
+        kept[place] = end if was_slow else None
+    return [event for event in kept if event is not None]
+
+
 def factor_of(event: Event | JobEvent) -> float:
     """The factor of the level that an event begins, refined where that is known."""
     return event.factor if event.refined is None else event.refined.factor
@@ -135,6 +167,40 @@ def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event
         if len(of_one) >= min(_LONG, longest)
     ]
     return bool(judged) and all(judged)
+
+
+def are_shared(
+    duration_s: Array, steps: Sequence[int], ranks: Sequence[int], events: Sequence[JobEvent]
+) -> bool:
+    """Whether changes of only some ranks are changes of all ranks, which wait for each other.
+
+    A rank that changes alone gains or loses its whole change on the others. Ranks that wait cannot
+    drift apart: noise brings one of them above the detector's bar, and another not.
+
+    Args:
+        duration_s: [step, rank] step times.
+        steps: [step] numbers.
+        ranks: [rank] numbers.
+        events: events of the job.
+    """
+    numbers, known = np.asarray(steps), np.isfinite(duration_s).all(axis=1)
+    changed_s = apart_s = 0.0
+    for place, event in enumerate(events):
+        if event.kind not in (*SLOW_KINDS, "faster") or len(event.ranks) == len(ranks):
+            continue
+        later = (o for o in events[place + 1 :] if not set(o.ranks).isdisjoint(event.ranks))
+        end = next((o.since_step for o in later if o.kind in LEVEL_KINDS), numbers[-1] + 1)
+        level = known & (numbers >= event.since_step) & (numbers < end)
+        before = np.flatnonzero(known & (numbers < event.since_step))[-_USUAL:]
+        is_own = np.isin(ranks, event.ranks)
+        if not level.any() or not len(before) or is_own.all():
+            continue
+        lead_s = duration_s[:, is_own].mean(axis=1, keepdims=True) - duration_s[:, ~is_own]
+        usual_s = np.median(lead_s[before], axis=0)
+        after_s = event.healthy_s * (1.0 if event.kind == "faster" else event.factor)
+        changed_s += abs(after_s - after_s / event.before_factor) * float(level.sum())
+        apart_s += float(np.abs((lead_s[level] - usual_s).sum(axis=0)).max())
+    return changed_s > 0 and apart_s <= (1 - TOGETHER) * changed_s
 
 
 def with_together(

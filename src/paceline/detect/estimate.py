@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 #: medians does not show. They were chosen on real noise (half ``develop``, seed 21).
 #: docs/measured.md has their coverage on the other half.
 _SPREADS, _OTHER = 2.2, 0.005
+#: Larger exponents, as of damaged times, tell nothing, and e to their power is no float.
+_MOST = 700.0
 #: Assumed number of samples of the healthy level.
 _HEALTHY_SAMPLES = 129
 
@@ -35,7 +37,8 @@ def estimate(floats: Floats, wholes: npt.NDArray[np.int64], factor: float) -> Es
     samples = int(min(wholes[columns.AGE], columns.RING))
     stray = floats[columns.STRAY : columns.CYCLE]
     error = math.hypot(_stray(stray, samples), _stray(stray, _HEALTHY_SAMPLES), _OTHER)
-    wide = math.exp(_SPREADS * error)
+    exponent = _SPREADS * error
+    wide = math.exp(exponent) if exponent < _MOST else math.inf
     return Estimate(factor, factor / wide, factor * wide, samples)
 
 

@@ -50,14 +50,14 @@ class Event:
 
     Attributes:
         kind: for a fail-slow "onset", "worsening", "partial-relief" or "relief". "faster": the rank
-            became faster for good. "silent": the rank sends no samples. "clock-jump": a duration is
-            impossible, such as 0.
+            became faster than healthy; a relief tells that this level did not last. "silent": the
+            rank sends no samples. "clock-jump": a duration is impossible, such as 0.
         rank: the rank.
         step: the step of the update that returned the event.
         since_step: estimated first step of the new level. For a relief because the onset was too
             small, the onset's; silent: the first step without a sample; clock-jump: the step.
         factor: robust mean of the step time since ``since_step``, over the healthy one until then;
-            relief: the mean of the episode; silent and clock-jump: nan.
+            relief: the mean of the episode, nan if none ended; silent and clock-jump: nan.
         lost_s: seconds lost since the onset.
         healthy_s: the healthy step time; faster: the new one.
         before_factor: the new level over the previous level; nan without a change of level.
@@ -93,6 +93,8 @@ class Event:
                 f"({self.healthy_s * self.factor:.4g} s instead of {self.healthy_s:.4g} s); "
                 f"{duration(self.lost_s)} lost so far"
             )
+        if self.kind == "relief" and math.isnan(self.factor):
+            return f"{head} {back(self.since_step, self.before_factor)}"
         if self.kind == "relief":
             return (
                 f"{head} is healthy again since step {self.since_step:,}; it was "
@@ -108,7 +110,7 @@ class Event:
             )
         if self.kind == "faster":
             return (
-                f"{head} is faster for good since step {self.since_step:,}: {self.factor:.2f}x "
+                f"{head} is faster since step {self.since_step:,}: {self.factor:.2f}x "
                 f"the former healthy time, now {self.healthy_s:.4g} s"
             )
         if self.kind == "silent":
@@ -134,6 +136,12 @@ class Event:
             "bursts_every": self.bursts_every,
             "text": self.explain(),
         }
+
+
+def back(since_step: int, before_factor: float) -> str:
+    """A relief without a fail-slow; ``before_factor`` is above 1 after a faster level."""
+    short = ", as the faster level did not last" if before_factor > 1 else ""
+    return f"healthy again since step {since_step:,}{short}"
 
 
 def recurring(up_to: int, every: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.detect.event import Estimate, Event, estimates, recurring
+from paceline.detect.event import Estimate, Event, back, estimates, recurring
 from paceline.detect.missing_calls import Waiting
 from paceline.detect.stacks import Stacks
 from paceline.detect.validation_command import validation_command
@@ -79,6 +79,11 @@ class JobEvent:
         lines = [call.explain() for call in self.waiting]
         return lines if self.stacks is None else [*lines, *self.stacks.lines()]
 
+    def suspect_lines(self) -> list[str]:
+        """The evidence on each suspect, then on workers that were slow before."""
+        before = [f"slow before the change, too: {s.explain()}" for s in self.slow_before]
+        return [*(suspect.explain() for suspect in self.suspects or ()), *before]
+
     def explain(self, lost_by: str = "so far", *, says_unknown: bool = True) -> str:
         """The event in words and numbers.
 
@@ -105,13 +110,13 @@ class JobEvent:
             )
         if self.kind == "faster":
             return (
-                f"{head} faster for good since step {self.since_step:,}: {self.factor:.2f}x the "
-                "former healthy time"
+                f"{head} faster since step {self.since_step:,}: {self.factor:.2f}x the former "
+                "healthy time"
             )
         if self.kind == "relief":
+            if np.isnan(self.factor):
+                return f"{head} {back(self.since_step, self.before_factor)}"
             over = f"{head} healthy again since step {self.since_step:,}"
-            if np.isnan(self.factor):  # the detector was replaced during the episode
-                return over
             lost = f"{duration(self.lost_s)} lost{recurring(self.bursts_up_to, self.bursts_every)}"
             return f"{over}, after {self.factor:.2f}x on average; {lost}"
         if self.kind == "hang":
@@ -164,7 +169,8 @@ class JobEvent:
         if not self.suspects and self.slow_before:
             places = "; ".join(suspect.place for suspect in self.slow_before)
             return f"who: no rank became slower than its peers; slow before, too: {places}"
-        return "; ".join(suspect.name for suspect in self.suspects) or "who: nobody stands out"
+        nobody = "nobody stands out" if self.gpus != 1 else "the only rank, which has no peer"
+        return "; ".join(suspect.name for suspect in self.suspects) or f"who: {nobody}"
 
     @property
     def _how_to_know(self) -> str:

@@ -99,8 +99,9 @@ RAMP_OVER = 20
 MELTED = 33
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
-#: Value of the column INITIAL on a ramp; MIDDLE_S is then the level of the last event.
-ON_RAMP = 2
+#: Values of the column INITIAL. On a ramp, MIDDLE_S is the level of the last event. After "faster",
+#: HEALTHY_S is the former one until the level has lasted as long as the warm-up.
+ON_RAMP, ON_TRIAL = 2, 3
 
 
 def advance(
@@ -185,6 +186,8 @@ def advance(
                     w[INITIAL] = 0
             else:
                 continue
+        if w[INITIAL] == ON_TRIAL and w[AGE] >= warm_up:
+            f[HEALTHY_S], w[INITIAL] = f[LEVEL_S], 1
         follow_level(y, n, is_first, is_evidence, f, w)
         if is_first:
             f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
@@ -208,7 +211,7 @@ def advance(
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
                 if kind == FASTER and not was_slow and was_warm_up(y, n, warm_up, w):
-                    kind = -1
+                    kind, f[HEALTHY_S], w[INITIAL] = -1, f[LEVEL_S], 1
                     f[STRAY : STRAY + len(WINDOWS)] = np.nan
             elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n, 0):
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
@@ -228,8 +231,10 @@ def advance(
                 f[MIDDLE_S] = f[LEVEL_S]
             if kind >= 0:
                 write(out, n_out, kind, rank, since, factor, before, f)
+                if kind == FASTER:
+                    out[n_out, OUT_HEALTHY] = f[LEVEL_S]
                 out[n_out, OUT_HEALTHY] *= scale
-                if kind == RELIEF:
+                if kind == RELIEF and factor == factor:
                     every, longest, _ = burst_period(y, n, False, f[LEVEL_S] * (1 + threshold))
                     if w[BURST_AT] == w[SEEN] and w[BURSTS] > 0:
                         every, longest = 0, w[BURST_LEN]
@@ -284,7 +289,7 @@ def follow_level(y: Floats, n: int, is_first: bool, is_evidence: bool, f: Any, w
             f[LEVEL_S] = np.median(y[: min(n, age)])
     elif w[AGE] > RING and is_evidence:
         f[LEVEL_S] += DRIFT * np.sign(y[0] - f[LEVEL_S]) * f[LEVEL_S]
-    if not w[SLOW] and (w[INITIAL] or age >= RING):
+    if not w[SLOW] and (w[INITIAL] == 1 or age >= RING):
         f[HEALTHY_S] = f[LEVEL_S]
 
 
@@ -418,6 +423,7 @@ def change(
 
     Returns:
         kind, first step of the new level, and its ratios to the healthy and to the previous level.
+        The kind is -1 without an event. A relief from a short faster level has no factor.
     """
     is_up = window > 0
     length = abs(window)
@@ -427,9 +433,17 @@ def change(
     new = middle_mean(y[:count])
     # On a ramp, the previous level is that of the last event.
     before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
+    is_trial = w[INITIAL] == ON_TRIAL
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
     learn_swing(is_up, level, new, count, f, w)
+    if is_up and is_trial and new < healthy * (1 + threshold / EVIDENCE):
+        if new <= healthy / (1 + threshold):
+            w[INITIAL] = ON_TRIAL
+            return -1, since, new / healthy, before
+        f[LEVEL_S] = f[MIDDLE_S] = healthy
+        w[AGE] = min(count, LOW)
+        return RELIEF, since, np.nan, before
     if is_up:
         kind = WORSENING if w[SLOW] else ONSET
         if not w[SLOW]:
@@ -456,8 +470,9 @@ def change(
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
         return RELIEF, since, episode_factor(y[:count], level, scale, f), before
-    f[HEALTHY_S] = new
-    w[INITIAL] = 1
+    for k in range(count if was_slow else 0):  # fast steps make no slow ones good
+        f[LOST_S] -= (y[k] - healthy * f[MEAN]) * scale
+    w[INITIAL] = ON_TRIAL
     return FASTER, since, new / healthy, before
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.detect.job import JobEvent
+import numpy as np
+
+from paceline.detect.job import MERGE_STEPS, JobEvent
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
 from paceline.detect.who_host import who_from_hosts
-from paceline.detect.who_trace import AS_BEFORE, who_from_trace, who_slow_before
+from paceline.detect.who_trace import AS_BEFORE, ranks_of, who_from_trace, who_slow_before
 from paceline.diagnose import step_to_step_s
+from paceline.diagnose.regimes import jump_of, over_peers
 from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
 from paceline.trace import Trace
@@ -86,6 +89,8 @@ def with_slow_workers(
 ) -> JobEvent:
     """The event with its suspects; workers that were as slow before it are none.
 
+    Of a job of one worker only its host can be one: nothing says how long its steps should be.
+
     Args:
         event: begin of a fail-slow.
         measured: its slow steps.
@@ -93,15 +98,48 @@ def with_slow_workers(
         before: healthy steps before it; None or too few steps: there is no comparison.
         keep_clocks: do not correct clock offsets between workers.
     """
-    suspects, steps = who_from_trace(measured, result), len(result.steps)
+    is_alone, steps = result.by_worker.size == 1, len(result.steps)
+    suspects = () if is_alone else who_from_trace(measured, result)
     usual = None if before is None else _analysis_before(before, keep_clocks)
     same = () if usual is None else who_slow_before(suspects, measured, result, usual[1])
     suspects = _with_host(suspects, measured, result, usual)
+    named = [suspect for suspect in suspects if suspect not in same]
+    if named and usual is not None:
+        event = replace(event, since_step=_own_onset(event, named[0], (measured, result), usual))
     return replace(
         event,
-        suspects=_of_slow_steps([s for s in suspects if s not in same], steps),
+        gpus=measured.job.ranks if is_alone else event.gpus,
+        suspects=_of_slow_steps(named, steps),
         slow_before=_of_slow_steps(same, steps),
     )
+
+
+def _own_onset(
+    event: JobEvent,
+    suspect: Suspect,
+    slow: tuple[Measured, WhatIf],
+    before: tuple[Measured, WhatIf],
+) -> int:
+    """The first step of a fail-slow: the jump of its slow worker's computes beside its peers.
+
+    All workers share the noise of the job's step times, which this ratio does not have. The
+    event's own step stays if no jump is near it, or if not all traced steps between contradict it.
+    """
+    by_worker = slow[1].by_worker
+    stage, dp = (int(i) for i in np.unravel_index(int(by_worker.argmax()), by_worker.shape))
+    is_it = suspect.ranks and suspect.ranks == ranks_of([(dp, stage)], slow[0])
+    if not is_it or suspect.kind != "compute" or suspect.steps or by_worker.shape[1] < 2:
+        return event.since_step
+    parts = [over_peers(measured.durations, dp, stage) for measured, _ in (before, slow)]
+    steps = np.concatenate([before[1].steps, slow[1].steps])
+    ratio, since = np.concatenate(parts), event.since_step
+    jump = jump_of(ratio)
+    if jump is None or jump.after_s < jump.before_s or abs(steps[jump.at] - since) > MERGE_STEPS:
+        return since
+    own = int(steps[jump.at])
+    between = ratio[(steps >= min(own, since)) & (steps < max(own, since))]
+    is_slow = between > np.sqrt(jump.before_s * jump.after_s)
+    return own if len(between) and (is_slow == (own < since)).all() else since
 
 
 def _with_host(

@@ -163,8 +163,8 @@ class _Arranged:
         return _Pattern(
             "prefetch-late",
             f"{count(n, 'gather')} of a step {'is' if n == 1 else 'are'} launched only when the "
-            "unit before has run, though the link was idle: launching one unit earlier would "
-            f"save {seconds(float(saved_s.mean()))}",
+            "unit before has run, though the link was idle, which costs about "
+            f"{seconds(float(saved_s.mean()))}; the remedy prefetch replays earlier launches",
             saved_s,
             {"gathers": n, "transfer_s": self._typical_s(np.array(late))},
         )

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
 from paceline.graph import Measured
+from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 
@@ -30,6 +32,34 @@ MIN_BEYOND = 0.5
 def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
     """[step] seconds from the begin of the step, or of the pause before it, to the step's end."""
     return result.traced_s - result.overlap_s + np.nan_to_num(measured.pause_s)
+
+
+def waits_in_steps_s(measured: Measured, lost_s: Array) -> Array | None:
+    """[step] seconds of launch delays in which the job waited for data; None: not measured.
+
+    A batch is loaded before a worker's first operation or before a forward. So a wait is at most
+    the worker's delay at these places. A wait before the first operation of all workers is in no
+    step.
+
+    Args:
+        measured: the job.
+        lost_s: [step] seconds of launch delays.
+    """
+    waits = measured.data_wait_s
+    if waits is None:
+        return None
+    graph = measured.graph
+    late_s = np.nan_to_num(begin_s(measured)) - begun_late_s(measured)
+    forwards = (graph.kind == OpKind.FORWARD_COMPUTE) & ~graph.sources
+    for v in range(graph.n_variants):
+        ops = graph.variant_ops(v)
+        for pp in range(graph.n_pp):
+            rows = np.flatnonzero(forwards[ops] & (graph.pp[ops] == pp))
+            delays_s = measured.delays.block(v)[rows].clip(0).sum(axis=0)
+            late_s[:, graph.variant_dps[v], pp] += delays_s
+    open_s = np.minimum(np.nan_to_num(waits), late_s).max(axis=(1, 2))
+    in_steps_s: Array = np.minimum(open_s, np.maximum(lost_s, 0.0))
+    return in_steps_s
 
 
 def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,8 +91,18 @@ def diagnose(
         inside, healthy = _inside(measured, result, resamples)
     outside = outside_causes(measured, result, resamples, inside)
     unnamed = _with_lengths(measured, seqlens, [*inside, *outside])
-    findings = tuple(name_hosts(finding, hosts) for finding in unnamed)
+    findings = tuple(name_hosts(finding, hosts) for finding in _parts_behind(unnamed))
     return Diagnosis(findings, (low, high), healthy)
+
+
+def _parts_behind(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, each part behind the finding that it belongs to."""
+    ids = {finding.id for finding in findings}
+    ordered: list[Finding] = []
+    for finding in findings:
+        if finding.part_of not in ids:
+            ordered += [finding, *(part for part in findings if part.part_of == finding.id)]
+    return ordered
 
 
 def _with_lengths(

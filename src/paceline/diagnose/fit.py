@@ -219,7 +219,10 @@ def _take_apart(table: _Table, slow: Array, level_seen: Array) -> _Apart:
         ]
     for v, dps in enumerate(graph.variant_dps):
         micro[v] -= level[dps]
-    slope = _slopes([c - level[d] for c, d in zip(cleared, graph.variant_dps, strict=True)], micro)
+    slope = np.ones(table.counted.shape)
+    if slope.size > len(KINDS):  # of two computes, the cost is the smaller, which shows no slope
+        over = [c - level[d] for c, d in zip(cleared, graph.variant_dps, strict=True)]
+        slope = _slopes(over, micro)
     residual = [
         log - level[dps] - slope[:, :, None, None, None] * cost
         for log, cost, dps in zip(table.logs, micro, graph.variant_dps, strict=True)

@@ -79,8 +79,7 @@ def outside_causes(
         longer = [_as_wait(f, delays) for f in longer]
     findings = [*([delays] if delays else []), *longer]
     findings = with_data_waits(findings, data_waits(measured, result, resamples), measured, result)
-    # A part stands behind the finding that it belongs to.
-    return sorted(findings, key=lambda f: (f.part_of == "launch-delay", -f.share_of_step))
+    return sorted(findings, key=lambda f: -f.share_of_step)
 
 
 def _as_wait(finding: Finding, delays: Finding) -> Finding:

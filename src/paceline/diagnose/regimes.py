@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from paceline import robust
 from paceline.diagnose.candidate import Candidate
+from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.remove import Effect, Scaled
+from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
+from paceline.graph.computes import compute_s
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -37,7 +40,7 @@ class Jump:
 
     Attributes:
         at: index of the first step behind it.
-        before_s, after_s: median step times.
+        before_s, after_s: median step times, or a worker's times over those of its peers.
         p_value: chance of such times without a jump.
         test: the test used: "Pettitt" by ranks, or "Student" where the sides do not overlap. A
             dozen steps are too few for a rank test.
@@ -87,16 +90,21 @@ def _student(before: Array, after: Array) -> float:
     return min(1.0, 2 * (n - 1) * float(robust.student_chance(t, n - 1)))
 
 
+Patterns = Callable[[Durations, Ints], Sequence[Candidate]]
+
+
 def with_slower_part(
     whole: Sequence[Candidate],
     durations: Durations,
     times: Array,
     steps: Ints,
-    patterns: Callable[[Durations, Ints], Sequence[Candidate]],
+    patterns: Patterns,
 ) -> list[Candidate]:
     """Hardware causes, from all steps or from the slower part of the trace.
 
-    The slower part is used if step times jump and the other part does not show the cause.
+    The slower part is used if step times jump and the other part does not show the cause. A slow
+    worker's own jump is sought beside its peers: noise that all workers share hides it in the step
+    times.
 
     Args:
         whole: causes that all steps show.
@@ -105,10 +113,46 @@ def with_slower_part(
         steps: [step] step numbers.
         patterns: finds causes in the durations of some steps, given their numbers.
     """
-    jump = _jump(times)
+    found = _of_slower_part(whole, jump_of(times), durations, steps, patterns)
+    slow = [candidate for candidate in found if candidate.cause == "worker"]
+    if slow:
+        (dp, stage), n_tests = slow[0].where["workers"][0], 1
+    else:  # of all workers, the one that comes nearest
+        lasting, _ = slowness(fit_computes(durations))
+        stage, dp = (int(i) for i in np.unravel_index(int(lasting.argmax()), lasting.shape))
+        n_tests = lasting.size - len(lasting)  # two workers have one ratio
+    own = jump_of(over_peers(durations, dp, stage), n_tests) if durations.graph.n_dp > 1 else None
+    if own is None:
+        return found
+
+    def of_worker(part: Durations, numbers: Ints) -> Sequence[Candidate]:
+        worker = worker_cause(part, fit_computes(part), numbers)
+        return [] if worker is None or worker.where["workers"][0] != [dp, stage] else [worker]
+
+    others = [candidate for candidate in found if candidate.cause != "worker"]
+    of_all = [candidate for candidate in whole if candidate.cause == "worker"] or slow
+    return others + _of_slower_part(of_all, own, durations, steps, of_worker)
+
+
+def over_peers(durations: Durations, dp: int, stage: int) -> Array:
+    """[step] a worker's compute time over the median of its stage's other workers."""
+    seconds = compute_s(durations)[stage]  # [dp, step]
+    peers = np.median(np.delete(seconds, dp, axis=0), axis=0)
+    ratio: Array = seconds[dp] / np.maximum(peers, _TINY_S)
+    return ratio
+
+
+def _of_slower_part(
+    whole: Sequence[Candidate],
+    jump: Jump | None,
+    durations: Durations,
+    steps: Ints,
+    patterns: Patterns,
+) -> list[Candidate]:
+    """The causes, and in place of them those that begin or end at a jump."""
     if jump is None:
         return list(whole)
-    parts = [np.arange(jump.at), np.arange(jump.at, len(times))]
+    parts = [np.arange(jump.at), np.arange(jump.at, len(steps))]
     later = jump.after_s > jump.before_s
     slower, faster = parts[later], parts[not later]
     begun = patterns(durations.of_steps(slower), steps[slower])
@@ -124,20 +168,20 @@ def with_slower_part(
             found,
             text=f"{found.text} {when}",
             evidence={**found.evidence, "steps": steps[slower].tolist()},
-            effect=_in_steps(found.effect, slower, len(times)),
+            effect=_in_steps(found.effect, slower, len(steps)),
         )
         for found in begun
     ]
 
 
-def _jump(times: Array) -> Jump | None:
-    """The jump of [step] times; None if no jump passes the thresholds."""
+def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
+    """The jump of [step] times, one of ``n_tests`` series; None if none passes the thresholds."""
     if len(times) < 2 * MIN_STEPS:
         return None
     jump = find_jump(times)
     large = abs(jump.after_s - jump.before_s) >= MIN_JUMP * jump.before_s
     apart = MIN_STEPS <= jump.at <= len(times) - MIN_STEPS
-    return jump if large and apart and jump.p_value <= MAX_CHANCE else None
+    return jump if large and apart and n_tests * jump.p_value <= MAX_CHANCE else None
 
 
 def _in_steps(effect: Effect, index: Ints, n_steps: int) -> Effect:

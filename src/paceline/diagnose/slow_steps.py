@@ -10,13 +10,11 @@ import numpy.typing as npt
 from paceline import robust
 from paceline.diagnose.finding import Finding
 from paceline.graph import Durations, Measured
-from paceline.trace.kinds import PASSES
+from paceline.graph.computes import compute_s
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-
-_COMPUTES = np.array([int(kind) for kind in PASSES])
 
 #: Least share of the steps' extra time that the worker's extra compute time explains.
 MIN_PART = 0.5
@@ -62,8 +60,8 @@ def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding
     name = measured.graph.worker_name(who.dp, who.stage)
     return replace(
         finding,
-        text=f"{finding.text}; worker {name} computes {who.times:.2f}x as long then, no other "
-        f"more than {max(who.others, 1.0):.2f}x",
+        text=f"{finding.text}; worker {name} computes {who.times:.2f}x as long as in its other "
+        f"steps, no other more than {max(who.others, 1.0):.2f}x",
         where={**finding.where, "workers": [[who.dp, who.stage]]},
         evidence={
             **finding.evidence,
@@ -100,7 +98,7 @@ def slow_worker(durations: Durations, slow: Mask, longer_s: float) -> SlowWorker
     graph = durations.graph
     if slow.sum() < MIN_STEPS or slow.all() or graph.n_dp * graph.n_pp == 1:
         return None
-    seconds = _compute_s(durations)  # [stage, dp, step]
+    seconds = compute_s(durations)  # [stage, dp, step]
     usual = np.median(seconds[..., ~slow], axis=2)
     excess = seconds[..., slow] - usual[..., None]
     typical = np.median(excess, axis=2)
@@ -132,21 +130,8 @@ def of_changing_workers(durations: Durations, slow: Mask, longer_s: float) -> bo
     """
     if durations.graph.n_dp * durations.graph.n_pp == 1:
         return False
-    seconds = _compute_s(durations)  # [stage, dp, step]
+    seconds = compute_s(durations)  # [stage, dp, step]
     excess = seconds[..., slow] - np.median(seconds[..., ~slow], axis=2)[..., None]
     explains = (excess >= MIN_PART * longer_s).reshape(-1, int(slow.sum()))  # [worker, slow step]
     least = max(MIN_STEPS, MIN_STEP_SHARE * slow.sum())
     return bool(explains.any(axis=0).sum() >= least > explains.sum(axis=1).max())
-
-
-def _compute_s(durations: Durations) -> Array:
-    """[stage, dp, step] seconds of the computes of a worker."""
-    graph = durations.graph
-    seconds = np.zeros((graph.n_pp, graph.n_dp, durations.n_steps))
-    for v, dps in enumerate(graph.variant_dps):
-        span, block = graph.variant_ops(v), durations.block(v)
-        computes = np.flatnonzero(np.isin(graph.kind[span], _COMPUTES))
-        for stage in range(graph.n_pp):
-            own = computes[graph.pp[span][computes] == stage]
-            seconds[stage, dps] = block[own].sum(axis=0).T
-    return seconds

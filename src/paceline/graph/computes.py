@@ -108,6 +108,19 @@ def whole_passes(durations: Durations) -> Passes:
     return Passes(tuple(blocks), tuple(row_of))
 
 
+def compute_s(durations: Durations) -> Array:
+    """[stage, dp, step] seconds of the computes of a worker."""
+    graph = durations.graph
+    seconds = np.zeros((graph.n_pp, graph.n_dp, durations.n_steps))
+    for v, dps in enumerate(graph.variant_dps):
+        span, block = graph.variant_ops(v), durations.block(v)
+        computes = np.flatnonzero(np.isin(graph.kind[span], KINDS))
+        for stage in range(graph.n_pp):
+            own = computes[graph.pp[span][computes] == stage]
+            seconds[stage, dps] = block[own].sum(axis=0).T
+    return seconds
+
+
 def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:
     """All parts of some passes, and for each part the index of its pass.
 

@@ -73,8 +73,8 @@ class StepGaps:
             text = (
                 f"{share:.1%} of the time lies between the steps, the longest before step "
                 f"{self.steps[known][longest]} ({seconds(pause[longest])}): checkpoint, "
-                "evaluation, data loading? It belongs to no step, so neither S nor a comparison "
-                "counts it"
+                "evaluation, data loading? It belongs to no step, so neither S nor the tables of a "
+                "comparison count it"
             )
             notes.append(Warning(BETWEEN_STEPS, text, {"share": share}))
         if (share := float(overlap.sum() / traced.sum())) >= MATTERS:

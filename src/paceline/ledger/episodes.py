@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.detect.detector import Detector
+from paceline.detect.detector import THRESHOLD, Detector
 from paceline.detect.event import SLOW_KINDS
-from paceline.detect.limits import PAUSE, WARM_UP
+from paceline.detect.few_samples import warm_up_before_rise
+from paceline.detect.limits import PAUSE, warm_up_of
 from paceline.detect.refinement import Refinement
 from paceline.errors import DetectError
 
 #: Ratio of the detector's loss to that of the factors from which on they tell unlike levels.
-_UNLIKE = 1.25
+_UNLIKE = 2.0
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,17 +36,22 @@ class Change:
     factor: float
 
 
-def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Change] | None:
+def detected(
+    last: Ints, per_step_s: Array, breaks: Sequence[int], net_s: Array, spacing: int
+) -> list[Change] | None:
     """Changes that the detector finds in a job's samples, refined; None if there are too few.
 
     Args:
         last: [sample] step numbers, which fall back at restarts.
         per_step_s: [sample] seconds a step.
         breaks: samples that are the first of a later start.
+        net_s: [sample] wall time that the changes' factors divide.
+        spacing: steps that a sample stands for.
     """
-    if len(last) <= WARM_UP:
+    warm_up = warm_up_before_rise(per_step_s, warm_up_of(spacing), THRESHOLD)
+    if len(last) <= warm_up:
         return None
-    detector = Detector(1)
+    detector = Detector(1, warm_up=warm_up)
     refinement, rows = Refinement(detector), []
     breaking = set(breaks)
     for row, step in enumerate(last.tolist()):
@@ -62,26 +68,25 @@ def detected(last: Ints, per_step_s: Array, breaks: Sequence[int]) -> list[Chang
             is_slow = event.kind in SLOW_KINDS
             changes.append(Change(_row_of(last, event.since_step, row), factor if is_slow else 1.0))
             if not is_slow:
-                changes[begin:] = _losing(event.lost_s, changes[begin:], per_step_s, breaking)
+                lost_s = event.lost_s * spacing
+                changes[begin:] = _losing(lost_s, changes[begin:], net_s, breaking)
                 begin = len(changes)
     if begin < len(changes):
-        lost_s = float(detector.lost_s[0])
-        changes[begin:] = _losing(lost_s, changes[begin:], per_step_s, breaking)
+        lost_s = float(detector.lost_s[0]) * spacing
+        changes[begin:] = _losing(lost_s, changes[begin:], net_s, breaking)
     return changes
 
 
-def _losing(
-    lost_s: float, changes: list[Change], per_step_s: Array, breaking: set[int]
-) -> list[Change]:
+def _losing(lost_s: float, changes: list[Change], net_s: Array, breaking: set[int]) -> list[Change]:
     """An episode's changes with factors by which it loses the seconds that the detector tells.
 
     The detector counts what exceeds the mean healthy step, with its usual long steps. Factors are
     ratios of typical steps. Across restarts, and where the two differ much, the factors stay.
     """
-    end = len(per_step_s) if changes[-1].factor > 1 else changes[-1].row
+    end = len(net_s) if changes[-1].factor > 1 else changes[-1].row
     rows = slice(changes[0].row, end)
-    slow_s = per_step_s[rows]
-    share = 1 - 1 / factors(changes, len(per_step_s))[rows]
+    slow_s = net_s[rows]
+    share = 1 - 1 / factors(changes, len(net_s))[rows]
     capped_s = np.minimum(slow_s, PAUSE * np.median(slow_s)) if len(slow_s) else slow_s
     by_factors_s = float((capped_s * share).sum())
     scale = lost_s / by_factors_s if by_factors_s > 0 else 0.0

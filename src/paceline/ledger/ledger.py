@@ -17,6 +17,7 @@ from paceline.ledger import episodes
 from paceline.ledger.categories import CATEGORIES, IN_STEPS, label
 from paceline.ledger.cover import Cover, cover
 from paceline.ledger.samples import Samples
+from paceline.ledger.straggling import Straggling, straggling
 from paceline.ledger.words import OF_LOGS, TOLD_BY, Reasons
 from paceline.sources.run_logs.files import load_timeline
 from paceline.sources.run_logs.timeline import Start, Timeline
@@ -68,6 +69,7 @@ class Ledger:
         starts: number of the job's starts.
         gpus: number of the job's GPUs; None = unknown.
         notes: doubts about the log.
+        slowdown: S behind the stragglers; None = unknown.
     """
 
     tool: str
@@ -79,6 +81,7 @@ class Ledger:
     starts: int = 1
     gpus: int | None = None
     notes: tuple[str, ...] = ()
+    slowdown: float | None = None
 
     @property
     def goodput(self) -> float:
@@ -107,6 +110,7 @@ class Ledger:
             "lost_steps": self.lost_steps,
             "starts": self.starts,
             "gpus": self.gpus,
+            "slowdown": self.slowdown,
             "notes": list(self.notes),
         }
 
@@ -163,6 +167,8 @@ def goodput(
     events: Iterable[Mapping[str, Any]] | None = None,
     slowdown: float | None = None,
     pattern: str | None = None,
+    checkpoint: str | None = None,
+    evaluation: str | None = None,
     gpus: int | None = None,
 ) -> Ledger:
     """Where a job's wall time went.
@@ -170,8 +176,11 @@ def goodput(
     Args:
         logs: one or several logs of a job.
         events: the detector's events (``to_mapping()``); None runs it on the steps of the logs.
-        slowdown: S of an analysis of typical steps; None leaves stragglers unknown.
+        slowdown: S of an analysis of typical steps. None: a recorded run tells it by its profiled
+            steps; other logs leave stragglers unknown.
         pattern: pattern of a step's line, for logs of unknown format.
+        checkpoint: pattern of the dated lines of checkpoints, for logs of unknown format.
+        evaluation: the same of evaluations.
         gpus: number of the job's GPUs, for GPU-hours.
 
     Raises:
@@ -179,7 +188,9 @@ def goodput(
         DetectError: an event lacks a number, or S is below 1.
     """
     paths = [logs] if isinstance(logs, str | Path) else list(logs)
-    timeline = load_timeline([Path(path) for path in paths], pattern)
+    timeline = load_timeline(
+        [Path(path) for path in paths], pattern, checkpoint=checkpoint, evaluation=evaluation
+    )
     return ledger_of(timeline, events=events, slowdown=slowdown, gpus=gpus)
 
 
@@ -209,13 +220,20 @@ def ledger_of(
     _add_pauses(seconds, timeline, covers)
     samples = Samples(timeline.starts, covers)
     changes = (
-        episodes.detected(samples.last, samples.per_step_s, samples.breaks)
+        episodes.detected(
+            samples.last, samples.told_s, samples.breaks, samples.net_s, samples.spacing
+        )
         if events is None
         else episodes.given(events, samples.last, "the events", samples.ends)
     )
-    samples.share_out(seconds, changes or [], slowdown or 1.0)
+    stragglers = Straggling(slowdown, words.no_analysis)
+    if slowdown is None and timeline.recordings:
+        stragglers = straggling(timeline.recordings, samples, samples.typical(changes or []))
+    samples.share_out(seconds, changes or [], stragglers.slowdown or 1.0)
     total = sum(seconds.values())
-    reasons = _reasons(timeline, starts[0], slowdown, words)
+    reasons = _reasons(timeline, starts[0], words)
+    if stragglers.slowdown is None:
+        reasons["stragglers"] = stragglers.reason
     if changes is None:
         reasons["fail_slow"] = _FEW_STEPS
     for name in reasons:  # unassignable time is still a part of the whole
@@ -223,6 +241,7 @@ def ledger_of(
     notes = timeline.notes
     if events is None and any(change.factor > 1 for change in changes or ()):
         notes += (_FOUND,)
+    notes += (stragglers.note,) if stragglers.note else ()
     least = ROUNDING * total
     rows = {
         name: None if name in reasons else value if abs(value) > least else 0.0
@@ -238,6 +257,7 @@ def ledger_of(
         starts=len(timeline.starts),
         gpus=gpus,
         notes=notes,
+        slowdown=stragglers.slowdown,
     )
 
 
@@ -276,17 +296,13 @@ def _add_pauses(seconds: dict[str, float], timeline: Timeline, covers: Sequence[
             seconds["idle" if before.has_ended else "restarts"] += gap_s
 
 
-def _reasons(
-    timeline: Timeline, first: Start, slowdown: float | None, words: Reasons
-) -> dict[str, str]:
+def _reasons(timeline: Timeline, first: Start, words: Reasons) -> dict[str, str]:
     """Category -> reason why the log does not show it."""
     reasons = {
         name: words.not_recorded[name]
         for name, kind in _RECORDED_BY.items()
         if kind not in timeline.recorded
     }
-    if slowdown is None:
-        reasons["stragglers"] = words.no_analysis
     has_setup = any(pause.kind == "setup" for pause in first.pauses)
     if not (first.has_begin or has_setup):
         reasons["startup"] = words.not_recorded["startup"]

@@ -22,7 +22,12 @@ _LONG = 5.0
 
 
 class Samples:
-    """The steps of all starts in order."""
+    """The steps of all starts in order.
+
+    Attributes:
+        net_s: [sample] seconds of wall time without pauses; per_step_s: the same of a step.
+        told_s: [sample] seconds of a step as the log gives them, without pauses.
+    """
 
     def __init__(self, starts: Sequence[Start], covers: Sequence[Cover]) -> None:
         self.last = np.concatenate([start.steps.last for start in starts])
@@ -33,8 +38,19 @@ class Samples:
         self.ends = [first + size for first, size in zip(self.firsts, sizes, strict=True)]
         # Rounded times may be 0, unlike real step times.
         self.per_step_s = np.maximum(self.net_s / self.count, 1e-9)
+        in_pauses_s = [
+            start.steps.end_s - start.steps.begin_s - covered.net_s
+            for start, covered in zip(starts, covers, strict=True)
+        ]
+        spent_s = np.concatenate([start.steps.spent_s for start in starts])
+        self.told_s = np.maximum((spent_s - np.concatenate(in_pauses_s)) / self.count, 1e-9)
         self._lost = self._lost_share(starts)
         self.lost_steps = int(np.rint((self._lost * self.count).sum()))
+
+    @property
+    def spacing(self) -> int:
+        """Steps that a sample usually stands for."""
+        return int(np.median(self.count)) if len(self.count) else 1
 
     @property
     def breaks(self) -> list[int]:
@@ -74,6 +90,19 @@ class Samples:
         seconds["fail_slow"] += float(slow_s.sum())
         seconds["stragglers"] += float(straggling_s.sum())
         seconds["productive"] += float((stepping_s - slow_s - straggling_s).sum())
+
+    def typical(self, changes: Sequence[episodes.Change]) -> npt.NDArray[np.bool_]:
+        """[sample] whether its steps are usual: none in a fail-slow, very long, or a start's first.
+
+        Steps that a later start repeats are usual, too.
+        """
+        level = episodes.factors(changes, len(self.last))
+        usual: npt.NDArray[np.bool_] = level == 1
+        for first, end in zip(self.firsts, self.ends, strict=True):
+            _, long_s = self._excess(first, end, level[first:end])
+            usual[first:end] &= long_s == 0
+            usual[first : min(first + 1, end)] = False
+        return usual
 
     def _excess(self, first: int, end: int, level: Array) -> tuple[float, Array]:
         """(excess of a start's first step over the typical one, the same of long steps)."""

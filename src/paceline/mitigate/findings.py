@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.graph.computes import computes_of
+from paceline.diagnose import Finding
 from paceline.mitigate.fault import COMPUTE, LINK, Fault, Worker
-from paceline.remedies.arrange import Arrangement
 from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case
-from paceline.remedies.replace import blamed_workers, links_of
+from paceline.remedies.replace import links_of
 from paceline.trace.job import place_of
 from paceline.trace.kinds import P2P_KINDS
 
@@ -23,15 +22,14 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
     if case.measured.graph.n_dp == 1:
         return ()  # the usual level is unknown
     suspects = list[tuple[str, Worker, float, Worker | None]]()
-    if finding_of(case, "worker") is not None:
-        measured = case.measured
-        factors = Arrangement(
-            measured.durations, computes_of(measured.graph), blamed_workers(case)
-        ).factors
-        peers = measured.job.peers
+    slow = finding_of(case, "worker")
+    if slow is not None and _goes_on(slow, case):
+        peers = case.measured.job.peers
         suspects += [
-            (COMPUTE, place_of(*worker, peers), float(np.median(f)), None)
-            for worker, f in factors.items()
+            (COMPUTE, place_of(dp, stage, peers), factor, None)
+            for (dp, stage), factor in zip(
+                slow.where["workers"], slow.evidence["factors"], strict=True
+            )
         ]
     link = finding_of(case, "link")
     for dp, low, high in links_of(link) if link is not None else ():
@@ -42,6 +40,23 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
         for kind, worker, factor, other_end in suspects
         if factor >= MIN_FACTOR
     )
+
+
+def slow_steps(case: Case) -> list[int] | None:
+    """The steps in which the workers are slow, by number; None = all."""
+    slow = finding_of(case, "worker")
+    steps = None if slow is None else slow.evidence["steps"]
+    return steps if isinstance(steps, list) else None
+
+
+def _goes_on(finding: Finding, case: Case) -> bool:
+    """Whether the workers are slow at the trace's end, and in most steps since they began to be."""
+    steps = finding.evidence["steps"]
+    if steps == "all":
+        return True
+    slow = np.isin(case.result.steps, steps)
+    since = slow[int(np.argmax(slow)) :]
+    return bool(slow[-1] and since.mean() > 0.5)
 
 
 def _link_factor(case: Case, dp: int, low: int, high: int) -> float:

@@ -26,7 +26,8 @@ _MOST_OVERLAP = 0.05
 #: Meanings of rows on the pages: the monitor has no log.
 MEANINGS = {
     **CATEGORIES,
-    "fail_slow": "cost of the fail-slows' levels; an event has its slowest rank's loss",
+    "fail_slow": "what the levels of fail-slows cost these steps; an event has its slowest rank's "
+    "loss",
     "other": "other pauses",
     "unknown": "time between steps of which the monitor knows nothing",
 }
@@ -166,4 +167,5 @@ def _back_to_back(parts: Sequence[npt.NDArray[Any]]) -> list[Steps]:
 
 def _steps(rows: npt.NDArray[Any], end_s: npt.NDArray[np.float64]) -> Steps:
     ones = np.ones(len(rows), dtype=np.int64)
-    return Steps(rows["step"].astype(np.int64), ones, end_s - rows["max_s"], end_s)
+    spent_s = rows["max_s"]
+    return Steps(rows["step"].astype(np.int64), ones, end_s - spent_s, end_s, spent_s)

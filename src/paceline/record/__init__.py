@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record import data_loading, push
+from paceline.record.data_loading import batches
 from paceline.record.recorder import Recorder
 from paceline.record.steps import Operation, Step
 
@@ -28,6 +29,7 @@ __all__ = [
     "Operation",
     "Recorder",
     "Step",
+    "batches",
     "current",
     "instrument_ddp",
     "instrument_deepspeed",

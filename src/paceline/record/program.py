@@ -53,7 +53,7 @@ def code_of(kind: str) -> int:
 
 
 #: Kinds of notes of a running program, which :meth:`Program.replay` takes.
-_LAUNCH, _ENTER, _LEAVE, _WAIT, _WAITED, _ADD, _CALLED, _DROP = range(8)
+_LAUNCH, _ENTER, _LEAVE, _WAIT, _WAITED, _ADD, _CALLED, _DROP, _LEFT_OUT = range(9)
 
 
 class Program:
@@ -173,6 +173,11 @@ class Program:
         """Count a collective within the running pass together with similar ones, on the host."""
         self._notes.append((_CALLED, (CODES[kind], group), took_ns))
 
+    def leave_out(self, since: Any) -> None:
+        """Leave the time from a mark to now out of the running compute."""
+        if not self.is_over:
+            self._notes.append((_LEFT_OUT, since, self.mark()))
+
     def drop(self, op: Op) -> None:
         """Forget an operation without end: its call raised."""
         self._notes.append((_DROP, op, None))
@@ -208,6 +213,7 @@ class _Replay:
             _ADD: self._add,
             _CALLED: self._called,
             _DROP: self._drop,
+            _LEFT_OUT: self._leave_out,
         }
 
     def take(self, what: int, *note: Any) -> None:
@@ -270,6 +276,13 @@ class _Replay:
         self._calls.clear()
         self._under_way = [one for one in self._under_way if one is not op]
         self._ops[:] = [one for one in self._ops if id(one) not in dropped]
+
+    def _leave_out(self, begin: Any, end: Any) -> None:
+        """A cut here would give ranks that load no data another program."""
+        op = self._under_way[-1] if self._under_way else None
+        if op is not None and op.kind in COMPUTES:
+            part = op.parts[-1] if op.parts else op
+            part.left_out = [*(part.left_out or ()), (begin, end)]
 
     def _between_waits(self, op: Op, mark: Any) -> Any:
         """Undo the part after the wait for another op of a batch; it continues after this wait.

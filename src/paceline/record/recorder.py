@@ -34,8 +34,9 @@ class Recorder:
         mark: takes a time, cheaply, to be resolved later.
         after: takes a mark of the time when a work is done, or None.
         program: program of the running step if that is profiled, otherwise None.
-        measures_data: whether waits for the data loader are measured.
+        measures_data: whether a wait for a batch was measured so far.
         data_ns: these waits since the last step, nanoseconds.
+        waits_for_data: whether the training thread waits for a batch now.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Recorder:
         clock: HostClock | None = None,
     ) -> None:
         self.program: Program | None = None
-        self.measures_data, self.data_ns = False, 0
+        self.measures_data, self.data_ns, self.waits_for_data = False, 0, False
         self._thread = threading.get_ident()
         self._step: Step | None = None
         self._writer: Writer | None = None
@@ -244,6 +245,26 @@ class Recorder:
         """Forget an operation of the running step that has no end: its call raised."""
         if isinstance(op, Op) and not op.program.is_over:
             op.program.drop(op)
+
+    def mark_in_block(self) -> Any:
+        """A mark of now, inside the block of an operation; None outside of blocks."""
+        program = self.program
+        if program is None or program.open_op is None:
+            return None
+        try:
+            return program.mark()
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def leave_out(self, since: Any) -> None:
+        """Leave the time from a mark (:meth:`mark_in_block`) to now out of the running compute."""
+        if self.program is None:
+            return
+        try:
+            self.program.leave_out(since)
+        except Exception as error:
+            self.fail(error)
 
     def is_new(self, hooked: Any) -> bool:
         """Whether this recorder has no hooks in the object yet; it is then marked as hooked."""

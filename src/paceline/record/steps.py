@@ -133,8 +133,8 @@ class Op:
     """A recorded operation; see :class:`Operation`."""
 
     __slots__ = (
-        *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "microbatch"),
-        *("outer", "part", "parts", "program", "start", "transfer"),
+        *("awaited", "batch", "chunk", "end", "flags", "group", "issued", "kind", "left_out"),
+        *("microbatch", "outer", "part", "parts", "program", "start", "transfer"),
     )
 
     def __init__(
@@ -155,6 +155,7 @@ class Op:
         self.end: Any = None
         self.outer: Op | None = None
         self.parts: list[Op] | None = None  # further parts of a cut compute
+        self.left_out: list[tuple[Any, Any]] | None = None  # waits for data: marks of begin and end
         self.batch: Batch | None = None  # successive waits for operations of one batch count as one
 
     def __enter__(self) -> Op:

@@ -204,6 +204,7 @@ class Writer:
                     kind = blockfile.SUMMED if summed else blockfile.PROGRAM
                     yield blockfile.block(kind, head + packed)
                     marks += [mark for op in ops for mark in (op.start, op.end)]
+                    marks += [mark for op in ops for span in op.left_out or () for mark in span]
                 program.forget()
             self._clock.recycle(marks)
             self._taken += step.size
@@ -234,10 +235,18 @@ class Writer:
             start, end = resolve(op.start), resolve(op.end)
             if start is None or end is None:
                 return None
+            if op.left_out is not None:
+                start = self._start_behind(op.left_out, start, end)
             times = start - zero, end - zero
             program = op.part, op.issued, op.awaited, op.group, *((op.transfer,) if summed else ())
             records.append(pack(op.kind, op.flags, op.chunk, op.microbatch, *times, *program))
         return b"".join(records)
+
+    def _start_behind(self, spans: list[tuple[Any, Any]], start: int, end: int) -> int:
+        """Start of an operation whose spans that are left out are moved before it."""
+        marks = [(self._clock.resolve(begin), self._clock.resolve(over)) for begin, over in spans]
+        out = sum(over - begin for begin, over in marks if begin is not None and over is not None)
+        return min(start + out, end)
 
     def poll_control(self) -> None:
         """Apply the control file if it has changed."""

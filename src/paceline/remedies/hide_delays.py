@@ -59,6 +59,11 @@ def propose(case: Case) -> Remedy:
     if requested is not None and requested not in sorts:
         raise RemedyError(f"there are no delays {requested!r}; --hide takes {', '.join(sorts)}")
     finding = needed_finding(case, "launch-delay", "time lost between operations")
+    if finding.part_of and requested is None:
+        raise NotApplicableError(
+            "waits for data explain most of the delays between operations: load-ahead is the "
+            "remedy; --hide hides them all the same"
+        )
     measured = case.measured
     # The time in which the step before still runs is not a step's own.
     overlap_s = case.result.overlap_s

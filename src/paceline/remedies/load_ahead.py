@@ -35,8 +35,9 @@ def propose(case: Case) -> Remedy:
         Prediction(after_s, after_s),
         {"bound": True, "workers": [list(place) for place in places]},
         notes=(
-            "at most this is gained: loading in other processes takes cores of the host, and a "
-            "loader that is too slow on average still makes the step wait",
+            "at most this is gained: loading in other processes takes cores of the host, ranks "
+            "that share cores compute faster while one of them waits, and a loader that is too "
+            "slow on average still makes the step wait",
             "the times include the pause before the step",
         ),
         before=Prediction(before_s, before_s),

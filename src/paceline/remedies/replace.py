@@ -83,8 +83,12 @@ def replace_worker(case: Case) -> Remedy:
             "with one replica (dp 1) a worker has no peers that show the speed of a healthy one"
         )
     changed = copy_of(durations)
-    for healthy in healthy_workers(durations, computes_of(durations.graph), workers):
-        healthy.apply(changed)
+    slow = np.flatnonzero(_slow_steps(case))
+    part = copy_of(durations.of_steps(slow))
+    for healthy in healthy_workers(part, computes_of(durations.graph), workers):
+        healthy.apply(part)
+    for variant, block in enumerate(part.blocks):
+        changed.block(variant)[:, slow] = block
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
     return outcome(
         case,
@@ -97,6 +101,24 @@ def replace_worker(case: Case) -> Remedy:
             "over the other data-parallel ranks, with the cost of its own microbatches",
         ),
     )
+
+
+def _slow_steps(case: Case) -> npt.NDArray[np.bool_]:
+    """[step] where the finding's workers are slow; all steps if it does not say it of all workers.
+
+    The steps of a finding on several workers are those of the worst, unless all begin or end to be
+    slow at one step.
+    """
+    every = np.ones(len(case.result.steps), dtype=bool)
+    if case.options.get("workers") is not None:
+        return every
+    finding = needed_finding(case, "worker", "slow worker")
+    steps = finding.evidence.get("steps")
+    if not isinstance(steps, list):
+        return every
+    slow = np.isin(case.result.steps, steps)
+    one_change = int(np.diff(slow).sum()) == 1
+    return slow if one_change or len(finding.where["workers"]) == 1 else every
 
 
 def links_of(finding: Finding) -> list[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ from paceline.report.page.markup import escape, foreign
 from paceline.report.page.pack import safe_json
 from paceline.report.page.path import path_html
 from paceline.results.document import JobReport
-from paceline.results.headline import details, headline, is_healthy
+from paceline.results.headline import details, explained, headline, is_healthy
 from paceline.trace.kinds import kind_name
 from paceline.units import count, percent
 
@@ -136,7 +136,7 @@ def _figures(page: _Page) -> str:
 
 def _doubt(report: JobReport) -> str:
     """A caution under the headline, if the simulation differs much from the trace."""
-    if not report.doubtful:
+    if not report.doubtful or explained(report):
         return ""
     return (
         '<p class="doubt"><b>Doubtful:</b> the simulation is '

@@ -14,13 +14,29 @@ from paceline.units import duration, seconds
 _MAX_ACTIONS = 30
 
 
-def forecast_lines(result: Forecast, width: int) -> list[Text]:
-    """Fail-slows, a table of the options, and the planner's next actions."""
+#: Least share by which traced steps are longer than the model's for a note.
+_LONGER = 0.1
+
+
+def forecast_lines(result: Forecast, width: int, traced_s: float | None = None) -> list[Text]:
+    """Fail-slows, a table of the options, and the planner's next actions.
+
+    Args:
+        result: the forecast.
+        width: available characters.
+        traced_s: mean seconds of a traced step with the fail-slows, if a trace shows them.
+    """
     slowdown = result.now_s / result.healthy_s
     head = f"a step takes {seconds(result.now_s)} instead of {seconds(result.healthy_s)}"
     lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
     for fault in result.faults:
         lines += wrap(f"  {fault.describe()}", width, indent="    ")
+    if traced_s is not None and traced_s > (1 + _LONGER) * result.now_s:
+        text = (
+            f"  note: traced steps take {seconds(traced_s)} on average: these times leave out "
+            "noise and delays between operations. Compare them with each other"
+        )
+        lines += wrap(text, width, indent="    ", style="dim")
     lines += [Text("")]
     columns = f"{'strategy':18}{'step s':>9}{'recovers':>12}{'once':>13}{'pays after':>13}"
     lines += [Text(columns, style="dim")]

@@ -20,6 +20,7 @@ from paceline.results.headline import (
     MIN_PASSING,
     WAITS,
     between_steps,
+    explained,
     headline,
     lasting_word,
     little_text,
@@ -201,10 +202,12 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             style = "bold yellow"
     else:
         text = f"Stragglers make steps {times} times as long as they could be"
+        if report.by_worker.size == 1:
+            text = f"No stragglers: one worker. Steps take {times} times as long as its fast ones"
         text += without_passing(report)
         style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
-    if report.doubtful:
+    if report.doubtful and not explained(report):
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
         if report.launch_slowdown > 1:
             text = (

@@ -12,7 +12,7 @@ from paceline.report.communication import communication_lines
 from paceline.report.layout import wrap
 from paceline.report.warnings import warning_lines
 from paceline.results.document import JobReport
-from paceline.results.headline import HEALTHY, is_healthy, is_small
+from paceline.results.headline import HEALTHY, MIN_PASSING, is_healthy, is_small
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.more_steps import more_steps_text
@@ -38,14 +38,28 @@ _BAR = 24
 _SHARES = 17
 
 ARCHITECTURE = "changes of the job's architecture"
+PASSING = (
+    "variation that passes from worker to worker (noise, or other work on the machines): no repair "
+    "of one worker ends it"
+)
 NO_FAULT = "they repair no cause above, but make the step shorter"
 
 
 def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     """Findings and the best remedies in a few lines, for the screen of ``analyze``."""
-    findings = [f for f in report.diagnosis.findings if f.cause != "unexplained"][:most]
+    all_findings = report.diagnosis.findings
+    findings = [f for f in all_findings if f.cause != "unexplained"][:most]
+    rests = [
+        (f.share_of_step, NONE if f.share is None else percent(f.share), f"unexplained: {f.text}")
+        for f in all_findings
+        if f.cause == "unexplained" and f.share_of_step >= MIN_PASSING
+    ]
+    passing_s = report.other_passing_s or 0.0
+    passing = passing_s / float(report.traced_s.mean())
+    if report.straggling and passing >= MIN_PASSING:
+        rests.append((passing, _rest_of_loss(all_findings), PASSING))
     lines: list[Text] = []
-    if findings:
+    if findings or rests:
         about = "the cost of each cause, as shares of the step and of the loss; its probability"
         lines = [_title("why", about), _heads(report)]
     for finding in findings:
@@ -58,6 +72,8 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         if reading := other_reading(finding, report.remedies):
             indent = " " * _SHARES
             lines += wrap(f"{indent}{reading}", width, indent=indent, style="dim")
+    for rest in rests:
+        lines += _entry(*rest, width)
     for name, about, remedies in (
         ("what to do", "the predicted saving of each remedy, as the same shares", report.remedies),
         (ARCHITECTURE, NO_FAULT, report.architecture),
@@ -71,6 +87,12 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     return lines + _masked_lines(report, width) + _hint_lines(report, width)
 
 
+def _rest_of_loss(findings: Sequence[Finding]) -> str:
+    """The share of the loss that no finding has."""
+    known = [f.share for f in findings if f.share is not None and is_known(f)]
+    return percent(max(1 - sum(known), 0.0)) if known else NONE
+
+
 def _prefix(finding: Finding, report: JobReport) -> str:
     if finding.part_of:
         return f"{part_of(finding, report)}: "
@@ -81,7 +103,8 @@ def _outcome(remedy: Remedy) -> str:
     """Advice and new step time, without the gain."""
     if not remedy.action:
         return remedy.text
-    return f"{remedy.action}: a step then takes {seconds(remedy.step_time_s)}"
+    least = "at least " if remedy.change.get("bound") else ""
+    return f"{remedy.action}: a step then takes {least}{seconds(remedy.step_time_s)}"
 
 
 def _masked_lines(report: JobReport, width: int) -> list[Text]:
@@ -109,7 +132,7 @@ def _heads(report: JobReport | None) -> Text:
     """Heads of the two shares; with a report they include the loss, unless it is negligible."""
     heads = f"{'step':>7} {'loss':>7}"
     if report is not None and report.straggling:
-        heads += f"  the loss is {size_of_loss(report)}"
+        heads += f"  the loss of time is {size_of_loss(report)}"
     return Text(heads, style="dim")
 
 
@@ -238,10 +261,13 @@ def remedy_lines(
 ) -> list[Text]:
     """One remedy: its saved shares, interval, action and notes."""
     low, high = (percent(end) for end in remedy.interval)
-    text = (
-        f"{remedy.remedy}  saves {shares(remedy.gain, of_loss)} (90%: {low} to {high} of the "
-        f"step); new mean step {seconds(remedy.step_time_s)}"
+    saved, interval = (
+        f"saves {shares(remedy.gain, of_loss)}",
+        f" (90%: {low} to {high} of the step)",
     )
+    if remedy.change.get("bound"):
+        saved, interval = f"saves at most {shares(remedy.gain, of_loss)}", ""
+    text = f"{remedy.remedy}  {saved}{interval}; new mean step {seconds(remedy.step_time_s)}"
     lines = wrap(text, width, style="bold")
     lines += wrap(f"  {remedy.action or remedy.text}", width, indent="  ")
     lines += _phrase_lines(change_phrases(remedy, all_reduces), width)

@@ -62,6 +62,11 @@ def is_healthy(report: JobReport) -> bool:
     return report.healthy and report.launch_slowdown < MIN_LAUNCH_SLOWDOWN and not beside
 
 
+def explained(report: JobReport) -> bool:
+    """Whether a finding explains most of the time that passes between operations."""
+    return any(f.id == "launch-delay" and f.part_of for f in report.diagnosis.findings)
+
+
 def between_steps(report: JobReport) -> float:
     """The share of the time between the steps, which S does not show; 0 if it is small."""
     found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)

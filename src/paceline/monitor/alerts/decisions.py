@@ -133,8 +133,7 @@ class Told:
             return False
         importance = importance_of(rule, self.job)
         return any(
-            self._tells(row, alarm.since, alarm.at or alarm.since, alarm.factor)
-            and self._reaches(row, rule.name, importance)
+            self._tells(row, alarm, alarm.since) and self._reaches(row, rule.name, importance)
             for name, row in self.latest.items()
             if name != rule.name
         )
@@ -154,32 +153,39 @@ class Told:
             and self._reaches(new, name, row["importance"])
         ]
 
-    def _tells(self, row: Row, since: float, at: float, factor: float | None) -> bool:
+    def _tells(self, row: Row, alarm: Alarm, since: float) -> bool:
         """Whether an alert tells the change that began at ``since`` and is seen in a session.
 
         A session that is much slower than a present fail-slow shows another change.
         """
         kind, fires = self.kinds.get(row["rule"]), row["status"] == "firing"
+        at = alarm.at or since
         if kind not in _OF_SPEED:
             return False
-        if kind == "fail-slow" and fires and not self._explains(factor, at):
+        if kind == "fail-slow" and fires and not self._explains(row, alarm, at):
             return False
         if fires and row["started_at"] >= since:
             return True
         lasted = row["started_at"] <= at and (fires or row["ended_at"] > at)
         return kind == "fail-slow" and lasted
 
-    def _explains(self, factor: float | None, at: float) -> bool:
-        """Whether the present fail-slow is large enough for a session's factor.
+    def _explains(self, row: Row, alarm: Alarm, at: float) -> bool:
+        """Whether the fail-slow of a firing alert is large enough for a session's factor.
 
-        A session of before the latest change of its level may be of the highest level.
+        A session of before the latest change of its level may be of the highest level. An alert may
+        go on from one fail-slow to the next. A session of before the present one is then of an
+        earlier one, whose level was compared when the session came.
         """
         level = None if self.onset is None else self.onset["factor"]
-        if self.onset is None or level is None or factor is None:
+        if self.onset is None or level is None or alarm.factor is None:
             return True
-        if at < self.onset["at"]:
+        began_at = self.onset.get("began_at", self.onset["at"])
+        began_step = self.onset.get("began_step", self.onset["since_step"])
+        if row["started_at"] < began_at and _is_before(alarm, at, began_at, began_step):
+            return True
+        if _is_before(alarm, at, self.onset["at"], self.onset["since_step"]):
             level = self.onset.get("peak", level)
-        return bool(level - 1 >= EXPLAINS * (factor - 1))
+        return bool(level - 1 >= EXPLAINS * (alarm.factor - 1))
 
     def _reaches(self, row: Row, rule: str, importance: str) -> bool:
         """Whether an alert is as important as another, goes to its channels and is not silent."""
@@ -198,6 +204,11 @@ class Told:
             and (silence["job"] is None or fits(self.job["name"], silence["job"]))
             for silence in self.silences
         )
+
+
+def _is_before(alarm: Alarm, at: float, event_at: float, step: int) -> bool:
+    """Whether a session came before an event, or has only steps before it."""
+    return at < event_at or (alarm.last_step is not None and alarm.last_step < step)
 
 
 def _says(alert: Row, alarm: Alarm) -> bool:

@@ -166,6 +166,7 @@ class Alarm:
         since: since when the job is as it is, as far as events and sessions show.
         at: time of the session behind it.
         factor: by which the session's steps are too long, S or the ratio to earlier steps.
+        last_step: the session's last step; None = unknown.
     """
 
     headline: str
@@ -177,6 +178,7 @@ class Alarm:
     since: float | None = None
     at: float | None = None
     factor: float | None = None
+    last_step: int | None = None
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -220,6 +222,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         since=slow[-1]["created_at"],
         at=last["created_at"],
         factor=largest_lasting_loss(last),
+        last_step=last["last_step"],
     )
 
 
@@ -310,7 +313,7 @@ def final_headline(rule: Rule, facts: Facts) -> str | None:
     if not last.get("relieved"):
         lost_s = lost_so_far_s(last, facts.job)
     lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
-    since = _since(last, {**facts.job, "slow_since_step": last.get("first_step")})
+    since = _since(last, {**facts.job, "slow_since_step": last.get("began_step")})
     return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
 
 
@@ -462,6 +465,7 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
         since=longer[-1]["created_at"],
         at=last["created_at"],
         factor=last["step_s"] / usual,
+        last_step=last["last_step"],
     )
 
 

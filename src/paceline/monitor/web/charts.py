@@ -221,7 +221,7 @@ EVENT_KINDS: Mapping[str, str] = {
     "worsening": "slower still",
     "partial-relief": "partly relieved",
     "relief": "healthy again",
-    "faster": "faster for good",
+    "faster": "faster than before",
     "slow-start": "slow from the first step",
     "hang": "a step does not end",
     "silent": "a rank falls silent",

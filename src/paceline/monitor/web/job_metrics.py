@@ -35,7 +35,7 @@ _TOTALS = (
     (
         "gpu_seconds_lost_total",
         "gpu_hours_lost",
-        "GPU time lost to stragglers and data loading.",
+        "GPU time lost to stragglers and waits for data.",
         3600.0,
     ),
 )

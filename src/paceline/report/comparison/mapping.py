@@ -41,6 +41,10 @@ def to_mapping(comparison: Comparison) -> dict[str, Any]:
         ],
         "time": _time(comparison.time),
         "median": _time(comparison.median),
+        "time_with_pauses": (
+            None if comparison.time_with_pauses is None else _time(comparison.time_with_pauses)
+        ),
+        "pause_s": None if comparison.pause_s is None else _pair(comparison.pause_s),
         "gpu_time": None if comparison.gpu_time is None else _time(comparison.gpu_time),
         "change_s": _number(comparison.change_s),
         "remainder_s": {

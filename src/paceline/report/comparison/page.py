@@ -101,9 +101,8 @@ def _sentence(text: str) -> str:
 def _cells(row: Row, scale: float) -> list[str]:
     change, interval = change_cells(row)
     clear = row.change is not None and row.change.clear
-    unsure = row.change is not None and row.change.interval is not None and not clear
     text = f"<strong>{escape(change)}</strong>" if clear else escape(change)
-    remark = "<small>no difference</small>" if unsure else ""
+    remark = f"<small>{row.unclear}</small>" if row.unclear else ""
     drawing = "" if row.change is None else _bar(row.change, scale)
     return [
         foreign(row.name),

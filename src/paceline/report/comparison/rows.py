@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.comparison import Change, Comparison, WorkerChange
 from paceline.comparison.parts import DELAY, DELAY_AT_START
@@ -22,11 +22,17 @@ MIN_REMAINDER = 0.0002
 _KINDS = {DELAY_AT_START: "launch delays, start of step", DELAY: "launch delays, elsewhere"}
 
 
+#: An interval without a clear sign that is wider than this share, 10 points, may hide a large
+#: change.
+MAX_WIDTH = 0.10
+
+
 @dataclass(frozen=True)
 class Row:
     """A row: its name, its values before and after as text, its change in seconds per unit.
 
-    A sum of changes has ``sum_s`` and neither a change nor an interval.
+    A sum of changes has ``sum_s`` and neither a change nor an interval. ``unclear`` says that the
+    interval has no clear sign.
     """
 
     name: str
@@ -34,6 +40,7 @@ class Row:
     after: str
     change: Change | None
     sum_s: float | None = None
+    unclear: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,20 @@ def tables(comparison: Comparison, most: int) -> list[Table]:
         _workers(comparison, most),
         _hosts(comparison, most),
     )
-    return [table for table in all_tables if table.n_rows]
+    step_s = comparison.time.before_s
+    return [
+        replace(table, rows=tuple(replace(r, unclear=_unclear(r, step_s)) for r in table.rows))
+        for table in all_tables
+        if table.n_rows
+    ]
+
+
+def _unclear(row: Row, step_s: float) -> str:
+    """The words on an interval without a clear sign: a narrow one, or one that may hide much."""
+    if row.change is None or row.change.interval is None or row.change.clear:
+        return ""
+    low, high = row.change.interval
+    return "cannot be told" if high - low > MAX_WIDTH * step_s else "no difference"
 
 
 def _causes(comparison: Comparison) -> Table:

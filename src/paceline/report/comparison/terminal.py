@@ -73,10 +73,9 @@ def _number_width(table: Table) -> int:
 
 def _row_line(row: Row, space: int, wide: int) -> Text:
     change, interval = change_cells(row)
-    clear = row.change is not None and row.change.clear
-    mark = "" if clear or row.change is None or row.change.interval is None else " (no difference)"
+    mark = f" ({row.unclear})" if row.unclear else ""
     numbers = f"{row.before:>{wide}}{row.after:>{wide}}{change:>{wide}}  {interval}{mark}"
-    return Text(f"{row.name:{space}}{numbers}".rstrip(), style="" if clear or not mark else "dim")
+    return Text(f"{row.name:{space}}{numbers}".rstrip(), style="dim" if mark else "")
 
 
 def _name_width(names: list[str]) -> int:

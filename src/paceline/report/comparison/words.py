@@ -5,14 +5,12 @@ from __future__ import annotations
 from paceline.comparison import Comparison, Side, TimeChange
 from paceline.comparison.interval import MIN_STEPS
 from paceline.graph.step_gaps import MATTERS
+from paceline.report.comparison.rows import MAX_WIDTH
 from paceline.units import seconds
 
 #: Nine of ten pairs of runs of the same job on the same system differ by less than this. The runs
 #: are from MLPerf Training v5.1, 20 steps each (docs/compare.md).
 RUN_TO_RUN = 0.007
-
-#: An interval without a clear sign that is wider than this, 10 points, may hide a large change.
-MAX_WIDTH = 0.10
 
 #: The median gets a sentence if it differs from the mean by this share of the step.
 MIN_MEDIAN_GAP = 0.01
@@ -81,10 +79,12 @@ def notes(comparison: Comparison) -> list[str]:
     """Notes about the verdict, the most important first."""
     rows = (
         _unlike(comparison),
+        _pauses(comparison),
         _overlap(comparison),
         _gpu_time(comparison),
         _too_few(comparison),
         _median(comparison),
+        *_jumps(comparison),
         _run_to_run(comparison),
         *(
             f"not compared: {table}: {reason}"
@@ -93,6 +93,17 @@ def notes(comparison: Comparison) -> list[str]:
         ),
     )
     return [row for row in rows if row]
+
+
+def _jumps(comparison: Comparison) -> list[str]:
+    """A note for each side whose step times jump: its means mix two parts."""
+    return [
+        f"{name}, the step time jumps at step {finding.evidence['step']:,}: the means mix both "
+        f"parts, which makes intervals wide; compare one part (--steps-{name})"
+        for name, side in (("before", comparison.before), ("after", comparison.after))
+        for finding in side.advice.diagnosis.findings
+        if finding.id == "change-point"
+    ]
 
 
 def _unlike(comparison: Comparison) -> str:
@@ -113,6 +124,27 @@ def _overlap(comparison: Comparison) -> str:
     return (
         f"times are from step to step: a traced {comparison.unit} is longer, since the step before "
         f"still runs on other ranks for {before} before, {after} after"
+    )
+
+
+def _pauses(comparison: Comparison) -> str:
+    """The change of the time from step to step, where pauses between steps are much of it."""
+    change, pause_s = comparison.time_with_pauses, comparison.pause_s
+    if change is None or pause_s is None or comparison.same_steps:
+        return ""
+    times_s = (change.before_s, change.after_s)
+    if max(pause / time for pause, time in zip(pause_s, times_s, strict=True)) < MATTERS:
+        return ""
+    before, after = map(seconds, times_s)
+    times = f"{before} before, {after} after"
+    if change.verdict == "no-difference" and change.interval is not None:
+        low, high = (share(end, sign=True, digits=1) for end in change.interval)
+        word = "cannot be told" if _is_wide(change) else "shows no difference"
+        return (
+            f"with the pauses between steps, the time of a step {word} ({low} to {high}): {times}"
+        )
+    return (
+        f"{_became(change, 'step', 'with the pauses between steps, the time of a step')}: {times}"
     )
 
 

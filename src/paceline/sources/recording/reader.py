@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +42,9 @@ _PAIRS = (
 )
 
 
-#: Share by which profiled steps may differ from the others; fewest steps of both; and steps that
-#: warm up.
-UNLIKE, FEWEST, WARM_UP = 0.1, 8, 3
+#: Share, and standard errors, by which profiled steps may differ from the others; fewest steps of
+#: both; and steps that warm up.
+UNLIKE, UNLIKE_ERRORS, FEWEST, WARM_UP = 0.1, 3.0, 8, 3
 
 
 def read(
@@ -60,7 +61,17 @@ def read(
         TraceError: no rank recorded some worker, no step was recorded by all ranks, or ``arrange``
             refuses the operations.
     """
-    files = read_files(path)
+    return read_from(read_files(path), path, job, ignore_kinds, steps)
+
+
+def read_from(
+    files: Sequence[RankFile],
+    path: Path,
+    job: Job | None = None,
+    ignore_kinds: frozenset[str] = frozenset(),
+    steps: frozenset[int] | None = None,
+) -> Trace:
+    """As :func:`read`, from the files of the folder."""
     starts = _starts(files)
     whole = [start for start in starts if _is_whole(start)]
     missing = _missing_ranks(starts[0], path, fatal=not whole)
@@ -94,6 +105,22 @@ def read(
         places=recorded_places(path),
     )
     return trace if steps is None else trace.select_steps(steps)
+
+
+def steps_of_all_ranks(files: Sequence[RankFile], path: Path) -> tuple[Ints, Ints]:
+    """([step] ascending numbers of the steps that :func:`read` takes, [step] their operations).
+
+    Raises:
+        TraceError: no rank recorded some worker, or no step was recorded by all ranks.
+    """
+    starts = _starts(files)
+    whole = [start for start in starts if _is_whole(start)]
+    _missing_ranks(starts[0], path, fatal=not whole)
+    chosen, _ = _with_or_without_programs(*_choose(whole, path), path)
+    step = np.concatenate([file.steps[index] for file, index in chosen])
+    n_ops = np.concatenate([np.diff(file.first_op)[index] for file, index in chosen])
+    numbers, of_step = np.unique(step, return_inverse=True)
+    return numbers, np.bincount(of_step, weights=n_ops).astype(np.int64)
 
 
 def load_recorded_step_times(folder: Path) -> StepTimes:
@@ -182,23 +209,28 @@ def _doubts(files: Sequence[RankFile]) -> list[str]:
 def _unlike_others(files: Sequence[RankFile]) -> list[str]:
     """A note where profiled steps take longer or shorter than the others, on the slowest rank.
 
-    The first steps are left out: they warm up.
+    The first steps are left out: they warm up. A difference within ``UNLIKE_ERRORS`` standard
+    errors is chance.
     """
-    profiled_s, others_s = 0.0, 0.0
+    profiled_s, others_s, error_s = 0.0, 0.0, 0.0
     for file in files:
         times = file.times[file.times[:, 0] > file.times[:, 0].min(initial=0) + WARM_UP]
         is_profiled = np.isin(times[:, 0], file.steps)
         if min(is_profiled.sum(), (~is_profiled).sum()) < FEWEST:
             return []
-        own_s, other_s = (float(times[of, 2].mean()) / 1e9 for of in (is_profiled, ~is_profiled))
+        both = [times[of, 2] / 1e9 for of in (is_profiled, ~is_profiled)]
+        own_s, other_s = (float(side.mean()) for side in both)
         if own_s + other_s > profiled_s + others_s:
             profiled_s, others_s = own_s, other_s
-    if not others_s or abs(profiled_s / others_s - 1) < UNLIKE:
+            error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
+    apart_s = abs(profiled_s - others_s)
+    if apart_s <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
         return []
     return [
         f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}: "
         "the analysis is of profiled steps only. Either profiling slows them, or steps alternate; "
-        "record with another every, or every=1, to tell"
+        "record with another every, or every=1, to tell. `paceline detect` reads the times of all "
+        "steps"
     ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,8 +15,9 @@ from paceline.sources import recording
 from paceline.sources.json_stream import head as head_of
 from paceline.sources.json_stream import lines as lines_of
 from paceline.sources.run_logs import google, megatron, mlperf_events, one_logger, steps_only
+from paceline.sources.run_logs.dated_lines import pause_pattern
 from paceline.sources.run_logs.recorded import read_recorded
-from paceline.sources.run_logs.timeline import Timeline
+from paceline.sources.run_logs.timeline import PauseKind, Timeline
 from paceline.sources.step_logs import event_files, json_files, mlperf
 from paceline.sources.step_logs.files import texts_of
 
@@ -23,13 +25,22 @@ from paceline.sources.step_logs.files import texts_of
 _MAX_PREAMBLE = 1_000_000
 
 
-def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline:
+def load_timeline(
+    paths: Sequence[Path],
+    pattern: str | None = None,
+    *,
+    checkpoint: str | None = None,
+    evaluation: str | None = None,
+) -> Timeline:
     """The timeline of a job from one or several logs. Each may hold several starts of the job.
 
     Args:
         paths: logs of one job. They are put in the order of their first dates; without dates the
             given order counts.
         pattern: pattern of a line of a step, for logs of no known format.
+        checkpoint: pattern of the dated lines of checkpoints, by which a log of any format is read
+            as :mod:`paceline.sources.run_logs.dated_lines` does.
+        evaluation: the same of evaluations.
 
     Raises:
         TraceError: a log is of no known format or damaged, or logs with and without dates are
@@ -37,7 +48,12 @@ def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline
     """
     if not paths:
         raise TraceError("give the logs of a job")
-    timelines = [_load(path, pattern) for path in paths]
+    given: dict[PauseKind, re.Pattern[str]] = {}
+    if checkpoint is not None:
+        given["checkpoint"] = pause_pattern(checkpoint, "--checkpoint")
+    if evaluation is not None:
+        given["evaluation"] = pause_pattern(evaluation, "--evaluation")
+    timelines = [_load(path, pattern, given) for path in paths]
     if len(timelines) == 1:
         return timelines[0]
     if len({timeline.has_clock for timeline in timelines}) > 1:
@@ -52,15 +68,18 @@ def load_timeline(paths: Sequence[Path], pattern: str | None = None) -> Timeline
         starts=tuple(starts),
         recorded=frozenset.intersection(*(timeline.recorded for timeline in timelines)),
         notes=tuple(dict.fromkeys(note for timeline in timelines for note in timeline.notes)),
+        recordings=tuple(chain.from_iterable(timeline.recordings for timeline in timelines)),
     )
 
 
-def _load(path: Path, pattern: str | None) -> Timeline:
-    if pattern is None and path.is_dir() and recording.matches(path):
+def _load(path: Path, pattern: str | None, given: Mapping[PauseKind, re.Pattern[str]]) -> Timeline:
+    if pattern is None and not given and path.is_dir() and recording.matches(path):
         return read_recorded(path)
     is_table = path.suffix in (".parquet", ".pq")
     if pattern is not None or path.is_dir() or is_table or event_files.is_event_file(path):
-        return steps_only.read_steps(path, pattern)
+        return steps_only.read_steps(path, pattern, given)
+    if given:
+        return steps_only.read_steps(path, None, given)
     head = head_of(path)
     if json_files.TRAINER_STATE in head:
         return steps_only.read_trainer_state(path)

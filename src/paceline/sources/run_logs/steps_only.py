@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.sources.run_logs.timeline import Pause, Start, Timeline, steps_of
-from paceline.sources.step_logs.files import load_columns
+from paceline.sources.run_logs.dated_lines import read_dated_lines
+from paceline.sources.run_logs.timeline import (
+    Pause,
+    PauseKind,
+    Start,
+    Steps,
+    Timeline,
+    steps_of,
+)
+from paceline.sources.step_logs.files import load_columns, texts_of
 from paceline.sources.step_times import load_step_times
 
 Array = npt.NDArray[np.float64]
@@ -19,8 +30,17 @@ _DAMAGED = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 _NO_CLOCK = "the log has no dates: time between steps is unknown"
 
 
-def read_steps(path: Path, pattern: str | None) -> Timeline:
+def read_steps(
+    path: Path, pattern: str | None, given: Mapping[PauseKind, re.Pattern[str]] | None = None
+) -> Timeline:
     """The timeline of one rank of a log of step times; a step that falls back is a restart.
+
+    Dated lines beside the steps tell the begin of the job, checkpoints and evaluations.
+
+    Args:
+        path: the log.
+        pattern: pattern of a step's line.
+        given: kind of pause -> a user's pattern of its lines.
 
     Raises:
         TraceError: as of :func:`paceline.sources.step_logs.files.load_step_log`.
@@ -46,7 +66,53 @@ def read_steps(path: Path, pattern: str | None) -> Timeline:
         starts.append(Start(table_rows[0][2], table_rows[-1][3], steps_of(table_rows)))
     has_clock = times is not None
     notes += () if has_clock else (_NO_CLOCK,)
-    return Timeline("step times", tuple(starts), frozenset(), has_clock=has_clock, notes=notes)
+    recorded: frozenset[PauseKind] = frozenset()
+    if times is not None and _is_text(path):
+        starts, recorded = _with_dated_lines(starts, path, times, given or {})
+    elif given:
+        raise TraceError(
+            f"{path} has no dates beside its steps, so no pause can be placed; leave out "
+            "--checkpoint and --evaluation"
+        )
+    return Timeline("step times", tuple(starts), recorded, has_clock=has_clock, notes=notes)
+
+
+def _is_text(path: Path) -> bool:
+    return path.is_file() and path.suffix not in (".parquet", ".pq", ".csv", ".json", ".jsonl")
+
+
+def _with_dated_lines(
+    starts: list[Start], path: Path, times: Array, given: Mapping[PauseKind, re.Pattern[str]]
+) -> tuple[list[Start], frozenset[PauseKind]]:
+    """Starts with the pauses of the log's dated lines, and the kinds that these record."""
+    dated = read_dated_lines(texts_of(path, []), times, str(path), given)
+    first, last = starts[0], starts[-1]
+    if dated.begin_s < first.begin_s:
+        starts[0] = replace(first, begin_s=dated.begin_s, has_begin=True)
+    if dated.end_s > last.end_s:
+        starts[-1] = replace(starts[-1], end_s=dated.end_s)
+    begins = [start.begin_s for start in starts]
+    for pause in dated.pauses:
+        number = max(int(np.searchsorted(begins, pause.end_s, side="left")) - 1, 0)
+        start = starts[number]
+        starts[number] = replace(
+            start,
+            end_s=max(start.end_s, pause.end_s),
+            steps=_beside(start.steps, pause),
+            pauses=(*start.pauses, pause),
+        )
+    return starts, dated.recorded
+
+
+def _beside(steps: Steps, pause: Pause) -> Steps:
+    """Steps of which none begins or ends within the pause: that is rounding."""
+    begins_in = (steps.begin_s > pause.begin_s) & (steps.begin_s < pause.end_s)
+    ends_in = (steps.end_s > pause.begin_s) & (steps.end_s < pause.end_s)
+    return replace(
+        steps,
+        begin_s=np.where(begins_in & ~ends_in, pause.end_s, steps.begin_s),
+        end_s=np.where(ends_in & ~begins_in, pause.begin_s, steps.end_s),
+    )
 
 
 def _rows(step: npt.NDArray[np.int64], duration_s: Array, times: Array | None) -> list[Row]:

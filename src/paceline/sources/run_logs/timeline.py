@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.sources.recording.files import RankFile
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,12 +47,15 @@ class Steps:
         last: [sample] number of the sample's last step.
         count: [sample] number of its steps.
         begin_s, end_s: [sample] seconds on the timeline's clock; pauses may lie within.
+        spent_s: [sample] seconds that the source gives for the sample; its rounded dates may leave
+            fewer or more.
     """
 
     last: Ints
     count: Ints
     begin_s: Array
     end_s: Array
+    spent_s: Array
 
     def __len__(self) -> int:
         return len(self.last)
@@ -80,6 +86,14 @@ class Start:
     has_ended: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The folder of a recorded run, and its files."""
+
+    path: Path
+    files: tuple[RankFile, ...]
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The timeline of a job.
@@ -90,6 +104,7 @@ class Timeline:
         recorded: kinds of pauses that the log would show if there were any.
         has_clock: whether the time between starts, and between steps, is known.
         notes: doubts of the reader.
+        recordings: recorded runs among the logs, whose profiled steps tell the stragglers.
     """
 
     tool: str
@@ -97,11 +112,13 @@ class Timeline:
     recorded: frozenset[PauseKind]
     has_clock: bool = True
     notes: tuple[str, ...] = ()
+    recordings: tuple[Recording, ...] = ()
 
 
 def no_steps() -> Steps:
     """An empty table, for a start without steps."""
-    return Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0))
+    whole, seconds = np.empty(0, np.int64), np.empty(0)
+    return Steps(whole, whole, seconds, seconds, seconds)
 
 
 def _close_up(end_s: Array, spent_s: Array) -> Array:
@@ -127,4 +144,4 @@ def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
         begin_s[1:] = end_s[1:] - spent_s[1:]
     begin_s[1:] = np.maximum(begin_s[1:], end_s[:-1])
     last, count = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-    return Steps(last, count, np.minimum(begin_s, end_s), end_s)
+    return Steps(last, count, np.minimum(begin_s, end_s), end_s, spent_s)

@@ -24,9 +24,11 @@ TEXT_TIMES = ("duration", "elapsed")
 MEANS = ("mean_s", "mean_steps_per_s", "mean_tokens_per_s")
 
 _SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
-_DAYS = re.compile(r"(\d{1,6}) days?,? +")
+#: Names of units in a time such as 2 min 3 sec; (?![a-z]) follows them.
+UNIT_NAMES = r"ms|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?"
+_DAYS = re.compile(r"(\d{1,6}) days?,? +(?=\d{1,6}:)")
 _COLONS = re.compile(r"(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)")
-_UNITS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|[dhms])(?![a-z])")
+_UNITS = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?) ?({UNIT_NAMES})(?![a-z])")
 
 
 class Clock(NamedTuple):
@@ -42,7 +44,9 @@ class Clock(NamedTuple):
 
 
 def seconds_of_text(text: str | None, where: str) -> float:
-    """Seconds of ``2 days, 6:39:40``, ``1:02:03``, ``18m 42s``, ``350ms``; nan without a text.
+    """Seconds of ``2 days, 6:39:40``, ``1:02:03``, ``18m 42s``, ``2 min 3 sec``, ``350ms``.
+
+    nan without a text.
 
     Raises:
         TraceError: the text is no time.
@@ -60,7 +64,9 @@ def seconds_of_text(text: str | None, where: str) -> float:
     parts = _UNITS.findall(rest)
     if not parts or _UNITS.sub("", rest).strip():
         raise TraceError(f"{where}: {text[:40]!r} is no time, such as 1:02:03 or 18m 42s")
-    return total + sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return total + sum(
+        float(number) * _SECONDS[unit if unit == "ms" else unit[0]] for number, unit in parts
+    )
 
 
 def finest_clock(

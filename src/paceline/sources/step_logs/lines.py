@@ -516,6 +516,21 @@ def _stamps_seconds(stamps: Sequence[str | None], where: str) -> Array:
     )
 
 
+def date_of(line: str, where: str) -> tuple[str, float, str | None]:
+    """The text before a line's date, the date in seconds, and the text behind it.
+
+    The last is None if no date stands near the line's begin.
+    """
+    match = _DATE.search(line, 0, _DATE_WITHIN)
+    if match is None:
+        return line, np.nan, None
+    try:
+        seconds = float(_stamps_seconds([match.group()], where)[0])
+    except TraceError:  # digits such as 2026-99-01 are no date
+        return line, np.nan, None
+    return line[: match.start()], seconds, line[match.end() :]
+
+
 def stamp_seconds(stamp: str | None, where: str) -> float:
     """Seconds since the epoch of a date; nan if there is none.
 

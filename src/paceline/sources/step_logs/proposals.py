@@ -1,25 +1,28 @@
 """A pattern for a log of no known tool, made from its own lines.
 
 The lines are grouped by their text without numbers. In the most frequent group each number is
-judged by the words before it and the unit behind it, and by whether it grows from line to line.
+judged by the words before it and the unit behind it, and by whether it grows from line to line. A
+proposed pattern is tried on all lines of the same words.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from paceline.sources.step_logs.clocks import seconds_of_text
+from paceline.sources.step_logs.clocks import UNIT_NAMES, seconds_of_text
 from paceline.sources.step_logs.lines import DECIMAL_COMMA, is_mean_since_start
 from paceline.sources.step_logs.progress_bars import state_of
 
 #: Lines that are looked at, and the fewest lines of a group.
 LINES, _FEWEST = 5_000, 3
+#: Least share of the lines of the same words that a pattern matches without a doubt.
+_MATCHED = 0.95
 #: Pairs of lines from which on numbers that only rise, or only fall, are no times of steps.
 _MONOTONE = 8
 _LONG = 2_000
@@ -27,18 +30,36 @@ _DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 _SLASH_DATE = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 _CLOCK = r"\d{1,3}:\d\d:\d\d(?:\.\d{1,9})?"
 _NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_FIELD = re.compile(
-    rf"(?P<stamp>{_DATE}|{_SLASH_DATE})|(?<![\w.:]){_CLOCK}(?![\w:])|"
-    rf"(?P<number>{_NUMBER}|\b(?:nan|inf)\b)"
+_PART = rf"\d+(?:\.\d+)?\s?(?:{UNIT_NAMES})(?![a-z/])"
+_SPAN = rf"(?<![\w.]){_PART}(?:\s?{_PART})"
+#: A time of two units or more, such as 1m08.9s.
+_MIXED_UNITS = re.compile(f"{_SPAN}+")
+
+
+def _field(span: str) -> re.Pattern[str]:
+    """A number, date, clock, or time with units of a line."""
+    return re.compile(
+        rf"(?P<stamp>{_DATE}|{_SLASH_DATE})|(?<![\w.:]){_CLOCK}(?![\w:])|(?P<span>{span})|"
+        rf"(?P<number>{_NUMBER}|\b(?:nan|inf)\b)"
+    )
+
+
+_FIELD = _field(f"{_SPAN}+")
+#: The same for a log whose times may have one unit or several: 53.8s, 1m02.8s.
+_UNIT_FIELD = _field(f"{_SPAN}*")
+#: Signs and digits between words.
+_NO_WORDS = re.compile(r"[^a-z]+")
+_STEP_WORD = re.compile(
+    r"(?:^|[^a-z])(?P<word>global_?step|step|iter|iteration|it|update|batch)(?:e?s)?\W*$"
 )
-_STEP_WORD = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter|iteration|it|update|batch)s?\W*$")
+_A_STEP = r"(?P<word>iteration|iter|it|step|update|batch)(?:e?s)?(?![a-z])"
 _TIME_WORD = re.compile(
     r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch|train)[_ -]?time|time[_ ](?:per|of)[_ ]\w+|"
     r"time|dt|duration|took|elapsed|runtime)"
     r"(?:[_ ]?\(?(?P<unit>ms|msec|s|sec|secs|seconds)\)?)?\W*$"
 )
 #: Words before a number that say seconds a step.
-_PER_STEP_BEFORE = re.compile(r"(?:^|[^a-z])(?P<unit>ms|s|sec)/(?:it|iter|step|batch)\W*$")
+_PER_STEP_BEFORE = re.compile(rf"(?:^|[^a-z])(?P<unit>ms|s|sec)/{_A_STEP}\W*$")
 _PART_WORD = re.compile(
     r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|opt|val|eval|sav|"
     r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
@@ -53,7 +74,7 @@ _NO_CLOCK = re.compile(r"(?:^|[^a-z])(?:eta|remain|left)")
 _EPOCH_S = (1e9, 3e9)
 #: Words behind a time that say that it is a mean of more steps than the line's.
 _MEAN_BEHIND = re.compile(
-    r"['\"]?\s?(?:ms|msec|s|secs?|seconds?)?\s*[(\[]\s*"
+    r"['\"]?\s?(?:ms|msec|s|secs?|seconds?)?(?:/[a-z]+)?\s*[(\[]\s*"
     r"(?:avg|average|mean|median|ema|smoothed|running|moving|rolling|cumulative)[^)\]]*[)\]]",
     re.I,
 )
@@ -81,8 +102,9 @@ _RATE_WORD = re.compile(
     r"(?:^|[^a-z])(?:tps|wps|throughput|(?:tok|token|sample|image)\w*[/_ ]?(?:per_)?s)"
 )
 _UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
-_STEPS_PER_S = re.compile(r"\s?(?:it|iter|step|batch)(?:s|es)?/s")
-_PER_STEP = re.compile(r"\s?(?P<unit>m?s)(?:ec)?/(?:it|iter|step|batch)")
+_STEPS_PER_S = re.compile(rf"\s?{_A_STEP}\s?(?:/|per)\s?s(?:ec|econd)?(?![a-z])")
+_STEPS_PER_S_BEFORE = re.compile(rf"(?:^|[^a-z]){_A_STEP}[/_]s(?:ec)?\W*$")
+_PER_STEP = re.compile(rf"\s?(?P<unit>m?s)(?:ec)?(?:/|\s?per\s){_A_STEP}")
 _WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")
 
 
@@ -107,39 +129,86 @@ class _Choice:
     place: int
     group: str
     score: int
+    is_one_step: bool = False
 
 
 def proposal_for(lines: Sequence[str]) -> Proposal | None:
     """The pattern for the most frequent lines that have a time; None if no lines have one."""
+    texts = [
+        " ".join(line.split())
+        for line in lines[:LINES]
+        if 0 < len(line) < _LONG and state_of(line) is None and not _BAR.search(line)
+    ]
+    field = _UNIT_FIELD if any(map(_MIXED_UNITS.search, texts)) else _FIELD
     groups: dict[str, list[str]] = defaultdict(list)
-    for line in lines[:LINES]:
-        if 0 < len(line) < _LONG and state_of(line) is None and not _BAR.search(line):
-            groups[_FIELD.sub("\0", " ".join(line.split()))].append(" ".join(line.split()))
-    alike = Counter(re.sub(r"\d+", "", text) for text in groups if len(groups[text]) >= _FEWEST)
-    for text in sorted(groups, key=lambda text: -len(groups[text])):
-        if len(groups[text]) < _FEWEST or _OTHER_LINE.search(text.lower()):
+    for text in texts:
+        groups[re.sub(r"\d+", "0", field.sub("\0", text))].append(text)
+    others = [text for form, group in groups.items() if _is_other(form) for text in group]
+    for form, group in sorted(groups.items(), key=lambda item: len(item[1]), reverse=True):
+        if len(group) < _FEWEST or _is_other(form):
             continue
-        proposal = _of_group(groups[text])
-        others = [
-            line for other in groups if _OTHER_LINE.search(other.lower()) for line in groups[other]
-        ]
-        if proposal is not None and any(re.search(proposal.pattern, line) for line in others):
+        proposal = _of_forms(group, field)
+        if proposal is None:
+            continue
+        if any(re.search(proposal.pattern, text) for text in others):
             doubt = "it reads lines of validation, too"
             return replace(proposal, is_certain=False, doubt=doubt)
-        if proposal is not None and alike[re.sub(r"\d+", "", text)] > 1:
-            # Names such as node0 and node1 tell lines of different writers apart.
-            return replace(proposal, is_certain=False, doubt="it reads one of several writers")
-        if proposal is not None:
-            return proposal
+        return _tried(proposal, texts, field)
     return None
 
 
-def _of_group(lines: Sequence[str]) -> Proposal | None:
-    """The pattern for lines that differ in their numbers alone; None if there is no time."""
-    fields = [list(_FIELD.finditer(line)) for line in lines]
+def _is_other(form: str) -> bool:
+    """Whether the lines of a form are no steps of training."""
+    return _OTHER_LINE.search(form.lower()) is not None
+
+
+def _of_forms(lines: Sequence[str], field: re.Pattern[str]) -> Proposal | None:
+    """The pattern for lines whose words differ in their digits alone.
+
+    One writer may have such words, as ``v2`` and ``v3``; its steps grow from line to line. Of
+    several writers, as ``node0`` and ``node1``, the pattern is that of the first.
+    """
+    forms: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        forms[field.sub("\0", line)].append(line)
+    proposal = _of_group(lines, field, any_digits=True) if len(forms) > 1 else None
+    most = max(forms.values(), key=len)
+    if proposal is not None or len(most) < _FEWEST:
+        return proposal
+    return _of_group(most, field)
+
+
+def _tried(proposal: Proposal, texts: Sequence[str], field: re.Pattern[str]) -> Proposal:
+    """The proposal, with a doubt if it leaves out some lines of the same words."""
+    matched = [text for text in texts if re.search(proposal.pattern, text)]
+    words = _NO_WORDS.sub(" ", field.sub("\0", matched[0]).lower())
+    missed = [
+        text
+        for text in texts
+        if _NO_WORDS.sub(" ", field.sub("\0", text).lower()) == words
+        and not re.search(proposal.pattern, text)
+    ]
+    total = len(matched) + len(missed)
+    if len(matched) >= _MATCHED * total:
+        return proposal
+    pairs = zip(*(field.sub("\0", text).split() for text in (matched[0], missed[0])), strict=False)
+    here, there = next(((a, b) for a, b in pairs if a != b), (matched[0], missed[0]))
+    share = f"it matches {len(matched):,} of {total:,} such lines"
+    doubt = f"{share}: those with {here!r}, not {there!r}"
+    return replace(proposal, is_certain=False, doubt=doubt)
+
+
+def _of_group(
+    lines: Sequence[str], field: re.Pattern[str], *, any_digits: bool = False
+) -> Proposal | None:
+    """The pattern for lines that differ in their numbers alone; None if there is no time.
+
+    ``any_digits``: the digits in their words differ, too. Then the steps must grow.
+    """
+    fields = [list(field.finditer(line)) for line in lines]
     first = fields[0]
-    bounds = [0, *(field.end() for field in first)]
-    texts = [lines[0][begin : field.start()] for begin, field in zip(bounds, first, strict=False)]
+    bounds = [0, *(match.end() for match in first)]
+    texts = [lines[0][begin : match.start()] for begin, match in zip(bounds, first, strict=False)]
     texts.append(lines[0][bounds[-1] :])
     columns = [[row[place].group() for row in fields] for place in range(len(first))]
     times = [c for place in range(len(first)) if (c := _time_of(place, texts, columns)) is not None]
@@ -148,7 +217,7 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
     if not times:
         return None
     best = max(choice.score for choice in times)
-    time = max(times, key=lambda choice: (choice.score, *_likeness(choice, texts)))
+    time = max(times, key=lambda c: (c.score, c.group != "steps_per_s", *_likeness(c, texts)))
     ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
     one_rank = list(range(len(lines)))
     if ranks:
@@ -160,33 +229,40 @@ def _of_group(lines: Sequence[str]) -> Proposal | None:
     step = max(steps, key=lambda choice: choice.score, default=None)
     if step is None and any(_is_step_named(place, texts, columns) for place in range(len(first))):
         return None  # lines of several writers, or several lines of a step
+    if any_digits and (step is None or not _grows(rows[step.place])):
+        return None
     chosen = {time.place: time.group}
+    epochs = () if step is None else _epochs(rows, step.place, texts)
     if step is not None:
-        chosen[step.place] = "step"
+        chosen |= {step.place: "step", **dict(zip(epochs, ("epoch", "epoch_steps"), strict=False))}
     if ranks and ranks[0] not in chosen:
         chosen[ranks[0]] = "rank"
     if time.group == "rate" and first[0].lastgroup == "stamp":
         chosen[0] = "time"
-    pattern = _pattern(chosen, texts, columns)
-    matches = [re.search(pattern, line) for line in lines]
-    if not all(matches):
+    pattern = _pattern(chosen, texts, columns, any_digits=any_digits)
+    if not all(re.search(pattern, line) for line in lines):
         return None
-    is_alone = sum(choice.score == best for choice in times) == 1
-    certain = best == 3 and is_alone and step is not None and step.score == 2
-    if not _ONE_STEP.search(texts[time.place].lower()):  # other times may be parts of the step
+    equals = [choice for choice in times if choice.score == best]
+    if time.group.startswith("duration"):  # steps a second beside it say the same
+        equals = [choice for choice in equals if choice.group != "steps_per_s"]
+    certain = best == 3 and len(equals) == 1 and step is not None and step.score == 2
+    is_one_step = time.is_one_step or _ONE_STEP.search(texts[time.place].lower()) is not None
+    if not is_one_step:  # other times may be parts of the step
         certain = certain and sum(choice.score >= 2 for choice in times) == 1
     certain = certain and _PART_LINE.search(" ".join(texts).lower()) is None
     doubt = ""
-    if time.group.startswith("duration"):
-        label = texts[time.place].lower()
-        if step is not None and _leaps(rows[step.place]) and not _ONE_STEP.search(label):
-            of_all = time.group.replace("duration", "interval")
-            certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
-    if step is not None and _begins_anew(rows, step.place, texts):
+    leaps = step is not None and _leaps(rows[step.place]) and not is_one_step
+    if leaps and time.group.startswith("duration"):
+        of_all = "interval_ms" if time.group.endswith("_ms") else "interval_s"
+        certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
+    if step is not None and not epochs and _begins_anew(rows, step.place, texts):
         certain, doubt = False, "steps begin anew in each epoch; add the groups epoch, epoch_steps"
-    values = np.array([_float(value) for value in rows[time.place]])
-    if time.group.startswith("duration") and is_mean_since_start(values):
-        certain, doubt = False, "its times look like means since the start, not those of steps"
+    if time.group.startswith(("duration", "steps_per_s")):
+        values = np.array([_seconds(value) for value in rows[time.place]])
+        if time.group == "steps_per_s":
+            values = 1 / np.where(values > 0, values, np.nan)
+        if is_mean_since_start(values):
+            certain, doubt = False, "its times look like means since the start, not those of steps"
     if time.score == 1 and time.group.startswith(("duration", "elapsed")) and not doubt:
         doubt = "the unit is a guess"
     if step is None and not doubt:
@@ -214,9 +290,34 @@ def _leaps(steps: Sequence[str]) -> bool:
     return bool(gaps) and gaps[len(gaps) // 2] > 1
 
 
+def _grows(steps: Sequence[str]) -> bool:
+    """Whether the step's number grows from each line to the next."""
+    return all(a < b for a, b in pairwise(map(_float, steps)))
+
+
+def _epochs(rows: Sequence[Sequence[str]], step: int, texts: Sequence[str]) -> tuple[int, ...]:
+    """Places of the epoch and of its number of steps, as in ``Epoch 1/3 Batch 10/400``.
+
+    Empty if steps do not begin anew, or the lines do not say the number.
+    """
+    behind = step + 1
+    if not _begins_anew(rows, step, texts) or behind >= len(rows):
+        return ()
+    steps, sizes = [_float(value) for value in rows[step]], set(rows[behind])
+    is_size = texts[behind].strip() in ("/", "of") and len(sizes) == 1
+    epochs = [place for place in _places_of_epochs(rows, texts) if place not in (step, behind)]
+    if not is_size or len(epochs) != 1 or not max(steps) <= _float(*sizes):
+        return ()
+    return (epochs[0], behind) if all(value.isdigit() for value in rows[epochs[0]]) else ()
+
+
+def _places_of_epochs(rows: Sequence[Sequence[str]], texts: Sequence[str]) -> list[int]:
+    return [p for p in range(len(rows)) if re.search(r"epoch\W*$", texts[p].lower())]
+
+
 def _begins_anew(rows: Sequence[Sequence[str]], step: int, texts: Sequence[str]) -> bool:
     """Whether the step's number falls where an epoch's number changes."""
-    epochs = [p for p in range(len(rows)) if re.search(r"epoch\W*$", texts[p].lower())]
+    epochs = _places_of_epochs(rows, texts)
     numbers = [_float(value) for value in rows[step]]
     falls = [row for row, (a, b) in enumerate(pairwise(numbers)) if b < a]
     return any(rows[place][row] != rows[place][row + 1] for place in epochs for row in falls)
@@ -236,6 +337,8 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     if re.fullmatch(_CLOCK, values[0]):
         return _Choice(place, "elapsed", 0) if _is_clock(before, values) else None
     label = re.split(r"[,;|\[\]{}\t]", before)[-1]
+    if re.fullmatch(f"{_SPAN}*", values[0]):
+        return _time_with_units(place, label, behind, values)
     word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
     if _PART_WORD.search(label) or _OTHER_UNIT.match(behind) or _MEAN_BEHIND.match(behind):
         return None
@@ -245,20 +348,24 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         return None
     if _is_label(label, behind):
         behind, unit = "", None
-    if _STEPS_PER_S.match(behind) or re.search(r"(?:it|iter|step)s?[/_]s(?:ec)?\W*$", label):
-        return _Choice(place, "steps_per_s", 2)
+    rate = _STEPS_PER_S.match(behind) or _STEPS_PER_S_BEFORE.search(label)
     per_step = _PER_STEP.match(behind) or _PER_STEP_BEFORE.search(label)
-    if per_step:
-        return _Choice(place, "duration_ms" if per_step["unit"] == "ms" else "duration_s", 2)
+    if of_steps := rate or per_step:
+        group = "steps_per_s"
+        if not rate:
+            group = "duration_ms" if of_steps["unit"] == "ms" else "duration_s"
+        is_named = of_steps["word"][:2] in _step_words(texts, columns)
+        return _Choice(place, group, 3 if is_named else 2, is_one_step=is_named)
     if _WORK_PER_S.match(behind) or _RATE_WORD.search(label):
         return _Choice(place, "rate", 1)
     if word is None and unit is None:
         return None
     numbers = [_float(value) for value in values]
+    kind = _kind(numbers)
+    if kind is None:
+        return None
     pairs = list(pairwise(numbers))
     rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-    if rises <= 0.01 * len(pairs) and falls > 0.5 * len(pairs) and len(pairs) >= _MONOTONE:
-        return None  # time that is left
     name = unit["unit"] if unit else word["unit"] if word else None
     if name is None:
         sizes = [abs(b - a) for a, b in pairs] if falls <= 0.01 * len(pairs) + 1 else numbers
@@ -266,15 +373,56 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         name = "ms" if middle >= 50 and "elapsed" not in label else "s"
         score = 1
     else:
-        others = re.sub(_STEP_TIME_WORD.pattern + r"\b", "", re.sub(r"[\W_]+", " ", label))
-        score = 3 if word and not others.strip() else 2
-    grows = falls == 0 and numbers[-1] > 2 * numbers[0] >= 0
-    # A restart sets the clock back.
-    is_clock = falls <= 0.02 * len(pairs) and rises > 0.5 * len(pairs) and len(pairs) >= _MONOTONE
-    kind = "elapsed" if grows or is_clock else "duration"
+        score = 3 if word and _is_of_a_step(label) else 2
     if kind == "duration" and falls == 0 and rises:
         score = min(score, 2)
     return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score)
+
+
+def _kind(seconds: Sequence[float]) -> str | None:
+    """Whether times are those of steps ("duration") or of the run ("elapsed").
+
+    None: they are times that are left.
+    """
+    pairs = list(pairwise(seconds))
+    rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    is_long = len(pairs) >= _MONOTONE
+    if is_long and rises <= 0.01 * len(pairs) and falls > 0.5 * len(pairs):
+        return None
+    grows = falls == 0 and seconds[-1] > 2 * seconds[0] >= 0
+    # A restart sets the clock back.
+    is_clock = is_long and falls <= 0.02 * len(pairs) and rises > 0.5 * len(pairs)
+    return "elapsed" if grows or is_clock else "duration"
+
+
+def _is_of_a_step(label: str) -> bool:
+    """Whether the words before a time have no other word than those of a step's time."""
+    return not re.sub(_STEP_TIME_WORD.pattern + r"\b", "", re.sub(r"[\W_]+", " ", label)).strip()
+
+
+def _time_with_units(place: int, label: str, behind: str, values: Sequence[str]) -> _Choice | None:
+    """The group of a time such as 1m08.9s."""
+    if _PART_WORD.search(label) or _NO_CLOCK.search(label) or _MEAN_BEHIND.match(behind):
+        return None
+    numbers = [seconds_of_text(value, "the time") for value in values]
+    kind, word = _kind(numbers), _TIME_WORD.search(label)
+    if kind is None:
+        return None
+    score = 3 if word and _is_of_a_step(label) else 2
+    if kind == "duration" and sorted(numbers) == numbers:
+        score = min(score, 2)
+    return _Choice(place, kind, score)
+
+
+def _step_words(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> set[str]:
+    """The first two letters of words before whole numbers that count steps."""
+    labels = (re.split(r"[,;|{}\t]", text.lower())[-1] for text in texts)
+    named = [
+        word["word"]
+        for label, values in zip(labels, columns, strict=False)
+        if (word := _STEP_WORD.search(label)) and all(v.replace(",", "").isdigit() for v in values)
+    ]
+    return {word.removeprefix("global").lstrip("_")[:2] for word in named}
 
 
 def _is_clock(before: str, values: Sequence[str]) -> bool:
@@ -330,33 +478,52 @@ def _step_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     return _Choice(place, "step", 2 if named else 1)
 
 
-def _pattern(chosen: dict[int, str], texts: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+def _pattern(
+    chosen: dict[int, str],
+    texts: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    *,
+    any_digits: bool,
+) -> str:
     """The text from the words before the first chosen number to the unit behind the last one."""
+
+    def literal(text: str) -> str:
+        return re.sub(r"\d+", r"\\d+", _literal(text)) if any_digits else _literal(text)
+
     first, last = min(chosen), max(chosen)
     pieces = []
     for place in range(first, last + 1):
         before = texts[place]
         if place == first:
             # The words before a date or a clock may change with the day.
-            is_clock = chosen[place] in ("time", "elapsed")
+            is_clock = chosen[place] == "time" or ":" in columns[place][0]
             before = "" if is_clock else re.split(r"[,;|\[\]{}]", before)[-1].lstrip()
             pieces.append(_begin(texts[place]) if place == 0 and not is_clock else "")
-        pieces.append(_literal(before))
+        pieces.append(literal(before))
         group = chosen.get(place)
         if group is None:
             pieces.append(r"\S+?")
         elif group == "time":
             is_iso = re.fullmatch(_DATE, columns[place][0]) is not None
             pieces.append(f"(?P<time>{_DATE if is_iso else _SLASH_DATE})")
-        elif group == "elapsed":
-            pieces.append(f"(?P<elapsed>{_CLOCK})")
-        elif group in ("step", "rank"):
+        elif group in ("elapsed", "duration"):
+            is_clock = re.fullmatch(_CLOCK, columns[place][0]) is not None
+            text = _CLOCK if is_clock else _with_units(columns[place])
+            pieces.append(f"(?P<{group}>{text})")
+        elif group in ("step", "rank", "epoch", "epoch_steps"):
             digits = r"[\d,]+" if any("," in value for value in columns[place]) else r"\d+"
             pieces.append(f"(?P<{group}>{digits})")
         else:
             pieces.append(rf"(?P<{group}>[\d.,eE+-]*\d)")
-    pieces.append(_literal(re.split(r"[,;|\[\]{}]", texts[last + 1])[0].rstrip()[:12]))
+    pieces.append(literal(re.split(r"[,;|\[\]{}]", texts[last + 1])[0].rstrip()[:12]))
     return "".join(pieces)
+
+
+def _with_units(values: Sequence[str]) -> str:
+    """A pattern of times such as 1m08.9s; their units are h, m, s and those of the values."""
+    units = {unit for value in values for unit in re.findall(r"[a-z]+", value)} | set("hms")
+    longest_first = "|".join(sorted(units, key=lambda unit: (-len(unit), unit)))
+    return rf"(?:\d[\d.]*\s?(?:{longest_first})\s?)+"
 
 
 def _begin(before: str) -> str:
@@ -368,6 +535,11 @@ def _literal(text: str) -> str:
     """A text as a regular expression that a shell takes in single quotes."""
     words = [re.escape(word).replace("'", ".") for word in text.split(" ")]
     return r"\s+".join(words)
+
+
+def _seconds(text: str) -> float:
+    """The value of a number, or the seconds of a time with units."""
+    return seconds_of_text(text, "the time") if text[-1:].isalpha() else _float(text)
 
 
 def _float(text: str) -> float:
