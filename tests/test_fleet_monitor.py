@@ -30,7 +30,7 @@ def session(row):
         "facts": facts,
         "labels": {"max_seq_len": row["max_seq_len"]},
         "gpu_hours_lost": lost,
-        **dict.fromkeys(("slowdown_healthy", "gpu_hours_lost_most")),
+        **dict.fromkeys(("slowdown_lasting", "slowdown_healthy", "gpu_hours_lost_most")),
     }
 
 

@@ -89,6 +89,7 @@ import json, pathlib, sys
 names = "first_step last_step step_s steps_s slowdown waste best_gain gpus".split()
 names += "slowdown_lasting slowdown_healthy place cause_gain".split()
 summary = dict.fromkeys(names, 1) | {"cause": "gc", "headline": "x", "degrees": {}, "facts": None}
+summary["data_loading"] = None
 pathlib.Path(sys.argv[2], "summary.json").write_text(json.dumps(summary))
 """
 
@@ -154,6 +155,19 @@ def test_a_session_of_a_job_without_live_steps_counts_its_own_steps(make, monkey
     site.pool.wake()
     (row,) = site.wait(second)
     assert row["gpu_hours_lost"] == row["gpu_hours_lost_most"] == pytest.approx(1 / 3600)
+
+
+def test_a_session_stands_for_the_steps_between_its_first_and_its_last(make, monkeypatch):
+    """Steps 1 to 11 of 1 s, of which a part was profiled; half of each step waits for data."""
+    more = 'summary |= {"last_step": 11, "steps_s": 6, "waste": 0.2, "slowdown": 1.25}\n'
+    more += 'summary |= {"data_loading": 0.5, "slowdown_healthy": None}\n'
+    fake(monkeypatch, SUMMARY.replace("pathlib.Path(sys", f"{more}pathlib.Path(sys"))
+    site = make().start()
+    number = site.add(b"a", 2.0)
+    site.pool.wake()
+    (row,) = site.wait(number)
+    assert row["data_loading"] == 0.5
+    assert row["gpu_hours_lost"] == pytest.approx(11 * (1 - 0.5 * 0.8) / 3600)
 
 
 def test_a_trace_that_is_none_fails_with_the_reason(make):

@@ -165,6 +165,7 @@ def test_lines_of_jobs_are_those_of_prometheus_client(is_openmetrics):
             "slowdown": math.inf,
             "slowdown_lasting": 1.0,
             "slowdown_healthy": None,
+            "data_loading": 0.25,
             "slow_factor": None,
             "waste": None,
             "stake_gpu_hours": -0.5,

@@ -176,6 +176,8 @@ def filled(site, tmp_path_factory):
     """The site with a job that has one of everything."""
     service, now = site.service, site.service.clock()
     job = jobs.register(service.engine, "default", "full", now, gpus=8, degrees={"dp_size": 8})
+    with service.engine.begin() as connection:
+        connection.execute(tables.jobs.update().values(status="running"))
 
     def add(table, **values):
         with service.engine.begin() as connection:

@@ -33,9 +33,8 @@ class LevelChanges:
         onset: the latest event that left a rank slow; None without one.
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
-            part, ``first_step`` if the first slow step is an earlier one, and ``peak`` if its
-            factor was larger before. It has ``began_step`` and ``began_at`` if the first rank
-            became slow at an earlier event.
+            part, and ``peak`` if its factor was larger before. It has ``began_step`` and
+            ``began_at`` if the first rank became slow at an earlier event.
         last: ``slow``, otherwise the latest fail-slow as it was before its relief, with
             ``relieved`` true. Its loss is that of the relief. None without one.
     """
@@ -137,8 +136,6 @@ def _merged(
         row["since_step"] = slowest["since_step"]
     if main is not None and main is not slowest:
         row["main_step"] = main["since_step"]
-    if first is not None and first is not slowest and "since_step" in first:
-        row["first_step"] = first["since_step"]
     if main is not None and main is not latest:
         row["main_at"] = main["at"]
     if first is not None and first is not latest and "since_step" in first:

@@ -238,7 +238,7 @@ def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], s
 
 
 def what_lasts(row: Mapping[str, Any]) -> str:
-    """What ``slowdown_lasting`` of a session or job is, for a sentence after the number.
+    """The words after the number ``slowdown_lasting`` of a session or job.
 
     Where no cause is known, the part that chance may explain is left out, too.
     """
@@ -313,7 +313,7 @@ def final_headline(rule: Rule, facts: Facts) -> str | None:
     if not last.get("relieved"):
         lost_s = lost_so_far_s(last, facts.job)
     lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
-    since = _since(last, {**facts.job, "slow_since_step": last.get("first_step")})
+    since = _since(last, {**facts.job, "slow_since_step": last.get("began_step")})
     return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
 
 

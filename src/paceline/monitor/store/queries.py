@@ -40,7 +40,7 @@ def _lost_at(slowdown: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((slowdown > 1, 1 - _NO_WAIT / slowdown), else_=1 - _NO_WAIT)
 
 
-# What lasts or has a cause, as for the rule slow-job. Nobody can act on variation that passes.
+# The loss that lasts or has a cause, as in the rule slow-job: nobody can stop passing variation.
 _LASTING = func.coalesce(jobs.c.slowdown_lasting, jobs.c.slowdown)
 _RISES = jobs.c.slowdown_healthy > jobs.c.slowdown
 _LARGEST = case((_RISES, _LASTING * jobs.c.slowdown_healthy / jobs.c.slowdown), else_=_LASTING)
