@@ -86,7 +86,11 @@ class World:
         self.alerts.session_done(self.job.id, number)
         return number
 
-    def happened(self, kind, step, ranks=(3,), factor=1.5, lost_s=100.0):
+    def happened(self, kind, step, ranks=(3,), factor=1.5, lost_s=100.0, is_live=True):
+        """An event; live step times make a job run."""
+        with self.engine.begin() as connection:
+            is_new = (job_table.c.id == self.job.id) & (job_table.c.status == "new") & is_live
+            connection.execute(job_table.update().where(is_new).values(status="running"))
         number = self.row(
             events,
             job_id=self.job.id,

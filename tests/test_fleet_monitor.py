@@ -64,6 +64,6 @@ def test_counts_and_causes_are_the_same(of_study):
     sessions = [session(row) for row in ROWS]
     totals = monitor.totals(sessions)
     assert totals.n_jobs == summary["coverage"]["jobs"]
-    assert totals.n_straggling == summary["straggling"]["jobs"]
+    assert totals.n_slow == summary["straggling"]["jobs"]
     theirs = [(row["n_jobs"], pytest.approx(row["lost"])) for row in monitor.causes_table(sessions)]
     assert [(row["n"], row["gpu_hours_lost"]) for row in summary["causes"]] == theirs

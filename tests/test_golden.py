@@ -66,6 +66,7 @@ def test_no_file_of_an_earlier_version_is_gone():
         *("store-0004.sql", "store-0005.sql", "store-0006.sql", "store-0007.sql"),
         "store-0008.sql",
         "store-0009.sql",
+        "store-0010.sql",
     }
 
 

@@ -89,7 +89,7 @@ def test_a_new_change_of_a_job_that_was_slow_before_is_told(world):
 
 
 def test_an_alert_that_began_with_the_onset_ends_when_the_fail_slow_is_told(world):
-    world.set_job(last_step=110, healthy_s=1.0, slow_since_step=100)
+    world.set_job(last_step=110, healthy_s=1.0, slow_since_step=100, seen_at=world.now + DAY)
     world.happened("onset", 100, factor=1.3, lost_s=1.0)  # 3 s more in ten steps
     world.session(1.3)
     world.session(1.3)
@@ -137,6 +137,26 @@ def test_variation_that_passes_is_no_slow_job(world):
     assert row["headline"].startswith(
         "S = 1.400, of which 1.200 lasts or has a cause: 1.1 or more in 2 sessions"
     )
+
+
+def test_waits_for_data_make_a_slow_job_although_s_is_low(world):
+    """A newcomer's job: its S is 1.112, and each step waits 54.6% of its time for one loader."""
+    waits = {"slowdown_lasting": 1.008, "data_loading": 0.546, "cause": "data-loading"}
+    for _ in range(2):
+        world.session(1.112, headline="Worker dp 1, stage 0 waits for data.", **waits)
+    (row,) = world.rows()
+    assert (row["rule"], row["cause"]) == ("slow-job", "data-loading")
+    assert row["headline"] == (
+        "S = 1.112, of which 1.008 lasts or has a cause; with data loading, 54.6% of the step, it "
+        "is 2.220: 1.1 or more in 2 sessions in a row. Worker dp 1, stage 0 waits for data."
+    )
+
+
+def test_of_a_loss_without_a_cause_the_part_beyond_chance_is_told(world):
+    for _ in range(2):
+        world.session(1.4, slowdown_lasting=1.2, cause="unexplained")
+    (row,) = world.rows()
+    assert row["headline"].startswith("S = 1.400, of which 1.200 is beyond chance: 1.1 or more")
 
 
 def test_a_slow_job_is_judged_by_the_upper_end_of_s(world):
@@ -283,8 +303,53 @@ def test_a_fail_slow_ends_with_the_cause_that_became_known(tmp_path, hook):
     (ended,) = world.rows()
     assert (ended["status"], ended["cause"]) == ("resolved", "worker")
     assert ended["session_id"] == named["session_id"]
-    text = "Fail-slow: steps take 3.00x as long (slow since step 100; at this level since step 200)"
+    text = "Fail-slow: steps took 3.00x as long (slow since step 100; at this level since step 200)"
     assert ended["headline"].startswith(text)
+
+
+def test_an_ended_fail_slow_tells_its_last_loss_and_nothing_at_stake(world):
+    """The rank whose level is the latest has lost most; another one is slow since later."""
+    world.set_job(healthy_s=1.0, last_step=120, slow_since_step=100, seen_at=world.now + DAY)
+    world.happened("onset", 100, ranks=(0,), factor=1.5, lost_s=90.0)
+    world.happened("onset", 110, ranks=(1,), factor=1.6, lost_s=70.0)
+    world.happened("partial-relief", 200, ranks=(0,), factor=1.4, lost_s=140.0)
+    (row,) = world.rows()
+    assert "; 2.3 minutes lost by 1970" in row["headline"]
+    assert "GPU-hours are at stake" in row["headline"]
+    world.set_job(last_step=300)
+    jobs.end(world.engine, world.job.id, world.now)
+    world.alerts.judge(world.job.id, world.now)
+    (row,) = world.rows()
+    assert row["headline"] == (  # 140 s, then 100 steps that take 0.6 s more
+        "Fail-slow: steps took 1.60x as long (slow since step 100; at this level since step 110); "
+        "3.3 minutes lost in all. The job has ended."
+    )
+
+
+def test_a_relieved_fail_slow_tells_the_loss_of_its_relief(world):
+    world.set_job(healthy_s=1.0, last_step=120, slow_since_step=100, seen_at=world.now + DAY)
+    world.happened("onset", 100, factor=1.5, lost_s=60.0)
+    world.happened("relief", 400, factor=1.5, lost_s=150.0)
+    world.set_job(last_step=900, slow_since_step=None)
+    world.pass_time(100)
+    (row,) = world.rows()
+    assert row["status"] == "resolved"
+    assert row["headline"] == (
+        "Fail-slow: steps took 1.50x as long since step 100; 2.5 minutes lost in all."
+    )
+
+
+def test_a_recording_pushed_by_hand_starts_no_fail_slow_alert(world):
+    """Its last step lies in the past: nothing is at stake. Its status stays as it is."""
+    world.set_job(last_step=400, healthy_s=1.0, slow_since_step=100)
+    world.happened("onset", 100)
+    assert started(world) == ["fail-slow"]  # of live steps
+    world.job = jobs.register(world.engine, "llm", "recorded", world.now, gpus=64)
+    world.set_job(last_step=400, healthy_s=1.0, slow_since_step=100)
+    world.happened("onset", 100, is_live=False)
+    world.pass_time(400)
+    assert started(world) == ["fail-slow"]
+    assert world.rows()[0]["job_id"] != world.job.id
 
 
 def test_a_session_of_before_a_partial_relief_is_of_the_fail_slow(world):

@@ -152,6 +152,7 @@ def test_jobs_that_stay_silent_are_not_judged_again_and_again(world, monkeypatch
 
 def test_a_restart_misses_nothing_and_tells_nothing_twice(world):
     world.alerts._judge_recent(world.now)
+    world.set_job(status="running")
     world.row(  # stored, but the service ended before the alerts heard of it
         events, job_id=world.job.id, at=world.now, kind="onset", step=9, since_step=9, factor=2.0,
         ranks=[1], text="slow", lost_s=100.0,

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -288,7 +290,7 @@ def test_facts_of_a_result(slow):
 
 def row(name, slowdown, facts=None, **more):
     usual = {"gpus": 8, "labels": {}, "cause": "worker", "gpu_hours_lost": 1.0, "facts": facts}
-    usual |= {"slowdown_healthy": None, "gpu_hours_lost_most": None}
+    usual |= dict.fromkeys(("slowdown_lasting", "slowdown_healthy", "gpu_hours_lost_most"))
     return {"name": name, "slowdown": slowdown, "waste": 1 - 1 / slowdown, **usual, **more}
 
 
@@ -305,6 +307,7 @@ def test_key_numbers_and_causes_of_the_fleet():
     ]
     totals = fleet.totals(rows)
     assert (totals.n_jobs, totals.n_straggling, totals.gpus, totals.lost) == (3, 2, 40, 8.5)
+    assert totals.n_slow == 2
     assert totals.waste == pytest.approx((30 * 0.2 + 10 * 0.5) / 40)
     found = fleet.causes_table(rows)
     assert [(line["name"], line["n_jobs"], line["share"]) for line in found] == [
@@ -312,6 +315,37 @@ def test_key_numbers_and_causes_of_the_fleet():
         ("Garbage collection", 1, 0.25),
     ]
     assert fleet.totals([]).waste is None
+
+
+def test_variation_that_passes_makes_no_job_straggle_but_waits_for_data_do():
+    """Two jobs of a newcomer: S 1.588 of which nothing lasts, and S 1.05 beside slow loading."""
+    rows = [
+        row("healthy2", 1.588, slowdown_lasting=1.0, cause="unexplained"),
+        row("gru", 1.05, slowdown_lasting=1.008, data_loading=0.546, cause="data-loading"),
+    ]
+    totals = fleet.totals(rows)
+    assert (totals.n_jobs, totals.n_slow, totals.n_straggling) == (2, 1, 1)
+    assert [line["name"] for line in fleet.causes_table(rows)] == ["Data loading"]
+    wastes = 1 - 1 / 1.588, 1 - (1 - 0.546) / 1.05
+    assert totals.waste == pytest.approx(sum(wastes) / 2)
+
+
+def test_each_cause_has_a_colour_of_its_own_in_bars_and_legends():
+    css = (Path(fleet.__file__).parent / "static/monitor.css").read_text()
+    for name in CAUSES:
+        assert re.search(rf"^rect\.cause-{name} {{ fill: var\(--", css, re.M), name
+
+
+def test_sessions_of_one_minute_have_seconds_in_their_labels():
+    def labels(*times):
+        sessions = [{"created_at": at, "slowdown": 1.2, "headline": ""} for at in times]
+        return charts.slowdown_chart(sessions)["x_names"]
+
+    day_s = 86_400
+    assert labels(0, day_s) == ["01 Jan", "02 Jan"]
+    assert labels(0, 60, day_s) == ["01 Jan 00:00", "01 Jan 00:01", "02 Jan 00:00"]
+    assert labels(0, 3, 63) == ["00:00:00", "00:00:03", "00:01:03"]
+    assert labels(0, 3, day_s) == ["01 Jan 00:00:00", "01 Jan 00:00:03", "02 Jan 00:00:00"]
 
 
 def test_the_papers_figures():

@@ -1,7 +1,9 @@
 """One basis for each quantity: on the pages, in alerts, the API and metrics."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import requires
@@ -11,7 +13,12 @@ requires.installed("starlette")
 from monitor_web import eventually, monitor
 from paceline.client import Client
 from paceline.monitor.analysis_process import analyse
-from paceline.monitor.loss_range import largest_lasting, largest_slowdown, waste_range
+from paceline.monitor.loss_range import (
+    largest_lasting,
+    largest_slowdown,
+    loss_range,
+    waste_range,
+)
 from paceline.monitor.store import alerts, jobs, sessions
 from paceline.monitor.store.tables import jobs as job_table
 from paceline.sources import parquet
@@ -151,6 +158,41 @@ def test_a_range_of_s_is_that_of_the_job_page(bounded, tmp_path):
         assert stake == pytest.approx(384 * high)
         lost_s = metric(site, "paceline_job_gpu_seconds_lost_most_total")
         assert lost_s == pytest.approx(16 * high * 3600)
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """A session whose worker (3, 0) waits for its data, before launches that are late."""
+    folder = tmp_path_factory.mktemp("waiting")
+    trace = synthesize(SynthSpec(dp=4, pp=1, microbatches=4, steps=8, launch_delay=(0.3, 1.0)))
+    waits = np.full((trace.n_steps, *trace.rank.shape), 0.001)
+    waits[:, 3] = 0.5
+    parquet.write(replace(trace, data_wait_s=waits), folder / "trace.parquet")
+    return analyse(folder / "trace.parquet", folder, {})
+
+
+def test_waits_for_data_are_lost_beside_s(waiting, tmp_path):
+    share = waiting["data_loading"]
+    assert 0.1 < share < 0.9
+    low, _ = loss_range(waiting)
+    assert low == pytest.approx(1 - (1 - share) / max(waiting["slowdown"], 1.0))
+    with monitor(tmp_path) as site:
+        engine = site.service.engine
+        job = jobs.register(engine, "default", "job", 0.0, gpus=16)
+        trace = {"sha256": "a", "size_bytes": 1, "file_name": "t", "meta": {}}
+        number = sessions.enqueue(engine, job.id, trace, site.service.clock())
+        names = ("slowdown", "slowdown_lasting", "slowdown_healthy", "data_loading", "waste")
+        values = {name: waiting[name] for name in (*names, "cause", "headline")}
+        sessions.finish(engine, number, {**values, "gpu_hours_lost": 16 * low, "status": "done"})
+        for path in ("/", "/jobs/job"):
+            assert f"{low:.1%} {share:.1%} waits for data" in page(site, path)
+        fleet = page(site, "/fleet")
+        assert f"Waste, by GPUs {low:.1%} of all GPU time" in fleet
+        assert "Straggling: 1.1 or more lasts 1 100.0% of the jobs" in fleet
+        assert "Data loading 100.0%" in fleet
+        assert metric(site, "paceline_job_data_loading_ratio") == pytest.approx(share)
+        row = row_of(site)
+        assert row["data_loading"] == pytest.approx(share)
 
 
 def test_ends_of_rows_without_a_range():

@@ -206,6 +206,26 @@ def test_the_fleet_has_the_facts_of_the_latest_analysed_session(store):
     ]
 
 
+def test_the_list_begins_with_the_loss_that_lasts_or_has_a_cause(store):
+    """A newcomer's three jobs: variation that passes is no loss to act on, waits for data are."""
+    passing = {"slowdown": 1.588, "slowdown_lasting": 1.0, "waste": 0.37}
+    passing |= {"slow_since_step": 133, "slow_factor": 1.14}
+    store.add_job("healthy2", status="new", gpus=2, **passing)
+    slow = {"slowdown": 1.516, "slowdown_lasting": 1.41, "waste": 0.34}
+    store.add_job("slow2", status="new", gpus=2, **slow, slow_since_step=67, slow_factor=1.55)
+    waits = {"slowdown": 1.112, "slowdown_lasting": 1.008, "waste": 0.101, "data_loading": 0.546}
+    store.add_job("gru-data", status="new", gpus=2, **waits)
+    page = read(store, queries.list_jobs, "*")
+    assert names(page) == ["gru-data", "slow2", "healthy2"]
+    runs = {"status": "running", "gpus": 2}
+    store.add_job("passes", **runs, slowdown=1.588, slowdown_lasting=1.0, waste=0.37)
+    store.add_job("waits", **runs, **waits)
+    rows = {row["name"]: row for row in read(store, queries.list_jobs, "*").rows}
+    assert rows["passes"]["stake_gpu_hours"] == pytest.approx(0.0)
+    at_stake = pytest.approx(48 * (1 - (1 - 0.546) / 1.008))
+    assert rows["waits"]["stake_gpu_hours"] == at_stake
+
+
 def test_the_list_begins_with_what_is_at_stake_in_the_next_day(store):
     """A day of a large job's small waste is more than a small job's large one."""
     store.add_job("large", waste=0.05, gpus=4096, status="running")

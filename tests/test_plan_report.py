@@ -274,3 +274,15 @@ def test_costs_are_in_millions_where_all_are(found):
     assert columns(million)[-1] == "million $"
     assert row(million, 0)[-1] == f"{million.dollars[0] / 1e6:,.2f}"
     assert columns(found)[-1] == "cost"
+
+
+def test_the_tile_and_the_stars_of_a_page_are_those_of_its_line():
+    """With one number of GPUs the page plots time against memory, not against cost."""
+    llm, cluster = llm_preset("llama3-8b"), cluster_preset("h100")
+    plans = search(llm, cluster, [16], 64, max_vpp=1, micro_batches=(1,))
+    text = page(plans, len(plans)).decode()
+    on_line = sum(json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["pareto"])
+    assert on_line > plans.pareto.sum() == 1
+    assert f"<dt>On the front</dt><dd>{on_line}</dd>" in text
+    assert "no other plan is faster and needs less memory" in text
+    assert len(re.findall(r"<th[^>]*>\d+\*</th>|<td[^>]*>\d+\*</td>", text)) == on_line

@@ -8,6 +8,7 @@ import pytest
 
 import requires
 from paceline import plot
+from paceline.cli.main import run
 from paceline.detect.waits import Wait, WaitGraph
 from paceline.diagnose import diagnose, waterfall
 from paceline.errors import PacelineError
@@ -79,9 +80,14 @@ def test_memory_over_a_step_is_drawn_to_its_peak_and_written(pyplot, tmp_path):
     prediction = predict("llama3-8b", {"pp": 4, "dp": 2, "global_batch": 16}, "h100")
     curve = memory_curve(prediction)
     ax = plot.memory(curve, 80e9)
-    assert [text.get_text() for text in ax.texts] == [
-        f"peak {max(prediction.memory_bytes) / 2**30:.1f} GiB"
+    words = [text.get_text() for text in ax.get_legend().get_texts()]
+    most = max(prediction.memory, key=lambda stage: stage.total_bytes)
+    assert words == [
+        "the GPU has 74.5",
+        f"peak {most.total_bytes / 2**30:.1f}, of which",
+        *(f"{name} {size / 2**30:.1f}" for name, size in reversed(most.parts.items())),
     ]
+    assert not ax.texts  # a word inside the axes may lie across an edge
     top = max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths())
     assert top == pytest.approx(max(prediction.memory_bytes) / 2**30)
     path = tmp_path / "memory.svg"
@@ -123,3 +129,18 @@ def test_waits_of_a_thousand_ranks_stay_readable(pyplot, per_host, unit, first):
     assert len(ax.get_xticklabels()) <= 16
     assert "rank 3 (2,046 s)" in ax.get_title()
     assert "rank 1 " not in ax.get_title()
+
+
+@pytest.mark.parametrize("options", [[], ["--framework", "torchtitan"], ["--framework", "nemo"]])
+def test_the_picture_of_a_prediction_has_the_peak_of_its_text(pyplot, tmp_path, capsys, options):
+    path = tmp_path / "memory.png"
+    job = ["--model", "qwen3-14b", "--gpu", "h100", "--gpus", "32", "--global-batch", "256"]
+    plan = ["--zero", "3" if "nemo" not in options else "1", "--tp", "2", "--sequence-parallel"]
+    command = ["predict", *job, *plan, *options]
+    assert run([*command, "--plot", str(path)]) == 0
+    text = capsys.readouterr().out
+    words = [text.get_text() for text in pyplot.gca().get_legend().get_texts()]
+    peak = words[1].removeprefix("peak ").removesuffix(", of which")
+    assert f"fullest is stage 0: {peak} of {words[0].removeprefix('the GPU has ')} GiB" in text
+    for part in words[2:]:
+        assert part in " ".join(text.split())

@@ -124,7 +124,9 @@ def waterfall(fall: Waterfall, ax: Axes | None = None) -> Axes:
 
 
 def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) -> Axes:
-    """A stage's memory over the predicted step, by its parts; its peak is named.
+    """A stage's memory over the predicted step, by its parts.
+
+    The legend has the GPU's memory, the peak, and the parts at the peak.
 
     Raises:
         PacelineError: Matplotlib is not installed.
@@ -132,18 +134,25 @@ def memory(curve: MemoryCurve, capacity_bytes: float, ax: Axes | None = None) ->
     ax = _axes(ax)
     from paceline.model.memory_peak import PARTS
 
-    edges = np.append(curve.start_s, curve.end_s)
-    filled = np.repeat(curve.bytes, 2, axis=1) / GIB
-    ax.stackplot(np.repeat(edges, 2)[1:-1], filled, labels=PARTS, linewidth=0)
-    ax.axhline(capacity_bytes / GIB, color="black", linestyle="--", linewidth=0.8)
     total = curve.bytes.sum(axis=0)[curve.peak] / GIB
-    ax.annotate(
-        f"peak {total:.1f} GiB", (curve.start_s[curve.peak], total), ha="center", va="bottom"
+    labels = [f"{part} {curve.parts[part] / GIB:.1f}" for part in PARTS]
+    areas = ax.stackplot(curve.time_s, curve.bytes / GIB, labels=labels, linewidth=0)
+    capacity = capacity_bytes / GIB
+    of_gpu = ax.axhline(
+        capacity, color="black", linestyle="--", linewidth=0.8, label=f"the GPU has {capacity:.1f}"
+    )
+    (peak,) = ax.plot(
+        [curve.time_s[curve.peak]],
+        [total],
+        "kv",
+        markersize=6,
+        clip_on=False,
+        label=f"peak {total:.1f}, of which",
     )
     ax.set(xlabel="seconds", ylabel="GiB", title=f"Memory of stage {curve.stage} over a step")
-    ax.set(xlim=(0, curve.end_s), ylim=(0, 1.08 * max(capacity_bytes / GIB, total)))
-    handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.set(xlim=(0, curve.time_s[-1]), ylim=(0, 1.08 * max(capacity, total)))
+    handles = [of_gpu, peak, *areas[::-1]]
+    ax.legend(handles=handles, title="GiB", loc="center left", bbox_to_anchor=(1.02, 0.5))
     return ax
 
 

@@ -11,6 +11,8 @@ from monitor_fleet import serving
 from paceline.cli.plan_page import PlanPage, create_app
 from paceline.model.cluster_presets import cluster_preset
 from paceline.model.llm_presets import llm_preset
+from paceline.plan.search import search
+from paceline.report.search_page import page as page_of_search
 
 OPTIONS = {"max_vpp": 1, "micro_batches": (1,), "zeros": (1, 3)}
 
@@ -82,3 +84,39 @@ def test_sliders_lead_away_from_a_page_without_a_plan(page, url):
     with page.expect_navigation():
         slider.dispatch_event("change")
     assert "on 64 GPUs" in page.locator("h1").inner_text()
+
+
+@pytest.fixture(scope="module")
+def search_page(tmp_path_factory):
+    plans = search(llm_preset("llama3-8b"), cluster_preset("h100"), [16], 64, **OPTIONS)
+    path = tmp_path_factory.mktemp("plan") / "report.html"
+    line = "torchrun --nnodes 4 " + " ".join(f"--an-option-{i} value" for i in range(20))
+    path.write_bytes(page_of_search(plans, 5, launch=("torchtitan", f"# {line}\nnext = 1")))
+    return path
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_line_of_the_launch_file_is_cut(open_page, search_page, width, scheme):
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    page = open_page(search_page, **options).page
+    assert page.eval_on_selector("#launch pre", "x => x.scrollWidth <= x.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_plot_names_its_front_and_draws_it_above_the_other_plans(open_page, search_page):
+    page = open_page(search_page).page
+    words = page.eval_on_selector_all("#fig-front .legend span", "x => x.map(y => y.innerText)")
+    assert [word.strip() for word in words] == [
+        "front: no other plan is faster and needs less memory",
+        "another plan",
+    ]
+    names = page.eval_on_selector_all(
+        "#fig-front svg.drawing circle.dot", "x => x.map(y => y.getAttribute('class'))"
+    )
+    assert names == sorted(names)
+    assert {"dot faint", "dot front"} == set(names)
+    colours = page.eval_on_selector_all(
+        "#fig-front circle.front", "x => [...new Set(x.map(y => getComputedStyle(y).fill))]"
+    )
+    assert len(colours) == 1  # in the plot and in its legend

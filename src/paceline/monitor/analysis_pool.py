@@ -26,7 +26,7 @@ from paceline.monitor.blobs import RESULTS, Blobs, BlobsAway, result_key, trace_
 from paceline.monitor.bus import Bus
 from paceline.monitor.config import DAY_S, MIB, Config
 from paceline.monitor.log import log
-from paceline.monitor.loss_range import waste_range
+from paceline.monitor.loss_range import loss_range
 from paceline.monitor.store import jobs, leases, sessions
 
 #: Number of attempts of an analysis that could not run, with pauses; unlimited while the disk is
@@ -43,7 +43,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "
 
 _COLUMNS = (
     *("first_step", "last_step", "step_s", "slowdown", "waste", "cause", "headline", "best_gain"),
-    *("slowdown_lasting", "slowdown_healthy", "place", "cause_gain"),
+    *("slowdown_lasting", "slowdown_healthy", "place", "cause_gain", "data_loading"),
 )
 
 
@@ -273,13 +273,15 @@ class Analyses:
         self, row: Mapping[str, Any], job: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> tuple[float, float]:
         """Wasted GPU-hours in the time that the session represents, and at most."""
-        stands_s = summary["steps_s"]
+        # Of the steps between the first and the last, not all need be profiled.
+        n_steps = summary["last_step"] - summary["first_step"] + 1
+        stands_s = max(summary["steps_s"], min(n_steps * summary["step_s"], _MOST_S))
         if job["status"] != "new":  # it ran between the sessions
             since = sessions.before(self._engine, row["job_id"], row["created_at"])
             since = job["created_at"] if since is None else since
             stands_s = min(max(row["created_at"] - since, stands_s), _MOST_S)
         gpus = job["gpus"] or summary["gpus"]
-        low, high = waste_range(summary)
+        low, high = loss_range(summary)
         return low * gpus * stands_s / 3600, high * gpus * stands_s / 3600
 
     def _learn(self, job: Mapping[str, Any], summary: Mapping[str, Any]) -> None:

@@ -28,6 +28,9 @@ SETTINGS, SUMMARY = "settings.json", "summary.json"
 #: Exit code: the results cannot be written, which the trace does not cause.
 UNWRITABLE = 4
 
+#: A larger share of the step that waits for data take counts as this one.
+_MOST_DATA = 0.99
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,12 +100,19 @@ def _summary(report: JobReport, durations: Durations) -> dict[str, Any]:
         "best_gain": best_gain(report),
         "slowdown_lasting": _lasting(report, cause, durations),
         "slowdown_healthy": float(report.largest_slowdown) if report.bounded else None,
+        "data_loading": _data_loading(report),
         "place": cause_place(report, cause),
         "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,
         "degrees": report.job.to_mapping(),
         "facts": fleet_facts(report, forward_backward_correlation(durations)),
     }
+
+
+def _data_loading(report: JobReport) -> float | None:
+    """The share of the step that waits for data take; None without such a finding."""
+    found = (f for f in report.diagnosis.findings if f.cause == "data-loading" and not f.part_of)
+    return next((min(max(float(f.share_of_step), 0.0), _MOST_DATA) for f in found), None)
 
 
 def _lasting(report: JobReport, cause: str, durations: Durations) -> float:

@@ -33,14 +33,18 @@ class LevelChanges:
         onset: the latest event that left a rank slow; None without one.
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
-            part, and ``peak`` if its factor was larger before. It has ``began_step`` and
-            ``began_at`` if the first rank became slow at an earlier event.
+            part, ``first_step`` if the first slow step is an earlier one, and ``peak`` if its
+            factor was larger before. It has ``began_step`` and ``began_at`` if the first rank
+            became slow at an earlier event.
+        last: ``slow``, otherwise the latest fail-slow as it was before its relief, with
+            ``relieved`` true. Its loss is that of the relief. None without one.
     """
 
     latest_at: float = -math.inf
     relieved_at: float = -math.inf
     onset: Row | None = None
     slow: Row | None = None
+    last: Row | None = None
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]]) -> LevelChanges:
@@ -48,11 +52,13 @@ class LevelChanges:
         changes = [event for event in events if event["kind"] in LEVEL_KINDS]
         onsets = [event for event in changes if event["kind"] in SLOW_KINDS]
         reliefs = [event["at"] for event in changes if event["kind"] not in SLOW_KINDS]
+        slow, last = _slow_ranks(changes)
         return cls(
             changes[0]["at"] if changes else -math.inf,
             max(reliefs, default=-math.inf),
             dict(onsets[0]) if onsets else None,
-            _slow_ranks(changes),
+            slow,
+            last,
         )
 
     def going_on(self, job: Mapping[str, Any], *, settled: bool) -> Row | None:
@@ -74,16 +80,23 @@ class LevelChanges:
         return self.onset if self.slow is None else self.slow
 
 
-def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
+def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, Row | None]:
+    """``slow`` and ``last`` of :class:`LevelChanges`."""
     slow: dict[int, Mapping[str, Any]] = {}
+    main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
     first: Mapping[str, Any] | None = None  # the first event since all were healthy
-    main: Mapping[str, Any] | None = None  # the event with the largest rise since then
     largest_rise = peak = 0.0
+    lost_s: float | None = None  # each event has the loss since its rank's onset
+    last: Row | None = None
     for event in reversed(changes):  # a new start of the job is a relief of all ranks
-        before = _factor(slow.values())
+        before, was_slow = _factor(slow.values()), dict(slow)
+        if (slow or event["kind"] in SLOW_KINDS) and event.get("lost_s") is not None:
+            lost_s = max(lost_s or 0.0, event["lost_s"])
         if event["kind"] in SLOW_KINDS:
             first = first or event
-            slow.update(dict.fromkeys(event["ranks"], event))
+            for rank in event["ranks"]:  # the latest event comes last
+                slow.pop(rank, None)
+                slow[rank] = event
             peak = max(peak, _factor(slow.values()))
             rise = _factor(slow.values()) - before
             if rise > largest_rise:
@@ -92,9 +105,21 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
             for rank in event["ranks"]:
                 slow.pop(rank, None)
         if not slow:
-            first, main, largest_rise, peak = None, None, 0.0, 0.0
-    if not slow:
-        return None
+            if was_slow:
+                last = {**_merged(was_slow, main, first, peak, lost_s), "relieved": True}
+            main, first, largest_rise, peak, lost_s = None, None, 0.0, 0.0, None
+    row = _merged(slow, main, first, peak, lost_s) if slow else None
+    return row, row or last
+
+
+def _merged(
+    slow: Mapping[int, Mapping[str, Any]],
+    main: Mapping[str, Any] | None,
+    first: Mapping[str, Any] | None,
+    peak: float,
+    lost_s: float | None,
+) -> Row:
+    """One row for all slow ranks, each with its latest event; the latest event comes last."""
     event_of_text = {event["text"]: event for event in slow.values()}
     events = list(event_of_text.values())
     factors = [event["factor"] for event in events if event["factor"] is not None]
@@ -105,12 +130,18 @@ def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> Row | None:
         "factor": max(factors, default=None),
         "text": "; ".join(list(event_of_text)[-_TEXTS:]),
     }
+    if lost_s is not None:
+        row["lost_s"] = lost_s
     slowest = next((event for event in events if event["factor"] == row["factor"]), latest)
     if "since_step" in slowest:
         row["since_step"] = slowest["since_step"]
     if main is not None and main is not slowest:
-        row |= {"main_step": main["since_step"], "main_at": main["at"]}
-    if first is not None and first is not latest:
+        row["main_step"] = main["since_step"]
+    if first is not None and first is not slowest and "since_step" in first:
+        row["first_step"] = first["since_step"]
+    if main is not None and main is not latest:
+        row["main_at"] = main["at"]
+    if first is not None and first is not latest and "since_step" in first:
         row |= {"began_step": first["since_step"], "began_at": first["at"]}
     if row["factor"] is not None and peak > row["factor"]:
         row["peak"] = peak

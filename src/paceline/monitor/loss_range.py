@@ -2,6 +2,7 @@
 
 A slow worker among few peers raises the ideal, so S is a lower bound. ``slowdown_healthy`` is the
 upper end: S beside healthy hardware (docs/whatif.md). It is None where S has no range.
+``data_loading`` is the share of the step that waits for data take, outside S.
 """
 
 from __future__ import annotations
@@ -31,6 +32,35 @@ def waste_range(row: Row) -> tuple[float, float]:
     """The waste, 1 - 1/S, at least and at most; each is 0 or more."""
     low, largest = max(0.0, float(row["waste"] or 0.0)), largest_slowdown(row)
     return low, max(low, 1 - 1 / largest) if largest else low
+
+
+def data_share(row: Row) -> float:
+    """The share of the step that waits for data take, which S leaves out; 0 without them."""
+    return float(row.get("data_loading") or 0.0)
+
+
+def largest_lasting_loss(row: Row) -> float | None:
+    """The upper end of the step time over that without what lasts or has a cause.
+
+    Beside the lasting part of S, waits for data count. None without S.
+    """
+    lasting = largest_lasting(row)
+    return None if lasting is None else lasting / (1 - data_share(row))
+
+
+def loss_range(row: Row) -> tuple[float, float]:
+    """The share of the step lost to stragglers and to waits for data, at least and at most."""
+    low, high = waste_range(row)
+    waits = data_share(row)
+    return low + (1 - low) * waits, high + (1 - high) * waits
+
+
+def may_go_on(job: Row) -> bool:
+    """Whether a job's live step times show that it runs, or ran until it fell silent.
+
+    A recording pushed by hand does not, and an ended job does not any more.
+    """
+    return job["status"] in ("running", "silent")
 
 
 def is_before(session: Row | None, job: Row) -> bool:

@@ -8,6 +8,7 @@ from string import Template
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.files import Writer
 from paceline.model.memory_rules import EXPANDABLE_SEGMENTS
@@ -55,6 +56,7 @@ def page(
     """The page, with controls at its top if it is served."""
     names = (*_SCRIPTS, *([_SLIDERS] if controls else []))
     script = "\n".join(static(name) for name in names)
+    has_price = bool(controls) or result.dollars is not None or not _one_count(result)
     head = columns(result)
     best = range(min(top, len(result)))
     shown = [*best, *(() if _one_count(result) else front(result))]
@@ -78,7 +80,8 @@ def page(
             ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
         ),
         against="Time against memory" if _one_count(result) else "Time against cost",
-        price=escape(_price(result)),
+        front_words=_front_words(result),
+        price=escape(_price(result)) if has_price else "",
         segments=escape(" ".join(filter(None, [*note, kernels(result)]))),
         launch="" if launch is None else _launch(*launch),
         warnings="".join(
@@ -182,7 +185,7 @@ def _numbers(result: SearchResult) -> str:
         ("MFU", f"{result.mfu[0]:.1%}", "of the GPUs' dense peak"),
         ("Memory", in_gib(result.memory_bytes[0]), f"{memory:.0%} of a GPU's"),
         ("Legal plans", f"{len(result.legal):,}", f"of which {len(result):,} fit"),
-        ("On the front", f"{int(result.pareto.sum()):,}", "none is both faster and cheaper"),
+        ("On the front", f"{int(_front_plans(result).sum()):,}", _front_words(result)),
     ]
     cells = (
         f"<div><dt>{name}</dt><dd>{escape(number)}</dd><dd>{escape(detail)}</dd></div>"
@@ -200,10 +203,10 @@ def _front_table(result: SearchResult, common: CommonParts) -> str:
 
 
 def _page_rows(result: SearchResult, places: Sequence[int], common: CommonParts) -> list[Row]:
-    rows = []
+    rows, on_front = [], _front_plans(result)
     for i in places:
         cells = (escape(cell) for cell in row(result, i)[1:])
-        mark = "*" if result.pareto[i] else ""
+        mark = "*" if on_front[i] else ""
         rows.append((f"{i + 1}{mark}", escape(common.short_name(result.plan(i))), *cells))
     return rows
 
@@ -228,10 +231,9 @@ def _points(result: SearchResult) -> dict[str, Any]:
         y, y_label = result.days * result.gpus, "GPU-days"
     if result.dollars is not None:
         y, y_label = result.dollars / 1e6, "million $"
-    line = result.pareto
+    line = _front_plans(result)
     if _one_count(result):
         y, y_label = result.memory_bytes / GIB, "GiB on the fullest GPU"
-        line = pareto(x, y)
     order = np.argsort(x, kind="stable")
     lowest_y = np.empty_like(y)
     lowest_y[order] = np.minimum.accumulate(y[order])
@@ -247,8 +249,22 @@ def _points(result: SearchResult) -> dict[str, Any]:
         "step_s": round_values(result.step_time_s[points]),
         "x_label": x_label,
         "y_label": y_label,
+        "front_label": _front_words(result),
         "all": len(result),
     }
+
+
+def _front_plans(result: SearchResult) -> npt.NDArray[np.bool_]:
+    """[plan] whether it is on the front that the page draws: by memory if the costs are equal."""
+    if _one_count(result):
+        return pareto(result.step_time_s, result.memory_bytes)
+    return result.pareto
+
+
+def _front_words(result: SearchResult) -> str:
+    """The meaning of that front."""
+    better = "needs less memory" if _one_count(result) else "is cheaper"
+    return f"no other plan is faster and {better}"
 
 
 def _one_count(result: SearchResult) -> bool:

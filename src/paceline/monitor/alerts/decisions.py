@@ -19,6 +19,7 @@ from paceline.monitor.alerts.rules import (
     Alarm,
     Facts,
     Rule,
+    final_headline,
     holds,
     judge,
 )
@@ -35,10 +36,12 @@ class Decision:
     Attributes:
         begins: rules and alarms of alerts that start or are updated.
         ends: alerts that end, and why; "" if the alarm just ended.
+        final: number of an alert that ends -> its last headline, where it changes.
     """
 
     begins: list[tuple[Rule, Alarm]] = field(default_factory=list)
     ends: list[tuple[Row, str]] = field(default_factory=list)
+    final: dict[int, str] = field(default_factory=dict)
 
 
 def decide(
@@ -70,6 +73,9 @@ def decide(
         if alarm is None:
             if alert is not None and (has_ended or not (covers and holds(rule, facts))):
                 decision.ends.append((alert, "The job has ended." if has_ended else ""))
+                headline = final_headline(rule, facts)
+                if headline is not None:
+                    decision.final[alert["id"]] = headline
         elif alert is None and not told.has(rule, alarm):
             decision.begins.append((rule, alarm))
             decision.ends.extend(told.absorbed(rule, alarm))
@@ -82,7 +88,7 @@ def decide(
         for rule, alarm in decision.begins
         if rule.name not in latest or latest[rule.name]["id"] not in absorbed
     ]
-    return Decision(begins, decision.ends)
+    return Decision(begins, decision.ends, decision.final)
 
 
 def importance_of(rule: Rule, job: Row) -> str:

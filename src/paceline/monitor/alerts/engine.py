@@ -189,12 +189,16 @@ class Alerts:
                 settled = level.latest_at < now - _OLD_S and level.latest_at > -math.inf
             onset = level.going_on(job, settled=settled)
             relieved_at = level.relieved_at if job["status"] != "ended" else -math.inf
-            facts = Facts(job, sessions, onset, now, relieved_at, self._service.started_at)
+            started_at = self._service.started_at
+            facts = Facts(job, sessions, onset, now, relieved_at, started_at, level.last)
             names = {rule.name: f"{rule.name}/{job_id}" for rule in rules}
             of_job = {name: latest[place] for name, place in names.items() if place in latest}
             decision = decide(rules, facts, of_job, silences, self._channels)
             begins += [(rule, alarm, facts) for rule, alarm in decision.begins]
-            endings += [store.Ending(row["fingerprint"], why) for row, why in decision.ends]
+            endings += [
+                store.Ending(row["fingerprint"], why, decision.final.get(row["id"]))
+                for row, why in decision.ends
+            ]
         self._apply(begins, endings, now)
 
     def _apply(

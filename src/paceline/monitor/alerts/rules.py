@@ -14,8 +14,14 @@ from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.monitor.loss_range import largest_lasting, largest_slowdown
-from paceline.units import duration, gpu_hours, moment, seconds
+from paceline.monitor.loss_range import (
+    data_share,
+    largest_lasting,
+    largest_lasting_loss,
+    largest_slowdown,
+    may_go_on,
+)
+from paceline.units import duration, gpu_hours, moment, percent, seconds
 
 KINDS = ("slowdown", "fail-slow", "silent", "regression")
 IMPORTANCES = ("info", "warning", "critical")
@@ -131,6 +137,7 @@ class Facts:
         job: its row in the store.
         sessions: rows of its analysed sessions in the last weeks, the latest first.
         onset: the event of the present fail-slow; None without one.
+        last: the event of the present or latest fail-slow, with its largest loss; None without one.
         relieved_at: time of the latest relief of a running job; -inf without one.
         watched_since: start of the service, before which no news could arrive.
         now: seconds since 1970.
@@ -142,6 +149,7 @@ class Facts:
     now: float
     relieved_at: float = -math.inf
     watched_since: float = -math.inf
+    last: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,11 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     whole = _span_of(last["slowdown"], largest_slowdown(last))
     if last["slowdown_lasting"] is not None:
         lasting = _span_of(last["slowdown_lasting"], largest_lasting(last))
-        lasts = f", of which {lasting} lasts or has a cause" if lasting != whole else ""
+        lasts = f", of which {lasting} {what_lasts(last)}" if lasting != whole else ""
+    waits = data_share(last)
+    if waits:
+        with_data = f"{largest_lasting_loss(last):.3f}"
+        lasts += f"; with data loading, {percent(waits)} of the step, it is {with_data}"
     headline = f"S = {whole}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
     return Alarm(
         headline,
@@ -209,7 +221,7 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
         session_id=told["id"],
         since=slow[-1]["created_at"],
         at=last["created_at"],
-        factor=largest_lasting(last),
+        factor=largest_lasting_loss(last),
         last_step=last["last_step"],
     )
 
@@ -225,14 +237,22 @@ def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], s
     return named, f" A session up to step {named['last_step']:,} said: {named['headline']}"
 
 
+def what_lasts(row: Mapping[str, Any]) -> str:
+    """What ``slowdown_lasting`` of a session or job is, for a sentence after the number.
+
+    Where no cause is known, the part that chance may explain is left out, too.
+    """
+    return "is beyond chance" if row["cause"] == "unexplained" else "lasts or has a cause"
+
+
 def is_named(cause: str | None) -> bool:
     """Whether a session names a cause of a loss."""
     return cause not in (None, "healthy", "unexplained")
 
 
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
-    """Whether the slowdown that lasts may be high; a healthy session's is variation that passes."""
-    slowdown = largest_lasting(session)
+    """Whether the loss that lasts may be high; a healthy session's is variation that passes."""
+    slowdown = largest_lasting_loss(session)
     return slowdown is not None and slowdown >= least and session["cause"] != "healthy"
 
 
@@ -244,7 +264,7 @@ def _span_of(low: float, high: float | None) -> str:
 
 def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     onset = facts.onset
-    if onset is None or onset["factor"] is None:
+    if onset is None or onset["factor"] is None or not may_go_on(facts.job):
         return None
     at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is not None and at_stake <= rule.gpu_hours:
@@ -277,6 +297,24 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         ranks=() if is_all else tuple(ranks),
         since=_main_at(onset),
     )
+
+
+def final_headline(rule: Rule, facts: Facts) -> str | None:
+    """The headline of an alert that ends, with the loss until then.
+
+    None where the headline that fires stays true.
+    """
+    last = facts.last
+    if rule.kind != "fail-slow" or last is None or last["factor"] is None:
+        return None
+    goes_on = facts.onset is not None and may_go_on(facts.job)
+    verb, until = ("take", "so far") if goes_on else ("took", "in all")
+    lost_s = last["lost_s"]
+    if not last.get("relieved"):
+        lost_s = lost_so_far_s(last, facts.job)
+    lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
+    since = _since(last, {**facts.job, "slow_since_step": last.get("first_step")})
+    return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
 
 
 def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
@@ -381,7 +419,7 @@ def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float |
 def _silent(rule: Rule, facts: Facts) -> Alarm | None:
     job = facts.job
     quiet_s = facts.now - max(job["seen_at"], facts.watched_since)
-    if job["status"] not in ("running", "silent") or job["last_step"] is None:
+    if not may_go_on(job) or job["last_step"] is None:
         return None
     if not rule.after_s <= quiet_s < rule.until_h * 3600:
         return None

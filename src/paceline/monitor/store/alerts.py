@@ -42,7 +42,7 @@ Row = dict[str, Any]
 _SESSIONS = 200
 _OF_SESSION = (
     *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "slowdown_healthy"),
-    "step_s",
+    *("data_loading", "step_s"),
     *("cause", "place", "cause_gain", "headline"),
 )
 #: Columns of an alert that later information may change.
@@ -67,10 +67,17 @@ class Firing:
 
 @dataclass(frozen=True)
 class Ending:
-    """An alert that ends; ``why`` is added to its headline."""
+    """An alert that ends.
+
+    Attributes:
+        fingerprint: its fingerprint.
+        why: is added to its headline.
+        headline: its last headline; None: as it fires.
+    """
 
     fingerprint: str
     why: str = ""
+    headline: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def change(
         known = [(rows.get(one.alert["fingerprint"]), one) for one in in_order]
         begins = [one for row, one in known if row is None]
         updates = [(row, one.alert) for row, one in known if row is not None]
-        ends = [(rows[end.fingerprint], end.why) for end in endings if end.fingerprint in rows]
+        ends = [(rows[end.fingerprint], end) for end in endings if end.fingerprint in rows]
         told = _begin(connection, engine, begins, next_at)
         told += _update(connection, engine, updates, next_at)
         return told + _end(connection, engine, ends, now, next_at)
@@ -166,7 +173,7 @@ def _is_unknown(alert: Mapping[str, Any]) -> bool:
 def _end(
     connection: Connection,
     engine: Engine,
-    ends: Sequence[tuple[Row, str]],
+    ends: Sequence[tuple[Row, Ending]],
     now: float,
     next_at: float,
 ) -> list[Told]:
@@ -175,7 +182,8 @@ def _end(
     headline = bindparam("said", type_=alerts.c.headline.type)
     statement = update(alerts).where(alerts.c.id == bindparam("number"))
     values = [
-        {"number": row["id"], "said": f"{row['headline']} {why}".rstrip()} for row, why in ends
+        {"number": row["id"], "said": f"{end.headline or row['headline']} {end.why}".rstrip()}
+        for row, end in ends
     ]
     ended = {"status": "resolved", "updated_at": now, "ended_at": now, "headline": headline}
     connection.execute(statement.values(**ended), values)

@@ -15,8 +15,8 @@ _COLUMNS = (
     "id",
     *("project", "name", "gpus", "degrees", "labels", "status", "seen_at", "last_step", "step_s"),
     *("healthy_s", "slow_since_step", "slow_factor", "slowdown", "slowdown_lasting"),
-    *("slowdown_healthy", "waste", "cause", "gpu_hours_lost", "gpu_hours_lost_most"),
-    "n_sessions",
+    *("slowdown_healthy", "data_loading", "waste", "cause", "gpu_hours_lost"),
+    *("gpu_hours_lost_most", "n_sessions"),
 )
 
 

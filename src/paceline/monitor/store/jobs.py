@@ -244,7 +244,8 @@ def summarise(connection: Any, job_id: int) -> None:
     newest = latest[0] if latest else {}
     values: dict[str, Any] = {"n_sessions": n, "gpu_hours_lost": hours_lost}
     values["gpu_hours_lost_most"] = hours_most
-    names = ("slowdown", "slowdown_lasting", "slowdown_healthy", "waste", "cause", "headline")
+    names = ("slowdown", "slowdown_lasting", "slowdown_healthy", "data_loading", "waste")
+    names += ("cause", "headline")
     values |= {name: newest.get(name) for name in names}
     values["trend"] = [row["slowdown"] for row in reversed(latest)]
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))

@@ -32,17 +32,31 @@ _FIRST_MONDAY_S = 4 * 86_400.0  # 5 January 1970; 1 January was a Thursday
 # A current fail-slow may be later than the latest session, or its job may have no session.
 _FACTOR = func.coalesce(jobs.c.slow_factor, jobs.c.step_s / jobs.c.healthy_s)
 _SLOW = case((jobs.c.slow_since_step.is_not(None) & (_FACTOR > 1), 1 - 1 / _FACTOR))
-_IS_SLOWER = func.coalesce(jobs.c.waste, 0.0) < _SLOW
-_HEALTHY = jobs.c.slowdown_healthy
-_WORST = case((_IS_SLOWER, _SLOW), else_=jobs.c.waste)
-_MOST = case((_IS_SLOWER, _SLOW), (_HEALTHY.is_not(None), 1 - 1 / _HEALTHY), else_=jobs.c.waste)
+_NO_WAIT = 1 - func.coalesce(jobs.c.data_loading, 0.0)  # share of the step without waits for data
+_LOST = 1 - (1 - jobs.c.waste) * _NO_WAIT
+
+
+def _lost_at(slowdown: ColumnElement[Any]) -> ColumnElement[Any]:
+    return case((slowdown > 1, 1 - _NO_WAIT / slowdown), else_=1 - _NO_WAIT)
+
+
+# What lasts or has a cause, as for the rule slow-job. Nobody can act on variation that passes.
+_LASTING = func.coalesce(jobs.c.slowdown_lasting, jobs.c.slowdown)
+_RISES = jobs.c.slowdown_healthy > jobs.c.slowdown
+_LARGEST = case((_RISES, _LASTING * jobs.c.slowdown_healthy / jobs.c.slowdown), else_=_LASTING)
+_HAS_S = jobs.c.slowdown.is_not(None)
+_LASTS, _LASTS_MOST = (case((_HAS_S, _lost_at(s)), else_=_LOST) for s in (_LASTING, _LARGEST))
+_IS_SLOWER = func.coalesce(_LASTS, 0.0) < _SLOW
+_WORST = case((_IS_SLOWER, _SLOW), else_=_LASTS)
+_MOST = case((_IS_SLOWER, _SLOW), else_=_LASTS_MOST)
+_SHOWN = case((func.coalesce(_LOST, 0.0) < _SLOW, _SLOW), else_=_LOST)
 
 
 def _stake(waste: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((jobs.c.status == "running", jobs.c.gpus * 24.0 * waste))
 
 
-#: GPU-hours that the next day loses if a running job continues at this speed, and at most.
+#: GPU-hours that the next day loses to what lasts or has a cause, in a running job; and at most.
 STAKE, STAKE_MOST = _stake(_WORST), _stake(_MOST)
 _STAKES = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most")
 
@@ -50,7 +64,7 @@ _STAKES = STAKE.label("stake_gpu_hours"), STAKE_MOST.label("stake_gpu_hours_most
 ORDERS: Mapping[str, tuple[ColumnElement[Any], bool]] = MappingProxyType(
     {
         "stake": (STAKE, True),
-        "waste": (_WORST, True),
+        "waste": (_SHOWN, True),
         "slowdown": (jobs.c.slowdown, True),
         "lost": (jobs.c.gpu_hours_lost, True),
         "gpus": (jobs.c.gpus, True),
@@ -289,8 +303,8 @@ def fleet_jobs(connection: Connection, project: str) -> list[Row]:
         .subquery()
     )
     names = (
-        *("name", "gpus", "labels", "slowdown", "slowdown_healthy", "waste", "cause"),
-        *("gpu_hours_lost", "gpu_hours_lost_most"),
+        *("name", "gpus", "labels", "slowdown", "slowdown_lasting", "slowdown_healthy"),
+        *("data_loading", "waste", "cause", "gpu_hours_lost", "gpu_hours_lost_most"),
     )
     query = (
         select(*(jobs.c[name] for name in names), session_facts.c.facts)
@@ -334,12 +348,13 @@ def weeks(connection: Connection, project: str, now: float, n_weeks: int) -> lis
 
 
 def _week(connection: Connection, project: str, start: float) -> Week:
+    waits = func.coalesce(sessions.c.data_loading, 0.0)
     query = (
         select(
             sessions.c.cause,
             func.sum(sessions.c.gpu_hours_lost),
             func.count(),
-            func.sum(sessions.c.waste),
+            func.sum(sessions.c.waste + (1 - sessions.c.waste) * waits),
         )
         .where(sessions.c.created_at >= start, sessions.c.created_at < start + WEEK_S)
         .where(sessions.c.status == "done")

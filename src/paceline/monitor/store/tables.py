@@ -126,6 +126,7 @@ jobs = Table(
     Column("slowdown", Float),  # S of the latest session
     Column("slowdown_lasting", Float),  # the same without variation that passes
     Column("slowdown_healthy", Float),  # S beside healthy hardware; None if S has no range
+    Column("data_loading", Float),  # share of the step that waits for data take, outside S
     Column("waste", Float),
     Column("cause", Text),
     Column("headline", Text),
@@ -164,6 +165,7 @@ sessions = Table(
     Column("best_gain", Float),
     Column("slowdown_lasting", Float),  # S without variation that passes
     Column("slowdown_healthy", Float),  # S beside healthy hardware; None if S has no range
+    Column("data_loading", Float),  # share of the step that waits for data take, outside S
     Column("place", Text),  # of the cause, or None
     Column("cause_gain", Float),  # gain of its best remedy, or None
     Column("gpu_hours_lost", Float),

@@ -240,8 +240,12 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _days(times: Sequence[float]) -> list[str]:
-    """Labels with days, and the time of day if a day has several."""
+    """Labels with days, and the time of day if a day has several; seconds if a minute has."""
     days = [time.strftime("%d %b", time.gmtime(at)) for at in times]
     if len(set(days)) == len(days):
         return days
-    return [time.strftime("%d %b %H:%M", time.gmtime(at)) for at in times]
+    minutes = [time.strftime("%d %b %H:%M", time.gmtime(at)) for at in times]
+    if len(set(minutes)) == len(minutes):
+        return minutes
+    form = "%H:%M:%S" if len(set(days)) == 1 else "%d %b %H:%M:%S"
+    return [time.strftime(form, time.gmtime(at)) for at in times]

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.detect.event import SLOW_KINDS
 from paceline.monitor.alerts.rules import gpu_hours_at_stake, lost_so_far_s
 from paceline.monitor.levels import LevelChanges
-from paceline.monitor.loss_range import slow_factor
+from paceline.monitor.loss_range import may_go_on, slow_factor
 from paceline.units import gpu_hours, moment
 
 Row = Mapping[str, Any]
@@ -68,7 +68,7 @@ def event_cost(event: Row, job: Row, changes: LevelChanges | None = None) -> Eve
 
 def _lasted(event: Row, job: Row, changes: LevelChanges) -> bool:
     """Whether the event left a job slow that does not run any more."""
-    if job["status"] in ("running", "silent") or changes.slow is None or changes.onset is None:
+    if may_go_on(job) or changes.slow is None or changes.onset is None:
         return False
     last = changes.onset
     is_level = event["kind"] in SLOW_KINDS and event["factor"] is not None

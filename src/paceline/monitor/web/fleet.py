@@ -10,7 +10,7 @@ from itertools import dropwhile
 from typing import Any
 
 from paceline.fleet.definitions import DEFINITIONS, KINDS, STRAGGLING
-from paceline.monitor.loss_range import waste_range
+from paceline.monitor.loss_range import largest_lasting_loss, loss_range
 from paceline.monitor.store.queries import Week
 from paceline.monitor.web.charts import share_bar, stacked_bar
 from paceline.monitor.web.templating import cause
@@ -152,7 +152,9 @@ class Totals:
     """Key numbers.
 
     Attributes:
-        n_jobs, n_straggling: number of analysed jobs, and of those with S of 1.1 or more.
+        n_jobs, n_slow: number of analysed jobs, and of those with S of 1.1 or more.
+        n_straggling: number of jobs with 1.1 or more that lasts or has a cause, waits for data
+            included.
         gpus: total GPUs of these jobs.
         waste, most_waste: share of all GPU time, weighted by GPUs, and the upper end of its range;
             None if unknown.
@@ -160,6 +162,7 @@ class Totals:
     """
 
     n_jobs: int
+    n_slow: int
     n_straggling: int
     gpus: int
     waste: float | None
@@ -170,12 +173,13 @@ class Totals:
 
 def totals(rows: Sequence[Row]) -> Totals:
     """The key numbers of these jobs."""
-    sized = [(row["gpus"] or 0, waste_range(row)) for row in rows]
+    sized = [(row["gpus"] or 0, loss_range(row)) for row in rows]
     gpus = sum(size for size, _ in sized)
     low, most = (sum(size * ends[k] for size, ends in sized) for k in (0, 1))
     return Totals(
         n_jobs=len(rows),
-        n_straggling=sum(row["slowdown"] >= STRAGGLING for row in rows),
+        n_slow=sum(row["slowdown"] >= STRAGGLING for row in rows),
+        n_straggling=sum(_is_straggling(row) for row in rows),
         gpus=gpus,
         waste=low / gpus if gpus else None,
         most_waste=most / gpus if gpus else None,
@@ -200,12 +204,12 @@ def view(rows: Sequence[Row], weeks: Sequence[Week]) -> FleetView:
 
 
 def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Causes with their jobs and GPU-hours, the costliest first, without jobs under S 1.1."""
+    """Causes of straggling jobs with their number and GPU-hours, the costliest first."""
     hours_lost: dict[str, float] = {}
     most_lost: dict[str, float] = {}
     n_jobs: dict[str, int] = {}
     for row in rows:
-        if row["slowdown"] < STRAGGLING:
+        if not _is_straggling(row):
             continue
         name = row["cause"] or "unexplained"
         hours_lost[name] = hours_lost.get(name, 0.0) + row["gpu_hours_lost"]
@@ -224,6 +228,11 @@ def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for name in order
     ]
+
+
+def _is_straggling(row: Row) -> bool:
+    """Whether what lasts or has a cause makes a job slow; variation that passes does not count."""
+    return (largest_lasting_loss(row) or 0.0) >= STRAGGLING
 
 
 def _most_lost(row: Row) -> float:

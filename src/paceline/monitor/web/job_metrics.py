@@ -24,6 +24,7 @@ _OF_JOB = (
     ("slowdown_ratio", "slowdown", "S of the latest session: step time over the ideal one.", 1.0),
     ("lasting_slowdown_ratio", "slowdown_lasting", "S without variation that passes.", 1.0),
     ("waste_ratio", "waste", "Share of the GPU time lost to stragglers, 1 - 1/S.", 1.0),
+    ("data_loading_ratio", "data_loading", "Share of the step that waits for data take.", 1.0),
     ("step_seconds", "step_s", "Median time of the latest 15 steps and their ranks.", 1.0),
     ("healthy_step_seconds", "healthy_s", "The same without fail-slows.", 1.0),
     ("last_step", "last_step", "Number of the latest step.", 1.0),
@@ -31,7 +32,12 @@ _OF_JOB = (
 )
 _TOTALS = (
     ("sessions_total", "n_sessions", "Profiling sessions.", 1.0),
-    ("gpu_seconds_lost_total", "gpu_hours_lost", "GPU time lost to stragglers.", 3600.0),
+    (
+        "gpu_seconds_lost_total",
+        "gpu_hours_lost",
+        "GPU time lost to stragglers and waits for data.",
+        3600.0,
+    ),
 )
 
 
@@ -110,7 +116,7 @@ def _upper_ends(
     yield "waste_most_ratio", "gauge", text, list(zip(keys, wastes, strict=True))
     text = "Upper end of the GPU-hours at stake."
     yield "stake_most_gpu_hours", "gauge", text, _column(keys, rows, "stake_gpu_hours_most", 1.0)
-    text = "Upper end of the GPU time lost to stragglers."
+    text = "Upper end of the GPU time lost to stragglers and waits for data."
     lost = _column(keys, rows, "gpu_hours_lost_most", 3600.0)
     yield "gpu_seconds_lost_most_total", "counter", text, lost
 

@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from paceline import units
+from paceline.monitor.alerts.rules import what_lasts
 from paceline.monitor.loss_range import (
+    data_share,
     is_before,
     largest_lasting,
     largest_slowdown,
-    waste_range,
+    loss_range,
 )
 from paceline.monitor.web.assets import static
 from paceline.report.page.pack import safe_json
@@ -74,7 +76,9 @@ def _environment() -> Environment:
         is_before=is_before,
         largest_lasting=largest_lasting,
         largest_slowdown=largest_slowdown,
-        waste_range=waste_range,
+        data_share=data_share,
+        loss_range=loss_range,
+        lasts_text=what_lasts,
     )
     environment.filters.update(
         ago=ago,

@@ -286,17 +286,21 @@ def _delay(finding: Finding) -> Phrases:
     slowdown = _number(evidence, "launch_slowdown")
     if slowdown is not None:
         yield f"traced steps take {times(slowdown)} the time without delays{_from(evidence)}"
+    # Factors are over the step without delays; remedies tell shares of the traced step.
+    of_traced = slowdown if slowdown is not None and slowdown >= 1 else 1.0
     start = _number(evidence, "step_start")
     if start is not None:
-        yield f"delays at the start of steps alone make them {percent(start - 1)} longer"
+        share = percent((start - 1) / of_traced)
+        yield f"delays at the start of steps alone add {share} of the traced step"
     by_kind = evidence.get("by_kind") or {}
     shares = [
-        f"before {kind} {percent(factor - 1)}"
+        f"before {kind} {percent((factor - 1) / of_traced)}"
         for kind, factor in by_kind.items()
         if factor - 1 >= MIN_DELAY
     ]
     if shares:
-        yield f"delays of one kind alone make them longer by: {several(shares, MAX_NAMED)}"
+        added = several(shares, MAX_NAMED)
+        yield f"delays of one kind alone add, as shares of the traced step: {added}"
 
 
 def _delayed_workers(finding: Finding) -> Phrases:

@@ -93,15 +93,28 @@
       }),
     );
 
+  const dotKey = (keys) =>
+    el(
+      "p",
+      { class: "legend" },
+      ...keys.map((one) => {
+        const line = one.line ? [svg("path", { d: "M0 6H30", class: one.line })] : [];
+        const dot = svg("circle", { cx: 15, cy: 6, r: one.r, class: one.name });
+        const shape = svg("svg", { width: 30, height: 12, "aria-hidden": "true" }, ...line, dot);
+        return el("span", {}, shape, ` ${one.label}  `);
+      }),
+    );
+
   /**
    * Draws into box.
    * options: label, xLabel, yLabel, xRange, yRange, ref {x, label}; xName(i): the name of the whole
  * number i on the x axis (then nothing else is marked there);
    * series [{label, name (class), points [[x, y]...], stairs, breaks}] as curves, broken before the points in breaks;
-   * dots [{x, y, name}] as points; stops [{x, y, lines}]: the points that pointer and arrow keys can reach.
+   * keys [{label, name, r, line (class)}]: the legend of the dots;
+   * dots [{x, y, name, r}] as points; stops [{x, y, lines}]: the points that pointer and arrow keys can reach.
    */
   Paceline.chart = (box, options) => {
-    const { series = [], dots = [], stops } = options;
+    const { series = [], dots = [], keys, stops } = options;
     const points = [...series.flatMap((one) => one.points), ...dots.map((dot) => [dot.x, dot.y])];
     const given = { ...options, xs: points.map((p) => p[0]), ys: points.map((p) => p[1]) };
     let at = null;
@@ -110,7 +123,7 @@
     const cursor = svg("circle", { r: 6, class: "cursor", visibility: "hidden" });
     const holder = el("div");
     const readout = Paceline.readout();
-    box.append(holder, ...(series.length > 1 ? [key(series)] : []), readout);
+    box.append(holder, ...(keys ? [dotKey(keys)] : series.length > 1 ? [key(series)] : []), readout);
 
     const show = (x, y) => {
       const stop = stops[at];
@@ -153,7 +166,7 @@
         ...axes(given, scale, width),
         ...reference(options.ref, scale),
         ...series.map((one) => svg("path", { d: pathOf(one, scale), class: one.name })),
-        ...dots.map((dot) => svg("circle", { cx: scale.x(dot.x), cy: scale.y(dot.y), r: 2.4, class: dot.name })),
+        ...dots.map((dot) => svg("circle", { cx: scale.x(dot.x), cy: scale.y(dot.y), r: dot.r ?? 2.4, class: dot.name })),
         cursor,
       );
       picture.addEventListener("pointermove", nearest);

@@ -12,17 +12,20 @@
     `${digits(data.x[i])} ${data.x_label}`,
     `${digits(data.y[i])} ${data.y_label}`,
   ];
-  const dots = order.map((i) => ({ x: data.x[i], y: data.y[i], name: data.pareto[i] ? "dot blamed" : "dot" }));
+  const dots = order.map((i) => ({ x: data.x[i], y: data.y[i], name: data.pareto[i] ? "dot front" : "dot faint", r: data.pareto[i] ? 4 : 2.4 }));
+  dots.sort((a, b) => a.r - b.r); // the front lies above the other points
   const stops = order.map((i) => ({ x: data.x[i], y: data.y[i], lines: linesOf(i) }));
   const points = order.filter((i) => data.pareto[i]).map((i) => [data.x[i], data.y[i]]);
-  const series = [{ label: "no plan is better in both", name: "c-ideal", points, stairs: true }];
+  const series = [{ label: data.front_label, name: "c-front", points, stairs: true }];
+  const keys = [{ label: `front: ${data.front_label}`, name: "dot front", r: 4, line: "c-front" }, { label: "another plan", name: "dot faint", r: 2.4 }];
   if (data.x.length < data.all)
     box.append(Paceline.el("p", {}, `${data.x.length.toLocaleString("en")} of ${data.all.toLocaleString("en")} plans are drawn, the nearest to the line.`));
   Paceline.chart(box, {
-    label: "Plans by time and cost; arrow keys go from plan to plan",
+    label: `Plans by ${data.x_label} and ${data.y_label}; arrow keys go from plan to plan`,
     xLabel: data.x_label,
     yLabel: data.y_label,
     dots,
+    keys,
     series,
     stops,
   });
