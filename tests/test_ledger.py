@@ -597,6 +597,139 @@ def test_dates_of_an_own_log_tell_restarts(capsys, tmp_path):
     assert "restarts" not in ledger.reasons
 
 
+def dated_log(path, saving="saving checkpoint ckpt_{n}.pt", saved="checkpoint saved in 9.0s", **o):
+    """Steps of 2 s, of which the dates are a little off; each 20th is saved for 9 s."""
+    at = datetime(2026, 11, 20, 8)
+    lines = [f"{at:%F %T},000 INFO main.py:88 - world size 16"]
+    at += timedelta(seconds=30)
+    for step in range(1, o.get("steps", 100) + 1):
+        at += timedelta(seconds=2)
+        shown = at + timedelta(milliseconds=random.Random(step).randrange(0, 200))
+        lines.append(
+            f"{shown:%F %T},{shown.microsecond // 1000:03d} INFO - step {step} took 2.00 s"
+        )
+        if step % 20 == 0:
+            lines.append(f"{at:%F %T},000 INFO - {saving.format(n=step)}")
+            if o.get("is_async"):
+                saved_at = at + timedelta(seconds=9.5)
+                lines += [f"{saved_at:%F %T},500 INFO - {saved}"]
+            else:
+                at += timedelta(seconds=9)
+                lines.append(f"{at:%F %T},000 INFO - {saved}")
+    path.write_text("\n".join(sorted(lines, key=lambda line: line[:23])) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("saving", "saved"),
+    [
+        ("saving checkpoint ckpt_{n}.pt", "checkpoint saved in 9.0s"),
+        ("saving checkpoint ckpt_{n}.pt", "saved checkpoint to /ckpt"),
+        ("step {n} done", "Saved checkpoint (took 9 seconds)"),
+        # As published logs of torchtitan have them (AICrossSim/NewComputeBench).
+        (
+            "Saving a full checkpoint at last step, step {n}.",
+            "Finished saving the checkpoint (or staging if async is enabled)in 9.00 seconds.",
+        ),
+        ("Saving the checkpoint.", "Last step checkpoint completed in 0m 9s"),
+    ],
+)
+def test_dated_lines_of_checkpoints_are_read(tmp_path, saving, saved):
+    ledger = goodput(dated_log(tmp_path / "own.log", saving, saved))
+    assert ledger.seconds["checkpoints"] == pytest.approx(45.0)
+    assert ledger.seconds["startup"] == pytest.approx(30.0, abs=0.25)
+    assert ledger.seconds["evaluation"] is None
+    assert ledger.total_s == pytest.approx(30 + 200 + 45)
+    adds_up(ledger)
+
+
+@pytest.mark.parametrize(
+    ("saving", "saved"),
+    [
+        ("running evaluation", "evaluation took 9.0s"),
+        ("step {n} done", "Validation finished in 9.0s, loss 2.1"),
+        ("starting validation", "validation done: loss 2.1"),
+    ],
+)
+def test_dated_lines_of_evaluations_are_read(tmp_path, saving, saved):
+    ledger = goodput(dated_log(tmp_path / "own.log", saving, saved))
+    assert ledger.seconds["evaluation"] == pytest.approx(45.0)
+    assert ledger.seconds["checkpoints"] is None
+
+
+def test_other_lines_are_no_pauses(tmp_path):
+    for saving, saved in (
+        ("saving checkpoint", "next"),  # begins only
+        ("loading checkpoint", "checkpoint loaded in 9.0s"),
+        ("dropping checkpoint 3", "checkpoint removed in 9.0s"),
+        ("valid loss 2.1", "eval loss 3.2"),
+    ):
+        ledger = goodput(dated_log(tmp_path / "own.log", saving, saved))
+        assert ledger.seconds["checkpoints"] is ledger.seconds["evaluation"] is None, saving
+        assert 45 <= ledger.seconds["unknown"] < 50  # with what the dates are off
+
+
+def test_a_checkpoint_beside_training_is_no_pause(tmp_path):
+    ledger = goodput(dated_log(tmp_path / "own.log", is_async=True, steps=90))
+    assert ledger.seconds["checkpoints"] == 0.0
+
+
+def test_patterns_of_own_lines_of_pauses(capsys, tmp_path):
+    path = dated_log(tmp_path / "own.log", "dump to disk", "dump ok (9.0)")
+    for pattern in (
+        r"dump ok \((?P<duration_s>[\d.]+)\)",
+        "(?P<begin>dump to disk)|(?P<end>dump ok)",
+    ):
+        ledger = goodput(path, checkpoint=pattern)
+        assert ledger.seconds["checkpoints"] == pytest.approx(45.0)
+    assert goodput(path, evaluation=pattern).seconds["evaluation"] == pytest.approx(45.0)
+    for pattern, words in (
+        ("(", "--checkpoint is no regular expression"),
+        ("(?P<begin>dump)", "--checkpoint needs one of the groups duration, duration_s, "),
+        ("dump ok (?P<duration_s>.*)", "the time of a pause is no number"),
+    ):
+        assert run(["goodput", str(path), "--checkpoint", pattern]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
+    undated = tmp_path / "undated.log"
+    undated.write_text("".join(f"step {n} took 2.00 s\n" for n in range(99)))
+    assert run(["goodput", str(undated), "--evaluation", "(?P<begin>a)|(?P<end>b)"]) == 2
+    assert "has no dates beside its steps" in capsys.readouterr().err
+
+
+def test_a_start_before_steps_that_the_log_lacks_is_not_told(tmp_path):
+    path = tmp_path / "own.log"
+    path.write_text(dated_log(path).read_text().replace(" step ", " step 9"))
+    ledger = goodput(path)
+    assert ledger.seconds["startup"] is None
+    assert ledger.reasons["startup"] == "the log begins at step 91: what came before is not in it"
+
+
+def test_means_of_ten_steps_and_rates_lose_what_detect_tells(capsys, tmp_path):
+    """The warm-up is 20 samples there; the rates' noise moves the begins of samples."""
+    rng = np.random.default_rng(5)
+    elapsed, rates, at_s = [], [], 0.0
+    for n in range(120):
+        step_s = (1.35 if 49 <= n < 70 else 0.9) * rng.normal(1, 0.01)
+        at_s += 10 * step_s
+        date = datetime(2026, 11, 20, 8) + timedelta(seconds=at_s)
+        elapsed.append(f"batch {10 * n + 10} elapsed: {at_s // 60:.0f}m{at_s % 60:04.1f}s")
+        rate = 900 / step_s * rng.normal(1, 0.02)
+        rates.append(
+            f"{date:%F %T},{date.microsecond // 1000:03d} step {10 * n + 10} {rate:.1f} img/s"
+        )
+    pattern = r"(?P<time>^\S+ \S+) step (?P<step>\d+) (?P<rate>[\d.]+)"
+    for lines, given in ((elapsed, []), (rates, ["--pattern", pattern])):
+        path = tmp_path / "own.log"
+        path.write_text("\n".join(lines) + "\n")
+        assert run(["detect", str(path), *given]) == 0
+        lost_s = float(re.search(r"([\d.]+) s lost in all", capsys.readouterr().out)[1])
+        assert lost_s == pytest.approx(94.5, rel=0.05)
+        ledger = goodput(path, pattern=given[1] if given else None)
+        assert ledger.seconds["fail_slow"] == pytest.approx(lost_s, abs=0.06)
+
+
 def test_the_headline_is_a_bound_where_stragglers_are_unknown(tmp_path):
     path = own_log(tmp_path / "own.log")
     head, productive = goodput(path).lines()[:2]

@@ -310,6 +310,8 @@ def _reasons(timeline: Timeline, first: Start, words: Reasons) -> dict[str, str]
     if len(timeline.starts) == 1 and not is_whole:
         for name in ("restarts", "lost_steps", "idle", "compile"):
             reasons[name] = words.late.format(first.steps.first_step)
+        if "startup" in reasons:
+            reasons["startup"] = words.late.format(first.steps.first_step)
     if not timeline.has_clock:
         for name in ("restarts", "idle", "startup"):
             reasons[name] = words.no_clock

@@ -88,7 +88,9 @@ def _with_dated_lines(
     dated = read_dated_lines(texts_of(path, []), times, str(path), given)
     first, last = starts[0], starts[-1]
     if dated.begin_s < first.begin_s:
-        starts[0] = replace(first, begin_s=dated.begin_s, has_begin=True)
+        # Steps that the log does not show may lie between its begin and its first sample.
+        is_whole = first.steps.first_step <= 1
+        starts[0] = replace(first, begin_s=dated.begin_s, has_begin=is_whole)
     if dated.end_s > last.end_s:
         starts[-1] = replace(starts[-1], end_s=dated.end_s)
     begins = [start.begin_s for start in starts]

@@ -409,7 +409,7 @@ def _time_with_units(place: int, label: str, behind: str, values: Sequence[str])
     if kind is None:
         return None
     score = 3 if word and _is_of_a_step(label) else 2
-    if kind == "duration" and sorted(numbers) == numbers:
+    if kind == "duration" and sorted(numbers) == numbers and numbers[-1] > numbers[0]:
         score = min(score, 2)
     return _Choice(place, kind, score)
 
