@@ -12,6 +12,9 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+#: A step has some work beside the waits for data.
+_MOST_DATA = 0.999
+
 
 def largest_slowdown(row: Row) -> float | None:
     """The upper end of S; S itself without a range."""
@@ -36,7 +39,7 @@ def waste_range(row: Row) -> tuple[float, float]:
 
 def data_share(row: Row) -> float:
     """The share of the step that waits for data take, which S leaves out; 0 without them."""
-    return float(row.get("data_loading") or 0.0)
+    return min(float(row.get("data_loading") or 0.0), _MOST_DATA)
 
 
 def largest_lasting_loss(row: Row) -> float | None:
