@@ -23,6 +23,7 @@ from paceline.diagnose.groups import (
 )
 from paceline.diagnose.links import _ambiguity, _effects, _Links, _text, link_cause
 from paceline.graph import from_trace
+from paceline.results.words.evidence import evidence_phrases
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec, synthesize
 from paceline.trace import OpKind
 from paceline.whatif import analyze
@@ -151,6 +152,13 @@ def test_the_evidence_of_launch_delays():
     assert list(by_kind.values()) == sorted(by_kind.values(), reverse=True)
     assert finding.evidence["largest"] == next(iter(by_kind.values()))
     assert finding.where == {"group": {"kind": next(iter(by_kind))}}
+    # Shares of the traced step, as the remedy tells them, not of the step without delays.
+    text = "; ".join(evidence_phrases(finding))
+    kind, factor = next(iter(by_kind.items()))
+    share = (factor - 1) / result.launch_slowdown
+    assert f"add, as shares of the traced step: before {kind} {share:.1%}" in text
+    start = (result.launch_delay.step_start - 1) / result.launch_slowdown
+    assert f"delays at the start of steps alone add {start:.1%} of the traced step" in text
 
 
 def test_the_evidence_of_sequence_lengths():
