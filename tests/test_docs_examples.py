@@ -96,6 +96,13 @@ def files(tmp_path_factory) -> Path:
     (folder / "my.log").write_text(
         "".join(f"step {step} took {s * 1e3:.1f} ms\n" for step, s in enumerate(step_s[:2000]))
     )
+    (folder / "dated.log").write_text(
+        "".join(
+            f"2026-08-22 10:{s // 60:02d}:{s % 60:02d} step {s} took 1000.0 ms\n"
+            + (f"2026-08-22 10:{s // 60:02d}:{s % 60:02d} dump ok (0.5)\n" if s == 300 else "")
+            for s in range(600)
+        )
+    )
     (folder / "events.jsonl").write_text("")
     (folder / "hosts.csv").write_text(
         "rank,host,gpu\n" + "".join(f"{rank},node-{rank // 4},{rank % 4}\n" for rank in range(8))

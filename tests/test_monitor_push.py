@@ -407,8 +407,12 @@ def test_the_demos_fail_slow_is_one_alert_and_the_relief_ends_it(tmp_path):
         factors = np.repeat([factor for factor, _ in parts], [n for _, n in parts])
         times = 0.25 * factors[:, None] * (1 + 0.01 * rng.normal(size=(len(factors), 4)))
         steps, ranks = np.repeat(np.arange(len(factors)), 4), np.tile(np.arange(4), len(factors))
-        columns = (column.tolist() for column in (steps, ranks, times.ravel()))
-        client.push_steps("demo", *columns, source="s/0", world=4)
+        columns = [column.tolist() for column in (steps, ranks, times.ravel())]
+        healthy = 4 * parts[0][1]  # the job runs before it is slow
+        client.push_steps("demo", *(c[:healthy] for c in columns), source="s/0", world=4)
+        ask = ("GET", "/api/v1/jobs/demo")
+        eventually(lambda: site.ask(*ask, token=site.token()).json["status"] == "running")
+        client.push_steps("demo", *(c[healthy:] for c in columns), source="s/0", world=4)
         told = hook.wait(2)
         kinds = [event["kind"] for event in client.events("demo")][::-1]
         # Half the ranks are 5% above health for a while: partly relieved, then worse.

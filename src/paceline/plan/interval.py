@@ -149,5 +149,5 @@ def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Inte
     low, high, about = evidence.low, evidence.high, f"{evidence.rows} {evidence.about}"
     if kind in _GPUS_OF and not any(name in cluster.gpu.name for name in _GPUS_OF[kind]):
         low = min(low, EVIDENCE["quantised"].low)
-        about += "; none of them on this GPU, so as wide as fp8's, too"
+        about += "; none of them is of this GPU, so the interval is as wide as that of fp8 steps"
     return Interval(step_time_s * low, step_time_s * high, about)
