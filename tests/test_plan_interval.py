@@ -46,7 +46,7 @@ def test_seconds_are_scaled_and_other_gpus_are_less_sure():
     assert (a100.low_s, a100.high_s) == (2 * EVIDENCE["wide"].low, 2 * EVIDENCE["wide"].high)
     h100 = interval(LLAMA, PLAN, cluster_preset("h100"), 2.0)
     assert h100.low_s == 2 * EVIDENCE["quantised"].low
-    assert "none of them on this GPU" in h100.about
+    assert "none of them is of this GPU" in h100.about
 
 
 def test_a_calibration_has_the_interval_of_its_runs():

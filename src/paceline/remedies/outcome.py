@@ -81,10 +81,9 @@ def outcome(
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
     low, high = low - margin, high + margin
-    at_least, at_most = ("at least ", "at most ") if change.get("bound") else ("", "")
     effect = (
-        f"a step takes {at_least}{seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
-        f"(saves {at_most}{gain:.1%} of the step)"
+        f"a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
+        f"(saves {gain:.1%} of the step)"
     )
     remedy = Remedy(
         remedy=kind.name,
