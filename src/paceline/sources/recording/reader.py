@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
 from paceline.occurrence import count_in_runs
+from paceline.sources.recording.doubts import doubts, unlike_others
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
@@ -27,7 +27,6 @@ from paceline.trace.step_blocks import (
     arrange_blocks,
     ranges_of_steps,
 )
-from paceline.units import seconds
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -40,11 +39,6 @@ _PAIRS = (
     (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
     (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
 )
-
-
-#: Share, and standard errors, by which profiled steps may differ from the others; fewest steps of
-#: both; and steps that warm up.
-UNLIKE, UNLIKE_ERRORS, FEWEST, WARM_UP = 0.1, 3.0, 8, 3
 
 
 def read(
@@ -75,9 +69,9 @@ def read_from(
     starts = _starts(files)
     whole = [start for start in starts if _is_whole(start)]
     missing = _missing_ranks(starts[0], path, fatal=not whole)
-    warnings = [*missing, *torn_headers(path), *_doubts(files)]
+    warnings = [*missing, *torn_headers(path), *doubts(files)]
     chosen, left_out = _with_or_without_programs(*_choose(whole, path), path)
-    warnings += _unlike_others(starts[0]) if steps is None else []
+    warnings += unlike_others(starts[0]) if steps is None else []
     chosen = _of_steps(chosen, steps)
     counts = Counter[str]()
     n_rows = sum(int(np.diff(file.first_op)[index].sum()) for file, index in chosen)
@@ -179,59 +173,6 @@ def _missing_ranks(files: Sequence[RankFile], path: Path, *, fatal: bool) -> lis
     if not _is_whole(files):
         return [f"{said} since the job's last start; earlier starts are read"]
     return [f"{said}; their tensor- or context-parallel peers stand for them"]
-
-
-def _doubts(files: Sequence[RankFile]) -> list[str]:
-    """The reader's notes on the files."""
-    found = []
-    torn = [file for file in files if file.torn_bytes]
-    if torn:
-        found.append(
-            f"{len(torn)} files end in an unfinished block, left out (the first is "
-            f"{torn[0].path.name}, {torn[0].torn_bytes} bytes)"
-        )
-    damaged = [file for file in files if file.damaged]
-    if damaged:
-        places = sum(file.damaged for file in damaged)
-        found.append(
-            f"{places} damaged places skipped in {len(damaged)} files ({damaged[0].path.name})"
-        )
-    dropped = sum(file.dropped[0] for file in files)
-    if dropped:
-        found.append(f"{dropped} profiled steps of single ranks were dropped while recording")
-    if len(files) > 1 and any(file.residual_ns is None for file in files):
-        found.append(
-            "clocks were not compared while recording; the wall clocks of the hosts are used"
-        )
-    return found
-
-
-def _unlike_others(files: Sequence[RankFile]) -> list[str]:
-    """A note where profiled steps take longer or shorter than the others, on the slowest rank.
-
-    The first steps are left out: they warm up. A difference within ``UNLIKE_ERRORS`` standard
-    errors is chance.
-    """
-    profiled_s, others_s, error_s = 0.0, 0.0, 0.0
-    for file in files:
-        times = file.times[file.times[:, 0] > file.times[:, 0].min(initial=0) + WARM_UP]
-        is_profiled = np.isin(times[:, 0], file.steps)
-        if min(is_profiled.sum(), (~is_profiled).sum()) < FEWEST:
-            return []
-        both = [times[of, 2] / 1e9 for of in (is_profiled, ~is_profiled)]
-        own_s, other_s = (float(side.mean()) for side in both)
-        if own_s + other_s > profiled_s + others_s:
-            profiled_s, others_s = own_s, other_s
-            error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
-    apart_s = abs(profiled_s - others_s)
-    if apart_s <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
-        return []
-    return [
-        f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}: "
-        "the analysis is of profiled steps only. Either profiling slows them, or steps alternate; "
-        "record with another every, or every=1, to tell. `paceline detect` reads the times of all "
-        "steps"
-    ]
 
 
 def _choose(

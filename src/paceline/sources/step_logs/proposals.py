@@ -15,8 +15,40 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.sources.step_logs.clocks import UNIT_NAMES, seconds_of_text
+from paceline.sources.step_logs.clocks import seconds_of_text
 from paceline.sources.step_logs.lines import DECIMAL_COMMA, is_mean_since_start
+from paceline.sources.step_logs.log_words import (
+    BAR,
+    CLOCK,
+    DATE,
+    EPOCH_S,
+    FIELD,
+    LOOSE_RATE,
+    LOOSE_TIME,
+    MEAN_BEHIND,
+    MIXED_UNITS,
+    NO_CLOCK,
+    NO_WORDS,
+    NUMBER,
+    ONE_STEP,
+    OTHER_LINE,
+    OTHER_UNIT,
+    PART_LINE,
+    PART_WORD,
+    PER_STEP,
+    PER_STEP_BEFORE,
+    RATE_WORD,
+    SLASH_DATE,
+    SPAN,
+    STEP_TIME_WORD,
+    STEP_WORD,
+    STEPS_PER_S,
+    STEPS_PER_S_BEFORE,
+    TIME_WORD,
+    UNIT,
+    UNIT_FIELD,
+    WORK_PER_S,
+)
 from paceline.sources.step_logs.progress_bars import state_of
 
 #: Lines that are looked at, and the fewest lines of a group.
@@ -26,86 +58,6 @@ _MATCHED = 0.95
 #: Pairs of lines from which on numbers that only rise, or only fall, are no times of steps.
 _MONOTONE = 8
 _LONG = 2_000
-_DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
-_SLASH_DATE = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
-_CLOCK = r"\d{1,3}:\d\d:\d\d(?:\.\d{1,9})?"
-_NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_PART = rf"\d+(?:\.\d+)?\s?(?:{UNIT_NAMES})(?![a-z/])"
-_SPAN = rf"(?<![\w.]){_PART}(?:\s?{_PART})"
-#: A time of two units or more, such as 1m08.9s.
-_MIXED_UNITS = re.compile(f"{_SPAN}+")
-
-
-def _field(span: str) -> re.Pattern[str]:
-    """A number, date, clock, or time with units of a line."""
-    return re.compile(
-        rf"(?P<stamp>{_DATE}|{_SLASH_DATE})|(?<![\w.:]){_CLOCK}(?![\w:])|(?P<span>{span})|"
-        rf"(?P<number>{_NUMBER}|\b(?:nan|inf)\b)"
-    )
-
-
-_FIELD = _field(f"{_SPAN}+")
-#: The same for a log whose times may have one unit or several: 53.8s, 1m02.8s.
-_UNIT_FIELD = _field(f"{_SPAN}*")
-#: Signs and digits between words.
-_NO_WORDS = re.compile(r"[^a-z]+")
-_STEP_WORD = re.compile(
-    r"(?:^|[^a-z])(?P<word>global_?step|step|iter|iteration|it|update|batch)(?:e?s)?\W*$"
-)
-_A_STEP = r"(?P<word>iteration|iter|it|step|update|batch)(?:e?s)?(?![a-z])"
-_TIME_WORD = re.compile(
-    r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch|train)[_ -]?time|time[_ ](?:per|of)[_ ]\w+|"
-    r"time|dt|duration|took|elapsed|runtime)"
-    r"(?:[_ ]?\(?(?P<unit>ms|msec|s|sec|secs|seconds)\)?)?\W*$"
-)
-#: Words before a number that say seconds a step.
-_PER_STEP_BEFORE = re.compile(rf"(?:^|[^a-z])(?P<unit>ms|s|sec)/{_A_STEP}\W*$")
-_PART_WORD = re.compile(
-    r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|opt|val|eval|sav|"
-    r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
-)
-#: Words before a number that may be a time or a rate, if no other number has better words.
-_LOOSE_TIME = re.compile(
-    r"(?:^|[^a-z])(?:total|cost|spent|used|secs?|seconds|t|in|t_(?:step|iter|total|all))\W*$"
-)
-_LOOSE_RATE = re.compile(r"(?:^|[^a-z])(?:speed|ips|sps|fps)\W*$")
-_NO_CLOCK = re.compile(r"(?:^|[^a-z])(?:eta|remain|left)")
-#: Seconds since 1970, from 2001 to 2065.
-_EPOCH_S = (1e9, 3e9)
-#: Words behind a time that say that it is a mean of more steps than the line's.
-_MEAN_BEHIND = re.compile(
-    r"['\"]?\s?(?:ms|msec|s|secs?|seconds?)?(?:/[a-z]+)?\s*[(\[]\s*"
-    r"(?:avg|average|mean|median|ema|smoothed|running|moving|rolling|cumulative)[^)\]]*[)\]]",
-    re.I,
-)
-#: Words beside which a bare time is that of a step.
-_STEP_TIME_WORD = re.compile(
-    r"(?:step|iter|iteration|batch|train(?:ing)?|it|time|per|of|in|the|this|took|elapsed|dt|wall|"
-    r"duration|runtime|done|finished|completed|ms|msec|s|secs?|seconds?)"
-)
-#: Words that say that a time is that of one step, not of all steps since the line before.
-_ONE_STEP = re.compile(
-    r"(?:step|iter|iteration|it)s?[_ -]?time|(?:per|of)[_ ](?:step|iter|it)|(?:\b|_)dt\b"
-)
-#: Lines with these words are no steps of training, or of parts of them.
-_OTHER_LINE = re.compile(
-    r"\b(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing|predict\w*|"
-    r"inference|sanity|warm-?up)\b(?![ _/-]?(?:loss|acc|ppl|perplexity))"
-)
-#: A bar of other units than steps; its rates are smoothed.
-_BAR = re.compile(r"\d%\|.*\[\d{1,3}:\d\d")
-_PART_LINE = re.compile(r"\b(?:micro|accum)")
-_OTHER_UNIT = re.compile(
-    r"['\"]?\s?(?:us|usec|\u00b5s|\u03bcs|ns|nsec|m|min|mins|minutes?|h|hr|hrs|hours?|d|days?)(?![\w/])"
-)
-_RATE_WORD = re.compile(
-    r"(?:^|[^a-z])(?:tps|wps|throughput|(?:tok|token|sample|image)\w*[/_ ]?(?:per_)?s)"
-)
-_UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
-_STEPS_PER_S = re.compile(rf"\s?{_A_STEP}\s?(?:/|per)\s?s(?:ec|econd)?(?![a-z])")
-_STEPS_PER_S_BEFORE = re.compile(rf"(?:^|[^a-z]){_A_STEP}[/_]s(?:ec)?\W*$")
-_PER_STEP = re.compile(rf"\s?(?P<unit>m?s)(?:ec)?(?:/|\s?per\s){_A_STEP}")
-_WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")
 
 
 @dataclass(frozen=True)
@@ -137,9 +89,9 @@ def proposal_for(lines: Sequence[str]) -> Proposal | None:
     texts = [
         " ".join(line.split())
         for line in lines[:LINES]
-        if 0 < len(line) < _LONG and state_of(line) is None and not _BAR.search(line)
+        if 0 < len(line) < _LONG and state_of(line) is None and not BAR.search(line)
     ]
-    field = _UNIT_FIELD if any(map(_MIXED_UNITS.search, texts)) else _FIELD
+    field = UNIT_FIELD if any(map(MIXED_UNITS.search, texts)) else FIELD
     groups: dict[str, list[str]] = defaultdict(list)
     for text in texts:
         groups[re.sub(r"\d+", "0", field.sub("\0", text))].append(text)
@@ -159,7 +111,7 @@ def proposal_for(lines: Sequence[str]) -> Proposal | None:
 
 def _is_other(form: str) -> bool:
     """Whether the lines of a form are no steps of training."""
-    return _OTHER_LINE.search(form.lower()) is not None
+    return OTHER_LINE.search(form.lower()) is not None
 
 
 def _of_forms(lines: Sequence[str], field: re.Pattern[str]) -> Proposal | None:
@@ -181,11 +133,11 @@ def _of_forms(lines: Sequence[str], field: re.Pattern[str]) -> Proposal | None:
 def _tried(proposal: Proposal, texts: Sequence[str], field: re.Pattern[str]) -> Proposal:
     """The proposal, with a doubt if it leaves out some lines of the same words."""
     matched = [text for text in texts if re.search(proposal.pattern, text)]
-    words = _NO_WORDS.sub(" ", field.sub("\0", matched[0]).lower())
+    words = NO_WORDS.sub(" ", field.sub("\0", matched[0]).lower())
     missed = [
         text
         for text in texts
-        if _NO_WORDS.sub(" ", field.sub("\0", text).lower()) == words
+        if NO_WORDS.sub(" ", field.sub("\0", text).lower()) == words
         and not re.search(proposal.pattern, text)
     ]
     total = len(matched) + len(missed)
@@ -246,10 +198,10 @@ def _of_group(
     if time.group.startswith("duration"):  # steps a second beside it say the same
         equals = [choice for choice in equals if choice.group != "steps_per_s"]
     certain = best == 3 and len(equals) == 1 and step is not None and step.score == 2
-    is_one_step = time.is_one_step or _ONE_STEP.search(texts[time.place].lower()) is not None
+    is_one_step = time.is_one_step or ONE_STEP.search(texts[time.place].lower()) is not None
     if not is_one_step:  # other times may be parts of the step
         certain = certain and sum(choice.score >= 2 for choice in times) == 1
-    certain = certain and _PART_LINE.search(" ".join(texts).lower()) is None
+    certain = certain and PART_LINE.search(" ".join(texts).lower()) is None
     doubt = ""
     leaps = step is not None and _leaps(rows[step.place]) and not is_one_step
     if leaps and time.group.startswith("duration"):
@@ -273,14 +225,14 @@ def _of_group(
 def _likeness(choice: _Choice, texts: Sequence[str]) -> tuple[bool, bool]:
     """Whether the words before a number name one step's time, and whether they end in a step."""
     label = re.split(r"[,;|\[\]{}\t]", texts[choice.place].lower())[-1]
-    return _ONE_STEP.search(label) is not None, _STEP_WORD.search(label) is not None
+    return ONE_STEP.search(label) is not None, STEP_WORD.search(label) is not None
 
 
 def _is_step_named(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
     """Whether a whole number has a step's word before it."""
     label = re.split(r"[,;|{}\t]", texts[place].lower())[-1]
     is_whole = all(value.replace(",", "").isdigit() for value in columns[place])
-    return is_whole and _STEP_WORD.search(label) is not None
+    return is_whole and STEP_WORD.search(label) is not None
 
 
 def _leaps(steps: Sequence[str]) -> bool:
@@ -332,15 +284,15 @@ def _is_rank(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
 def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]]) -> _Choice | None:
     """The group of a number that is a time or a rate, with a score of how sure that is."""
     before, behind, values = texts[place].lower(), texts[place + 1], columns[place]
-    if re.fullmatch(f"{_DATE}|{_SLASH_DATE}", values[0]):
+    if re.fullmatch(f"{DATE}|{SLASH_DATE}", values[0]):
         return _Choice(place, "time", 0)
-    if re.fullmatch(_CLOCK, values[0]):
+    if re.fullmatch(CLOCK, values[0]):
         return _Choice(place, "elapsed", 0) if _is_clock(before, values) else None
     label = re.split(r"[,;|\[\]{}\t]", before)[-1]
-    if re.fullmatch(f"{_SPAN}*", values[0]):
+    if re.fullmatch(f"{SPAN}*", values[0]):
         return _time_with_units(place, label, behind, values)
-    word, unit = _TIME_WORD.search(label), _UNIT.match(behind)
-    if _PART_WORD.search(label) or _OTHER_UNIT.match(behind) or _MEAN_BEHIND.match(behind):
+    word, unit = TIME_WORD.search(label), UNIT.match(behind)
+    if PART_WORD.search(label) or OTHER_UNIT.match(behind) or MEAN_BEHIND.match(behind):
         return None
     if any(text in (":", ",") for text in (texts[place], behind)):  # parts of 1:02 or of 0,5
         return None
@@ -348,15 +300,15 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         return None
     if _is_label(label, behind):
         behind, unit = "", None
-    rate = _STEPS_PER_S.match(behind) or _STEPS_PER_S_BEFORE.search(label)
-    per_step = _PER_STEP.match(behind) or _PER_STEP_BEFORE.search(label)
+    rate = STEPS_PER_S.match(behind) or STEPS_PER_S_BEFORE.search(label)
+    per_step = PER_STEP.match(behind) or PER_STEP_BEFORE.search(label)
     if of_steps := rate or per_step:
         group = "steps_per_s"
         if not rate:
             group = "duration_ms" if of_steps["unit"] == "ms" else "duration_s"
         is_named = of_steps["word"][:2] in _step_words(texts, columns)
         return _Choice(place, group, 3 if is_named else 2, is_one_step=is_named)
-    if _WORK_PER_S.match(behind) or _RATE_WORD.search(label):
+    if WORK_PER_S.match(behind) or RATE_WORD.search(label):
         return _Choice(place, "rate", 1)
     if word is None and unit is None:
         return None
@@ -397,15 +349,15 @@ def _kind(seconds: Sequence[float]) -> str | None:
 
 def _is_of_a_step(label: str) -> bool:
     """Whether the words before a time have no other word than those of a step's time."""
-    return not re.sub(_STEP_TIME_WORD.pattern + r"\b", "", re.sub(r"[\W_]+", " ", label)).strip()
+    return not re.sub(STEP_TIME_WORD.pattern + r"\b", "", re.sub(r"[\W_]+", " ", label)).strip()
 
 
 def _time_with_units(place: int, label: str, behind: str, values: Sequence[str]) -> _Choice | None:
     """The group of a time such as 1m08.9s."""
-    if _PART_WORD.search(label) or _NO_CLOCK.search(label) or _MEAN_BEHIND.match(behind):
+    if PART_WORD.search(label) or NO_CLOCK.search(label) or MEAN_BEHIND.match(behind):
         return None
     numbers = [seconds_of_text(value, "the time") for value in values]
-    kind, word = _kind(numbers), _TIME_WORD.search(label)
+    kind, word = _kind(numbers), TIME_WORD.search(label)
     if kind is None:
         return None
     score = 3 if word and _is_of_a_step(label) else 2
@@ -420,7 +372,7 @@ def _step_words(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> set[s
     named = [
         word["word"]
         for label, values in zip(labels, columns, strict=False)
-        if (word := _STEP_WORD.search(label)) and all(v.replace(",", "").isdigit() for v in values)
+        if (word := STEP_WORD.search(label)) and all(v.replace(",", "").isdigit() for v in values)
     ]
     return {word.removeprefix("global").lstrip("_")[:2] for word in named}
 
@@ -429,7 +381,7 @@ def _is_clock(before: str, values: Sequence[str]) -> bool:
     """Whether a time such as 1:02:03 goes on from line to line; it may fall at midnight."""
     pairs = list(pairwise(seconds_of_text(value, "the clock") for value in values))
     rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-    return _NO_CLOCK.search(before) is None and falls <= 0.02 * len(pairs) + 1 < rises
+    return NO_CLOCK.search(before) is None and falls <= 0.02 * len(pairs) + 1 < rises
 
 
 def _loose_time(
@@ -437,21 +389,21 @@ def _loose_time(
 ) -> _Choice | None:
     """The group of a number that may be a time or a rate: nothing but its size tells the unit."""
     values = columns[place]
-    if not re.fullmatch(_NUMBER, values[0]):
+    if not re.fullmatch(NUMBER, values[0]):
         return None
     label = re.split(r"[,;|\]{}\t]", texts[place].lower())[-1]
     numbers = [_float(value) for value in values]
     pairs = list(pairwise(numbers))
     rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
     is_monotone = not (rises and falls) or falls <= 0.02 * len(pairs)
-    if all(_EPOCH_S[0] < number < _EPOCH_S[1] for number in numbers) and is_monotone and rises:
+    if all(EPOCH_S[0] < number < EPOCH_S[1] for number in numbers) and is_monotone and rises:
         return _Choice(place, "elapsed_s", 0)
-    has_unit = _OTHER_UNIT.match(texts[place + 1]) is not None
+    has_unit = OTHER_UNIT.match(texts[place + 1]) is not None
     if is_monotone or min(numbers) <= 0 or has_unit or not any("." in value for value in values):
         return None
-    if _LOOSE_RATE.search(label):
+    if LOOSE_RATE.search(label):
         return _Choice(place, "rate", 1)
-    if _LOOSE_TIME.search(label):
+    if LOOSE_TIME.search(label):
         is_ms = sorted(numbers)[len(numbers) // 2] >= 50
         return _Choice(place, "duration_ms" if is_ms else "duration_s", 1)
     return None
@@ -459,7 +411,7 @@ def _loose_time(
 
 def _is_label(label: str, behind: str) -> bool:
     """Whether the words behind a number name the next number, as in "loss 2.3 tok/s 1993"."""
-    named = re.search(r"[a-z]", label) is not None and _TIME_WORD.search(label) is None
+    named = re.search(r"[a-z]", label) is not None and TIME_WORD.search(label) is None
     return named and re.fullmatch(r"\s[a-z]+(?:/[a-z]+)*[\s:=]+", behind.lower()) is not None
 
 
@@ -471,7 +423,7 @@ def _step_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     grows = sum(a < b for a, b in pairwise(numbers))
     if grows < 0.9 * (len(numbers) - 1):
         return None
-    named = _STEP_WORD.search(re.split(r"[,;|{}\t]", texts[place].lower())[-1])
+    named = STEP_WORD.search(re.split(r"[,;|{}\t]", texts[place].lower())[-1])
     gaps = {b - a for a, b in pairwise(numbers)}
     if named is None and len(gaps) > 1:
         return None
@@ -504,11 +456,11 @@ def _pattern(
         if group is None:
             pieces.append(r"\S+?")
         elif group == "time":
-            is_iso = re.fullmatch(_DATE, columns[place][0]) is not None
-            pieces.append(f"(?P<time>{_DATE if is_iso else _SLASH_DATE})")
+            is_iso = re.fullmatch(DATE, columns[place][0]) is not None
+            pieces.append(f"(?P<time>{DATE if is_iso else SLASH_DATE})")
         elif group in ("elapsed", "duration"):
-            is_clock = re.fullmatch(_CLOCK, columns[place][0]) is not None
-            text = _CLOCK if is_clock else _with_units(columns[place])
+            is_clock = re.fullmatch(CLOCK, columns[place][0]) is not None
+            text = CLOCK if is_clock else _with_units(columns[place])
             pieces.append(f"(?P<{group}>{text})")
         elif group in ("step", "rank", "epoch", "epoch_steps"):
             digits = r"[\d,]+" if any("," in value for value in columns[place]) else r"\d+"
