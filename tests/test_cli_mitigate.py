@@ -1,11 +1,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceline.cli.main import run as command
+from paceline.diagnose import diagnose
+from paceline.graph import from_trace
+from paceline.mitigate.findings import faults_of, slow_steps
+from paceline.remedies import Case
+from paceline.sources import load
+from paceline.whatif import analyze
 from recordings import RankStep, data_parallel_job
 
 SCENARIO = """\
@@ -102,6 +109,22 @@ def test_a_rank_that_is_healthy_again_is_not_mitigated(tmp_path, capsys):
     code, out, _ = run(capsys, busy_job(tmp_path / "over", range(20)))
     assert code == 0
     assert "the end of the trace shows no slow worker" in out
+
+
+def test_a_link_goes_on_where_a_worker_is_healthy_again(slow_trace):
+    """The worker's steps do not choose those of the link."""
+    measured = from_trace(load(slow_trace))
+    result = analyze(measured)
+    diagnosis = diagnose(measured, result)
+    findings = [
+        replace(f, evidence={**f.evidence, "steps": result.steps[:2].tolist()})
+        if f.cause == "worker"
+        else f
+        for f in diagnosis.findings
+    ]
+    case = Case(measured, result, replace(diagnosis, findings=tuple(findings)))
+    assert [fault.kind for fault in faults_of(case)] == ["link"]
+    assert slow_steps(case) is None
 
 
 def test_a_healthy_trace_has_nothing_to_mitigate(trace, capsys):

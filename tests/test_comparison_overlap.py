@@ -10,6 +10,7 @@ import paceline
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.remedies import REMEDIES, Case, advise
+from paceline.remedies.replace import replace_worker
 from paceline.report.comparison import comparison_lines
 from paceline.report.comparison.rows import tables
 from paceline.report.terminal import screen
@@ -58,3 +59,24 @@ def test_much_overlap_is_told_at_the_top(tmp_path, pause_ms):
     told = "Steps overlap: from step to step the job takes 370 ms, 4" in head
     assert told == (pause_ms > 0)
     assert ("Steps overlap" in details(report)[0] if details(report) else False) == told
+
+
+def test_a_repair_tells_the_time_from_step_to_step(tmp_path):
+    """Rank 1 computes 30 ms longer from step 12 on; its pause before the optimizer overlaps."""
+
+    def case(name, slow_ms):
+        def step_of(number, rank):
+            slower = slow_ms if rank == 1 and number >= 12 else 0.0
+            return RankStep(forward=20 + slower, late=40.0 * (rank == 1))
+
+        measured = from_trace(data_parallel_job(tmp_path / name, step_of, ranks=3))
+        result = paceline.analyze(measured)
+        return Case(measured, result, diagnose(measured, result))
+
+    slow, healthy = case("slow", 30.0), case("healthy", 0.0)
+    assert slow.result.overlap_s.mean() > 0.005
+    remedy = replace_worker(slow)
+    own_s = float((healthy.result.traced_s - healthy.result.overlap_s).mean())
+    assert remedy.step_time_s == pytest.approx(own_s, rel=0.01)
+    whole_s = float((slow.result.traced_s - slow.result.overlap_s).mean())
+    assert remedy.gain == pytest.approx(1 - own_s / whole_s, abs=0.01)

@@ -253,6 +253,16 @@ def test_a_jump_is_named_with_its_step():
     assert found.share_of_step == pytest.approx(0.12 / 1.12)
 
 
+def test_a_change_is_that_of_the_whole_step():
+    """Delays that the simulation leaves out are a part of the step, its overlap is none."""
+    times = np.repeat([1.0, 1.2], [12, 18])
+    found = drift(times, traced_s=times + 1.5, overlap_s=np.full(30, 0.5))
+    assert found.evidence["change"] == pytest.approx(0.1)
+    assert found.text.startswith("steps become 10.0% slower")
+    faster = drift(times[::-1], traced_s=times[::-1] + 1.5, overlap_s=np.full(30, 0.5))
+    assert "take 1.10x as long as the later ones" in faster.text
+
+
 def test_the_chances_of_trends_and_jumps():
     """Mann-Kendall: of 8 rising values 28 pairs rise; Pettitt: K = 36 of 6 and 6 values."""
     z = 27 / math.sqrt(8 * 7 * 21 / 18)

@@ -14,8 +14,10 @@ from paceline.graph import from_trace
 from paceline.simulate import timeline
 from paceline.trace import KIND_GROUPS
 from paceline.whatif import analyze
+from paceline.whatif.doubts import delay_doubts
 from paceline.whatif.ideal import ideal_durations
 from paceline.whatif.layout import rules_of
+from paceline.whatif.result import LaunchDelay
 from paceline.whatif.scenario import Scenario
 
 
@@ -230,6 +232,11 @@ def test_a_doubtful_analysis_says_which_delays():
     (note,) = [w for w in result.warnings if "doubtful" in w]
     assert "forward-compute +" in note
     assert "at the start of steps +" in note
+
+
+def test_a_simulation_that_no_delay_explains_differs_from_the_trace():
+    (note,) = delay_doubts(0.06, LaunchDelay({}, 1.0))
+    assert note.text.startswith("the simulation differs from the trace by 6.0% of the step")
 
 
 def test_a_kind_that_no_step_has_is_fine():

@@ -94,7 +94,7 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         id="data-loading",
         cause="data-loading",
         text=f"{share:.1%} of the time passes while "
-        + _who(measured, workers, typical, peers_s, float(np.median(longest))),
+        + _who(measured, workers, typical, peers_s, float(longest.mean())),
         share=None,
         share_of_step=share,
         interval=(low, high),

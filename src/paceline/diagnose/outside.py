@@ -249,11 +249,13 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
     short_s = min(start, start + change)
+    # Time that the simulation leaves out is a part of the steps that become longer.
+    whole_s = start + max(float(np.median(result.traced_s - result.overlap_s - times)), 0.0)
     lost_share = (resamples @ times - short_s) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
-    text = f"steps become {change / start:.1%} slower {shape.text}"
+    text = f"steps become {change / whole_s:.1%} slower {shape.text}"
     if change < 0:
-        text = f"{shape.early} {start / short_s:.2f}x as long as the later ones"
+        text = f"{shape.early} {whole_s / (whole_s + change):.2f}x as long as the later ones"
     return Finding(
         id=shape.name,
         cause="drift",
@@ -265,7 +267,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         where=NOWHERE,
         evidence={
             **shape.evidence,
-            "change": change / start,
+            "change": change / whole_s,
             "p_value": shape.p_value,
             "threshold": MIN_JUMP,
         },

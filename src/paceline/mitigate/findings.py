@@ -18,23 +18,25 @@ MIN_FACTOR = 1.1
 
 
 def faults_of(case: Case) -> tuple[Fault, ...]:
-    """The slow workers and links that the diagnosis found, and their factors."""
+    """The slow workers and links that the diagnosis found, and their factors.
+
+    A fail-slow that has ended within the trace is none.
+    """
     if case.measured.graph.n_dp == 1:
         return ()  # the usual level is unknown
     suspects = list[tuple[str, Worker, float, Worker | None]]()
-    slow = finding_of(case, "worker")
-    if slow is not None and _goes_on(slow, case):
-        peers = case.measured.job.peers
-        suspects += [
-            (COMPUTE, place_of(dp, stage, peers), factor, None)
-            for (dp, stage), factor in zip(
-                slow.where["workers"], slow.evidence["factors"], strict=True
-            )
-        ]
-    link = finding_of(case, "link")
-    for dp, low, high in links_of(link) if link is not None else ():
-        ends = [place_of(dp, stage, case.measured.job.peers) for stage in (low, high)]
-        suspects.append((LINK, ends[0], _link_factor(case, dp, low, high), ends[1]))
+    peers = case.measured.job.peers
+    for finding in _going_on(case):
+        if finding.cause == "worker":
+            factors = zip(finding.where["workers"], finding.evidence["factors"], strict=True)
+            suspects += [
+                (COMPUTE, place_of(dp, stage, peers), factor, None)
+                for (dp, stage), factor in factors
+            ]
+            continue
+        for dp, low, high in links_of(finding):
+            ends = [place_of(dp, stage, peers) for stage in (low, high)]
+            suspects.append((LINK, ends[0], _link_factor(case, dp, low, high), ends[1]))
     return tuple(
         Fault(kind, worker, factor, other_end)
         for kind, worker, factor, other_end in suspects
@@ -43,20 +45,30 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
 
 
 def slow_steps(case: Case) -> list[int] | None:
-    """The steps in which the workers are slow, by number; None = all."""
-    slow = finding_of(case, "worker")
-    steps = None if slow is None else slow.evidence["steps"]
-    return steps if isinstance(steps, list) else None
+    """The steps in which all of these fail-slows act, by number; None = all steps."""
+    acting = [_acts(finding, case) for finding in _going_on(case)]
+    every = np.logical_and.reduce(acting) if acting else np.ones(len(case.result.steps), bool)
+    return None if every.all() else case.result.steps[every].tolist()
 
 
-def _goes_on(finding: Finding, case: Case) -> bool:
-    """Whether the workers are slow at the trace's end, and in most steps since they began to be."""
-    steps = finding.evidence["steps"]
-    if steps == "all":
-        return True
-    slow = np.isin(case.result.steps, steps)
-    since = slow[int(np.argmax(slow)) :]
-    return bool(slow[-1] and since.mean() > 0.5)
+def _going_on(case: Case) -> list[Finding]:
+    """Slow workers and links that act at the trace's end, and in most steps since they began."""
+    found = [finding_of(case, cause) for cause in ("worker", "link")]
+    going_on = []
+    for finding in (finding for finding in found if finding is not None):
+        acts = _acts(finding, case)
+        since = acts[int(np.argmax(acts)) :]
+        if acts[-1] and since.mean() > 0.5:
+            going_on.append(finding)
+    return going_on
+
+
+def _acts(finding: Finding, case: Case) -> npt.NDArray[np.bool_]:
+    """[step] whether the fail-slow acts."""
+    steps = finding.evidence.get("steps", "all")
+    if not isinstance(steps, list):
+        return np.ones(len(case.result.steps), dtype=bool)
+    return np.isin(case.result.steps, steps)
 
 
 def _link_factor(case: Case, dp: int, low: int, high: int) -> float:

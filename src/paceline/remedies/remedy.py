@@ -91,8 +91,19 @@ class Case:
     @cached_property
     def before(self) -> Prediction:
         """The prediction of the unchanged job, the basis of gains."""
-        step_s = self._tied_step_s(self.measured.durations)
-        return Prediction(step_s, self.result.simulated_s)
+        return Prediction(self._own(self._unchanged_s), self.result.simulated_s)
+
+    @cached_property
+    def _unchanged_s(self) -> Array:
+        """[step] step times of the unchanged job, which may overlap."""
+        return self._tied_step_s(self.measured.durations)
+
+    def _own(self, step_s: Array) -> Array:
+        """[step] times from step to step: the time in which the step before still runs is not own.
+
+        The overlap is assumed to stay.
+        """
+        return step_s - self.result.overlap_s
 
     def predicted(self, durations: Rows, delays: Rows | None = None) -> Prediction:
         """The job with other durations.
@@ -103,11 +114,11 @@ class Case:
         """
         undelayed = predicted_step_s(durations)
         if isinstance(durations, Durations) and durations.graph is self.measured.graph:
-            return Prediction(self._tied_step_s(durations), undelayed)
-        if self.delays is None:
-            return Prediction(undelayed * self._ties_cost, undelayed)
-        delayed = predicted_step_s(durations, delays or self.delays)
-        return Prediction(delayed * self._ties_cost, undelayed)
+            return Prediction(self._own(self._tied_step_s(durations)), undelayed)
+        delayed = undelayed
+        if self.delays is not None:
+            delayed = predicted_step_s(durations, delays or self.delays)
+        return Prediction(self._own(delayed * self._ties_cost), undelayed)
 
     @cached_property
     def _program(self) -> ProgramOrder:
@@ -131,7 +142,7 @@ class Case:
         if not len(self._program.ties):
             return 1.0
         untied = predicted_step_s(self.measured.durations, self.delays)
-        return self.before.mean_s / float(untied.mean())
+        return float(self._unchanged_s.mean()) / float(untied.mean())
 
     def _tied_step_s(self, durations: Durations) -> Array:
         """[step] step times with these durations of the trace's ops and the program's ties."""

@@ -261,13 +261,10 @@ def remedy_lines(
 ) -> list[Text]:
     """One remedy: its saved shares, interval, action and notes."""
     low, high = (percent(end) for end in remedy.interval)
-    saved, interval = (
-        f"saves {shares(remedy.gain, of_loss)}",
-        f" (90%: {low} to {high} of the step)",
-    )
+    saved = f"{shares(remedy.gain, of_loss)} (90%: {low} to {high} of the step)"
     if remedy.change.get("bound"):
-        saved, interval = f"saves at most {shares(remedy.gain, of_loss)}", ""
-    text = f"{remedy.remedy}  {saved}{interval}; new mean step {seconds(remedy.step_time_s)}"
+        saved = f"at most {shares(remedy.gain, of_loss)}"
+    text = f"{remedy.remedy}  saves {saved}; new mean step {seconds(remedy.step_time_s)}"
     lines = wrap(text, width, style="bold")
     lines += wrap(f"  {remedy.action or remedy.text}", width, indent="  ")
     lines += _phrase_lines(change_phrases(remedy, all_reduces), width)

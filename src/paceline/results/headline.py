@@ -169,11 +169,12 @@ def _details(report: JobReport) -> list[str]:
     best = best_remedy(finding, report.every_remedy)
     if best is not None:
         low, high = best.interval
-        at_most = "at most " if best.change.get("bound") else ""
+        saved = f"{percent(best.gain)} of the step, 90%: {percent(low)} to {percent(high)}"
+        if best.change.get("bound"):
+            saved = f"at most {percent(best.gain)} of the step"
         sentences.append(
-            f"Best remedy: {best.action or best.text} (saves {at_most}{percent(best.gain)} of the "
-            f"step, 90%: {percent(low)} to {percent(high)}; "
-            f"new mean step {seconds(best.step_time_s)})."
+            f"Best remedy for it: {best.action or best.text} (saves {saved}; new mean step "
+            f"{seconds(best.step_time_s)})."
         )
     return sentences
 

@@ -72,10 +72,10 @@ def delay_doubts(
     if delay.step_start > 1.001:
         causes.append(f"at the start of steps +{delay.step_start - 1:.1%}")
     named = f"; delays before {', '.join(causes)}" if causes else ""
-    text = (
-        f"the simulation leaves out time between operations, {discrepancy:.1%} of the step (from "
-        f"5% on, the paper calls an analysis doubtful){named}"
-    )
+    text = f"the simulation differs from the trace by {discrepancy:.1%} of the step"
+    if causes:
+        text = f"the simulation leaves out time between operations, {discrepancy:.1%} of the step"
+    text += f" (from 5% on, the paper calls an analysis doubtful){named}"
     return [Warning(LAUNCH_DELAYS, text, {"discrepancy": discrepancy})]
 
 

@@ -108,7 +108,7 @@ def _worker(finding: Finding) -> Phrases:
     share = _number(evidence, "m_w")
     if share is not None:
         vanishes = f"{percent(share, 0)} of T - T_ideal vanishes"
-        if 0 <= share <= 1:  # beyond it, the others wait for nothing that they could not fill
+        if 0 <= share <= 1:  # T_ideal is a mean, which slow workers make longer: it may be above 1
             yield f"with the slowest 3% of the workers ideal, {vanishes}"
 
 
