@@ -5,16 +5,18 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ports
 import requires
 from doc_pages import DOCS, lessons
 from installed import PACKAGES
+
+own_port = ports.own_port
 
 LESSONS = lessons()
 #: A line before the output of each block, with the block's number.
@@ -32,16 +34,6 @@ def commands(tmp_path_factory) -> Path:
     return folder
 
 
-def free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def test_the_text_before_a_file_says_its_name():
     """The comment that names it does not show on a page."""
     silent = []
@@ -55,15 +47,15 @@ def test_the_text_before_a_file_says_its_name():
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands):
+def test_a_lesson_runs_as_it_is_written(name, tmp_path, commands, own_port):
     script = ["set -euo pipefail"]
     for k, block in enumerate(LESSONS[name]):
         if "file" in block.notes:
             (tmp_path / block.notes["file"]).write_text(block.text, encoding="utf-8")
         if block.kind == "sh":
             requires.installed(*block.needs)
-            if "port" in block.notes and not free(int(block.notes["port"])):
-                pytest.skip(f"port {block.notes['port']} is taken: end what listens there")
+            if "port" in block.notes:
+                own_port(int(block.notes["port"]))
             script += [f"echo; echo '{MARK} {k}'", block.text]
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")},

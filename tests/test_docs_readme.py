@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import ports
 import requires
 from doc_pages import ROOT, blocks
 from installed import PACKAGES
-from test_docs_lessons import free, run
+from test_docs_lessons import run
+
+own_port = ports.own_port
 
 BLOCKS = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -91,12 +94,12 @@ def test_every_block_is_run():
     assert not re.search(r"(?<=\n\n) {4}\S", text), "a block without a fence runs in no test"
 
 
-def test_the_readme_runs_as_it_is_written(folder):
+def test_the_readme_runs_as_it_is_written(folder, own_port):
     script = ["set -euo pipefail"]
     for block in BLOCKS:
         requires.installed(*block.needs)
-        if "port" in block.notes and not free(int(block.notes["port"])):
-            pytest.skip(f"port {block.notes['port']} is taken: end what listens there")
+        if "port" in block.notes:
+            own_port(int(block.notes["port"]))
         if block.kind == "python":
             script.append(f"python - <<'END'\n{block.text}END")
         else:

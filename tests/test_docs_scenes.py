@@ -30,6 +30,7 @@ import pytest
 
 import kineto_profiles
 import nsight_files
+import ports
 import ras_files
 import requires
 import rocpd_files
@@ -52,11 +53,12 @@ from paceline.synth import SlowWorker, SynthSpec, synthesize
 from plugin_files import rank_file
 from recordings import record_trace
 from test_cli_mitigate import SCENARIO
-from test_docs_lessons import free
 from test_sources_nccl_metrics import four
 from test_telemetry import range_json, smi
 from test_timer_logs import iteration, min_max
 from test_watch import Job as WatchedJob
+
+own_port = ports.own_port
 
 #: Lines that no scene runs: page and pattern of the line -> why, and the test of the like of it.
 NOT_RUN = {
@@ -244,10 +246,9 @@ def test_alerts(stage):
     assert len(hook.received) == 1
 
 
-def test_serve(stage):
+def test_serve(stage, own_port):
     monitor_extra()
-    if not free(8765):
-        pytest.skip("port 8765 is taken: end what listens there")
+    own_port(8765)
     for line in lines_of("serve"):
         with stage.started(line, until="pcl_") as text:
             assert "listening on http://127.0.0.1:8765, data in paceline-data" in text()
@@ -281,12 +282,11 @@ def test_backup(stage):
     assert (stage.place("/srv/new") / "paceline.db").is_file()
 
 
-def test_push(stage):
+def test_push(stage, own_port):
     monitor_extra()
     from monitor_lab import Server
 
-    if not free(8765):
-        pytest.skip("port 8765 is taken: end what listens there")
+    own_port(8765)
     record_trace(
         synthesize(SynthSpec(dp=2, pp=2, microbatches=4, steps=6)), stage.folder / "runs" / "job-17"
     )
@@ -306,10 +306,9 @@ def test_push(stage):
         assert names == {"job-17", "trace"}
 
 
-def test_otlp(stage):
+def test_otlp(stage, own_port):
     requires.installed("opentelemetry.proto")
-    if not free(4318):
-        pytest.skip("port 4318 is taken: end what listens there")
+    own_port(4318)
     receive, *others = lines_of("otlp")
     rows = make_rows(Spec(pp=2, microbatches=(3, 3), steps=3, **WITH_SPANS))
     with stage.started(receive, until="listening on"):

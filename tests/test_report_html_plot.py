@@ -27,7 +27,7 @@ def job():
     return result, waterfall(measured, result, diagnose(measured, result).findings)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pyplot():
     requires.installed("matplotlib")
     import matplotlib
