@@ -111,14 +111,14 @@ def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):
     [
         (
             MemoryRules(),
-            "26% for the allocator's fixed segments (8% with expandable ones)",
-            "8% of the memory free, without expandable segments 26%.",
+            "26.5% for the allocator's fixed segments (8% with expandable ones)",
+            "8% of the memory free, without expandable segments 26.5%.",
         ),
         (MemoryRules(expandable_segments=True), "8%", "8% of the memory free."),
         (
             MemoryRules(expandable_segments=False),
-            "26% for the allocator's fixed segments (8% with expandable ones)",
-            "26% of the memory free, for fixed segments of PyTorch's allocator.",
+            "26.5% for the allocator's fixed segments (8% with expandable ones)",
+            "26.5% of the memory free, for fixed segments of PyTorch's allocator.",
         ),
         (MemoryRules(reserve=0.5), "50%", "50% of the memory free."),
     ],

@@ -88,6 +88,15 @@ def test_without_loss_the_shares_are_dashes(slow: JobReport) -> None:
     assert "T - T_ideal is under 0.1% of T, so it has no shares." in text
 
 
+def test_a_share_over_1_is_said_to_be_possible(slow: JobReport) -> None:
+    title = "share of T - T_ideal (may be over 1)"
+    for at, over in ((1.0, False), (1.004, False), (1.02, True)):
+        text = text_of(replace(slow, m_w=at, m_w_only=0.9, m_s=0.5, m_s_only=0.5))
+        assert (title in text) is over
+        heading, row = text.split("share of T - T_ideal")[1].splitlines()[:2]
+        assert len("share of T - T_ideal" + heading) == len(row)
+
+
 def test_no_share_is_minus_zero(slow: JobReport) -> None:
     assert "-0.00" not in text_of(replace(slow, m_s=-0.001, m_s_only=-1e-9))
 

@@ -16,6 +16,7 @@ from paceline.results.record import equal_values
 from paceline.results.schema import json_schema, text
 from paceline.trace import warning
 from paceline.trace.warning import LAUNCH_DELAYS, NO_PEERS, Warning
+from paceline.units import seconds
 from schema_check import violations
 
 SCHEMA_FILE = Path(__file__).parents[1] / "docs" / "result.schema.json"
@@ -235,8 +236,11 @@ def test_the_schema_refuses_what_is_not_the_document(document):
 def test_a_remedy_says_action_and_effect(name):
     for remedy in report_of(name).every_remedy:
         assert remedy.text == f"{remedy.action}: {remedy.effect}"
-        assert remedy.effect.startswith("a step takes ")
-        assert f"(saves {remedy.gain:.1%} of the step)" in remedy.effect
+        least, most = ("at least ", "at most ") if remedy.is_bound else ("", "")
+        assert remedy.effect.startswith(
+            f"a step takes {least}{seconds(remedy.step_time_s)} instead"
+        )
+        assert f"(saves {most}{remedy.gain:.1%} of the step)" in remedy.effect
 
 
 def test_warnings_have_codes_and_the_numbers_of_their_texts():

@@ -20,6 +20,11 @@ def percent(value: float, digits: int = 1) -> str:
     return _signed(text, value)
 
 
+def short_percent(value: float) -> str:
+    """``8%``, ``26.5%``: up to three digits, without zeros at the end."""
+    return f"{value * 100:.3g}%"
+
+
 def seconds(value: float) -> str:
     """Three or four digits with the unit, from ns to s: ``12.3 ms``, ``7,301 s``."""
     if not math.isfinite(value):

@@ -31,7 +31,7 @@ from paceline.plan.interval import Interval, interval
 from paceline.plan.mapper import Mapper
 from paceline.plan.pipeline import INTERPRETED_COMPUTES
 from paceline.plan.space import RECOMPUTES, Candidates, Space, candidates
-from paceline.units import in_gib
+from paceline.units import in_gib, short_percent
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -352,7 +352,8 @@ def _too_large(assembly: Assembly, cluster: Cluster, space: Space, memory: Array
     room = rules.most_room(cluster.gpu.memory_bytes)
     text = (
         f"none of {len(legal):,} legal plans for {llm.name} fits into {in_gib(room)} "
-        f"({1 - rules.least_reserve:.0%} of {cluster.gpu.name}{_with(rules)}); the closest, "
+        f"({short_percent(1 - rules.least_reserve)} of {cluster.gpu.name}{_with(rules)}); "
+        f"the closest, "
         f"{legal.plan(least).describe()} on {legal.gpus[least]:,} GPUs, needs "
         f"{in_gib(memory[least])}"
     )

@@ -81,9 +81,10 @@ def outcome(
     for _, interval in readings:
         low, high = min(low, *interval), max(high, *interval)
     low, high = low - margin, high + margin
+    least, most = ("at least ", "at most ") if change.get("bound") else ("", "")
     effect = (
-        f"a step takes {seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
-        f"(saves {gain:.1%} of the step)"
+        f"a step takes {least}{seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
+        f"(saves {most}{gain:.1%} of the step)"
     )
     remedy = Remedy(
         remedy=kind.name,

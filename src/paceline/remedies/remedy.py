@@ -185,6 +185,11 @@ class Remedy:
     architecture: bool = False
     effect: str = ""
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether ``gain`` is an upper bound: how much of it is won is not known."""
+        return bool(self.change.get("bound"))
+
     def to_mapping(self) -> dict[str, Any]:
         """The remedy in the form of the JSON output."""
         return {

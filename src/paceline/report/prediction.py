@@ -19,7 +19,17 @@ from paceline.report.layout import wrap
 from paceline.report.prices import price_text
 from paceline.report.scene import scene_of
 from paceline.report.terms import TERMS
-from paceline.units import GIB, count, day_count, dollars, gib, gpu_memory, in_gib, seconds
+from paceline.units import (
+    GIB,
+    count,
+    day_count,
+    dollars,
+    gib,
+    gpu_memory,
+    in_gib,
+    seconds,
+    short_percent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,9 +218,10 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
 
 def _beside(rules: MemoryRules, share: float) -> str:
     """The share of the memory that stays free, with the reason if it is above the usual one."""
-    text = f"beside a reserve of {share:.0%}"
+    text = f"beside a reserve of {short_percent(share)}"
     if share > rules.reserve:
-        text += f" for the allocator's fixed segments ({rules.reserve:.0%} with expandable ones)"
+        usual = short_percent(rules.reserve)
+        text += f" for the allocator's fixed segments ({usual} with expandable ones)"
     return text
 
 

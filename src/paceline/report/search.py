@@ -27,6 +27,7 @@ from paceline.units import (
     gpu_memory,
     percent,
     seconds_range,
+    short_percent,
     signed,
     significant,
 )
@@ -144,11 +145,11 @@ def kernels(result: SearchResult) -> str:
 def _reserve(result: SearchResult) -> str:
     """A sentence on the memory that plans leave free, with the reason for a larger share."""
     rules = result.rules
-    text = f"A plan leaves {rules.least_reserve:.0%} of the memory free"
+    text = f"A plan leaves {short_percent(rules.least_reserve)} of the memory free"
     if rules.least_reserve > rules.reserve:
         return f"{text}, for fixed segments of PyTorch's allocator."
     if rules.safe_reserve > rules.least_reserve:
-        text += f", without expandable segments {rules.safe_reserve:.0%}"
+        text += f", without expandable segments {short_percent(rules.safe_reserve)}"
     return f"{text}."
 
 

@@ -351,6 +351,8 @@ def _shares(report: JobReport, width: int) -> list[Text]:
         rows.append(("M_S", "last stage", report.m_s, report.m_s_only))
     wide = max(len(group) for _, group, _, _ in rows)
     title = Text().append("share of T - T_ideal", style="bold")
+    if any(value is not None and round(value, 2) > 1 for row in rows for value in row[2:]):
+        title.append(" (may be over 1)", style="dim")
     title.append(" " * (wide + len("M_W    ") - len(title)))
     title.append("saved if ideal      caused alone", style="dim")
     lines = [title]

@@ -103,7 +103,7 @@ def _outcome(remedy: Remedy) -> str:
     """Advice and new step time, without the gain."""
     if not remedy.action:
         return remedy.text
-    least = "at least " if remedy.change.get("bound") else ""
+    least = "at least " if remedy.is_bound else ""
     return f"{remedy.action}: a step then takes {least}{seconds(remedy.step_time_s)}"
 
 
@@ -262,7 +262,7 @@ def remedy_lines(
     """One remedy: its saved shares, interval, action and notes."""
     low, high = (percent(end) for end in remedy.interval)
     saved = f"{shares(remedy.gain, of_loss)} (90%: {low} to {high} of the step)"
-    if remedy.change.get("bound"):
+    if remedy.is_bound:
         saved = f"at most {shares(remedy.gain, of_loss)}"
     text = f"{remedy.remedy}  saves {saved}; new mean step {seconds(remedy.step_time_s)}"
     lines = wrap(text, width, style="bold")

@@ -170,7 +170,7 @@ def _details(report: JobReport) -> list[str]:
     if best is not None:
         low, high = best.interval
         saved = f"{percent(best.gain)} of the step, 90%: {percent(low)} to {percent(high)}"
-        if best.change.get("bound"):
+        if best.is_bound:
             saved = f"at most {percent(best.gain)} of the step"
         sentences.append(
             f"Best remedy for it: {best.action or best.text} (saves {saved}; new mean step "
@@ -221,7 +221,7 @@ def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) 
     """
     if delays.cause != "launch-delay":
         return False
-    repair = best_remedy(finding, [r for r in remedies if not r.change.get("bound")])
+    repair = best_remedy(finding, [r for r in remedies if not r.is_bound])
     least = max(SMALL_SHARE, MIN_OF_DELAYS * delays.share_of_step)
     return repair is not None and repair.gain >= least
 
@@ -396,7 +396,7 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
         return f"Repairing {'it' if single else 'them'} gains {gain}."
     if remedy.remedy == "hide-delays" and remedy.change.get("hide") == ["late-workers"]:
         return f"Beginning on time gains at most {gain}."
-    at_most = "at most " if remedy.change.get("bound") else ""
+    at_most = "at most " if remedy.is_bound else ""
     return f"{DOING.get(remedy.remedy, 'The best remedy gains')} {at_most}{gain}."
 
 

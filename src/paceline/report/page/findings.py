@@ -170,7 +170,7 @@ def _remedy(rank: int, remedy: Remedy, report: JobReport, top: float) -> str:
         f'<a href="#finding-{escape(i)}">{escape(causes[i])}</a>' if i in causes else foreign(i)
         for i in remedy.findings
     )
-    at_most = "at most " if remedy.change.get("bound") else ""
+    at_most = "at most " if remedy.is_bound else ""
     html = [
         f'<li class="card" id="remedy-{rank}">',
         f'<h3><span class="rank">{rank}</span> {foreign(remedy_name(remedy.remedy))}</h3>',

@@ -45,5 +45,5 @@ def _lower(name: str) -> str:
 def _gain(remedy: Remedy | None) -> str:
     if remedy is None:
         return "no gain is predicted"
-    at_most = "at most " if remedy.change.get("bound") else ""
+    at_most = "at most " if remedy.is_bound else ""
     return f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"
