@@ -27,7 +27,9 @@ def who_from_hosts(measured: Measured, result: WhatIf) -> Suspect | None:
     if waits is not None and "workers" in waits.where:
         places = [(int(dp), int(pp)) for dp, pp in waits.where["workers"]]
         wait_s, peers_s = waits.evidence["wait_s"][0], waits.evidence["peers_s"]
-        text = f"waits {seconds(wait_s)} a step for its data, the others {seconds(peers_s)}"
+        slow = waits.evidence["steps"]
+        steps = "a step" if slow == "all" else f"in {len(slow)} of {n_steps} steps"
+        text = f"waits {seconds(wait_s)} {steps} for its data, the others {seconds(peers_s)}"
         return _suspect(measured, places, waits.share_of_step, text, "data-loading")
     simulated_s, whole_s = float(result.simulated_s.mean()), step_to_step_s(measured, result)
     late = late_starts(measured, simulated_s)
