@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
-from paceline.diagnose.regimes import find_jump
 from paceline.graph import from_trace
+from paceline.jumps import find_jump
 from paceline.remedies import Case
 from paceline.remedies.replace import replace_worker
 from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize

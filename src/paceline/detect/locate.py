@@ -14,9 +14,10 @@ from paceline.detect.who_calls import is_comparable, steps_inside, who_from_call
 from paceline.detect.who_host import who_from_hosts
 from paceline.detect.who_trace import AS_BEFORE, ranks_of, who_from_trace, who_slow_before
 from paceline.diagnose import step_to_step_s
-from paceline.diagnose.regimes import jump_of, over_peers
+from paceline.diagnose.regimes import over_peers
 from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
+from paceline.jumps import jump_of
 from paceline.trace import Trace
 from paceline.trace.calls import CallLog
 from paceline.whatif import WhatIf, analyze

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
-from paceline.diagnose.regimes import MIN_STEPS, jump_of
 from paceline.graph import Measured
+from paceline.jumps import MIN_STEPS, jump_of
 from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
