@@ -48,6 +48,24 @@ def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
     return jump if large and apart and n_tests * jump.p_value <= MAX_CHANCE else None
 
 
+def spans(times: Array, least: int) -> list[tuple[int, int]]:
+    """(first, end) indices of the parts of [step] times between jumps.
+
+    Args:
+        times: the series.
+        least: least length of a part.
+    """
+    found, open_spans = [], [(0, len(times))]
+    while open_spans:
+        first, end = open_spans.pop()
+        jump = jump_of(times[first:end]) if end - first >= 2 * least else None
+        if jump is None or not least <= jump.at <= end - first - least:
+            found.append((first, end))
+        else:
+            open_spans += [(first + jump.at, end), (first, first + jump.at)]
+    return found
+
+
 def find_jump(times: Array) -> Jump:
     """The likeliest jump in [step] times, at the place with the least absolute error."""
     n = len(times)
