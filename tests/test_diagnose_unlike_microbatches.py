@@ -19,10 +19,8 @@ USUAL_S = (0.030, 0.060, 0.010, 0.020, 0.005, 0.003)
 
 def workers_of(seed, slow=1.0):
     """Findings on workers in a job of two ranks; computes of rank 1 take ``slow`` times as long."""
-    program = []
-    for microbatch in range(2):
-        for kind in ("forward-compute", "backward-compute"):
-            program.append(Compute(kind, microbatch, 0, 0))
+    kinds = ("forward-compute", "backward-compute")
+    program = [Compute(kind, microbatch, 0, 0) for microbatch in range(2) for kind in kinds]
     program += [Launch("grads-reduce-scatter", "g", 0), Wait("g"), Compute("optimizer")]
     rng = random.Random(seed)
 

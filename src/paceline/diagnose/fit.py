@@ -286,6 +286,7 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
 
 def _level_error(cost: Array) -> Array:
     """[dp] standard error of the medians of [microbatch, step, dp] costs."""
+    cost = _alike(cost)
     flat = cost.reshape(-1, cost.shape[-1])
     by_step = np.median(cost, axis=0)  # [step, dp]
     # All replicas draw microbatches from the same data. A replica whose few microbatches are alike
