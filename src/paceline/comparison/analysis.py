@@ -70,7 +70,7 @@ def compare(
     """The change from one trace of a job to another: did the fix work?
 
     Seconds are per step. If unlike jobs are compared ``anyway``, they are per token, if both sides'
-    tokens are known, or else per microbatch of all replicas. Intervals are of 90% and hold for
+    tokens are known, or else per microbatch of all replicas if their numbers differ. Intervals are of 90% and hold for
     these steps only: another run of the same job may differ by more (``docs/compare.md``).
 
     Args:
@@ -95,7 +95,7 @@ def compare(
     if not anyway:
         check_alike(*jobs)
     unlike = disagreements(*jobs)
-    unit = _unit(unlike, job_before.load, job_after.load)
+    unit = _unit(unlike, job_before, job_after)
     return _Tables(job_before, job_after, unit, unlike, progress).comparison(names)
 
 
@@ -145,11 +145,13 @@ def _load(case: Case, tokens: float | None) -> Load:
     return Load(layers, lengths.moments()[0].sum(axis=(1, 2)))
 
 
-def _unit(unlike: tuple[Disagreement, ...], load_before: Load, load_after: Load) -> Unit:
+def _unit(unlike: tuple[Disagreement, ...], before: _Job, after: _Job) -> Unit:
     if not unlike:
         return "step"
-    has_tokens = load_before.tokens is not None and load_after.tokens is not None
-    return "token" if has_tokens else "microbatch"
+    if before.load.tokens is not None and after.load.tokens is not None:
+        return "token"
+    microbatches = [job.measured.microbatches for job in (before, after)]
+    return "step" if np.array_equal(*microbatches) else "microbatch"
 
 
 @dataclass(frozen=True)
