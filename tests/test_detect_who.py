@@ -171,20 +171,54 @@ def test_computation_and_communication_at_once():
         assert {(suspect.kind, suspect.ranks) for suspect in found} == expected
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_a_collective_that_all_wait_for_names_nobody_beside_a_slow_worker(slow):
-    """Two ranks, one group: in each second step the exchange takes eight times as long."""
-    workers = (SlowWorker(0, 0, 1.5),) if slow else ()
-    spec = SynthSpec(dp=2, pp=1, microbatches=4, steps=16, noise=0.01, slow_workers=workers)
+def with_uneven_exchange(spec, factor):
+    """The measured job; in each second step the exchange of gradients takes ``factor`` as long."""
     measured = from_trace(synthesize(spec))
     durations = measured.durations
     scatter = np.flatnonzero(measured.graph.kind == OpKind.GRADS_REDUCE_SCATTER)
     for op in scatter.tolist():
-        durations.row(op)[::2] *= 8
-    result = analyze(measured)
+        durations.row(op)[::2] *= factor
+    return measured, analyze(measured)
+
+
+TWO_RANKS = SynthSpec(dp=2, pp=1, microbatches=4, steps=16, noise=0.01)
+
+
+def test_a_collective_that_all_wait_for_names_nobody_beside_a_slow_worker():
+    """Two ranks, one group."""
+    spec = replace(TWO_RANKS, slow_workers=(SlowWorker(0, 0, 1.5),))
+    measured, result = with_uneven_exchange(spec, 8)
     assert result.by_worker.min() > 1.03  # each member alone makes the exchange as long
-    found = [(suspect.kind, suspect.ranks) for suspect in who_from_trace(measured, result)]
-    assert found == ([("compute", (0,))] if slow else [("communication", (0, 1))])
+    (found,) = who_from_trace(measured, result)
+    assert (found.kind, found.ranks) == ("compute", (0,))
+
+
+@pytest.mark.parametrize(("before", "is_network"), [(None, False), (8, False), (1, True)])
+def test_a_collective_of_all_is_slow_only_beside_other_steps(before, is_network):
+    """Two ranks have no peers: only the healthy steps before tell a fault from variation."""
+    measured, result = with_uneven_exchange(TWO_RANKS, 8)
+    healthy = None if before is None else with_uneven_exchange(TWO_RANKS, before)[1]
+    suspects = who_from_trace(measured, result, healthy)
+    found = [(suspect.kind, suspect.ranks) for suspect in suspects]
+    assert found == [("communication", (0, 1))] * is_network
+    for suspect in suspects:
+        assert "in the healthy steps before, they were" in suspect.text
+
+
+def test_variation_of_all_transfers_names_nobody(tmp_path, capsys):
+    """As on two gloo ranks: transfers vary, and rank 1 waits for its data from step 80 on."""
+    exchange = 40.0 * np.random.default_rng(5).lognormal(0, 0.6, 120)
+
+    def step_of(number, rank):
+        data = 82.0 if rank == 1 and number >= 80 else 0.3
+        return RankStep(data=data, exchange=exchange[number])
+
+    data_parallel_job(tmp_path / "run", step_of, steps=120, ranks=2, measures=True)
+    assert run(["detect", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "since step 80; rank 1 (stage 0 of replica 1); data loading; " in out
+    assert "since step 56; who: nobody stands out; " in out
+    assert "ranks 0-1" not in out
 
 
 def test_a_worker_stands_for_its_tensor_parallel_ranks():

@@ -99,9 +99,10 @@ def with_slow_workers(
         keep_clocks: do not correct clock offsets between workers.
     """
     is_alone, steps = result.by_worker.size == 1, len(result.steps)
-    suspects = () if is_alone else who_from_trace(measured, result)
     usual = None if before is None else _analysis_before(before, keep_clocks)
-    same = () if usual is None else who_slow_before(suspects, measured, result, usual[1])
+    healthy = None if usual is None else usual[1]
+    suspects = () if is_alone else who_from_trace(measured, result, healthy)
+    same = () if healthy is None else who_slow_before(suspects, measured, result, healthy)
     suspects = _with_host(suspects, measured, result, usual)
     named = [suspect for suspect in suspects if suspect not in same]
     if named and usual is not None:

@@ -43,6 +43,8 @@ class _Judged:
         ideal: [op] seconds.
         ideal_s, job_s: [step] seconds of an ideal step, and of the job's.
         s_w: [pp, dp] S_w.
+        others_alike: whether transfers were alike in other steps. These steps are the only peers
+            if the transfers of all workers are slow.
     """
 
     durations: Durations
@@ -50,6 +52,7 @@ class _Judged:
     ideal_s: Array
     job_s: Array
     s_w: Array
+    others_alike: bool
 
     def seconds_of(self, scenarios: Sequence[Scenario]) -> Array:
         """[scenario, step] seconds."""
@@ -90,7 +93,9 @@ def who_slow_before(
     )
 
 
-def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
+def who_from_trace(
+    measured: Measured, result: WhatIf, before: WhatIf | None = None
+) -> tuple[Suspect, ...]:
     """Slow workers of a trace, the costliest first, then workers with spikes; may be empty.
 
     S_w is the exact slowdown of a step if only worker w is as measured. Further simulations with
@@ -99,9 +104,12 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     Args:
         measured: the measured trace.
         result: the analysis of it.
+        before: analysis of healthy steps before it; None: there are none.
     """
     ideal = ideal_durations(measured.durations)
-    whole = _Judged(measured.durations, ideal, result.ideal_s, result.simulated_s, result.by_worker)
+    times_s = (result.ideal_s, result.simulated_s)
+    others_alike = before is not None and bool((before.by_worker < WhatIf.HEALTHY_BELOW).all())
+    whole = _Judged(measured.durations, ideal, *times_s, result.by_worker, others_alike)
     is_spike = _spikes(whole, result.by_worker_by_step)
     calm = np.flatnonzero(~is_spike.any(axis=(1, 2)))
     if len(calm) == len(result.steps) or len(calm) < len(result.steps) / 2:
@@ -112,7 +120,7 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     for rows in np.unique(is_spike.reshape(len(is_spike), -1).T, axis=0):
         members = (is_spike == rows[:, None, None]).all(axis=0) & ~usual.is_slow
         if rows.any() and members.any():
-            spikes = _of_steps(whole, np.flatnonzero(rows), usual.ideal)
+            spikes = _of_steps(whole, np.flatnonzero(rows), usual.ideal, others_alike=True)
             steps = tuple(result.steps[rows].tolist())
             otherwise = float(usual.s_w[members].max())
             passing += [
@@ -138,7 +146,9 @@ def _spikes(whole: _Judged, by_step: Array) -> Mask:
     return is_spike
 
 
-def _of_steps(whole: _Judged, rows: Rows, ideal: Array | None = None) -> _Judged:
+def _of_steps(
+    whole: _Judged, rows: Rows, ideal: Array | None = None, *, others_alike: bool | None = None
+) -> _Judged:
     """Some of the steps, with an ideal of their own if none is given."""
     durations = whole.durations.of_steps(rows)
     ideal = ideal_durations(durations) if ideal is None else ideal
@@ -147,7 +157,8 @@ def _of_steps(whole: _Judged, rows: Rows, ideal: Array | None = None) -> _Judged
     scenarios = [Scenario.ideal(), Scenario.measured(), *only]
     ideal_s, job_s, *alone_s = simulate_scenarios(durations, ideal, scenarios)
     s_w = np.array(alone_s).mean(axis=1).reshape(n_pp, n_dp) / ideal_s.mean()
-    return _Judged(durations, ideal, ideal_s, job_s, s_w)
+    others_alike = whole.others_alike if others_alike is None else others_alike
+    return _Judged(durations, ideal, ideal_s, job_s, s_w, others_alike)
 
 
 def _as_spike(suspect: Suspect, steps: tuple[int, ...], of: int, otherwise: float) -> Suspect:
@@ -198,11 +209,11 @@ def _shared(judged: _Judged, is_slow: Mask, by_compute: Mask, by_transfers: Arra
     """[suspect] whether its transfers are no slower than those of workers beside it.
 
     A collective takes as long for all of its members. So one that is slow tells nothing about a
-    member while another one computes longer. If all workers are slow by transfers, it is the
-    network.
+    member while another one computes longer. If all workers are slow by transfers, their only
+    peers are other steps. Were transfers alike in these, it is the network, else variation.
     """
     if not by_compute.any() and is_slow.all():
-        return np.zeros(len(by_transfers), dtype=bool)
+        return np.full(len(by_transfers), not judged.others_alike)
     others = [(int(dp), int(pp)) for pp, dp in np.argwhere(~is_slow)]
     everyone = [*by_transfers, *(_by_kind(judged, others)[:, 1] if others else [])]
     bar = max(WhatIf.HEALTHY_BELOW - 1, _OF_WORST * (float(judged.s_w.max()) - 1))
@@ -223,6 +234,11 @@ def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _
         f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
         f"if all were alike ({s_w_text}); the whole job takes {job_s / ideal_s:.2f}x"
     )
+    if kind == "communication" and len(workers) == judged.s_w.size:  # without a peer
+        text = (
+            f"transfers that take longer in some steps make a step {factor:.2f}x as long as if all "
+            "were alike; in the healthy steps before, they were"
+        )
     return Suspect(
         "compute" if kind == "compute" else "communication",
         ranks,
