@@ -43,8 +43,9 @@ class _Judged:
         ideal: [op] seconds.
         ideal_s, job_s: [step] seconds of an ideal step, and of the job's.
         s_w: [pp, dp] S_w.
-        others_alike: whether transfers were alike in other steps. These steps are the only peers
-            if the transfers of all workers are slow.
+        lasting: [pp, dp] S_w of the typical step, without variation that passes; None: unknown.
+        others_alike: whether other steps had no such variation. These steps are the only peers if
+            all workers are slow.
     """
 
     durations: Durations
@@ -52,6 +53,7 @@ class _Judged:
     ideal_s: Array
     job_s: Array
     s_w: Array
+    lasting: Array | None
     others_alike: bool
 
     def seconds_of(self, scenarios: Sequence[Scenario]) -> Array:
@@ -62,9 +64,14 @@ class _Judged:
     @property
     def is_slow(self) -> Mask:
         """[pp, dp] whether the worker is a suspect."""
-        bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(self.s_w.max()) - 1))
-        is_slow: Mask = self.s_w >= bar
-        return is_slow
+        return _stand_out(self.s_w)
+
+
+def _stand_out(s_w: Array) -> Mask:
+    """[...] whether the S_w of a worker is that of a slow one."""
+    bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(s_w.max()) - 1))
+    is_slow: Mask = s_w >= bar
+    return is_slow
 
 
 def who_slow_before(
@@ -93,6 +100,16 @@ def who_slow_before(
     )
 
 
+def is_lasting(suspect: Suspect, measured: Measured, result: WhatIf) -> bool:
+    """Whether medians over the steps show a suspect's slowness; True where they are unknown."""
+    if result.lasting is None:
+        return True
+    return any(
+        suspect.ranks and set(ranks_of([(int(dp), int(pp))], measured)) <= set(suspect.ranks)
+        for pp, dp in np.argwhere(result.lasting.by_worker >= WhatIf.HEALTHY_BELOW)
+    )
+
+
 def who_from_trace(
     measured: Measured, result: WhatIf, before: WhatIf | None = None
 ) -> tuple[Suspect, ...]:
@@ -109,7 +126,8 @@ def who_from_trace(
     ideal = ideal_durations(measured.durations)
     times_s = (result.ideal_s, result.simulated_s)
     others_alike = before is not None and bool((before.by_worker < WhatIf.HEALTHY_BELOW).all())
-    whole = _Judged(measured.durations, ideal, *times_s, result.by_worker, others_alike)
+    typical = None if result.lasting is None else result.lasting.by_worker
+    whole = _Judged(measured.durations, ideal, *times_s, result.by_worker, typical, others_alike)
     is_spike = _spikes(whole, result.by_worker_by_step)
     calm = np.flatnonzero(~is_spike.any(axis=(1, 2)))
     if len(calm) == len(result.steps) or len(calm) < len(result.steps) / 2:
@@ -158,7 +176,7 @@ def _of_steps(
     ideal_s, job_s, *alone_s = simulate_scenarios(durations, ideal, scenarios)
     s_w = np.array(alone_s).mean(axis=1).reshape(n_pp, n_dp) / ideal_s.mean()
     others_alike = whole.others_alike if others_alike is None else others_alike
-    return _Judged(durations, ideal, ideal_s, job_s, s_w, others_alike)
+    return _Judged(durations, ideal, ideal_s, job_s, s_w, whole.lasting, others_alike)
 
 
 def _as_spike(suspect: Suspect, steps: tuple[int, ...], of: int, otherwise: float) -> Suspect:
@@ -180,6 +198,8 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
     by_transfers = ~by_compute & ~_shared(judged, is_slow, by_compute, slowdown[:, 1])
+    if is_slow.all() and by_compute.all() and not judged.others_alike:
+        by_compute = _beyond_variation(judged)[is_slow]
     for kind, mask in (("compute", by_compute), ("communication", by_transfers)):
         # Workers at both ends of a link, or behind a NIC, stay together, as the fault is between
         # them.
@@ -191,6 +211,14 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
             if len(group)
         ]
     return sorted(suspects, key=lambda suspect: -suspect.share)
+
+
+def _beyond_variation(judged: _Judged) -> Mask:
+    """[pp, dp] whether a worker's computes are slow where those of all vary from step to step."""
+    if judged.lasting is None:
+        return _stand_out(judged.s_w - (judged.s_w.min() - 1))
+    is_slow: Mask = judged.lasting >= WhatIf.HEALTHY_BELOW
+    return is_slow
 
 
 def _by_kind(judged: _Judged, workers: Sequence[Worker]) -> Array:
