@@ -251,6 +251,25 @@ def test_recorded_computes_of_all_that_vary_name_nobody_but_a_lasting_one(tmp_pa
     assert [suspect.ranks for suspect in suspects] == [(1,)] * is_slow
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_worker_that_did_not_change_beside_its_peers_is_no_suspect(tmp_path, seed, factor):
+    """Both ranks vary, and take 1.5 times as long from step 44 on. Rank 1 may be slow as well."""
+    vary = np.random.default_rng(seed).lognormal(0, 0.35, (60, 2))
+    vary[44:] *= (1.5, 1.5 * factor)
+    trace = data_parallel_job(
+        tmp_path,
+        lambda number, rank: RankStep(
+            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
+        ),
+        steps=60,
+        ranks=2,
+    )
+    (event,) = locate_in_trace(job_events([Event("onset", 0, 48, 44, 1.5, 1.0, 0.1)], 2), trace)
+    suspects = [suspect.ranks for suspect in event.suspects if not suspect.steps]
+    assert suspects == [(1,)] * (factor > 1)
+
+
 @pytest.mark.parametrize("lasts", [True, False])
 def test_only_what_lasts_was_slow_before(tmp_path, lasts):
     """Rank 0 waits for data from step 30 on. Rank 1 is slow, or varies, before and after that."""

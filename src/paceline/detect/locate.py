@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.detect.job import MERGE_STEPS, JobEvent
-from paceline.detect.own_onset import Case, own_onset
+from paceline.detect.own_onset import Case, has_risen, own_onset
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
@@ -146,6 +146,8 @@ def _suspects(case: Case, usual: Case | None) -> tuple[list[Suspect], list[Suspe
     slow = () if case[1].by_worker.size == 1 else who_from_trace(*case, healthy)
     same = () if healthy is None else who_slow_before(slow, *case, healthy)
     named = [suspect for suspect in _with_host(slow, *case, usual) if suspect not in same]
+    if usual is not None and case[1].by_worker.min() >= WhatIf.HEALTHY_BELOW:  # all vary
+        named = [suspect for suspect in named if has_risen(suspect, case, usual)]
     return named, [suspect for suspect in same if is_lasting(suspect, *case)]
 
 

@@ -1,4 +1,4 @@
-"""The first slow step of a worker, by its own times beside those of its peers.
+"""Onset of a worker's slowness, by its own times beside those of its peers.
 
 All workers share the noise of the job's step times, which these times do not have. Noise may begin
 a fail-slow before the worker does.
@@ -6,6 +6,7 @@ a fail-slow before the worker does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +30,8 @@ OverPeers = Callable[[Measured], Array]
 _CONTRADICT = 0.9
 #: A worker explains the onset of a fail-slow from this share of its excess on.
 _EXPLAINS = 0.5
+#: Largest chance that times without a change rise as much.
+_MAX_CHANCE = 0.01
 
 
 def own_onset(event: JobEvent, suspect: Suspect, slow: Case, before: Case) -> int | None:
@@ -57,6 +60,18 @@ def own_onset(event: JobEvent, suspect: Suspect, slow: Case, before: Case) -> in
         return None
     excess = float(np.median(between)) / jump.before_s - 1
     return None if own > since and excess >= _EXPLAINS * (event.factor - 1) else own
+
+
+def has_risen(suspect: Suspect, slow: Case, before: Case) -> bool:
+    """Whether a suspect's times rose by more than chance (Mann and Whitney); True if unknown."""
+    over = _over_peers(suspect, slow, before)
+    if over is None:
+        return True
+    usual, late = over(before[0]), over(slow[0])
+    pairs = usual.size * late.size
+    higher = np.sign(late[:, None] - usual).sum() / 2  # pairs above half of them
+    deviation = math.sqrt(pairs * (usual.size + late.size + 1) / 12)
+    return math.erfc((float(higher) - 0.5) / deviation / math.sqrt(2)) / 2 <= _MAX_CHANCE
 
 
 def _over_peers(suspect: Suspect, slow: Case, before: Case) -> OverPeers | None:

@@ -215,10 +215,8 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
 
 def _beyond_variation(judged: _Judged) -> Mask:
     """[pp, dp] whether a worker's computes are slow where those of all vary from step to step."""
-    if judged.lasting is None:
-        return _stand_out(judged.s_w - (judged.s_w.min() - 1))
-    is_slow: Mask = judged.lasting >= WhatIf.HEALTHY_BELOW
-    return is_slow
+    s_w = judged.s_w if judged.lasting is None else judged.lasting
+    return _stand_out(s_w - (s_w.min() - 1))
 
 
 def _by_kind(judged: _Judged, workers: Sequence[Worker]) -> Array:
