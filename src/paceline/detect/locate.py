@@ -108,15 +108,15 @@ def with_slow_workers(
         return of_later, *_suspects(of_later, usual)
 
     first = min((begins.get(_key(s), event.since_step) for s in named), default=slow.steps[0])
-    if first > slow.steps[0]:
-        case, named, same = of_steps_from(first)
+    if first > slow.steps[0] and (later := of_steps_from(first))[1]:
+        case, named, same = later
     judged = []
     for suspect in named:
         steps, begin = len(case[1].steps), begins.get(_key(suspect), event.since_step)
         if begin > first:
-            (_, result), later, _ = of_steps_from(begin)
+            (_, result), others, _ = of_steps_from(begin)
             steps, suspect = next(
-                ((len(result.steps), one) for one in later if _key(one) == _key(suspect)),
+                ((len(result.steps), one) for one in others if _key(one) == _key(suspect)),
                 (steps, suspect),
             )
         if begin > event.since_step:
