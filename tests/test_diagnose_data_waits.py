@@ -83,6 +83,36 @@ def test_the_worker_that_waits_for_its_data_is_named(tmp_path, meets):
     assert any("worker dp 2, stage 0 60.0 ms" in phrase for phrase in evidence_phrases(finding))
 
 
+@pytest.mark.parametrize(
+    ("slow", "when", "n"),
+    [
+        (lambda step: step >= 16, "from step 16 on", 8),
+        (lambda step: step < 8, "before step 8", 8),
+        (lambda step: step % 3 == 0, "in 8 of 24 steps", 8),
+    ],
+)
+def test_a_loader_that_is_slow_in_a_third_of_the_steps_is_named(tmp_path, slow, when, n):
+    """Rank 2 loads for 60 ms in 8 of 24 steps: 20.7 ms a step in the mean."""
+    trace = job(tmp_path, lambda step, rank: 60.0 if rank == 2 and slow(step) else 1.0)
+    case = case_of(trace)
+    finding = data_finding(case)
+    assert finding.where == {"workers": [[2, 0]]}
+    mean_s = (n * 0.060 + (24 - n) * 0.001) / 24
+    text = f"{1e3 * mean_s:.1f} ms a step in the mean, 60.0 ms {when} (others 1.00 ms)"
+    assert text in finding.text
+    assert finding.share_of_step == pytest.approx((mean_s - 0.001) / (0.070 + mean_s), abs=0.02)
+    assert len(finding.evidence["steps"]) == n
+    assert f"a step of {n} slow ones" in " ".join(evidence_phrases(finding))
+
+
+def test_a_single_long_wait_names_nobody(tmp_path):
+    """One wait of a second is no proof against rank 2; the job's usual waits are 20 ms."""
+    trace = job(tmp_path, lambda step, rank: 1000.0 if (step, rank) == (9, 2) else 20.0 + rank % 2)
+    finding = data_finding(case_of(trace))
+    assert finding.where == {}
+    assert finding.evidence["steps"] == "all"
+
+
 def test_the_waits_explain_launch_delays(tmp_path):
     case = case_of(job(tmp_path, lambda _, rank: 60.0 * (rank == 2)))
     delay = next(f for f in case.diagnosis.findings if f.id == "launch-delay")

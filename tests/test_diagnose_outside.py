@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.diagnose import outside, regimes
+from paceline import jumps
+from paceline.diagnose import outside
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
@@ -269,7 +270,7 @@ def test_the_chances_of_trends_and_jumps():
     assert outside._mann_kendall(np.arange(8.0)) == pytest.approx(math.erfc(z / math.sqrt(2)))
     assert outside._mann_kendall(np.ones(8)) == 1
     pettitt = 2 * math.exp(-6 * 36**2 / (12**3 + 12**2))
-    assert regimes._pettitt(np.repeat([1.0, 2.0], 6)) == pytest.approx(pettitt)
+    assert jumps._pettitt(np.repeat([1.0, 2.0], 6)) == pytest.approx(pettitt)
     shape = outside._break(np.arange(12.0), np.repeat([1.0, 2.0], 6))
     assert shape.fitted.tolist() == [1.0] * 6 + [2.0] * 6
     line = outside._trend(np.array([0.0, 2.0, 3.0]), np.array([5.0, 9.0, 11.0]))

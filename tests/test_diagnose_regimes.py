@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
-from paceline.diagnose.regimes import find_jump
 from paceline.graph import from_trace
+from paceline.jumps import find_jump, spans
 from paceline.remedies import Case
 from paceline.remedies.replace import replace_worker
 from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
@@ -86,6 +86,14 @@ def test_three_slow_steps_are_no_part():
     assert "3 of 23 steps" in findings["worker"].text
 
 
+def test_spans_lie_between_jumps():
+    rng = np.random.default_rng(0)
+    times = np.repeat([1.0, 2.0, 1.0], [20, 30, 15]) * rng.normal(1, 0.01, 65)
+    assert spans(times, 10) == [(0, 20), (20, 50), (50, 65)]
+    assert spans(times, 16) == [(0, 20), (20, 65)]
+    assert spans(times[:20], 4) == [(0, 20)]
+
+
 def test_a_dozen_steps_of_noise_do_not_jump():
     """Two sides that do not overlap, in fewer than one of a thousand draws."""
     rng = np.random.default_rng(5)
@@ -111,6 +119,21 @@ def busy_pair(folder, slow_ms, seed=3):
     measured = from_trace(data_parallel_job(folder, step_of, steps=60, ranks=2))
     result = analyze(measured)
     return Case(measured, result, diagnose(measured, result))
+
+
+@pytest.mark.parametrize("first", [20, 30])
+def test_pauses_of_all_forwards_of_a_slow_worker_are_no_garbage_collection(tmp_path, first):
+    """Rank 1's forwards take 30 ms more from a step on: in every step there, and in none before."""
+    trace = data_parallel_job(
+        tmp_path,
+        lambda step, rank: RankStep(forward=50.0 if rank == 1 and step >= first else 20.0),
+        steps=45,
+        ranks=2,
+    )
+    measured = from_trace(trace)
+    findings = {f.cause: f for f in diagnose(measured, analyze(measured)).findings}
+    assert findings["worker"].text.endswith(f"from step {first} on")
+    assert "gc" not in findings
 
 
 def test_a_worker_begins_to_be_slow_while_the_whole_job_is_noisy(tmp_path):

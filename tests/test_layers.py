@@ -13,6 +13,7 @@ LAYERS = (
         "errors",
         "extras",
         "robust",
+        "jumps",
         "occurrence",
         "jit",
         "files",

@@ -50,21 +50,54 @@ def by_hand(program, seconds):
     return trace_of_runs([Run({(dp, 0): program for dp in range(2)}, lambda key: took[key[2]])] * 4)
 
 
+def two_units(kept=False):
+    """Gathers and computes of a forward and a backward of two units."""
+    program = []
+    for way, units in (("forward", (0, 1)), ("backward", (1, 0))):
+        for unit in units:
+            name = (way, unit)
+            if way == "forward" or not kept:
+                program += [Launch(GATHER, name, unit), Wait(name)]
+            program += [Compute(f"{way}-compute", 0, 0, 2 * unit)]
+    return program
+
+
+def test_a_pause_of_the_host_stays_where_a_gather_vanishes():
+    """A host launches each gather 0.1 s late, and sleeps 4 s before the backward in two of 8 steps.
+
+    The gathers take their launches with them; the host sleeps in the changed job, too.
+    """
+    seconds = {(GATHER, 0): 1.0, (GATHER, 1): 2.0}
+    seconds |= {(f"{way}-compute", part): 3.0 for way in ("forward", "backward") for part in (0, 2)}
+
+    def run(step, kept):
+        program = two_units(kept)
+        ops = [one for one in program if not isinstance(one, Wait)]
+        launch_s = [0.1 if one.kind == GATHER else 0.0 for one in ops]
+        first = next(n for n, one in enumerate(ops) if n > 3 and one.kind != "forward-compute")
+        launch_s[first] += 4.0 if step % 4 == 1 else 0.0
+        return Run(
+            {(dp, 0): program for dp in range(2)},
+            lambda key: seconds[ops[key[2]].kind, ops[key[2]].part],
+            lambda key: launch_s[key[2]],
+        )
+
+    now, kept = ([run(step, changed) for step in range(8)] for changed in (False, True))
+    remedy = KINDS["keep-parameters"].proposed(case_of(trace_of_runs(now)))
+    true_s = sum(one.step_s for one in kept) / 8
+    assert sum(one.step_s for one in now) / 8 - true_s == pytest.approx(3.2)
+    assert remedy.step_time_s == pytest.approx(true_s)
+
+
 def test_prefetch_by_hand():
     """Gathers of 1 and 2 s before forwards of 3 s, again before backwards of 3 s.
 
     Now: 1 + 3 + 2 + 3 + 2 + 3 + 1 + 3. One unit ahead both gathers but the first of each pass hide:
     1 + 3 + 3 + 2 + 3 + 3.
     """
-    program = []
-    for way, units in (("forward", (0, 1)), ("backward", (1, 0))):
-        for unit in units:
-            name = (way, unit)
-            program += [Launch(GATHER, name, unit), Wait(name)]
-            program += [Compute(f"{way}-compute", 0, 0, 2 * unit)]
     seconds = {(GATHER, 0): 1.0, (GATHER, 1): 2.0}
     seconds |= {(f"{way}-compute", part): 3.0 for way in ("forward", "backward") for part in (0, 2)}
-    case = case_of(by_hand(program, seconds))
+    case = case_of(by_hand(two_units(), seconds))
     assert case.before.mean_s == pytest.approx(18.0)
     remedy = KINDS["prefetch"].proposed(case)
     assert remedy.step_time_s == pytest.approx(15.0)

@@ -38,7 +38,9 @@ def test_a_price_of_ones_own_is_told_as_given():
 
 
 def test_the_unit_of_memory_is_said():
-    assert gpu_memory(80 * GIB) == "GiB: 2^30 bytes; a GPU sold with 80 GB has 80.0"
+    assert gpu_memory(80 * GIB) == (
+        "GiB: 2^30 bytes; a GPU sold with 80 GB has 80.0, of which its driver keeps about 1%"
+    )
 
 
 def flowing(lines):

@@ -308,6 +308,17 @@ def test_both_slowdowns_are_shown_where_the_references_differ():
     assert "by the paper's reference" not in " ".join(texts_of(alike))
 
 
+@pytest.mark.parametrize(
+    ("interval", "told"), [((0.05, 0.14), False), ((-0.01, 0.2), True), ((0.02, 0.15), True)]
+)
+def test_a_wide_interval_of_a_gain_stands_beside_it(interval, told):
+    known = report_of(job("worker"))
+    remedy = replace(known.remedies[0], gain=0.1, interval=interval)
+    text = " ".join(line.plain for line in why_lines(replace(known, remedies=(remedy,)), 200))
+    low, high = (percent(end) for end in interval)
+    assert (f"(90%: saves {low} to {high})" in text) is told
+
+
 def test_terminal_remedies_keep_the_name_that_the_command_takes():
     remedy = job("late member").advice.remedies[0]
     assert "fix-nic" in remedy_lines(remedy, 100)[0].plain

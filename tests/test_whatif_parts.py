@@ -152,6 +152,29 @@ def test_a_slow_rank_lasts_however_much_else_varies(spike, share):
     assert not result.healthy
 
 
+def test_a_rank_that_is_slow_in_a_third_of_the_steps_lasts_there():
+    """Rank 1 takes twice as long from step 20 of 30 on; others vary in all steps.
+
+    The median over all steps shows no slow rank.
+    """
+
+    def seconds(step, dp, kind, nth):
+        if not kind.endswith("-compute"):
+            return 0.002
+        spike = 0.5 if random.Random(f"{step} {dp} {kind} {nth}").random() < 0.1 else 0.0
+        return 0.05 * (2.0 if dp == 1 and step >= 20 else 1.0) * (1 + spike)
+
+    result = analyze(measured_of(6, seconds, n_dp=4, steps=30))
+    healthy_s, slow_s, mean_s = (0.05 * 12 * factor + 0.024 for factor in (1.0, 2.0, 1.25))
+    expected = (20 * healthy_s + 10 * slow_s) / (20 * healthy_s + 10 * mean_s)
+    assert result.lasting.slowdown == pytest.approx(expected, rel=0.01)
+    assert result.lasting.by_worker[0, 1] == pytest.approx(expected, rel=0.01)
+    assert result.lasting.by_worker[0, [0, 2, 3]].max() < 1.01
+    by_step = result.lasting.by_worker_by_step[:, 0, 1]
+    assert by_step[:20] == pytest.approx(1.0, abs=0.01)
+    assert by_step[20:] == pytest.approx(slow_s / mean_s, rel=0.01)
+
+
 def test_one_step_lasts_as_it_was():
     result = analyze(measured_of(3, three_parts))
     assert result.lasting.slowdown == pytest.approx(result.slowdown, rel=1e-12)

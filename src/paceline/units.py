@@ -127,8 +127,12 @@ def gib(size: float) -> str:
 
 
 def gpu_memory(size: float) -> str:
-    """``GiB: 2^30 bytes; a GPU sold with 80 GB has 80.0``, of a GPU's memory in bytes."""
-    return f"GiB: 2^30 bytes; a GPU sold with {gib(size).removesuffix('.0')} GB has {gib(size)}"
+    """``GiB: 2^30 bytes; a GPU sold with 80 GB has 80.0, ...``, of a GPU's memory in bytes."""
+    sold = gib(size).removesuffix(".0")
+    return (
+        f"GiB: 2^30 bytes; a GPU sold with {sold} GB has {gib(size)}, of which its driver keeps "
+        "about 1%"
+    )
 
 
 def dollars(value: float) -> str:

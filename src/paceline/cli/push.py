@@ -105,8 +105,10 @@ def run(args: argparse.Namespace) -> int:
     client = Client(url, project=args.project, on_wait=_say_waiting)
     target = Target(client, args.name or "", dict(args.label), hosts)
     pushed = _push(args, target)
+    if not args.json:
+        print(_arrived(client.url, pushed), flush=True)  # a wait may be refused
     sessions = [client.wait(number) for number in pushed.sessions] if args.wait else []
-    _show(args, client.url, pushed, sessions)
+    _show(args, pushed, sessions)
     return 0 if all(session["status"] == "done" for session in sessions) else 2
 
 
@@ -139,16 +141,17 @@ def _push(args: argparse.Namespace, target: Target) -> Pushed:
     return pusher.push_file(target, args.target, degrees)
 
 
-def _show(
-    args: argparse.Namespace, url: str, pushed: Pushed, sessions: list[dict[str, object]]
-) -> None:
+def _arrived(url: str, pushed: Pushed) -> str:
+    counts = [f"{len(pushed.sessions)} session{'s' * (len(pushed.sessions) != 1)}"]
+    counts += [f"{pushed.samples:,} step times"] if pushed.samples else []
+    return f"pushed {' and '.join(counts)} of {pushed.name}: {url}/jobs/{pushed.name}"
+
+
+def _show(args: argparse.Namespace, pushed: Pushed, sessions: list[dict[str, object]]) -> None:
     if args.json:
         summary = {"job": pushed.name, "sessions": pushed.sessions, "samples": pushed.samples}
         print(json.dumps({**summary, **({"results": sessions} if args.wait else {})}))
         return
-    counts = [f"{len(pushed.sessions)} session{'s' * (len(pushed.sessions) != 1)}"]
-    counts += [f"{pushed.samples:,} step times"] if pushed.samples else []
-    print(f"pushed {' and '.join(counts)} of {pushed.name}: {url}/jobs/{pushed.name}")
     for session in sessions:
         print(
             session["headline"] if session["status"] == "done" else f"failed: {session['reason']}"

@@ -50,7 +50,9 @@ def slow_host(measured: Measured, result: WhatIf) -> SlowHost | None:
     if waits is not None and "workers" in waits.where:
         places = [(int(dp), int(pp)) for dp, pp in waits.where["workers"]]
         wait_s, peers_s = waits.evidence["wait_s"][0], waits.evidence["peers_s"]
-        text = f"waits {seconds(wait_s)} a step for its data, the others {seconds(peers_s)}"
+        slow = waits.evidence["steps"]
+        steps = "a step" if slow == "all" else f"in {len(slow)} of {n_steps} steps"
+        text = f"waits {seconds(wait_s)} {steps} for its data, the others {seconds(peers_s)}"
         suspect = _suspect(measured, places, waits.share_of_step, text, "data-loading")
         return _slow(suspect, places, waits_beyond_s)
     simulated_s, whole_s = float(result.simulated_s.mean()), step_to_step_s(measured, result)

@@ -16,17 +16,22 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
 from paceline.graph import Measured
+from paceline.jumps import MIN_STEPS, jump_of
 from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 #: Least cost, as a share of the time from step to step.
 MIN_SHARE = 0.01
 
 #: A worker is named from this share of the longest wait on, beyond the wait of its peers.
 MIN_BEYOND = 0.5
+
+#: Waits are called long in all steps if they are long in this share of them.
+ALL_STEPS = 0.9
 
 
 def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
@@ -66,16 +71,18 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     """The finding; None if the recording has no such waits, or they cost less than 1%.
 
     Its cost in a step is the longest wait, or what it is beyond that of the peers if workers are
-    named. It is at most the time that no operation fills.
+    named. It is at most the time that no operation fills. Workers are named by the steps with long
+    waits, since a loader may become slow within the trace.
     """
     waits = measured.data_wait_s
     if waits is None:
         return None
     waits = np.nan_to_num(waits)
     of_peers = lower_median(np.moveaxis(waits, 1, 0))  # [step, pp]
-    beyond = np.median(waits - of_peers[:, None, :], axis=0)  # [dp, pp]
     longest = waits.max(axis=(1, 2))
-    least = MIN_BEYOND * float(np.median(longest))
+    long = long_waits(longest)
+    beyond = np.median((waits - of_peers[:, None, :])[long], axis=0)  # [dp, pp]
+    least = MIN_BEYOND * float(np.median(longest[long]))
     named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2))
     avoidable = longest - of_peers.max(axis=1) if len(named) else longest
     open_s = np.maximum(result.lost_s, 0.0) + np.nan_to_num(measured.pause_s)
@@ -88,21 +95,29 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     workers = [[int(dp), int(pp)] for dp, pp in named[order]]
     of_step = (resamples @ cost_s) / (resamples @ whole_s)
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))
-    typical = [float(np.median(waits[:, dp, pp])) for dp, pp in workers]
-    peers_s = float(np.median(of_peers.max(axis=1)))
+    typical = [float(np.median(waits[long, dp, pp])) for dp, pp in workers]
+    typical = typical or [float(np.median(longest[long]))]
+    peers_s = float(np.median(of_peers.max(axis=1)[long]))
+    mean_s = float((waits[:, workers[0][0], workers[0][1]] if workers else longest).mean())
+    when = _when(longest, long, measured.steps)
+    size = f"{seconds(mean_s)} a step"
+    if when:
+        size += f" in the mean, {seconds(typical[0])}{when}"
+    if workers:
+        size += f" (others {seconds(peers_s)})"
     return Finding(
         id="data-loading",
         cause="data-loading",
-        text=f"{share:.1%} of the time passes while "
-        + _who(measured, workers, typical, peers_s, float(longest.mean())),
+        text=f"{share:.1%} of the time passes while {_waiting(measured, workers)}: {size}",
         share=None,
         share_of_step=share,
         interval=(low, high),
         confidence=float((of_step >= MIN_SHARE).mean()),
         where={"workers": workers} if workers else NOWHERE,
         evidence={
-            "wait_s": typical or [float(np.median(longest))],
+            "wait_s": typical,
             "peers_s": peers_s,
+            "steps": "all" if long.all() else measured.steps[long].tolist(),
             "pause_s": float(np.nan_to_num(measured.pause_s).mean()),
             "threshold": MIN_SHARE,
         },
@@ -118,17 +133,39 @@ def waits_beyond_s(measured: Measured) -> Array | None:
     return waits - lower_median(np.moveaxis(waits, 1, 0))[:, None, :]
 
 
-def _who(
-    measured: Measured, workers: list[list[int]], typical: list[float], peers_s: float, all_s: float
-) -> str:
+def long_waits(longest: Array) -> Mask:
+    """Mask of the [step] waits that make up most of their sum; all if they are alike.
+
+    A long wait is half as long as the wait in which a typical second of waiting passes.
+    """
+    total = float(longest.sum())
+    typical = float(np.square(longest).sum()) / total if total else 0.0
+    long: Mask = longest >= MIN_BEYOND * typical
+    few = long.sum() < MIN_STEPS or longest[long].sum() < MIN_BEYOND * total
+    return np.ones_like(long) if few or long.mean() >= ALL_STEPS else long
+
+
+def _when(longest: Array, long: Mask, steps: npt.NDArray[np.int64]) -> str:
+    """The steps with long waits, as in `` from step 160 on``; empty for all steps."""
+    if long.all():
+        return ""
+    jump = jump_of(longest)
+    if jump is not None:
+        behind = np.arange(len(long)) >= jump.at
+        later = jump.after_s > jump.before_s
+        if (long == (behind == later)).mean() >= ALL_STEPS:
+            return f" {'from' if later else 'before'} step {steps[jump.at]:,}{' on' * later}"
+    return f" in {long.sum()} of {len(long)} steps"
+
+
+def _waiting(measured: Measured, workers: list[list[int]]) -> str:
     """The workers that wait, in words."""
     if not workers:
-        return f"workers wait for their data: {seconds(all_s)} a step"
+        return "workers wait for their data"
     name = measured.graph.worker_name(*workers[0])
-    who = f"worker {name} waits for its data"
     if len(workers) > 1:
-        who = f"{len(workers)} workers wait for their data, the longest worker {name}"
-    return f"{who}: {seconds(typical[0])} a step (others {seconds(peers_s)})"
+        return f"{len(workers)} workers wait for their data, the longest worker {name}"
+    return f"worker {name} waits for its data"
 
 
 def with_data_waits(

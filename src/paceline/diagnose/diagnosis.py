@@ -12,7 +12,7 @@ from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
-from paceline.diagnose.garbage import garbage_cause
+from paceline.diagnose.garbage import explained_by, garbage_cause
 from paceline.diagnose.groups import group_causes
 from paceline.diagnose.healthy_ideal import HealthyIdeal, healthy_ideal, passing_s
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
@@ -149,6 +149,13 @@ def _inside(
         result.steps,
         lambda part, steps: _of_hardware(part, ideal_durations(part), steps),
     )
+    slow = [candidate for candidate in candidates if candidate.cause == "worker"]
+    candidates = [
+        candidate
+        for candidate in candidates
+        if candidate.cause != "gc"
+        or not any(explained_by(candidate, worker, result.steps) for worker in slow)
+    ]
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])
     t = float(result.simulated_s.mean())

@@ -135,7 +135,7 @@ def _fit(measured: Durations) -> Fit:
     logs = [np.log(np.maximum(passes.of(v, ops[v]), _TINY_S)) for v in range(graph.n_variants)]
     by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
     for log, dps in zip(logs, graph.variant_dps, strict=True):
-        by_replica[..., dps] = np.median(log, axis=(2, 3))
+        by_replica[..., dps] = np.median(_alike(log), axis=(2, 3))
     place, level_seen = places_and_levels(by_replica, stage_of_place)
     mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
@@ -164,6 +164,17 @@ def _fit(measured: Durations) -> Fit:
         *(place, apart.slope, stage_of_place, apart.level, level_seen, apart.level_error),
         *(apart.worker, error, frozenset(mostly_slow), variants, sigma),
     )
+
+
+def _alike(values: Array) -> Array:
+    """[..., microbatch, step, dp] values less the usual difference of their microbatches.
+
+    If microbatches differ as 1 and 3, the median of all values lies at random between the two.
+    """
+    of_replicas = np.median(values, axis=-2, keepdims=True)
+    usual = np.median(of_replicas, axis=-1, keepdims=True)
+    alike: Array = values - (usual - np.median(usual, axis=-3, keepdims=True))
+    return alike
 
 
 @dataclass(frozen=True)
@@ -264,8 +275,7 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
     """
     error = np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
-        flat = cost.reshape(-1, len(dps))
-        cost += level_seen[dps] - np.median(flat, axis=0)
+        cost += level_seen[dps] - np.median(_alike(cost), axis=(0, 1))
         error[dps] = _level_error(cost)
         if len(dps) >= MIN_REPLICAS:
             error[dps] = np.minimum(error[dps], _level_error(cost - _of_others(cost)))
@@ -341,7 +351,7 @@ def _workers(
         for stage in range(graph.n_pp):
             of_stage = of_variant[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
             flat = of_stage.reshape(len(KINDS), -1, len(dps))
-            worker[:, stage, dps] = np.median(flat, axis=1)
+            worker[:, stage, dps] = np.median(_alike(of_stage), axis=(1, 2, 3))
             by_step = of_stage.reshape(-1, *of_stage.shape[-2:])
             error[stage, dps] = robust.error_over_time(np.median(by_step, axis=0))
             if by_step.shape[1] < MIN_STEPS:

@@ -29,6 +29,9 @@ SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
 #: From this number of trials on, a bound replaces the exact binomial chance.
 MANY_TRIALS = 200
 
+#: A slow worker explains pauses of its own, if this share of their time lies in its slow steps.
+OF_SLOW_WORKER = 0.9
+
 _ONE_WORKER = (
     "only one worker pauses: its collector may have more to do, or another process on its host "
     "takes turns with it"
@@ -61,9 +64,10 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     seconds = np.concatenate([excess[excess > 0] for excess in forward])
     share = n_forward / sum(excess.size for excess in forward)
     backwards = "no backwards do" if n_backward == 0 else "backwards hardly do"
+    on = "1 worker" if len(hit) == 1 else f"{len(hit)} workers"
     return Candidate(
         "gc",
-        f"{n_forward} forwards ({share:.2%}) on {len(hit)} workers pause for "
+        f"{n_forward} forwards ({share:.2%}) on {on} pause for "
         f"{units.seconds(float(np.median(seconds)))} (median), {backwards}: garbage collection",
         {"workers": [[dp, pp] for pp, dp in hit[:16]]},
         {
@@ -81,6 +85,22 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
         chance,
         alternative="worker" if one_worker else "",
     )
+
+
+def explained_by(garbage: Candidate, worker: Candidate, steps: npt.NDArray[np.int64]) -> bool:
+    """Whether a worker that is slow in some steps explains the pauses, which are its own.
+
+    Args:
+        garbage: garbage collection.
+        worker: slow workers.
+        steps: [step] step numbers.
+    """
+    slow, places = worker.evidence["steps"], worker.where["workers"]
+    if slow == "all" or any(place not in places for place in garbage.where["workers"]):
+        return False
+    of_steps = sum(excess.sum(axis=(0, 1, 3)) for excess in garbage.effect.excess or ())
+    of_slow = np.asarray(of_steps)[np.isin(steps, slow)]
+    return bool(of_slow.sum() >= OF_SLOW_WORKER * garbage.evidence["total_s"])
 
 
 def _count(excess: Sequence[Array], least_s: float = 0.0) -> int:

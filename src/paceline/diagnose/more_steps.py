@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.diagnose.fit import Fit
 from paceline.diagnose.workers import MIN_SLOW_SHARE, bars, chances, slowness
 from paceline.graph import Durations
-from paceline.whatif.doubts import ENOUGH_STEPS
+from paceline.whatif.lasting import ENOUGH_STEPS
 
 #: Least share of the loss that no cause explains, for more steps to matter.
 MIN_UNEXPLAINED = 0.5

@@ -15,9 +15,9 @@ from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import LateStarts, late_starts
 from paceline.diagnose.passing import passing_worker
-from paceline.diagnose.regimes import MAX_CHANCE, MIN_JUMP, find_jump
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
+from paceline.jumps import MAX_CHANCE, MIN_JUMP, find_jump
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
 from paceline.units import count, seconds

@@ -43,7 +43,7 @@ def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Find
     """
     if result.lasting is None or result.by_worker.size < 2:
         return None
-    passing = result.by_worker_by_step - result.lasting.by_worker
+    passing = result.by_worker_by_step - result.lasting.by_worker_by_step
     by_step = passing.reshape(len(result.steps), -1)  # [step, worker]
     n_workers = by_step.shape[1]
     first = by_step.argmax(axis=1)

@@ -82,18 +82,21 @@ class Replica:
         steps: [stage] the actions of its program, in order: ``op`` launches an op, ``~op`` waits
             for it. Ops from ``len(ops.kind)`` on are in ``added``.
         added: the new ops.
+        heirs: removed op -> the op that is launched next, which meets pauses of the host before the
+            removed one.
     """
 
     ops: ReplicaOps
     seconds: Array
     steps: list[list[int]]
     added: list[Added]
+    heirs: dict[int, int]
 
     @classmethod
     def of(cls, ops: ReplicaOps, seconds: Array) -> Replica:
         """The programs as recorded, with the seconds [op, step, dp] of their ops."""
         stages = range(int(ops.pp.max()) + 1)
-        return cls(ops, seconds, [program_steps(ops, s) for s in stages], [])
+        return cls(ops, seconds, [program_steps(ops, s) for s in stages], [], {})
 
     @cached_property
     def typical_s(self) -> Array:
@@ -244,7 +247,8 @@ def regraphed(
     Args:
         measured: the job as traced, with programs.
         replicas: [variant] its programs, edited.
-        delays: launch delays of the trace's ops, which are kept; None: no delays.
+        delays: launch delays of the trace's ops, which are kept; None: no delays. A removed op
+            takes its usual delay with it. A longer one is a pause of the host and stays.
         one_network: put gathers and reductions of a stage into one queue, as if each needed the
             whole network.
         families: [family, replica] groups of the changed job; None: the trace's groups.
@@ -267,9 +271,9 @@ def regraphed(
         ]
         graph = with_edges(graph, np.concatenate(queues))
     ops = [op for _, op in finished]
-    if any(replica.added for replica in replicas):
+    if any(replica.added or (replica.heirs and delays is not None) for replica in replicas):
         new = _with_added(graph, old, ops, replicas)
-        return Changed(new, None if delays is None else _delays(graph, delays, ops))
+        return Changed(new, None if delays is None else _delays(graph, delays, ops, replicas))
     starts = [
         old.row_ptr[op + first] for op, first in zip(ops, old.graph.variant_ptr, strict=False)
     ]
@@ -290,13 +294,21 @@ def _with_added(
     return new
 
 
-def _delays(graph: StepGraph, old: Durations, ops: Sequence[Ints]) -> Durations:
-    """Launch delays of the new programs; 0 for new ops."""
+def _delays(
+    graph: StepGraph, old: Durations, ops: Sequence[Ints], replicas: Sequence[Replica]
+) -> Durations:
+    """Launch delays of the new programs; 0 for new ops, if no removed op leaves them a pause."""
     new = Durations.empty(graph, old.n_steps)
-    for v, op in enumerate(ops):
+    for v, (op, replica) in enumerate(zip(ops, replicas, strict=True)):
         block = old.block(v)
         np.take(block, op, axis=0, out=new.block(v), mode="clip")  # "raise" would copy
         new.block(v)[op >= len(block)] = 0.0
+        place = {number: place for place, number in enumerate(op.tolist())}
+        for gone, heir in replica.heirs.items():
+            while heir in replica.heirs:
+                heir = replica.heirs[heir]
+            pauses_s = block[gone] - np.median(block[gone], axis=0)
+            new.block(v)[place[heir]] += pauses_s.clip(0)
     return new
 
 
@@ -343,4 +355,11 @@ def needed_gathers(replica: Replica, stage: int) -> dict[int, Pass]:
 def without(replica: Replica, stage: int, gone: Sequence[int]) -> None:
     """Remove the ops ``gone``, and the waits for them, from a stage's program."""
     vanished = {*gone, *(~op for op in gone)}
+    heir = None
+    for op in reversed(replica.steps[stage]):
+        if op in vanished:
+            if op >= 0 and heir is not None:
+                replica.heirs[op] = heir
+        elif op >= 0:
+            heir = op
     replica.steps[stage][:] = [step for step in replica.steps[stage] if step not in vanished]

@@ -100,11 +100,15 @@ def _prefix(finding: Finding, report: JobReport) -> str:
 
 
 def _outcome(remedy: Remedy) -> str:
-    """Advice and new step time, without the gain."""
+    """Advice and new step time, without the gain but with its interval if that is wide."""
     if not remedy.action:
         return remedy.text
     least = "at least " if remedy.is_bound else ""
-    return f"{remedy.action}: a step then takes {least}{seconds(remedy.step_time_s)}"
+    text = f"{remedy.action}: a step then takes {least}{seconds(remedy.step_time_s)}"
+    low, high = remedy.interval
+    if remedy.is_bound or high - low <= remedy.gain:
+        return text
+    return f"{text} (90%: saves {percent(low)} to {percent(high)})"
 
 
 def _masked_lines(report: JobReport, width: int) -> list[Text]:

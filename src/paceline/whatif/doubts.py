@@ -24,11 +24,9 @@ from paceline.trace.warning import (
 )
 from paceline.units import seconds
 from paceline.whatif.ideal import Reference
+from paceline.whatif.lasting import ENOUGH_STEPS
 from paceline.whatif.layout import ideal_lane_error_s
 from paceline.whatif.result import LaunchDelay, WhatIf
-
-#: Least number of steps that show how much steps differ; a median of fewer may be a passing value.
-ENOUGH_STEPS = 10
 
 #: Largest replay error of a trace with consistent times.
 MAX_REPLAY_ERROR = 0.001

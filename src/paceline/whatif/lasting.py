@@ -3,7 +3,8 @@
 If passes are recorded in parts, every part waits for the slowest of its peers. Variation of
 changing workers then adds up to a slowdown without one slow worker. Lasting slowness shows in the
 typical step, with each operation of each worker at its median over the steps. This step is compared
-with its own ideal. A mean over the steps would include the passing variation.
+with its own ideal. A mean over the steps would include the passing variation. A fault may begin
+within the trace: where step times jump, each part of the trace has a typical step of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations
+from paceline.jumps import spans
 from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.scenario import Part, Scenario
@@ -22,6 +24,9 @@ from paceline.whatif.scenario import Part, Scenario
 Array = npt.NDArray[np.float64]
 #: From [op, step, replica] values to one value of each operation, in axes of the same number.
 Middle = Callable[[Array], Array]
+
+#: Least number of steps that show how much steps differ; a median of fewer may be a passing value.
+ENOUGH_STEPS = 10
 
 _MEDIAN_VALUES = 1 << 22
 
@@ -33,33 +38,48 @@ _MOST_VALUES = 5_000_000
 
 @dataclass(frozen=True, eq=False)
 class Lasting:
-    """Slowdowns of the typical step.
+    """Slowdowns of the typical step, or of the typical steps between jumps of step times.
 
     Attributes:
         slowdown: S with every operation of every worker at its median over the steps.
         by_worker: [pp, dp] S with only this worker at its medians, and all others ideal.
+        by_worker_by_step: [step, pp, dp] the same in the part that the step is in.
     """
 
     slowdown: float
     by_worker: Array
+    by_worker_by_step: Array
 
 
-def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
+def lasting(durations: Durations, step_s: Array, judged_by: Reference) -> Lasting | None:
     """The lasting slowdowns; None if passes are whole, as in the paper.
 
     Args:
         durations: measured durations.
+        step_s: [step] their step times, seconds.
         judged_by: the reference of these durations. Kinds that it judges against their fast mode
             keep this ideal, as their median over the steps may be slow.
     """
     graph = durations.graph
     if not graph.programmed:
         return None
-    typical = _typical(durations, _over_steps(np.median))
     workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
     only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
-    slowdowns = _slowdowns(typical, judged_by, only)
-    return Lasting(float(slowdowns[0]), slowdowns[2:].reshape(graph.n_pp, graph.n_dp))
+    parts = spans(step_s, ENOUGH_STEPS)
+    lengths = [end - first for first, end in parts]
+    times = np.array(
+        [
+            _step_s(_typical(_part(durations, part), _over_steps(np.median)), judged_by, only)
+            for part in parts
+        ]
+    )  # [part, scenario]
+    total = lengths @ times
+    by_worker = (times[:, 2:] / times[:, 1:2]).reshape(-1, graph.n_pp, graph.n_dp)
+    return Lasting(
+        float(total[0] / total[1]),
+        (total[2:] / total[1]).reshape(graph.n_pp, graph.n_dp),
+        np.repeat(by_worker, lengths, axis=0),
+    )
 
 
 def beyond_chance(durations: Durations, judged_by: Reference) -> float:
@@ -76,7 +96,8 @@ def beyond_chance(durations: Durations, judged_by: Reference) -> float:
     """
 
     def slowdown(durations: Durations, middle: Middle) -> float:
-        return float(_slowdowns(_typical(durations, middle), judged_by)[0])
+        measured_s, ideal_s = _step_s(_typical(durations, middle), judged_by)
+        return float(measured_s / ideal_s)
 
     # A mean shows a slow worker among two; a median is not moved by single pauses.
     middles = (_over_steps(np.median), _over_steps(np.mean))
@@ -115,13 +136,18 @@ def _typical(durations: Durations, middle: Middle) -> Durations:
     return typical
 
 
-def _slowdowns(typical: Durations, judged_by: Reference, only: Sequence[Scenario] = ()) -> Array:
-    """S of a typical step, 1, and S of each further scenario."""
+def _part(durations: Durations, part: tuple[int, int]) -> Durations:
+    """The durations of steps from a first index to an end."""
+    whole = part == (0, durations.n_steps)
+    return durations if whole else durations.of_steps(np.arange(*part))
+
+
+def _step_s(typical: Durations, judged_by: Reference, only: Sequence[Scenario] = ()) -> Array:
+    """Seconds of a typical step, of its ideal, and of each further scenario."""
     by_mode = np.isin(typical.graph.kind, [int(kind) for kind in judged_by.modes])
     ideal = np.where(by_mode, judged_by.seconds, reference(typical).seconds)
     scenarios = [Scenario.measured(), Scenario.ideal(), *only]
-    times = simulate_scenarios(typical, ideal, scenarios)
-    return np.asarray(times[:, 0] / times[1, 0])
+    return np.asarray(simulate_scenarios(typical, ideal, scenarios)[:, 0])
 
 
 def _shuffled(durations: Durations, rng: np.random.Generator) -> Durations:

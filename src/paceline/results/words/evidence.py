@@ -327,8 +327,10 @@ def _data(finding: Finding) -> Phrases:
         f"worker {worker(place)} {seconds(wait_s)}"
         for place, wait_s in zip(places, waits_s, strict=False)
     ]
+    steps = evidence.get("steps")
     if waiting:
-        yield f"waits of the training thread for the loader, a step: {several(waiting, MAX_NAMED)}"
+        of = f"a step of {len(steps)} slow ones" if isinstance(steps, list) else "a step"
+        yield f"waits of the training thread for the loader, {of}: {several(waiting, MAX_NAMED)}"
     peers_s, pause_s = _number(evidence, "peers_s"), _number(evidence, "pause_s")
     if peers_s is not None and places:
         yield f"the others wait {seconds(peers_s)} in the median"
