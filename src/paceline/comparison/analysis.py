@@ -70,8 +70,9 @@ def compare(
     """The change from one trace of a job to another: did the fix work?
 
     Seconds are per step. If unlike jobs are compared ``anyway``, they are per token, if both sides'
-    tokens are known, or else per microbatch of all replicas if their numbers differ. Intervals are of 90% and hold for
-    these steps only: another run of the same job may differ by more (``docs/compare.md``).
+    tokens are known, or else per microbatch of all replicas if their numbers differ. Intervals are
+    of 90% and hold for these steps only: another run of the same job may differ by more
+    (``docs/compare.md``).
 
     Args:
         before: a trace, or a diagnosed case, which may know layers and sequence lengths.
@@ -150,8 +151,8 @@ def _unit(unlike: tuple[Disagreement, ...], before: _Job, after: _Job) -> Unit:
         return "step"
     if before.load.tokens is not None and after.load.tokens is not None:
         return "token"
-    microbatches = [job.measured.microbatches for job in (before, after)]
-    return "step" if np.array_equal(*microbatches) else "microbatch"
+    as_many = np.array_equal(before.measured.microbatches, after.measured.microbatches)
+    return "step" if as_many else "microbatch"
 
 
 @dataclass(frozen=True)
