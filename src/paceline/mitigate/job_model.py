@@ -2,8 +2,8 @@
 
 The healthy duration of an op is the lower median over replicas of their medians. Fail-slows
 multiply durations: computes by their machine's factor, transfers by the factors of their link or
-NICs. A data-parallel collective is a ring over the replicas of its stage, in their order. It is as slow as
-the slowest link or NIC of the ring.
+NICs. A data-parallel collective is a ring over the replicas of its stage, in their order. It is as
+slow as the slowest link or NIC of the ring.
 """
 
 from __future__ import annotations
