@@ -40,6 +40,9 @@ DOUBT_ERRORS = 2.0
 #: residual, share, seconds. (Garbage collections take tens to hundreds of ms: what-if paper, 5.4.)
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
+#: Microbatches are unlike in all steps from this many standard errors of their medians on.
+UNLIKE_ERRORS = 6.0
+
 #: With fewer replicas, the others do not show which steps are long for all.
 MIN_REPLICAS = 4
 
@@ -169,11 +172,18 @@ def _fit(measured: Durations) -> Fit:
 def _alike(values: Array) -> Array:
     """[..., microbatch, step, dp] values less the usual difference of their microbatches.
 
-    If microbatches differ as 1 and 3, the median of all values lies at random between the two.
+    If microbatches differ as 1 and 3, the median of all values lies at random between the two. A
+    difference that chance may explain stays: lengths vary from step to step.
     """
+    n_steps, n_dp = values.shape[-2:]
     of_replicas = np.median(values, axis=-2, keepdims=True)
     usual = np.median(of_replicas, axis=-1, keepdims=True)
-    alike: Array = values - (usual - np.median(usual, axis=-3, keepdims=True))
+    differences = usual - np.median(usual, axis=-3, keepdims=True)
+    noise = float(robust.spread(values - of_replicas))
+    error = robust.MEDIAN_ERROR * noise / np.sqrt(n_steps * n_dp)
+    if n_steps < MIN_STEPS or np.abs(differences).max() < UNLIKE_ERRORS * error:
+        return values
+    alike: Array = values - differences
     return alike
 
 
