@@ -492,7 +492,7 @@ def test_a_finding_in_numbers():
     """Of a gap of 1 s in steps of 10 s a cause takes 0.2, 0.3, 0.4 s."""
     cost, gap = np.array([0.2, 0.3, 0.4]), np.ones(3)
     resamples = np.eye(3)
-    result = SimpleNamespace(traced_s=np.full(3, 10.0))
+    result = SimpleNamespace(lasted_s=np.full(3, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {"a": 1}, Effect())
     finding = _Judge(result, gap, 0.05, resamples, trust).finding(candidate, cost, 0.05)
@@ -508,7 +508,7 @@ def test_a_finding_in_numbers():
 
 @pytest.mark.parametrize(("seconds", "agreeing"), [(0.0499, 0), (0.0501, 1)])
 def test_a_cause_persists_with_five_percent_of_the_gap_and_half_of_the_step(seconds, agreeing):
-    result = SimpleNamespace(traced_s=np.full(3, 10.0))
+    result = SimpleNamespace(lasted_s=np.full(3, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {}, Effect())
     judge = _Judge(result, np.full(3, 0.1), 0.005, np.eye(3), trust)
@@ -519,7 +519,7 @@ def test_a_cause_persists_with_five_percent_of_the_gap_and_half_of_the_step(seco
 
 def test_resamples_without_a_gap_say_nothing_of_shares():
     """Under a tenth of the usual gap."""
-    result = SimpleNamespace(traced_s=np.full(2, 10.0))
+    result = SimpleNamespace(lasted_s=np.full(2, 10.0))
     trust = SimpleNamespace(confidence=lambda candidate, agreeing: agreeing)
     candidate = diagnosis.Candidate("worker", "slow", {}, {}, Effect())
     judge = _Judge(result, np.array([0.09, 1.91]), 0.05, np.eye(2), trust)

@@ -92,17 +92,48 @@ def test_the_worker_that_waits_for_its_data_is_named(tmp_path, meets):
     ],
 )
 def test_a_loader_that_is_slow_in_a_third_of_the_steps_is_named(tmp_path, slow, when, n):
-    """Rank 2 loads for 60 ms in 8 of 24 steps: 20.7 ms a step in the mean."""
+    """Rank 2 loads for 60 ms in 8 of 24 steps, the others for 1: 19.7 ms a step in the mean."""
     trace = job(tmp_path, lambda step, rank: 60.0 if rank == 2 and slow(step) else 1.0)
     case = case_of(trace)
     finding = data_finding(case)
     assert finding.where == {"workers": [[2, 0]]}
-    mean_s = (n * 0.060 + (24 - n) * 0.001) / 24
+    mean_s = n * 0.059 / 24
     text = f"{1e3 * mean_s:.1f} ms a step in the mean, 60.0 ms {when} (others 1.00 ms)"
     assert text in finding.text
-    assert finding.share_of_step == pytest.approx((mean_s - 0.001) / (0.070 + mean_s), abs=0.02)
+    assert finding.share_of_step == pytest.approx(mean_s / (0.071 + mean_s), abs=0.02)
     assert len(finding.evidence["steps"]) == n
     assert f"a step of {n} slow ones" in " ".join(evidence_phrases(finding))
+
+
+def test_a_long_first_wait_of_all_hides_no_slow_loader(tmp_path):
+    """All ranks load their first batch for 5 s, before the trace; rank 2 is slow from 12 on."""
+
+    def wait_ms(step, rank):
+        slow = 60.0 if rank == 2 and step >= 12 else 1.0
+        return 5000.0 if step == 0 else slow
+
+    finding = data_finding(case_of(job(tmp_path, wait_ms)))
+    assert finding.where == {"workers": [[2, 0]]}
+    assert "60.0 ms in 13 of 24 steps (others 1.00 ms)" in finding.text
+
+
+def test_waits_of_all_are_no_waits_of_the_named_worker(tmp_path):
+    """Rank 2 waits 20 ms in all steps; all ranks wait 2 s in three of them, as at a new epoch."""
+    rare = {7, 13, 19}
+    trace = job(tmp_path, lambda step, rank: 2000.0 if step in rare else 20.0 if rank == 2 else 1.0)
+    finding = data_finding(case_of(trace))
+    assert finding.where == {"workers": [[2, 0]]}
+    assert "worker dp 2, stage 0 waits for its data: 20.0 ms a step (others 1.00 ms)" in (
+        finding.text
+    )
+
+
+def test_a_wait_of_another_worker_is_no_cost_of_the_named_one(tmp_path):
+    """Rank 1 waits 60 ms in 8 steps, rank 2 in the 16 behind them: 16 of 24 waits are rank 2's."""
+    trace = job(tmp_path, lambda step, rank: 60.0 if rank == (1 if step < 8 else 2) else 1.0)
+    finding = data_finding(case_of(trace))
+    assert finding.where == {"workers": [[2, 0]]}
+    assert finding.share_of_step == pytest.approx(16 * 0.059 / 24 / 0.130, abs=0.02)
 
 
 def test_a_single_long_wait_names_nobody(tmp_path):

@@ -192,8 +192,12 @@ class Life(SimpleNamespace):
     """What of an analysis the causes outside S read."""
 
     @property
+    def lasted_s(self):
+        return self.traced_s - self.overlap_s
+
+    @property
     def lost_s(self):
-        return self.traced_s - self.overlap_s - self.simulated_s
+        return self.lasted_s - self.simulated_s
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Ideal durations of parts, passes as wholes, and what lasts of a slowdown; by hand."""
 
+import math
 import random
 
 import numpy as np
@@ -173,6 +174,23 @@ def test_a_rank_that_is_slow_in_a_third_of_the_steps_lasts_there():
     by_step = result.lasting.by_worker_by_step[:, 0, 1]
     assert by_step[:20] == pytest.approx(1.0, abs=0.01)
     assert by_step[20:] == pytest.approx(slow_s / mean_s, rel=0.01)
+
+
+def test_levels_that_all_ranks_share_are_one_part():
+    """All ranks are 1.5 times as slow in the first 12 of 60 steps: no rank jumps beside the others.
+
+    Medians of 12 noisy steps would look like lasting slowness.
+    """
+
+    def seconds(step, dp, kind, nth):
+        if not kind.endswith("-compute"):
+            return 0.002
+        noise = random.Random(f"{step} {dp} {kind} {nth}").gauss(0, 0.2)
+        return 0.05 * (1.5 if step < 12 else 1.0) * math.exp(noise)
+
+    found = analyze(measured_of(6, seconds, n_dp=8, steps=60)).lasting
+    assert (found.by_worker_by_step == found.by_worker).all()
+    assert found.slowdown < 1.06
 
 
 def test_one_step_lasts_as_it_was():

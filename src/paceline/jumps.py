@@ -48,17 +48,18 @@ def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
     return jump if large and apart and n_tests * jump.p_value <= MAX_CHANCE else None
 
 
-def spans(times: Array, least: int) -> list[tuple[int, int]]:
+def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:
     """(first, end) indices of the parts of [step] times between jumps.
 
     Args:
-        times: the series.
+        times: one of ``n_tests`` series.
         least: least length of a part.
+        n_tests: number of series of which the likeliest to jump was chosen.
     """
     found, open_spans = [], [(0, len(times))]
     while open_spans:
         first, end = open_spans.pop()
-        jump = jump_of(times[first:end]) if end - first >= 2 * least else None
+        jump = jump_of(times[first:end], n_tests) if end - first >= 2 * least else None
         if jump is None or not least <= jump.at <= end - first - least:
             found.append((first, end))
         else:
@@ -86,9 +87,15 @@ def find_jump(times: Array) -> Jump:
 def _pettitt(times: Array) -> float:
     """Chance of such ranks if there is no jump (Pettitt 1979)."""
     n = len(times)
+    return min(1.0, 2 * math.exp(-6 * jump_score(times) ** 2 / (n**3 + n**2)))
+
+
+def jump_score(times: Array) -> float:
+    """Pettitt's statistic of [step] times: largest for the clearest jump."""
+    n = len(times)
     rank = np.argsort(np.argsort(times)) + 1
     score = 2 * np.cumsum(rank)[:-1] - np.arange(1, n) * (n + 1)
-    return min(1.0, 2 * math.exp(-6 * float(np.abs(score).max()) ** 2 / (n**3 + n**2)))
+    return float(np.abs(score).max())
 
 
 def _student(before: Array, after: Array) -> float:

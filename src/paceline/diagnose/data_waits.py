@@ -36,7 +36,7 @@ ALL_STEPS = 0.9
 
 def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
     """[step] seconds from the begin of the step, or of the pause before it, to the step's end."""
-    return result.traced_s - result.overlap_s + np.nan_to_num(measured.pause_s)
+    return result.lasted_s + np.nan_to_num(measured.pause_s)
 
 
 def waits_in_steps_s(measured: Measured, lost_s: Array) -> Array | None:
@@ -70,24 +70,26 @@ def waits_in_steps_s(measured: Measured, lost_s: Array) -> Array | None:
 def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
     """The finding; None if the recording has no such waits, or they cost less than 1%.
 
-    Its cost in a step is the longest wait, or what it is beyond that of the peers if workers are
-    named. It is at most the time that no operation fills. Workers are named by the steps with long
-    waits, since a loader may become slow within the trace.
+    Its cost in a step is the longest wait, or what it is beyond the longest of the others if
+    workers are named. It is at most the time that no operation fills. Workers are named by the
+    steps with long waits, since a loader may become slow within the trace.
     """
     waits = measured.data_wait_s
     if waits is None:
         return None
-    waits = np.nan_to_num(waits)
+    whole_s = step_to_step_s(measured, result)
+    waits = np.minimum(np.nan_to_num(waits), whole_s[:, None, None])  # some begin before the trace
     of_peers = lower_median(np.moveaxis(waits, 1, 0))  # [step, pp]
     longest = waits.max(axis=(1, 2))
     long = long_waits(longest)
     beyond = np.median((waits - of_peers[:, None, :])[long], axis=0)  # [dp, pp]
     least = MIN_BEYOND * float(np.median(longest[long]))
-    named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2))
-    avoidable = longest - of_peers.max(axis=1) if len(named) else longest
+    named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2), int)
+    others = waits.copy()
+    others[:, named[:, 0], named[:, 1]] = 0.0
+    avoidable = longest - others.max(axis=(1, 2)) if len(named) else longest
     open_s = np.maximum(result.lost_s, 0.0) + np.nan_to_num(measured.pause_s)
     cost_s = np.minimum(avoidable, open_s)
-    whole_s = step_to_step_s(measured, result)
     share = float(cost_s.mean() / whole_s.mean())
     if share < MIN_SHARE:
         return None
@@ -98,9 +100,9 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     typical = [float(np.median(waits[long, dp, pp])) for dp, pp in workers]
     typical = typical or [float(np.median(longest[long]))]
     peers_s = float(np.median(of_peers.max(axis=1)[long]))
-    mean_s = float((waits[:, workers[0][0], workers[0][1]] if workers else longest).mean())
     when = _when(longest, long, measured.steps)
-    size = f"{seconds(mean_s)} a step"
+    mean_s = float(cost_s.mean() if workers else longest.mean())
+    size = f"{seconds(typical[0] if workers and not when else mean_s)} a step"
     if when:
         size += f" in the mean, {seconds(typical[0])}{when}"
     if workers:

@@ -239,7 +239,7 @@ class _Judge:
         """The finding for a cause that costs ``cost`` [step] seconds."""
         gap = float(self.gap.mean())
         costs, gaps = self.resamples @ cost, self.resamples @ self.gap
-        of_step = costs / (self.resamples @ self.result.traced_s)
+        of_step = costs / (self.resamples @ self.result.lasted_s)
         # Cost and gap come from the same resample: steps without the cause have a smaller gap.
         shares = costs[gaps > MIN_GAP * gap] / gaps[gaps > MIN_GAP * gap]
         low, high = (float(x) for x in np.percentile(shares, INTERVAL))
@@ -252,7 +252,7 @@ class _Judge:
             cause=candidate.cause,
             text=candidate.text,
             share=float(cost.mean()) / gap,
-            share_of_step=float(cost.mean() / self.result.traced_s.mean()),
+            share_of_step=float(cost.mean() / self.result.lasted_s.mean()),
             interval=(low, high),
             confidence=self.trust.confidence(candidate, float(persists.mean())),
             where=candidate.where,

@@ -37,7 +37,8 @@ class Finding:
         text: the finding in one sentence.
         share: share of the loss that the cause explains; None outside S. May be negative. The loss
             is T - T_healthy, or T - T_ideal where no finding blames hardware.
-        share_of_step: share of the actual step time.
+        share_of_step: share of the time from step to step: the actual step less its overlap with
+            the step before.
         interval: 90% bootstrap interval of ``share`` (of ``share_of_step`` outside S).
         confidence: probability that the finding is true (:mod:`paceline.diagnose.confidence`).
         where: ``workers`` [[dp, pp], ...], ``stage``, ``link`` [[dp, pp], [dp, pp]] or ``group``.

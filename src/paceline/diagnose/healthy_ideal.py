@@ -54,7 +54,7 @@ def healthy_ideal(
     judged_by = reference(repaired)
     scenarios = [Scenario.measured(), Scenario.ideal()]
     repaired_s, step_s = simulate_scenarios(repaired, judged_by.seconds, scenarios)
-    typical = lasting(repaired, repaired_s, judged_by)
+    typical = lasting(repaired, judged_by)
     passing_s = None if typical is None else repaired_s - typical.slowdown * step_s
     if float(step_s.mean()) < float(result.ideal_s.mean()):
         return HealthyIdeal(judged_by.seconds, step_s, passing_s)

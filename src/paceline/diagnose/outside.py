@@ -123,11 +123,11 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     lost_s = result.lost_s
     if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
-    of_step = (resamples @ lost_s) / (resamples @ result.traced_s)
+    of_step = (resamples @ lost_s) / (resamples @ result.lasted_s)
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
     label, factor = by_kind[0]
     at_start = result.launch_delay.step_start - 1 > 0.5 * (result.launch_slowdown - 1)
-    share = float(lost_s.mean() / result.traced_s.mean())
+    share = float(lost_s.mean() / result.lasted_s.mean())
     sure_s = float(lost_s.mean()) - measured.open_overlap_s
     simulated_s = float(result.simulated_s.mean())
     late = late_starts(measured, simulated_s)
@@ -204,7 +204,7 @@ def _delayed_place(
 def _late_share(late: LateStarts, result: WhatIf) -> float:
     """Share of the step that late workers cost, at most all that passes between operations."""
     of_all_s = min(float(late.saved_s.mean()), float(result.lost_s.mean()))
-    return of_all_s / float(result.traced_s.mean())
+    return of_all_s / float(result.lasted_s.mean())
 
 
 def _delayed_evidence(delayed: DelayedOps | None) -> dict[str, Any]:
@@ -252,13 +252,13 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
     short_s = min(start, start + change)
     # Time that the simulation leaves out is a part of the steps that become longer.
-    whole_s = start + max(float(np.median(result.traced_s - result.overlap_s - times)), 0.0)
+    whole_s = start + max(float(np.median(result.lasted_s - times)), 0.0)
     added_s = shape.fitted - short_s
     rest_s = times - shape.fitted
     most_s = PAUSE_SPREADS * robust.spread(rest_s)
     noise_s = rest_s.clip(-most_s, most_s)
     varied_s = np.where(added_s > 0, added_s + noise_s - noise_s[added_s > 0].mean(), 0.0)
-    lost_share = (resamples @ varied_s) / (resamples @ result.traced_s)
+    lost_share = (resamples @ varied_s) / (resamples @ result.lasted_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     text = f"steps become {change / whole_s:.1%} slower {shape.text}"
     if change < 0:
@@ -268,7 +268,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         cause="drift",
         text=text,
         share=None,
-        share_of_step=float(added_s.mean() / result.traced_s.mean()),
+        share_of_step=float(added_s.mean() / result.lasted_s.mean()),
         interval=(low, high),
         confidence=float((lost_share > 0).mean()),
         where=NOWHERE,
@@ -333,10 +333,10 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         return None
     numbers = result.steps[odd].tolist()
     excess = np.where(odd, np.maximum(result.traced_s - typical, 0.0), 0.0)
-    cost = float(excess.mean() / result.traced_s.mean())
+    cost = float(excess.mean() / result.lasted_s.mean())
     if cost < MIN_ODD_COST:
         return None
-    lost_share = (resamples @ excess) / (resamples @ result.traced_s)
+    lost_share = (resamples @ excess) / (resamples @ result.lasted_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     numbers_text = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
     symptom = "compute longer (warm-up, evaluation?)" if working.any() else "wait (checkpoint?)"
@@ -361,7 +361,7 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     slow = modes.slow
     fast_s, slow_s = (float(np.median(result.traced_s[mode])) for mode in (~slow, slow))
     excess = np.where(slow, result.traced_s - fast_s, 0.0)
-    lost_share = (resamples @ excess) / (resamples @ result.traced_s)
+    lost_share = (resamples @ excess) / (resamples @ result.lasted_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     growth = _growth_by_kind(measured, slow)
     names = measured.graph.kind_name
@@ -373,7 +373,7 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         text=f"{slow.sum()} of {len(slow)} steps take {seconds(slow_s)}, the others "
         f"{seconds(fast_s)}{kinds_text}",
         share=None,
-        share_of_step=float(excess.mean() / result.traced_s.mean()),
+        share_of_step=float(excess.mean() / result.lasted_s.mean()),
         interval=(low, high),
         confidence=float((lost_share > 0).mean()),
         where=NOWHERE,

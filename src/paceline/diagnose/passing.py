@@ -60,8 +60,8 @@ def passing_worker(measured: Measured, result: WhatIf, resamples: Array) -> Find
         return None
     stage, dp = divmod(worker, measured.graph.n_dp)
     saved_s = result.simulated_s - _without_pauses_s(measured.durations, dp, stage)
-    of_step = (resamples @ saved_s) / (resamples @ result.traced_s)
-    share = float(saved_s.mean() / result.traced_s.mean())
+    of_step = (resamples @ saved_s) / (resamples @ result.lasted_s)
+    share = float(saved_s.mean() / result.lasted_s.mean())
     if share < MIN_LONGER:
         return None
     low, high = (float(x) for x in np.percentile(of_step, (5, 95)))

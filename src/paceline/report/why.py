@@ -55,7 +55,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         if f.cause == "unexplained" and f.share_of_step >= MIN_PASSING
     ]
     passing_s = report.other_passing_s or 0.0
-    passing = passing_s / float(report.traced_s.mean())
+    passing = passing_s / report.lasted_s
     if report.straggling and passing >= MIN_PASSING:
         rests.append((passing, _rest_of_loss(all_findings), PASSING))
     lines: list[Text] = []

@@ -36,6 +36,10 @@ Array = npt.NDArray[np.float64]
 SCHEMA = 1
 
 
+#: Least share of the traced step by which steps overlap, for texts.
+MIN_OVERLAP = 0.1
+
+
 @dataclass(frozen=True, eq=False)
 class JobReport:
     """The complete report of a job. Renderers need nothing else and compute nothing.
@@ -221,6 +225,16 @@ class JobReport:
         if self.slowdown_healthy is None:
             return float(self.ideal_s.mean())
         return float(self.simulated_s.mean()) / self.slowdown_healthy
+
+    @property
+    def lasted_s(self) -> float:
+        """Mean seconds from step to step: the traced step less its overlap with the one before."""
+        return float(self.traced_s.mean()) - self.overlap_s
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap enough for the traced step and that from step to step to differ."""
+        return self.overlap_s >= MIN_OVERLAP * float(self.traced_s.mean())
 
     @property
     def largest_slowdown(self) -> float:

@@ -42,9 +42,6 @@ MIN_NAMED = 0.1
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
 
-#: Least overlap with the step before, as a share of the traced step, that is told at the top.
-MIN_OVERLAP = 0.1
-
 #: Characters in two lines of the report at 1,400 px; hosts are named if there is room.
 MAX_LENGTH = 124
 
@@ -75,14 +72,13 @@ def between_steps(report: JobReport) -> float:
 
 def step_to_step_s(report: JobReport) -> float:
     """Mean seconds from the end of a step to that of the next one, with the pause between them."""
-    lasted_s = float(report.traced_s.mean()) - report.overlap_s
-    return lasted_s / (1 - between_steps(report))
+    return report.lasted_s / (1 - between_steps(report))
 
 
 def overlap_text(report: JobReport) -> str:
     """How much shorter the job's step is than the traced one; empty if that is little."""
     traced_s = float(report.traced_s.mean())
-    if report.overlap_s < MIN_OVERLAP * traced_s:
+    if not report.overlaps:
         return ""
     return (
         f"Steps overlap: from step to step the job takes {seconds(traced_s - report.overlap_s)}, "
@@ -199,7 +195,7 @@ def main_finding(report: JobReport) -> Finding | None:
             return outside[0]
         if positive is not None and (positive.share or 0) >= MIN_NAMED:
             return positive
-        least = max(SMALL_SHARE, lost_s(report) / float(report.traced_s.mean()))
+        least = max(SMALL_SHARE, lost_s(report) / report.lasted_s)
         late = (f for f in outside if f.cause == "launch-delay" and f.where.get("workers"))
         return next((f for f in late if f.evidence.get("late_share", 0.0) >= least), None)
     if not outside:
@@ -211,7 +207,7 @@ def main_finding(report: JobReport) -> Finding | None:
 def _outweighs(outside: Finding, report: JobReport) -> bool:
     """Whether a cause outside S costs more of the step than all stragglers."""
     cost = outside.evidence.get("late_share", outside.share_of_step)
-    return outside.cause in WAITS and cost > lost_s(report) / float(report.traced_s.mean())
+    return outside.cause in WAITS and cost > lost_s(report) / report.lasted_s
 
 
 def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:

@@ -126,7 +126,7 @@ def analyze(
         slow_mode_shares={kind.label: modes.share for kind, modes in judged_by.modes.items()},
         left_out_steps=measured.left_out,
         doubts=(*measured.doubts, *doubts),
-        lasting=lasting(measured.durations, slow.simulated, judged_by),
+        lasting=lasting(measured.durations, judged_by),
     )
 
 

@@ -4,7 +4,8 @@ If passes are recorded in parts, every part waits for the slowest of its peers. 
 changing workers then adds up to a slowdown without one slow worker. Lasting slowness shows in the
 typical step, with each operation of each worker at its median over the steps. This step is compared
 with its own ideal. A mean over the steps would include the passing variation. A fault may begin
-within the trace: where step times jump, each part of the trace has a typical step of its own.
+within the trace: where a worker's computes jump beside those of its peers, each part of the trace
+has a typical step of its own. Levels that all workers share need no parts, whose medians are noisy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.graph import Durations
-from paceline.jumps import spans
+from paceline.graph.computes import compute_s
+from paceline.jumps import jump_score, spans
 from paceline.whatif.ideal import Reference, reference
 from paceline.whatif.layout import simulate_scenarios
 from paceline.whatif.scenario import Part, Scenario
@@ -28,6 +30,7 @@ Middle = Callable[[Array], Array]
 #: Least number of steps that show how much steps differ; a median of fewer may be a passing value.
 ENOUGH_STEPS = 10
 
+_TINY_S = 1e-9
 _MEDIAN_VALUES = 1 << 22
 
 #: Random orders of the workers, and how many of them may be as slow as the job: chance is 2%.
@@ -38,7 +41,7 @@ _MOST_VALUES = 5_000_000
 
 @dataclass(frozen=True, eq=False)
 class Lasting:
-    """Slowdowns of the typical step, or of the typical steps between jumps of step times.
+    """Slowdowns of the typical step, or of the typical steps between the jumps of a worker.
 
     Attributes:
         slowdown: S with every operation of every worker at its median over the steps.
@@ -51,12 +54,11 @@ class Lasting:
     by_worker_by_step: Array
 
 
-def lasting(durations: Durations, step_s: Array, judged_by: Reference) -> Lasting | None:
+def lasting(durations: Durations, judged_by: Reference) -> Lasting | None:
     """The lasting slowdowns; None if passes are whole, as in the paper.
 
     Args:
         durations: measured durations.
-        step_s: [step] their step times, seconds.
         judged_by: the reference of these durations. Kinds that it judges against their fast mode
             keep this ideal, as their median over the steps may be slow.
     """
@@ -65,7 +67,7 @@ def lasting(durations: Durations, step_s: Array, judged_by: Reference) -> Lastin
         return None
     workers = [(dp, pp) for pp in range(graph.n_pp) for dp in range(graph.n_dp)]
     only = [Scenario.only(Part.of_workers([worker])) for worker in workers]
-    parts = spans(step_s, ENOUGH_STEPS)
+    parts = _parts(durations)
     lengths = [end - first for first, end in parts]
     times = np.array(
         [
@@ -134,6 +136,21 @@ def _typical(durations: Durations, middle: Middle) -> Durations:
         for low in range(0, len(block), few):
             out[low : low + few] = middle(block[low : low + few])
     return typical
+
+
+def _parts(durations: Durations) -> list[tuple[int, int]]:
+    """(first, end) steps of the parts between jumps of the worker whose computes jump most."""
+    n_steps, n_dp = durations.n_steps, durations.graph.n_dp
+    if n_dp == 1 or n_steps < 2 * ENOUGH_STEPS:
+        return [(0, n_steps)]
+    series = []
+    for seconds in compute_s(durations):  # [dp, step] of a stage
+        if n_dp == 2:
+            series.append(seconds[0] / np.maximum(seconds[1], _TINY_S))
+        else:
+            series += list(seconds / np.maximum(np.median(seconds, axis=0), _TINY_S))
+    likeliest = max(series, key=jump_score)
+    return spans(likeliest, ENOUGH_STEPS, len(series))
 
 
 def _part(durations: Durations, part: tuple[int, int]) -> Durations:

@@ -79,11 +79,12 @@ def size_of_loss(report: JobReport) -> str:
     The waste is a share of the simulated step. That share stands first if it differs.
     """
     lost = lost_s(report)
-    of_traced = percent(lost / float(report.traced_s.mean()))
+    of_step = percent(lost / report.lasted_s)
     of_simulated = percent(lost / float(report.simulated_s.mean()))
-    if of_simulated == of_traced:
-        return f"{of_traced} of the traced step"
-    return f"{of_simulated} of the simulated step, {of_traced} of the traced one"
+    which = "from step to step" if report.overlaps else "of the traced one"
+    if of_simulated == of_step:
+        return f"{of_step} of the {'' if report.overlaps else 'traced '}step"
+    return f"{of_simulated} of the simulated step, {of_step} {which}"
 
 
 def lost_s(report: JobReport) -> float:
