@@ -421,6 +421,7 @@ def test_a_warning_of_before_a_worsening_ends_when_the_fail_slow_is_told(world):
     world.session(1.3)
     world.session(1.3)
     assert world.firing() == ["slow-job"]
+    world.pass_time(10)
     world.happened("worsening", 200, factor=2.0, lost_s=30.0)
     world.set_job(last_step=400)
     world.pass_time(10)
