@@ -180,7 +180,7 @@ class _Episode:
         self.levels.append(factor)
 
     def end(self, event: Mapping[str, Any]) -> Row:
-        """What the event that ended it adds to its row."""
+        """Fields that the event that ended the fail-slow adds to its row."""
         row: Row = {"relieved": True, "relieved_at": event["at"]}
         if event["kind"] == "relief" and event["factor"] is not None:
             row["mean"] = event["factor"]
