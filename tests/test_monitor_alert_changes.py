@@ -303,7 +303,7 @@ def test_a_fail_slow_ends_with_the_cause_that_became_known(tmp_path, hook):
     (ended,) = world.rows()
     assert (ended["status"], ended["cause"]) == ("resolved", "worker")
     assert ended["session_id"] == named["session_id"]
-    text = "Fail-slow: steps took 3.00x as long (slow since step 100; at this level since step 200)"
+    text = "Fail-slow: steps took 3.00x to 4.00x as long since step 100"
     assert ended["headline"].startswith(text)
 
 
@@ -321,7 +321,7 @@ def test_an_ended_fail_slow_tells_its_last_loss_and_nothing_at_stake(world):
     world.alerts.judge(world.job.id, world.now)
     (row,) = world.rows()
     assert row["headline"] == (  # 140 s, then 100 steps that take 0.6 s more
-        "Fail-slow: steps took 1.60x as long (slow since step 100; at this level since step 110); "
+        "Fail-slow: steps took 1.50x to 1.60x as long since step 100; "
         "3.3 minutes lost in all. The job has ended."
     )
 
@@ -412,3 +412,61 @@ def test_a_fail_slow_that_a_second_rank_joins_began_with_the_first(world):
     with world.engine.connect() as connection:
         (level,) = Levels().of(connection, [world.job.id]).values()
     assert (level.slow["began_step"], level.slow["began_at"]) == (100, world.now - 10)
+
+
+def test_a_warning_of_before_a_worsening_ends_when_the_fail_slow_is_told(world):
+    """The largest rise may be later than the onset: the change began with the onset."""
+    world.set_job(last_step=110, healthy_s=1.0, slow_since_step=100, seen_at=world.now + DAY)
+    world.happened("onset", 100, factor=1.3, lost_s=1.0)
+    world.session(1.3)
+    world.session(1.3)
+    assert world.firing() == ["slow-job"]
+    world.pass_time(10)
+    world.happened("worsening", 200, factor=2.0, lost_s=30.0)
+    world.set_job(last_step=400)
+    world.pass_time(10)
+    assert world.firing() == ["fail-slow"]
+    slow = world.rows()[0]
+    assert slow["headline"].endswith("The alert fail-slow tells the same change.")
+
+
+def test_an_alert_that_ends_tells_the_loss_of_all_fail_slows_that_it_covered(world):
+    """An earlier fail-slow had no alert. This one goes on over a relief and a disturbance."""
+    world.set_job(healthy_s=1.0, last_step=120, slow_since_step=50, seen_at=world.now + DAY)
+    world.happened("onset", 50, factor=1.3, lost_s=7.0)
+    world.happened("relief", 80, factor=1.3, lost_s=9.0)
+    world.pass_time(10)
+    world.set_job(last_step=220, slow_since_step=200)
+    world.happened("onset", 200, factor=2.0, lost_s=100.0)
+    assert world.firing() == ["fail-slow"]
+    world.pass_time(10)
+    world.happened("relief", 600, factor=2.0, lost_s=400.0)
+    world.pass_time(10)
+    world.happened("onset", 620, factor=1.4, lost_s=2.0)
+    world.set_job(last_step=620, slow_since_step=620)
+    world.pass_time(10)
+    world.happened("faster", 650, factor=0.9, lost_s=8.0)
+    world.set_job(last_step=900, slow_since_step=None)
+    world.pass_time(100)
+    (row,) = world.rows()
+    assert row["headline"] == (
+        "Fail-slow: steps took 1.40x to 2.00x as long since step 200, with 1 relief between; "
+        "6.8 minutes lost in all."
+    )
+
+
+def test_an_alert_takes_the_factor_of_all_steps_of_the_level(world):
+    """The factor of the event rests on its first steps; the page has that of the job's row."""
+    world.set_job(healthy_s=1.0, last_step=100, slow_since_step=100, seen_at=world.now + DAY)
+    world.set_job(slow_factor=1.0)  # the row has not followed the onset yet
+    world.happened("onset", 103, factor=1.9, lost_s=100.0)
+    (row,) = world.rows()
+    assert "steps take 1.90x as long" in row["headline"]
+    world.set_job(last_step=180, slow_factor=1.6)
+    world.pass_time(40)
+    (row,) = world.rows()
+    assert "steps take 1.60x as long" in row["headline"]
+    jobs.end(world.engine, world.job.id, world.now)
+    world.alerts.judge(world.job.id, world.now)
+    (row,) = world.rows()
+    assert "steps took 1.60x as long since step 103; " in row["headline"]

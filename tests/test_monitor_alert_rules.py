@@ -173,10 +173,10 @@ CHANGES = [
 ]
 
 
-def level_after(n):
+def level_after(n, changes=CHANGES):
     """The fail-slow after the first n of these events; an event's time is its step."""
     names = ("kind", "step", "since_step", "factor", "ranks")
-    events = [dict(zip(names, change, strict=True)) for change in CHANGES[:n]]
+    events = [dict(zip(names, change, strict=True)) for change in changes[:n]]
     events = [{**e, "at": float(e["step"]), "lost_s": 90.0, "text": f"{e}"} for e in events]
     return LevelChanges.of(events[::-1]).slow
 
@@ -195,6 +195,24 @@ def level_after(n):
 def test_the_steps_at_which_a_fail_slow_began_stay(n_events, text):
     alarm = judge(RULES["fail-slow"], facts(onset=level_after(n_events), slow_since_step=57))
     assert text in alarm.headline
+
+
+#: A fault from step 300 on, with disturbances that pass: the detector's events of a real job.
+DISTURBED = [
+    ("onset", 306, 300, 1.743, [0, 1]),
+    ("worsening", 407, 397, 2.189, [1]),
+    ("partial-relief", 427, 417, 1.612, [1]),
+    ("worsening", 471, 461, 2.562, [0, 1]),
+    ("partial-relief", 491, 478, 1.662, [0, 1]),
+    ("worsening", 880, 856, 2.5, [0, 1]),
+]
+
+
+def test_a_disturbance_that_passed_is_not_the_largest_rise():
+    for n_events, step in ((5, 478), (6, 856)):
+        onset = level_after(n_events, DISTURBED)
+        alarm = judge(RULES["fail-slow"], facts(onset=onset, slow_since_step=300))
+        assert f"(slow since step 300; at this level since step {step});" in alarm.headline
 
 
 def test_the_page_and_the_alert_tell_one_first_step():

@@ -202,6 +202,23 @@ def test_step_times_with_events_where_they_began():
     assert charts.steps_chart(series([], [], []), []) is None
 
 
+def test_each_kind_of_mark_has_a_line_of_its_own():
+    """Also without colour, and beside the healthy level, which is dotted."""
+    web, report = Path(charts.__file__).parent, Path(distributions.__file__).parent
+    rules = (web / "static" / "monitor.css").read_text()
+    rules += (report / "static" / "page.css").read_text()
+    classes = [f"c-{kind}.mark" for kind in charts.EVENT_KINDS] + ["c-start.mark", "c-ideal"]
+    dashes = {}
+    for name in classes:
+        body = re.search(rf"^\.{re.escape(name)} {{(.*)}}", rules, re.MULTILINE)[1]
+        dash = re.search(r"stroke-dasharray: ([\d ]+);", body)
+        dashes[name] = dash[1] if dash else ""
+    assert len(set(dashes.values())) == len(classes), dashes
+    drawn = series([5, 6, 7], [1.0, 1.0, 2.0], [1.0, 1.0, 1.0])
+    curves = charts.steps_chart(drawn, [event("onset", 6), event("faster", 7)])["series"]
+    assert {"c-onset mark", "c-faster mark"} <= {curve["name"] for curve in curves}
+
+
 def test_starts_are_marked_and_steps_run_again_are_apart():
     rows = replace(
         series([5, 6, 7, 6, 7, 8], [1.0, 1.0, 2.0, 1.0, 1.0, 1.0], [1.0] * 6),

@@ -7,6 +7,8 @@ import requires
 
 requires.installed("sqlalchemy")
 
+from paceline.detect.detector import Detector
+from paceline.detect.refinement import Refinement
 from paceline.errors import StateError
 from paceline.monitor.snapshot import load_stream, save_stream
 from paceline.monitor.step_stream import PATIENCE_S, Closed, Stream
@@ -51,6 +53,34 @@ class TestStream:
         assert (stream.start, stream.seen_at) == (0, 2031.0)
         assert self.closed(stream, *again[2:]) == list(range(30, 45))
         assert (stream.start, stream.last_step) == (1, 44)
+
+    def test_the_factor_is_that_of_all_steps_of_the_level(self):
+        """The first steps after the onset are slower than the level."""
+        stream, rng = Stream(), np.random.default_rng(1)
+        assert stream.slow_factor is None
+        refinement, detector = None, Detector(2)
+        for n in range(190):
+            level = 1.0 if n < 100 else 1.9 if n < 104 else 1.6
+            times = level * (1 + 0.01 * rng.standard_normal(2))
+            assert self.closed(stream, of_step(n, times.tolist())) == [n]
+            refinement = refinement or Refinement(detector)
+            refinement.take(detector.update(n, times))
+            if n == 99:
+                assert stream.slow_factor is None
+            if n == 104:
+                assert stream.slow_factor == pytest.approx(1.9, abs=0.05)
+        assert stream.slow_factor == pytest.approx(1.6, abs=0.02)
+        latest = {event.rank: event for event in refinement.events()}
+        of_file = [event.refined.factor for event in latest.values()]  # `paceline detect`
+        assert stream.slow_factor == pytest.approx(np.median(of_file), rel=1e-9)
+
+    def test_the_factor_is_that_of_the_slowest_rank_if_only_some_are_slow(self):
+        stream, rng = Stream(), np.random.default_rng(1)
+        for n in range(190):
+            noise = 1 + 0.01 * rng.standard_normal(3)
+            times = np.array([1.0, 1.0, 1.0] if n < 100 else [1.0, 1.3, 1.7]) * noise
+            self.closed(stream, of_step(n, times.tolist()))
+        assert stream.slow_factor == pytest.approx(1.7, abs=0.02)
 
     def test_a_rank_that_is_late_is_no_new_start(self):
         stream = Stream()

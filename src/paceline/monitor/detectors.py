@@ -524,15 +524,15 @@ class Detectors:
             self._bus.publish(live.job.project, "steps", {"job": live.job.name, **message})
 
     def _read_factors(self, lives: Sequence[LiveJob]) -> None:
-        """Read the factors of current fail-slows from their events, as alerts do."""
-        numbers = [live.job.id for live in lives if live.stream.slow_since is not None]
+        """Read from the events the factors of fail-slows whose level no detector knows."""
+        numbers = [live.job.id for live in lives if live.stream.ongoing is not None]
         levels: dict[int, list[dict[str, Any]]] = {}
         if numbers:
             with self._engine.connect() as connection:
                 levels = dict(event_rows.level_events_of(connection, numbers))
         for live in lives:
             level = LevelChanges.of(levels.get(live.job.id, ())).level
-            live.slow_factor = None if level is None else level["factor"]
+            live.event_factor = None if level is None else level["factor"]
             live.level_changed = bool(live.events)  # those could not be stored
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection
@@ -34,16 +34,18 @@ class LevelChanges:
         slow: all slow ranks, with the texts of their latest onsets; None if all are relieved. It
             has ``main_step`` and ``main_at`` if an earlier event made the job slow for the most
             part, and ``peak`` if its factor was larger before. It has ``began_step`` and
-            ``began_at`` if the first rank became slow at an earlier event.
-        last: ``slow``, otherwise the latest fail-slow as it was before its relief, with
-            ``relieved`` true. Its loss is that of the relief. None without one.
+            ``began_at`` if the first rank became slow at an earlier event. ``levels`` are its least
+            and largest factor, if they differ.
+        episodes: all fail-slows in order, ``slow`` as the last one. The others are as they were
+            before their relief, with ``relieved`` true, ``relieved_at``, and the loss of the
+            relief. ``mean`` is their mean factor, if the relief has it.
     """
 
     latest_at: float = -math.inf
     relieved_at: float = -math.inf
     onset: Row | None = None
     slow: Row | None = None
-    last: Row | None = None
+    episodes: tuple[Row, ...] = ()
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]]) -> LevelChanges:
@@ -51,13 +53,13 @@ class LevelChanges:
         changes = [event for event in events if event["kind"] in LEVEL_KINDS]
         onsets = [event for event in changes if event["kind"] in SLOW_KINDS]
         reliefs = [event["at"] for event in changes if event["kind"] not in SLOW_KINDS]
-        slow, last = _slow_ranks(changes)
+        slow, episodes = _episodes(changes)
         return cls(
             changes[0]["at"] if changes else -math.inf,
             max(reliefs, default=-math.inf),
             dict(onsets[0]) if onsets else None,
             slow,
-            last,
+            episodes,
         )
 
     def going_on(self, job: Mapping[str, Any], *, settled: bool) -> Row | None:
@@ -71,7 +73,8 @@ class LevelChanges:
             return None
         if settled and job["slow_since_step"] is None:
             return None
-        return self.level if settled else self.slow
+        row = self.level if settled else self.slow
+        return None if row is None else with_factor_of(job, row)
 
     @property
     def level(self) -> Row | None:
@@ -79,45 +82,112 @@ class LevelChanges:
         return self.onset if self.slow is None else self.slow
 
 
-def _slow_ranks(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, Row | None]:
-    """``slow`` and ``last`` of :class:`LevelChanges`."""
+def _episodes(changes: Sequence[Mapping[str, Any]]) -> tuple[Row | None, tuple[Row, ...]]:
+    """``slow`` and ``episodes`` of :class:`LevelChanges`."""
     slow: dict[int, Mapping[str, Any]] = {}
-    main: Mapping[str, Any] | None = None  # the event with the largest rise since all were healthy
-    first: Mapping[str, Any] | None = None  # the first event since all were healthy
-    largest_rise = peak = 0.0
-    lost_s: float | None = None  # each event has the loss since its rank's onset
-    last: Row | None = None
+    episode = _Episode()
+    ended: list[Row] = []
     for event in reversed(changes):  # a new start of the job is a relief of all ranks
         before, was_slow = _factor(slow.values()), dict(slow)
-        if (slow or event["kind"] in SLOW_KINDS) and event.get("lost_s") is not None:
-            lost_s = max(lost_s or 0.0, event["lost_s"])
-        if event["kind"] in SLOW_KINDS:
-            first = first or event
-            for rank in event["ranks"]:  # the latest event comes last
-                slow.pop(rank, None)
+        if slow or event["kind"] in SLOW_KINDS:
+            episode.add_loss(event)
+        for rank in event["ranks"]:  # the latest event comes last
+            slow.pop(rank, None)
+            if event["kind"] in SLOW_KINDS:
                 slow[rank] = event
-            peak = max(peak, _factor(slow.values()))
-            rise = _factor(slow.values()) - before
-            if rise > largest_rise:
-                main, largest_rise = event, rise
+        if slow:
+            episode.add(event, before, _factor(slow.values()))
         else:
-            for rank in event["ranks"]:
-                slow.pop(rank, None)
-        if not slow:
             if was_slow:
-                last = {**_merged(was_slow, main, first, peak, lost_s), "relieved": True}
-            main, first, largest_rise, peak, lost_s = None, None, 0.0, 0.0, None
-    row = _merged(slow, main, first, peak, lost_s) if slow else None
-    return row, row or last
+                ended.append(_merged(was_slow, episode) | episode.end(event))
+            episode = _Episode()
+    if not slow:
+        return None, tuple(ended)
+    row = _merged(slow, episode)
+    return row, (*ended, row)
 
 
-def _merged(
-    slow: Mapping[int, Mapping[str, Any]],
-    main: Mapping[str, Any] | None,
-    first: Mapping[str, Any] | None,
-    peak: float,
-    lost_s: float | None,
-) -> Row:
+@dataclass
+class _Rise:
+    """A rise of the level.
+
+    Attributes:
+        event: its event.
+        before: the factor before it.
+        size: by which the factor rose.
+        left: the part that later levels left.
+        least: the least part that they left.
+        balance: steps since then above the middle of the rise, minus those below.
+    """
+
+    event: Mapping[str, Any]
+    before: float
+    size: float
+    left: float
+    least: float
+    balance: int = 0
+
+    def follow(self, steps: int, level: float, factor: float) -> None:
+        """Follow a level that lasted some steps, and the next one.
+
+        A dip that passes takes nothing from a rise. A rise that passed does not come back.
+        """
+        self.balance += steps if level > self.before + self.size / 2 else -steps
+        now = min(self.size, max(0.0, factor - self.before))
+        self.least = min(self.least, now)
+        self.left = now if self.balance >= 0 else self.least
+
+
+@dataclass
+class _Episode:
+    """The events of a fail-slow so far.
+
+    Attributes:
+        first: its first event.
+        rises: its rises.
+        levels: the factor after each event.
+        step: first step of the latest level.
+        lost_s: the largest loss of its events; each has the loss since its rank's onset.
+    """
+
+    first: Mapping[str, Any] | None = None
+    rises: list[_Rise] = field(default_factory=list)
+    levels: list[float] = field(default_factory=list)
+    step: int = 0
+    lost_s: float | None = None
+
+    @property
+    def main(self) -> Mapping[str, Any] | None:
+        """The event with the largest rise, the first one of equal rises."""
+        rise = max(self.rises, key=lambda rise: rise.left, default=None)
+        return None if rise is None else rise.event
+
+    def add_loss(self, event: Mapping[str, Any]) -> None:
+        if event.get("lost_s") is not None:
+            self.lost_s = max(self.lost_s or 0.0, event["lost_s"])
+
+    def add(self, event: Mapping[str, Any], before: float, factor: float) -> None:
+        """An event after which some ranks are slow."""
+        if event["kind"] in SLOW_KINDS:
+            self.first = self.first or event
+        step = max(self.step, int(event.get("since_step", self.step)))
+        for rise in self.rises:
+            rise.follow(step - self.step, before, factor)
+        if factor > before:
+            size = factor - before
+            self.rises.append(_Rise(event, before, size, left=size, least=size))
+        self.step = step
+        self.levels.append(factor)
+
+    def end(self, event: Mapping[str, Any]) -> Row:
+        """Fields that the event that ended the fail-slow adds to its row."""
+        row: Row = {"relieved": True, "relieved_at": event["at"]}
+        if event["kind"] == "relief" and event["factor"] is not None:
+            row["mean"] = event["factor"]
+        return row
+
+
+def _merged(slow: Mapping[int, Mapping[str, Any]], episode: _Episode) -> Row:
     """One row for all slow ranks, each with its latest event; the latest event comes last."""
     event_of_text = {event["text"]: event for event in slow.values()}
     events = list(event_of_text.values())
@@ -129,17 +199,21 @@ def _merged(
         "factor": max(factors, default=None),
         "text": "; ".join(list(event_of_text)[-_TEXTS:]),
     }
-    if lost_s is not None:
-        row["lost_s"] = lost_s
+    if episode.lost_s is not None:
+        row["lost_s"] = episode.lost_s
     slowest = next((event for event in events if event["factor"] == row["factor"]), latest)
     if "since_step" in slowest:
         row["since_step"] = slowest["since_step"]
+    main, first = episode.main, episode.first
     if main is not None and main is not slowest:
         row["main_step"] = main["since_step"]
     if main is not None and main is not latest:
         row["main_at"] = main["at"]
     if first is not None and first is not latest and "since_step" in first:
         row |= {"began_step": first["since_step"], "began_at": first["at"]}
+    peak = max(episode.levels)
+    if peak > min(episode.levels):
+        row["levels"] = min(episode.levels), peak
     if row["factor"] is not None and peak > row["factor"]:
         row["peak"] = peak
     return row
@@ -148,6 +222,17 @@ def _merged(
 def _factor(events: Iterable[Mapping[str, Any]]) -> float:
     """The largest factor of events; 1 without any."""
     return max((event["factor"] for event in events if event["factor"] is not None), default=1.0)
+
+
+def with_factor_of(job: Mapping[str, Any], onset: Mapping[str, Any]) -> Row:
+    """A fail-slow with the factor that the job's row has, where that has followed its last event.
+
+    The factor of an event rests on its first steps, that of the row on all steps of the level.
+    """
+    factor, last_step = job.get("slow_factor"), job.get("last_step")
+    if factor is None or last_step is None or last_step < onset["step"]:
+        return dict(onset)
+    return {**onset, "factor": max(1.0, float(factor))}
 
 
 class Levels:

@@ -45,8 +45,8 @@ class LiveJob:
     events: list[dict[str, Any]] = field(default_factory=list)  # rows to store
     groups: dict[str, list[Event]] = field(default_factory=dict)  # kind -> events, by rank
     replayed_to: tuple[int, int] | None = None  # (start, step) up to which steps were read again
-    level_changed: bool = True  # since ``slow_factor`` was read
-    slow_factor: float | None = None  # of the current fail-slow, by the stored events
+    level_changed: bool = True  # since ``event_factor`` was read
+    event_factor: float | None = None  # of the current fail-slow, by the stored events
 
     @property
     def may_be_saved(self) -> bool:
@@ -64,6 +64,13 @@ class LiveJob:
     def n_bytes(self) -> int:
         """Approximate memory in bytes."""
         return self.stream.n_bytes + self.rank_map.n_bytes
+
+    @property
+    def slow_factor(self) -> float | None:
+        """Step time over the healthy one in the current fail-slow; None without one."""
+        if self.stream.slow_since is None:
+            return None
+        return self.stream.slow_factor or self.event_factor
 
     def save(self, folder: Path, keep_from: float = 0.0) -> None:
         """Continue from here after a restart; forget older parts of the ranks' history."""
@@ -130,7 +137,7 @@ class LiveJob:
             "step_s": float(np.median(self.latest_s)) if self.latest_s else None,
             "healthy_s": _finite(self.stream.healthy_s),
             "slow_since_step": self.stream.slow_since,
-            "slow_factor": None if self.stream.slow_since is None else self.slow_factor,
+            "slow_factor": self.slow_factor,
         }
 
     def _merge_events(self, events: tuple[Event, ...]) -> list[JobEvent]:

@@ -77,8 +77,8 @@ def is_before(session: Row | None, job: Row) -> bool:
 def slow_factor(job: Row) -> float | None:
     """Step time over the healthy one in a current fail-slow; None without one.
 
-    It is the factor of the detector's latest event. Rows of older versions have none, so that the
-    latest steps are compared.
+    It is that of the detector's present level, by all of its steps. Rows of older versions have
+    none, so that the latest steps are compared.
     """
     if job["slow_since_step"] is None:
         return None

@@ -421,6 +421,19 @@ class Stream:
             return None
         return int(np.median(self.detector.since_step[slow]))
 
+    @property
+    def slow_factor(self) -> float | None:
+        """Step time of the present level over the healthy one, by all steps of that level.
+
+        Where all ranks are slow, it is their median, as the job's step time is; otherwise that of
+        the slowest rank. None without a fail-slow, or where its level began before the detector.
+        """
+        if self.ongoing is not None or self.detector is None or not self.detector.slow.any():
+            return None
+        slow = self.detector.slow
+        factors = self.detector.level_s[slow] / self.detector.healthy_s[slow]
+        return float(np.median(factors) if slow.all() else factors.max())
+
     def state_dict(self) -> State:
         """State of the closed steps, to continue from: see :data:`STATE_SCHEMA`."""
         return {

@@ -19,6 +19,7 @@ from paceline.monitor.alerts.rules import (
     Alarm,
     Facts,
     Rule,
+    began_at,
     final_headline,
     holds,
     judge,
@@ -73,7 +74,7 @@ def decide(
         if alarm is None:
             if alert is not None and (has_ended or not (covers and holds(rule, facts))):
                 decision.ends.append((alert, "The job has ended." if has_ended else ""))
-                headline = final_headline(rule, facts)
+                headline = final_headline(rule, facts, alert)
                 if headline is not None:
                     decision.final[alert["id"]] = headline
         elif alert is None and not told.has(rule, alarm):
@@ -140,7 +141,7 @@ class Told:
 
     def absorbed(self, rule: Rule, alarm: Alarm) -> list[tuple[Row, str]]:
         """Firing alerts that the new alert of a fail-slow replaces."""
-        if rule.kind != "fail-slow" or alarm.since is None:
+        if rule.kind != "fail-slow" or alarm.began is None:
             return []
         new = {"rule": rule.name, "importance": importance_of(rule, self.job)}
         why = f"The alert {rule.name} tells the same change."
@@ -149,7 +150,7 @@ class Told:
             for name, row in self.latest.items()
             if self.kinds.get(name) in _BY_SESSIONS
             and row["status"] == "firing"
-            and row["started_at"] >= alarm.since
+            and row["started_at"] >= alarm.began
             and self._reaches(new, name, row["importance"])
         ]
 
@@ -179,12 +180,12 @@ class Told:
         level = None if self.onset is None else self.onset["factor"]
         if self.onset is None or level is None or alarm.factor is None:
             return True
-        began_at = self.onset.get("began_at", self.onset["at"])
+        began = began_at(self.onset)
         began_step = self.onset.get("began_step", self.onset["since_step"])
-        if row["started_at"] < began_at and _is_before(alarm, at, began_at, began_step):
+        if row["started_at"] < began and _is_before(alarm, at, began, began_step):
             return True
         if _is_before(alarm, at, self.onset["at"], self.onset["since_step"]):
-            level = self.onset.get("peak", level)
+            level = max(level, self.onset.get("peak", level))
         return bool(level - 1 >= EXPLAINS * (alarm.factor - 1))
 
     def _reaches(self, row: Row, rule: str, importance: str) -> bool:

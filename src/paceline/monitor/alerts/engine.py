@@ -29,6 +29,8 @@ from paceline.monitor.store.queries import latest_metas
 
 #: Seconds between judgements of all firing alerts.
 AGAIN_S = 300.0
+#: Seconds between judgements of firing alerts of a fail-slow, whose factor becomes known better.
+LEVEL_AGAIN_S = 30.0
 #: Longest delay of a job's row behind its events; after it, the row is current, too.
 SETTLED_S = 30.0
 #: At a start, an older fail-slow continues only if the job's row has it.
@@ -64,7 +66,7 @@ class Alerts:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._news = News(self._judge_news)
-        self._judged_at = 0.0
+        self._judged_at = self._levels_judged_at = 0.0
         self._quiet: dict[str, set[int]] = {}  # silent jobs of each rule at the last tick
 
     def begin(self) -> None:
@@ -115,6 +117,9 @@ class Alerts:
         for name, job_ids in quiet.items():  # only jobs that fell silent or are no longer silent
             jobs.update(dict.fromkeys(job_ids ^ self._quiet.get(name, set()), True))
         is_full_round = not 0 <= now - self._judged_at < AGAIN_S  # the clock may have been ahead
+        is_level_round = not 0 <= now - self._levels_judged_at < LEVEL_AGAIN_S
+        if is_level_round:
+            self._levels_judged_at = now
         of_slow = {rule.name for rule in self.settings.rules if rule.kind == "fail-slow"}
         slow = set(store.slow_jobs(self._service.engine, now - _OLD_S)) if of_slow else set()
         told: dict[int, set[str]] = {}
@@ -125,7 +130,8 @@ class Alerts:
         jobs.update(dict.fromkeys({i for i in slow if told.get(i) != of_slow}, True))
         for row in firing:
             job_id = row["job_id"]
-            if is_full_round or (row["rule"] in of_slow and job_id not in slow):
+            is_level = row["rule"] in of_slow and (is_level_round or job_id not in slow)
+            if is_full_round or is_level:
                 settled = row["started_at"] < now - SETTLED_S
                 jobs[job_id] = bool(jobs.get(job_id, True)) and settled
         if is_full_round:
@@ -190,7 +196,7 @@ class Alerts:
             onset = level.going_on(job, settled=settled)
             relieved_at = level.relieved_at if job["status"] != "ended" else -math.inf
             started_at = self._service.started_at
-            facts = Facts(job, sessions, onset, now, relieved_at, started_at, level.last)
+            facts = Facts(job, sessions, onset, now, relieved_at, started_at, level.episodes)
             names = {rule.name: f"{rule.name}/{job_id}" for rule in rules}
             of_job = {name: latest[place] for name, place in names.items() if place in latest}
             decision = decide(rules, facts, of_job, silences, self._channels)

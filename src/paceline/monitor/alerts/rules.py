@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from paceline.detect.event import counted
 from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
+from paceline.monitor.levels import with_factor_of
 from paceline.monitor.loss_range import (
     data_share,
     largest_lasting,
@@ -137,7 +139,7 @@ class Facts:
         job: its row in the store.
         sessions: rows of its analysed sessions in the last weeks, the latest first.
         onset: the event of the present fail-slow; None without one.
-        last: the event of the present or latest fail-slow, with its largest loss; None without one.
+        episodes: the job's fail-slows in order, the present or latest one last.
         relieved_at: time of the latest relief of a running job; -inf without one.
         watched_since: start of the service, before which no news could arrive.
         now: seconds since 1970.
@@ -149,7 +151,7 @@ class Facts:
     now: float
     relieved_at: float = -math.inf
     watched_since: float = -math.inf
-    last: Mapping[str, Any] | None = None
+    episodes: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Alarm:
         gain: the action and its gain; None if the session has it.
         ranks: the slow ranks.
         since: since when the job is as it is, as far as events and sessions show.
+        began: begin of the fail-slow, which may have become worse later; None of another rule.
         at: time of the session behind it.
         factor: by which the session's steps are too long, S or the ratio to earlier steps.
         last_step: the session's last step; None = unknown.
@@ -176,6 +179,7 @@ class Alarm:
     gain: str | None = None
     ranks: tuple[int, ...] = ()
     since: float | None = None
+    began: float | None = None
     at: float | None = None
     factor: float | None = None
     last_step: int | None = None
@@ -285,8 +289,13 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     headline = f"{'; '.join(phrases)}."
     session = session_that_explains(facts.sessions, onset)
     if session is not None:
-        since = _main_at(onset)
-        return Alarm(headline, session["cause"], session_id=session["id"], since=since)
+        return Alarm(
+            headline,
+            session["cause"],
+            session_id=session["id"],
+            since=_main_at(onset),
+            began=began_at(onset),
+        )
     is_all = len(ranks) == _n_ranks(facts.job)
     place = f"all {len(ranks):,} ranks" if is_all else name_ranks(tuple(ranks))
     return Alarm(
@@ -296,25 +305,56 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         gain=f"{share:.1%} of each step; {_next_act(len(ranks), _n_ranks(facts.job))}",
         ranks=() if is_all else tuple(ranks),
         since=_main_at(onset),
+        began=began_at(onset),
     )
 
 
-def final_headline(rule: Rule, facts: Facts) -> str | None:
-    """The headline of an alert that ends, with the loss until then.
+def final_headline(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> str | None:
+    """The headline of an alert that ends, with the loss of all fail-slows that it covered.
 
     None where the headline that fires stays true.
     """
-    last = facts.last
-    if rule.kind != "fail-slow" or last is None or last["factor"] is None:
+    if rule.kind != "fail-slow" or not facts.episodes:
+        return None
+    covered = _covered(facts.episodes, alert["started_at"])
+    first, last = covered[0], covered[-1]
+    if last["factor"] is None:
         return None
     goes_on = facts.onset is not None and may_go_on(facts.job)
-    verb, until = ("take", "so far") if goes_on else ("took", "in all")
-    lost_s = last["lost_s"]
     if not last.get("relieved"):
-        lost_s = lost_so_far_s(last, facts.job)
-    lost = f"; {duration(lost_s)} lost {until}" if lost_s else ""
-    since = _since(last, {**facts.job, "slow_since_step": last.get("began_step")})
-    return f"Fail-slow: steps {verb} {last['factor']:.2f}x as long{since}{lost}."
+        last = with_factor_of(facts.job, last)
+    lost_s = sum(float(row["lost_s"] or 0.0) for row in covered[:-1]) + _lost_s(last, facts.job)
+    first_step = first.get("began_step", first["since_step"])
+    if goes_on:
+        level = f"take {last['factor']:.2f}x as long"
+        level += _since(last, {**facts.job, "slow_since_step": first_step})
+    else:
+        level = f"took {_levels(covered[:-1], last)} as long since step {first_step:,}"
+    reliefs = f", with {counted(len(covered) - 1, 'relief')} between" if len(covered) > 1 else ""
+    lost = f"; {duration(lost_s)} lost {'so far' if goes_on else 'in all'}" if lost_s else ""
+    return f"Fail-slow: steps {level}{reliefs}{lost}."
+
+
+def _covered(
+    episodes: Sequence[Mapping[str, Any]], started_at: float
+) -> Sequence[Mapping[str, Any]]:
+    """The fail-slow of which an alert told, and those over which it went on."""
+    before = [n for n, row in enumerate(episodes) if began_at(row) <= started_at]
+    return episodes[before[-1] if before else 0 :]
+
+
+def _levels(earlier: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
+    """The factors of fail-slows: ``1.50x``, or ``1.22x to 2.56x``."""
+    spans = [row.get("levels", (row["factor"],) * 2) for row in (*earlier, last)]
+    if not earlier and "levels" not in last:  # its mean is known better than its first steps
+        spans = [(last.get("mean", last["factor"]),) * 2]
+    factors = min(span[0] for span in spans), max(span[1] for span in spans)
+    return " to ".join(dict.fromkeys(f"{factor:.2f}x" for factor in factors))
+
+
+def _lost_s(last: Mapping[str, Any], job: Mapping[str, Any]) -> float:
+    """Seconds that the latest fail-slow has cost."""
+    return float(last["lost_s"] or 0.0) if last.get("relieved") else lost_so_far_s(last, job)
 
 
 def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
@@ -330,6 +370,11 @@ def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
         return f" since step {step:,}"
     mostly = f", mostly since step {main:,}" if first < main < step else ""
     return f" (slow since step {first:,}{mostly}; at this level since step {step:,})"
+
+
+def began_at(onset: Mapping[str, Any]) -> float:
+    """Time of the first event of a fail-slow."""
+    return float(onset.get("began_at", onset["at"]))
 
 
 def _main_at(onset: Mapping[str, Any]) -> float:

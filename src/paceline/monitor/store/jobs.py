@@ -174,10 +174,11 @@ def update_live(engine: Engine, rows: Iterable[Mapping[str, Any]], held: Held = 
     others: dict[str, Any] = {
         name: bindparam(f"new_{name}") for name in names if name not in ("seen_at", "is_live")
     }
-    for name in ("slow_since_step", "slow_factor"):
+    for name, of_ended in (("slow_since_step", None), ("slow_factor", jobs.c.slow_factor)):
         if name in others:  # a detector that is rebuilt sees the last steps again
             kind = jobs.c[name].type  # PostgreSQL would take a float's parameter for a text
-            others[name] = case((~over, cast(bindparam(f"new_{name}", type_=kind), kind)))
+            value = cast(bindparam(f"new_{name}", type_=kind), kind)
+            others[name] = case((~over, value), else_=of_ended)
     statement = (
         update(jobs)
         .where(jobs.c.id == bindparam("job_id"))
@@ -203,8 +204,8 @@ def end(engine: Engine, job_id: int, now: float) -> None:
     """Mark a job as ended."""
     with engine.begin() as connection:
         statement = update(jobs).where(jobs.c.id == job_id)
-        not_slow = {"slow_since_step": None, "slow_factor": None}
-        connection.execute(statement.values(status="ended", seen_at=now, **not_slow))
+        # The alert that ends tells the last factor.
+        connection.execute(statement.values(status="ended", seen_at=now, slow_since_step=None))
 
 
 def not_after(engine: Engine, now: float) -> None:

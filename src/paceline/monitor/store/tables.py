@@ -122,7 +122,7 @@ jobs = Table(
     Column("step_s", Float),  # median of the latest steps and their ranks
     Column("healthy_s", Float),  # median of the ranks
     Column("slow_since_step", BigInteger),
-    Column("slow_factor", Float),  # step time over the healthy one, of a current fail-slow
+    Column("slow_factor", Float),  # step time over the healthy one, of the latest fail-slow
     Column("slowdown", Float),  # S of the latest session
     Column("slowdown_lasting", Float),  # the same without variation that passes
     Column("slowdown_healthy", Float),  # S beside healthy hardware; None if S has no range

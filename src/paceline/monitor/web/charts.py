@@ -180,7 +180,7 @@ def _marks(label: str, name: str, places: Sequence[int], low: float, high: float
     points = [[x, y] for x in places for y in (low, high)]
     return {
         "label": label,
-        "name": name,
+        "name": f"{name} mark",
         "points": points,
         "breaks": list(range(2, len(points), 2)),
     }
