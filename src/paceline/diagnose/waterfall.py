@@ -17,6 +17,7 @@ from paceline.diagnose.healthy_ideal import HealthyIdeal, passing_s
 from paceline.graph import Durations, Measured
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.kinds import P2P_KINDS, PASSES
+from paceline.trace.warning import STEPS_OVERLAP
 from paceline.whatif import WhatIf, ideal_durations
 
 Array = npt.NDArray[np.float64]
@@ -71,7 +72,7 @@ def waterfall(
     t_ideal = float((result.ideal_s if healthy is None else healthy.step_s).mean())
     drops = []
     if (overlap := float(result.overlap_s.mean())) > 0:
-        drops.append(Drop("steps-overlap", "the step before still runs on other ranks", overlap))
+        drops.append(Drop(STEPS_OVERLAP, "the step before still runs on other ranks", overlap))
     delays = float(result.lost_s.mean())
     drops.append(Drop("launch-delay", "time between operations (launch delays)", delays))
     causes = [f for f in findings if f.share is not None and f.cause != "unexplained"]

@@ -17,6 +17,7 @@ from paceline.results.words.slowdown import (
     waste_parts,
     waste_range,
 )
+from paceline.trace.warning import STEPS_OVERLAP
 from paceline.units import percent, seconds
 
 
@@ -87,10 +88,18 @@ class _Row:
 
 
 def _waterfall_rows(fall: Waterfall) -> list[_Row]:
-    rows = [_level("Actual step", "as traced", fall.actual_s)]
-    level_s = fall.actual_s
+    overlap_s = sum(drop.seconds for drop in fall.drops if drop.name == STEPS_OVERLAP)
+    level_s = fall.actual_s - overlap_s
+    text = "as traced"
+    if overlap_s:  # no GPU stands still for it
+        text = (
+            f"traced: {seconds(fall.actual_s)}; in {seconds(overlap_s)} the step before still runs"
+        )
+    rows = [_level("Actual step", text, level_s)]
     after = {"launch-delay": "Without launch delays", "unexplained": "Ideal: without stragglers"}
     for drop in fall.drops:
+        if drop.name == STEPS_OVERLAP:
+            continue
         name, text = OTHERS.get(drop.name, (cause_name(drop.name), drop.text))
         rows.append(_Row(name, text, drop.seconds, level_s, level_s - drop.seconds, False))
         level_s -= drop.seconds
@@ -120,7 +129,7 @@ def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
     for row in rows:
         kind = "level" if row.is_level else "drop" if row.seconds >= 0 else "negative"
         sign = 1 if row.is_level else -1
-        share = row.seconds / fall.actual_s
+        share = row.seconds / rows[0].seconds
         text = f"<small>{foreign(row.text)}</small>" if row.text else ""
         name = f"<strong>{escape(row.name)}</strong>" if row.is_level else escape(row.name)
         cells = [
@@ -138,8 +147,10 @@ def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
 
 def _hours(value: float) -> str:
     size = abs(value)
-    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}" if size >= 1e-4 else "0"
-    return f"−{text}" if value < 0 and text != "0" else text
+    if 0 < size < 1e-4:
+        return "under 0.0001"
+    text = f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
+    return f"−{text}" if value < 0 else text
 
 
 def parts_html(values: Mapping[str, float], head: str) -> str:
