@@ -256,9 +256,10 @@ def test_results_of_the_suite_are_of_like_devices():
     places = [Place("a", "H100"), Place("a", "H100"), Place("b", "H100"), Place("b", "A100")]
     suite = SuiteResult({"hbm": [1.0, 1.0, 1.2, 9.0]}, {}, places, 1.0)
     rows = results_of_suite(suite, run="j", at_s=5.0)
-    assert [(r.host, r.gpu, r.ratio) for r in rows] == [
+    assert [(r.host, r.gpu, r.ratio) for r in rows if r.is_compared] == [
         ("a", 0, 1), ("a", 1, 1), ("b", 0, pytest.approx(1.2)),
     ]  # fmt: skip
+    assert [(r.host, r.gpu, r.device) for r in rows if not r.is_compared] == [("b", 1, "A100")]
 
 
 class Clock:
