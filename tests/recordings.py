@@ -66,14 +66,15 @@ def play(rec, clock, number, ops, step_ns):
 class RankStep:
     """Milliseconds of one rank in one step, in the order in which they pass.
 
-    A rank waits for its data, works as a host, computes; all ranks meet in a collective of 4 ms;
-    the rank works as a host again and optimizes.
+    A rank waits for its data, works as a host, computes; all ranks meet in a collective (it takes
+    the longest ``exchange``); the rank works as a host again and optimizes.
     """
 
     data: float = 0.0
     host: float = 0.0
     forward: float = 20.0
     backward: float = 40.0
+    exchange: float = 4.0
     late: float = 0.0
     optimizer: float = 6.0
 
@@ -104,7 +105,7 @@ def data_parallel_job(folder, step_of, *, steps=24, ranks=4, every=1, meets=Fals
         if meets:
             begin = [max(begin)] * ranks
         ready = [at + of.forward + of.backward for at, of in zip(begin, of_ranks, strict=True)]
-        met = max(ready) + 4
+        met = max(ready) + max(of.exchange for of in of_ranks)
         for rank, (rec, clock, of) in enumerate(zip(recorders, clocks, of_ranks, strict=True)):
             own, held = begin[rank], met + of.late
             end = held + of.optimizer

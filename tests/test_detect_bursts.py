@@ -16,6 +16,7 @@ def event(kind, rank, refined=None):
     [
         ([event("onset", 0, 1.01), event("relief", 0)], {0}),
         ([event("onset", 0, 1.30), event("relief", 0)], set()),
+        ([event("onset", 0, 1.01), event("faster", 0, 0.7)], {0}),
         ([event("onset", 0, 1.01)], set()),  # it goes on
         ([event("onset", 0), event("relief", 0)], set()),  # BOCD has no factor in the end
         ([event("onset", 0, 1.01), event("worsening", 0, 1.4), event("relief", 0)], set()),

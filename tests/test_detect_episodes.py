@@ -16,7 +16,7 @@ from paceline.detect.episodes import (
     episodes_of,
     without_short_levels,
 )
-from paceline.detect.event import Event
+from paceline.detect.event import Estimate, Event
 from paceline.detect.job import JobEvent, job_events
 from paceline.detect.slow_ranks import slow_ranks
 from paceline.detect.who_works import with_suspects
@@ -159,6 +159,21 @@ def test_a_faster_level_that_lasted_stays_beside_one_that_did_not():
     shorter = of("faster", 320, 0.42, 0.6, 0.75)
     back = of("relief", 340, 0.7, np.nan, 1.67)
     assert without_short_levels([lasting, short, shorter, back]) == [lasting]
+
+
+@pytest.mark.parametrize(("median", "lasted"), [(0.9, True), (0.97, False)])
+def test_a_faster_level_of_a_healthy_median_did_not_last(median, lasted):
+    def of(kind, step, healthy_s, factor, before, median=None):
+        refined = None if median is None else Estimate(median, 0.9 * median, 1.1 * median, 99)
+        at = (0, step, step, factor, 0.0, healthy_s)
+        return Event(kind, *at, before_factor=before, refined=refined)
+
+    onset = of("onset", 100, 1.0, 1.4, 1.4, 1.4)
+    faster = of("faster", 200, 0.7, 0.7, 0.5, median)
+    assert without_short_levels([faster]) == [faster] * lasted
+    first, second = without_short_levels([onset, faster])
+    assert (first, second.kind) == (onset, "faster" if lasted else "relief")
+    assert (second.refined is None) is not lasted
 
 
 def test_one_rank_is_not_together():

@@ -50,6 +50,19 @@ def test_rare_ones_that_keep_a_beat_are_found_beside_spikes(n, every):
     assert long_steps(x) is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_period_is_found_beside_levels_of_a_busy_machine(seed):
+    """As on two gloo ranks: a collection of 170 ms in each fourth step, steps of 110 to 190 ms."""
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(
+        rng.permutation([0.110, 0.150, 0.190, 0.135, 0.105, 0.120, 0.200, 0.115]), 30
+    )
+    pauses = np.where(np.arange(240) % 4 == 0, rng.normal(0.170, 0.015, 240), 0.0)
+    found = long_steps(levels * rng.lognormal(0, 0.1, 240) + pauses)
+    assert found.every == 4
+    assert 0.85 * pauses.sum() < found.lost_s < 1.05 * pauses.sum()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rare_spikes_at_random_keep_no_beat(seed):
     rng = np.random.default_rng(seed)

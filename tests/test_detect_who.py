@@ -171,20 +171,118 @@ def test_computation_and_communication_at_once():
         assert {(suspect.kind, suspect.ranks) for suspect in found} == expected
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_a_collective_that_all_wait_for_names_nobody_beside_a_slow_worker(slow):
-    """Two ranks, one group: in each second step the exchange takes eight times as long."""
-    workers = (SlowWorker(0, 0, 1.5),) if slow else ()
-    spec = SynthSpec(dp=2, pp=1, microbatches=4, steps=16, noise=0.01, slow_workers=workers)
+def with_uneven_exchange(spec, factor):
+    """The measured job; in each second step the exchange of gradients takes ``factor`` as long."""
     measured = from_trace(synthesize(spec))
     durations = measured.durations
     scatter = np.flatnonzero(measured.graph.kind == OpKind.GRADS_REDUCE_SCATTER)
     for op in scatter.tolist():
-        durations.row(op)[::2] *= 8
-    result = analyze(measured)
+        durations.row(op)[::2] *= factor
+    return measured, analyze(measured)
+
+
+TWO_RANKS = SynthSpec(dp=2, pp=1, microbatches=4, steps=16, noise=0.01)
+
+
+def test_a_collective_that_all_wait_for_names_nobody_beside_a_slow_worker():
+    """Two ranks, one group."""
+    spec = replace(TWO_RANKS, slow_workers=(SlowWorker(0, 0, 1.5),))
+    measured, result = with_uneven_exchange(spec, 8)
     assert result.by_worker.min() > 1.03  # each member alone makes the exchange as long
-    found = [(suspect.kind, suspect.ranks) for suspect in who_from_trace(measured, result)]
-    assert found == ([("compute", (0,))] if slow else [("communication", (0, 1))])
+    (found,) = who_from_trace(measured, result)
+    assert (found.kind, found.ranks) == ("compute", (0,))
+
+
+@pytest.mark.parametrize(("before", "is_network"), [(None, False), (8, False), (1, True)])
+def test_a_collective_of_all_is_slow_only_beside_other_steps(before, is_network):
+    """Two ranks have no peers: only the healthy steps before tell a fault from variation."""
+    measured, result = with_uneven_exchange(TWO_RANKS, 8)
+    healthy = None if before is None else with_uneven_exchange(TWO_RANKS, before)[1]
+    suspects = who_from_trace(measured, result, healthy)
+    found = [(suspect.kind, suspect.ranks) for suspect in suspects]
+    assert found == [("communication", (0, 1))] * is_network
+    for suspect in suspects:
+        assert "in the healthy steps before, they were" in suspect.text
+
+
+def test_variation_of_all_transfers_names_nobody(tmp_path, capsys):
+    """As on two gloo ranks: transfers vary, and rank 1 waits for its data from step 80 on."""
+    exchange = 40.0 * np.random.default_rng(5).lognormal(0, 0.6, 120)
+
+    def step_of(number, rank):
+        data = 82.0 if rank == 1 and number >= 80 else 0.3
+        return RankStep(data=data, exchange=exchange[number])
+
+    data_parallel_job(tmp_path / "run", step_of, steps=120, ranks=2, measures=True)
+    assert run(["detect", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "since step 80; rank 1 (stage 0 of replica 1); data loading; " in out
+    assert "since step 56; who: nobody stands out; " in out
+    assert "ranks 0-1" not in out
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_computes_of_all_that_vary_name_nobody_but_a_slower_one(seed, is_slow):
+    slow = (SlowWorker(0, 0, 1.5),) * is_slow
+    spec = replace(TWO_RANKS, microbatches=1, steps=40, noise=0.4, seed=seed, slow_workers=slow)
+    measured = from_trace(synthesize(spec))
+    result = analyze(measured)
+    assert result.by_worker.min() > 1.03
+    assert [s.ranks for s in who_from_trace(measured, result)] == [(0,)] * is_slow
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_recorded_computes_of_all_that_vary_name_nobody_but_a_lasting_one(tmp_path, is_slow):
+    """The medians over the steps tell them apart."""
+    vary = np.random.default_rng(1).lognormal(0, 0.35, (60, 2)) * (1.0, 1.3 if is_slow else 1.0)
+    trace = data_parallel_job(
+        tmp_path,
+        lambda number, rank: RankStep(
+            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
+        ),
+        steps=60,
+        ranks=2,
+    )
+    measured = from_trace(trace)
+    result = analyze(measured)
+    assert result.by_worker.min() > 1.03
+    suspects = [suspect for suspect in who_from_trace(measured, result) if not suspect.steps]
+    assert [suspect.ranks for suspect in suspects] == [(1,)] * is_slow
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_worker_that_did_not_change_beside_its_peers_is_no_suspect(tmp_path, seed, factor):
+    """Both ranks vary, and take 1.5 times as long from step 44 on. Rank 1 may be slow as well."""
+    vary = np.random.default_rng(seed).lognormal(0, 0.35, (60, 2))
+    vary[44:] *= (1.5, 1.5 * factor)
+    trace = data_parallel_job(
+        tmp_path,
+        lambda number, rank: RankStep(
+            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
+        ),
+        steps=60,
+        ranks=2,
+    )
+    (event,) = locate_in_trace(job_events([Event("onset", 0, 48, 44, 1.5, 1.0, 0.1)], 2), trace)
+    suspects = [suspect.ranks for suspect in event.suspects if not suspect.steps]
+    assert suspects == [(1,)] * (factor > 1)
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_only_what_lasts_was_slow_before(tmp_path, lasts):
+    """Rank 0 waits for data from step 30 on. Rank 1 is slow, or varies, before and after that."""
+
+    def step_of(number, rank):
+        forward = 3 if rank and (lasts or number % 5 in (0, 1)) else 1
+        backward = 2 if rank and (lasts or number % 5 in (2, 3)) else 1
+        wait = 90.0 * (rank == 0 and number >= 30)
+        return RankStep(data=wait, forward=20.0 * forward, backward=40.0 * backward)
+
+    trace = data_parallel_job(tmp_path, step_of, steps=60, ranks=2, measures=True)
+    (event,) = locate_in_trace(job_events([Event("onset", 0, 33, 30, 1.5, 1.0, 0.1)], 2), trace)
+    assert [(s.kind, s.ranks) for s in event.slow_before] == [("compute", (1,))] * lasts
 
 
 def test_a_worker_stands_for_its_tensor_parallel_ranks():
@@ -395,6 +493,73 @@ def test_one_noisy_step_of_the_slow_worker_moves_no_onset(tmp_path):
     trace = data_parallel_job(tmp_path, step_of, steps=60, ranks=2)
     (found,) = locate_in_trace(job_events([Event("onset", 0, 40, 30, 2, 1.0, 0.1)], 2), trace)
     assert found.since_step == 30
+
+
+HOSTS = {"data": "data-loading", "host": "host", "late": "host"}
+DATES = [(46, 54, 50, None), (54, 56, 50, None), (50, 53, 50, None), (46, 48, 46, 50)]
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "told", "since", "own"),
+    [
+        *((field, *dates) for field in HOSTS for dates in DATES),
+        *((field, 20, 54, 20, 50) for field in ("data", "host")),
+    ],
+)
+def test_the_lateness_of_the_slow_host_dates_the_onset(tmp_path, field, said, told, since, own):
+    """Steps take up to three times as long by chance; rank 1 is late from 50 on.
+
+    A begin before the step that told the fail-slow is its onset. A later one, or one that is more
+    than 20 steps off, is the rank's own.
+    """
+    shared = np.random.default_rng(3).lognormal(0, 0.4, 80)
+
+    def step_of(number, rank):
+        late = {field: 60.0 * (rank == 1 and number >= 50)}
+        return RankStep(forward=20 * shared[number], backward=40 * shared[number], **late)
+
+    trace = data_parallel_job(tmp_path, step_of, steps=80, ranks=2, measures=field == "data")
+    event = Event("onset", 0, told, said, 1.9, 1.0, 0.1)
+    (found,) = locate_in_trace(job_events([event], 2), trace)
+    (suspect,) = found.suspects
+    assert (suspect.kind, suspect.ranks) == (HOSTS[field], (1,))
+    assert (found.since_step, suspect.since_step) == (since, own)
+    steps = 80 - max(said, 50)
+    head = f"{steps} slow steps of the trace" if own is None else "30 steps of the trace since then"
+    assert suspect.text.startswith(f"in the {head}, ")
+    assert (" since step 50: in " in suspect.explain()) is (own is not None)
+    assert suspect.to_mapping()["since_step"] == own
+
+
+def test_slowness_of_a_rank_that_explains_the_onset_is_not_dated_by_its_worsening(tmp_path):
+    """Rank 1 waits 30 ms from step 30 on, and 120 ms from step 50 on."""
+
+    def step_of(number, rank):
+        wait = 30.0 * (number >= 30) + 90.0 * (number >= 50)
+        return RankStep(data=wait * (rank == 1))
+
+    trace = data_parallel_job(tmp_path, step_of, steps=80, ranks=2, measures=True)
+    (found,) = locate_in_trace(job_events([Event("onset", 0, 33, 30, 1.4, 1.0, 0.1)], 2), trace)
+    (suspect,) = found.suspects
+    assert (found.since_step, suspect.since_step) == (30, None)
+
+
+@pytest.mark.parametrize("first", [20, 40])
+def test_each_of_two_slow_ranks_has_its_own_begin(tmp_path, first):
+    """Rank 2 is slow from the onset on, rank 1 from step 60 on, and it costs more."""
+
+    def step_of(number, rank):
+        slow = {1: 3.0 if number >= 60 else 1.0, 2: 1.8 if number >= first else 1.0}
+        return RankStep(forward=20.0 * slow.get(rank, 1.0), backward=40.0 * slow.get(rank, 1.0))
+
+    trace = data_parallel_job(tmp_path, step_of, steps=100, ranks=4)
+    event = Event("onset", 0, first + 5, first, 1.7, 1.0, 0.1)
+    (found,) = locate_in_trace(job_events([event], 4), trace)
+    assert found.since_step == first
+    assert {s.ranks: s.since_step for s in found.suspects} == {(1,): 60, (2,): None}
+    later, lasting = found.suspects
+    assert later.text.startswith("in the 40 steps of the trace since then, alone it makes a step ")
+    assert lasting.text.startswith(f"in the {100 - first} slow steps of the trace, alone it makes ")
 
 
 def test_the_only_rank_of_a_job_is_not_named(tmp_path):

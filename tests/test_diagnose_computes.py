@@ -240,12 +240,14 @@ def test_microbatches_show_the_error_where_steps_are_few(n_steps):
 # Levels of whole replicas.
 
 
-def levels_of(seen, off, n_steps=9, alike=False):
+def levels_of(seen, off, n_steps=10, alike=False):
     """Levels and errors of replicas whose six microbatches are ``off`` [dp] each way.
 
-    Neighbours go opposite ways, or with ``alike`` all go the same.
+    Neighbours go opposite ways, or with ``alike`` all go the same. They go the other way in the
+    next step.
     """
     signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None, None]
+    signs = signs * np.where(np.arange(n_steps) % 2, -1.0, 1.0)[:, None]
     ways = 1.0 if alike else np.where(np.arange(len(off)) % 2, -1.0, 1.0)
     micro = signs * ways * np.asarray(off) * np.ones((6, n_steps, len(off)))
     graph = SimpleNamespace(n_dp=len(seen), variant_dps=(np.arange(len(seen)),))
@@ -258,15 +260,15 @@ def levels_of(seen, off, n_steps=9, alike=False):
         (0.02, 0.0, True),
         (0.0199, 0.0, False),
         (-0.02, 0.0, True),
-        # error of a median of 6 x 9: 1.2533 x 1.4826 x 0.1 / sqrt(54) = 0.02529; four: 0.1011
-        (0.102, 0.1, True),
-        (0.100, 0.1, False),
+        # error of a median of 6 x 10: 1.2533 x 1.4826 x 0.1 / sqrt(60) = 0.02399; four: 0.0960
+        (0.097, 0.1, True),
+        (0.095, 0.1, False),
     ],
 )
 def test_a_replica_is_slower_by_four_errors_of_its_microbatches(level, off, counts):
     found, error = levels_of([0.0, level, 0.0, 0.0], [off] * 4)
     assert found.tolist() == [0.0, level if counts else 0.0, 0.0, 0.0]
-    assert error == pytest.approx(np.full(4, 1.2533 * 1.4826 * off / math.sqrt(54)))
+    assert error == pytest.approx(np.full(4, 1.2533 * 1.4826 * off / math.sqrt(60)))
 
 
 @pytest.mark.parametrize("replicas", [3, 4, 5])
@@ -278,7 +280,7 @@ def test_what_makes_all_replicas_late_is_no_error_of_one(replicas):
 
 def test_a_replica_of_even_microbatches_is_no_surer_than_the_others():
     """The middle 80% of all lie 0.2 apart: a standard deviation of 0.2 / 2.5631."""
-    pooled = 1.2533 * 0.2 / 2.5631 / math.sqrt(54)
+    pooled = 1.2533 * 0.2 / 2.5631 / math.sqrt(60)
     for level, counts in ((4.02 * pooled, True), (3.98 * pooled, False)):
         found, error = levels_of([level, 0.0, 0.0, 0.0, 0.0], [0.0, 0.1, 0.1, 0.1, 0.1])
         assert error[0] == pytest.approx(pooled)

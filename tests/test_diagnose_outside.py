@@ -254,6 +254,15 @@ def test_a_jump_is_named_with_its_step():
     assert found.share_of_step == pytest.approx(0.12 / 1.12)
 
 
+def test_pauses_of_single_steps_are_no_part_of_a_jump():
+    """12 steps of 1 s and 18 of 1.2 s; a collection takes 3 s in four of the latter."""
+    times = np.repeat([1.0, 1.2], [12, 18])
+    times[[15, 17, 20, 25]] += 3.0
+    found = drift(times)
+    assert found.evidence["step"] == 112
+    assert found.share_of_step == pytest.approx(18 * 0.2 / times.sum())
+
+
 def test_a_change_is_that_of_the_whole_step():
     """Delays that the simulation leaves out are a part of the step, its overlap is none."""
     times = np.repeat([1.0, 1.2], [12, 18])

@@ -22,6 +22,26 @@ def written(path, line, head=("starting up", "world size 8")):
     return path
 
 
+@pytest.mark.parametrize(
+    ("line", "group", "doubt"),
+    [
+        ('{"ts": 17, "it": %d, "loss": 2.5, "iter_s": %.6f, "mem_gb": 61}', "duration_s", True),
+        ('{"global_step": %d, "perf/iter_s": %.6f}', "duration_s", True),
+        ('{"it": %d, "loss": 2.5, "took_s": %.6f}', "duration_s", False),
+    ],
+)
+def test_json_lines_of_other_names_suggest_a_pattern(tmp_path, line, group, doubt):
+    """``iter_s`` is seconds a step to one writer, and steps a second to another."""
+    path = written(tmp_path / "own.jsonl", lambda i, ms: line % (i, ms / 1e3), head=())
+    with pytest.raises(TraceError, match="no step times under a known name") as error:
+        load_step_log(path)
+    (pattern,) = re.findall("--pattern '([^']*)'", str(error.value))
+    assert f"(?P<{group}>" in pattern
+    assert ("if these are steps a second, steps_per_s" in str(error.value)) is doubt
+    times = load_step_log(path, pattern)
+    assert times.duration_s[:, 0] == pytest.approx([ms / 1e3 for ms in MS], abs=1e-6)
+
+
 CLEAR = {
     "a word and a unit": lambda i, ms: f"step {i} loss {6 - i / 50:.2f} time {ms:.3f} ms",
     "equal signs": lambda i, ms: (

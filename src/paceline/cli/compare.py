@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Analyse and diagnose two traces. Say how the step time changed and how much each cause, kind of
-operation, stage, worker and host contributed, with 90% intervals. Unlike jobs are refused, unless
---anyway asks for time per microbatch.
+operation, stage, worker and host contributed, with 90% intervals. Unlike jobs are refused without
+--anyway.
 """
 
 EXAMPLES = """\
@@ -63,7 +63,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="compare unlike jobs: per microbatch, or per token if the tokens of both are given",
+        help="compare unlike jobs: by step; by microbatch where their numbers differ; by token if "
+        "the tokens of both are given",
     )
     _add_known(parser)
     case_input.add_json(parser)

@@ -153,8 +153,8 @@ def _without_repeats(events: Sequence[Event | JobEvent]) -> list[int]:
 def _changes_text(events: Sequence[Event | JobEvent], hint: str = "; --verbose lists them") -> str:
     """The changes of an episode after its onset, in words."""
     from paceline.detect.bursts import ranks_of
-    from paceline.detect.episodes import factor_of
     from paceline.detect.event import SLOW_KINDS, counted
+    from paceline.detect.job import factor_of
     from paceline.detect.who import name_ranks
     from paceline.units import duration
 

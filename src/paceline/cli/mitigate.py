@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.graph import Measured
     from paceline.mitigate.fault import Fault
+    from paceline.mitigate.findings import TracedSteps
     from paceline.mitigate.planner import Action
     from paceline.mitigate.strategies import Strategies
 
@@ -192,7 +193,7 @@ def _strategies(
 
 def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> int:
     """Fail-slows as the trace shows them."""
-    from paceline.mitigate.findings import faults_of, slow_steps
+    from paceline.mitigate.findings import faults_of, slow_steps, traced_steps
     from paceline.mitigate.job_model import JobModel
     from paceline.mitigate.strategies import Strategies
 
@@ -209,29 +210,31 @@ def _of_trace(args: argparse.Namespace, overhead_s: dict[str, float | None]) -> 
             "--slow-worker"
         )
         return 0
+    traced = traced_steps(case)
     if (steps := slow_steps(case)) is not None:
         measured = trace._replace(steps=steps).measured()
     model = JobModel(measured)
-    return _show(args, Strategies(model, overhead_s), faults, float(measured.traced_step_s.mean()))
+    return _show(args, Strategies(model, overhead_s), faults, traced)
 
 
 def _show(
     args: argparse.Namespace,
     strategies: Strategies,
     faults: tuple[Fault, ...],
-    traced_s: float | None = None,
+    traced: TracedSteps | None = None,
 ) -> int:
-    """Print the forecast; ``traced_s`` is the mean step of the trace that shows the fail-slows."""
+    """Print the forecast, beside the steps of the trace that shows the fail-slows."""
     from paceline.mitigate.forecast import forecast
 
     result = forecast(strategies, faults, rule=args.rule or "loss", steps_left=args.steps_left)
     if args.json:
-        return _json(result.to_mapping())
+        measured = {} if traced is None else {"measured": traced.to_mapping()}
+        return _json({**result.to_mapping(), **measured})
     from paceline.report.mitigation import forecast_lines
     from paceline.report.terminal import print_lines, standard_output
 
     console = standard_output()
-    print_lines(forecast_lines(result, min(console.width, 110), traced_s), console)
+    print_lines(forecast_lines(result, min(console.width, 110), traced), console)
     return 0
 
 

@@ -70,8 +70,9 @@ def compare(
     """The change from one trace of a job to another: did the fix work?
 
     Seconds are per step. If unlike jobs are compared ``anyway``, they are per token, if both sides'
-    tokens are known, or else per microbatch of all replicas. Intervals are of 90% and hold for
-    these steps only: another run of the same job may differ by more (``docs/compare.md``).
+    tokens are known, or else per microbatch of all replicas if their numbers differ. Intervals are
+    of 90% and hold for these steps only: another run of the same job may differ by more
+    (``docs/compare.md``).
 
     Args:
         before: a trace, or a diagnosed case, which may know layers and sequence lengths.
@@ -95,7 +96,7 @@ def compare(
     if not anyway:
         check_alike(*jobs)
     unlike = disagreements(*jobs)
-    unit = _unit(unlike, job_before.load, job_after.load)
+    unit = _unit(unlike, job_before, job_after)
     return _Tables(job_before, job_after, unit, unlike, progress).comparison(names)
 
 
@@ -145,11 +146,13 @@ def _load(case: Case, tokens: float | None) -> Load:
     return Load(layers, lengths.moments()[0].sum(axis=(1, 2)))
 
 
-def _unit(unlike: tuple[Disagreement, ...], load_before: Load, load_after: Load) -> Unit:
+def _unit(unlike: tuple[Disagreement, ...], before: _Job, after: _Job) -> Unit:
     if not unlike:
         return "step"
-    has_tokens = load_before.tokens is not None and load_after.tokens is not None
-    return "token" if has_tokens else "microbatch"
+    if before.load.tokens is not None and after.load.tokens is not None:
+        return "token"
+    as_many = np.array_equal(before.measured.microbatches, after.measured.microbatches)
+    return "step" if as_many else "microbatch"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def changes_of(events: Sequence[Event | JobEvent]) -> dict[int, list[int]]:
 
 
 def bursts_of(events: Sequence[Event | JobEvent]) -> set[int]:
-    """Places of onsets with a later relief and a healthy median of samples.
+    """Places of onsets with a later relief, or a faster level, and a healthy median of samples.
 
     Args:
         events: events with final factors (:class:`paceline.detect.refinement.Refinement`).
@@ -38,6 +38,6 @@ def bursts_of(events: Sequence[Event | JobEvent]) -> set[int]:
     return {
         place
         for place, kinds in behind.items()
-        if events[place].kind == "onset" and kinds == {"relief"}
+        if events[place].kind == "onset" and kinds <= {"relief", "faster"}
         if (refined := events[place].refined) is not None and refined.factor < 1 + HEALTHY
     }

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.detect.bursts import ranks_of
 from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
-from paceline.detect.job import JobEvent
+from paceline.detect.job import JobEvent, factor_of
 from paceline.detect.levels import HEALTHY
 from paceline.detect.limits import PAUSE
 
@@ -99,15 +99,25 @@ class ReliefDates:
 def without_short_levels(events: Sequence[Event]) -> list[Event]:
     """The events of a finished file, without faster levels that did not last.
 
-    One that ended a fail-slow is the relief of it.
+    Such a level ends by a rise to health, or the median of all its samples is healthy. One that
+    ended a fail-slow is the relief of it.
     """
     kept: list[Event] = []
     for event in events:
-        if event.kind == "relief" and event.before_factor > 1:
+        if event.kind == "faster" and factor_of(event) > 1 / (1 + HEALTHY):
+            kept = _without_last_faster([*kept, event], _healthy_again(event))
+        elif event.kind == "relief" and event.before_factor > 1:
             kept = _without_last_faster(kept, event)
         else:
             kept.append(event)
     return kept
+
+
+def _healthy_again(faster: Event) -> Event:
+    """The return to the healthy level before a faster level."""
+    before = 1 / faster.before_factor
+    healthy_s = faster.healthy_s / faster.factor
+    return replace(faster, kind="relief", factor=np.nan, healthy_s=healthy_s, before_factor=before)
 
 
 def _without_last_faster(events: list[Event], back: Event) -> list[Event]:
@@ -122,13 +132,9 @@ def _without_last_faster(events: list[Event], back: Event) -> list[Event]:
             break
         was_slow = bool(levels) and events[levels[-1]].kind in SLOW_KINDS
         end = replace(event, kind="relief", factor=np.nan, healthy_s=back.healthy_s)
+        end = replace(end, estimate=None, refined=None)
         kept[place] = end if was_slow else None
     return [event for event in kept if event is not None]
-
-
-def factor_of(event: Event | JobEvent) -> float:
-    """The factor of the level that an event begins, refined where that is known."""
-    return event.factor if event.refined is None else event.refined.factor
 
 
 def are_together(duration_s: Array, steps: Sequence[int], events: Sequence[Event]) -> bool:

@@ -132,7 +132,7 @@ class JobEvent:
         """Seconds that further steps lose at this level; None if unknown or not slow."""
         if self.kind not in ("onset", "worsening", "partial-relief") or np.isnan(self.healthy_s):
             return None
-        return (self.factor - 1) * self.healthy_s * steps
+        return (factor_of(self) - 1) * self.healthy_s * steps
 
     def gpu_hours(self, seconds: float | None) -> float | None:
         """GPU-hours of some seconds; None if the number of GPUs is unknown."""
@@ -209,6 +209,11 @@ class JobEvent:
             **(hang if self.kind == "hang" else {}),
             **({"slow_before": before} if before else {}),
         }
+
+
+def factor_of(event: Event | JobEvent) -> float:
+    """The factor of the level that an event begins, refined where that is known."""
+    return event.factor if event.refined is None else event.refined.factor
 
 
 def job_events(events: Iterable[Event], ranks: int) -> list[JobEvent]:

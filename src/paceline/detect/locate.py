@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from paceline.detect.job import MERGE_STEPS, JobEvent
+from paceline.detect.own_onset import Case, has_risen, own_onset
 from paceline.detect.steps_of_calls import StepTimes
 from paceline.detect.who import Suspect
 from paceline.detect.who_calls import is_comparable, steps_inside, who_from_calls
 from paceline.detect.who_host import who_from_hosts
-from paceline.detect.who_trace import AS_BEFORE, ranks_of, who_from_trace, who_slow_before
+from paceline.detect.who_trace import AS_BEFORE, is_lasting, who_from_trace, who_slow_before
 from paceline.diagnose import step_to_step_s
-from paceline.diagnose.regimes import over_peers
 from paceline.errors import GraphError, TraceError
 from paceline.graph import Measured, from_trace
-from paceline.jumps import jump_of
 from paceline.trace import Trace
 from paceline.trace.calls import CallLog
 from paceline.whatif import WhatIf, analyze
@@ -27,6 +24,8 @@ STEPS_BEFORE, _FEWEST_BEFORE = 32, 4
 
 #: Beside a slow host, workers that cost less than this share of the host's are left out.
 OF_HOST = 0.5
+
+_Key = tuple[str, tuple[int, ...]]  # kind and ranks of a suspect
 
 
 def locate_in_calls(events: Sequence[JobEvent], log: CallLog, steps: StepTimes) -> list[JobEvent]:
@@ -70,84 +69,93 @@ def locate_in_trace(
     for event in events:
         steps = _steps_of(event, events, trace) if event.kind == "onset" else []
         if steps:
-            measured = from_trace(trace.select_steps(steps), keep_clocks=keep_clocks)
-            result = analyze(measured)
-            advice = None if advise is None else advise(measured, result)
-            before = _trace_before(event, events, trace)
-            event = with_slow_workers(event, measured, result, before, keep_clocks=keep_clocks)
-            event = replace(event, advice=advice)
+            slow, before = trace.select_steps(steps), _trace_before(event, events, trace)
+            event, case = with_slow_workers(event, slow, before, keep_clocks=keep_clocks)
+            event = replace(event, advice=None if advise is None else advise(*case))
         located.append(event)
     return located
 
 
 def with_slow_workers(
-    event: JobEvent,
-    measured: Measured,
-    result: WhatIf,
-    before: Trace | None,
-    *,
-    keep_clocks: bool = False,
-) -> JobEvent:
-    """The event with its suspects; workers that were as slow before it are none.
+    event: JobEvent, slow: Trace, before: Trace | None, *, keep_clocks: bool = False
+) -> tuple[JobEvent, Case]:
+    """The event with its suspects, and the measurement and analysis of their slow steps.
 
-    Of a job of one worker only its host can be one: nothing says how long its steps should be.
+    Workers that were as slow before the event are none. Those that became slow later have a begin
+    of their own.
 
     Args:
         event: begin of a fail-slow.
-        measured: its slow steps.
-        result: their analysis.
+        slow: its slow steps.
         before: healthy steps before it; None or too few steps: there is no comparison.
         keep_clocks: do not correct clock offsets between workers.
     """
-    is_alone, steps = result.by_worker.size == 1, len(result.steps)
-    suspects = () if is_alone else who_from_trace(measured, result)
+    case = _analysis(slow, keep_clocks)
     usual = None if before is None else _analysis_before(before, keep_clocks)
-    same = () if usual is None else who_slow_before(suspects, measured, result, usual[1])
-    suspects = _with_host(suspects, measured, result, usual)
-    named = [suspect for suspect in suspects if suspect not in same]
-    if named and usual is not None:
-        event = replace(event, since_step=_own_onset(event, named[0], (measured, result), usual))
-    return replace(
+    named, same = _suspects(case, usual)
+    begins: dict[_Key, int] = {}
+    if usual is not None:
+        for suspect in named:
+            if (own := own_onset(event, suspect, case, usual)) is not None:
+                begins[_key(suspect)] = own
+        since = min(begins.values(), default=event.since_step)
+        if since <= event.step and abs(since - event.since_step) <= MERGE_STEPS:
+            event = replace(event, since_step=since)
+
+    def of_steps_from(begin: int) -> tuple[Case, list[Suspect], list[Suspect]]:
+        later = slow.select_steps([step for step in slow.steps.tolist() if step >= begin])
+        of_later = _analysis(later, keep_clocks)
+        return of_later, *_suspects(of_later, usual)
+
+    first = min((begins.get(_key(s), event.since_step) for s in named), default=slow.steps[0])
+    if first > slow.steps[0] and (later := of_steps_from(first))[1]:
+        case, named, same = later
+    judged = []
+    for suspect in named:
+        steps, begin = len(case[1].steps), begins.get(_key(suspect), event.since_step)
+        if begin > first:
+            (_, result), others, _ = of_steps_from(begin)
+            steps, suspect = next(
+                ((len(result.steps), one) for one in others if _key(one) == _key(suspect)),
+                (steps, suspect),
+            )
+        if begin > event.since_step:
+            suspect = replace(suspect, since_step=begin)
+        judged.append(_of_slow_steps(suspect, steps))
+    is_alone = case[1].by_worker.size == 1
+    event = replace(
         event,
-        gpus=measured.job.ranks if is_alone else event.gpus,
-        suspects=_of_slow_steps(named, steps),
-        slow_before=_of_slow_steps(same, steps),
+        gpus=case[0].job.ranks if is_alone else event.gpus,
+        suspects=tuple(judged),
+        slow_before=tuple(_of_slow_steps(suspect, len(case[1].steps)) for suspect in same),
     )
+    return event, case
 
 
-def _own_onset(
-    event: JobEvent,
-    suspect: Suspect,
-    slow: tuple[Measured, WhatIf],
-    before: tuple[Measured, WhatIf],
-) -> int:
-    """The first step of a fail-slow: the jump of its slow worker's computes beside its peers.
+def _key(suspect: Suspect) -> _Key:
+    return suspect.kind, suspect.ranks
 
-    All workers share the noise of the job's step times, which this ratio does not have. The
-    event's own step stays if no jump is near it, or if not all traced steps between contradict it.
+
+def _suspects(case: Case, usual: Case | None) -> tuple[list[Suspect], list[Suspect]]:
+    """The workers that are slow in some steps, and those that were as slow before.
+
+    Variation that passes, and did before, is neither. Of a job of one worker only its host can be
+    slow: nothing says how long its steps should be.
     """
-    by_worker = slow[1].by_worker
-    stage, dp = (int(i) for i in np.unravel_index(int(by_worker.argmax()), by_worker.shape))
-    is_it = suspect.ranks and suspect.ranks == ranks_of([(dp, stage)], slow[0])
-    if not is_it or suspect.kind != "compute" or suspect.steps or by_worker.shape[1] < 2:
-        return event.since_step
-    parts = [over_peers(measured.durations, dp, stage) for measured, _ in (before, slow)]
-    steps = np.concatenate([before[1].steps, slow[1].steps])
-    ratio, since = np.concatenate(parts), event.since_step
-    jump = jump_of(ratio)
-    if jump is None or jump.after_s < jump.before_s or abs(steps[jump.at] - since) > MERGE_STEPS:
-        return since
-    own = int(steps[jump.at])
-    between = ratio[(steps >= min(own, since)) & (steps < max(own, since))]
-    is_slow = between > np.sqrt(jump.before_s * jump.after_s)
-    return own if len(between) and (is_slow == (own < since)).all() else since
+    healthy = None if usual is None else usual[1]
+    slow = () if case[1].by_worker.size == 1 else who_from_trace(*case, healthy)
+    same = () if healthy is None else who_slow_before(slow, *case, healthy)
+    named = [suspect for suspect in _with_host(slow, *case, usual) if suspect not in same]
+    if usual is not None and case[1].by_worker.min() >= WhatIf.HEALTHY_BELOW:  # all vary
+        named = [suspect for suspect in named if has_risen(suspect, case, usual)]
+    return named, [suspect for suspect in same if is_lasting(suspect, *case)]
 
 
 def _with_host(
     suspects: tuple[Suspect, ...],
     measured: Measured,
     result: WhatIf,
-    before: tuple[Measured, WhatIf] | None,
+    before: Case | None,
 ) -> tuple[Suspect, ...]:
     """The suspects and the one by its host, unless it was as slow before.
 
@@ -163,10 +171,13 @@ def _with_host(
     return (host, *(s for s in suspects if of_time * s.share >= OF_HOST * host.share))
 
 
-def _of_slow_steps(suspects: Sequence[Suspect], steps: int) -> tuple[Suspect, ...]:
-    """The suspects; the evidence says that it is of the slow steps."""
-    head = f"in the {steps:,} slow steps of the trace, " if steps > 1 else "in a slow step, "
-    return tuple(replace(suspect, text=head + suspect.text) for suspect in suspects)
+def _of_slow_steps(suspect: Suspect, steps: int) -> Suspect:
+    """The suspect; the evidence says that it is of the slow steps."""
+    kind, since = ("slow ", "") if suspect.since_step is None else ("", " since then")
+    head = (
+        f"in the {steps:,} {kind}steps of the trace{since}, " if steps > 1 else "in a slow step, "
+    )
+    return replace(suspect, text=head + suspect.text)
 
 
 def _trace_before(onset: JobEvent, events: Sequence[JobEvent], trace: Trace) -> Trace | None:
@@ -181,15 +192,19 @@ def _trace_before(onset: JobEvent, events: Sequence[JobEvent], trace: Trace) -> 
     return trace.select_steps(steps[-STEPS_BEFORE:]) if steps else None
 
 
-def _analysis_before(before: Trace, keep_clocks: bool) -> tuple[Measured, WhatIf] | None:
+def _analysis_before(before: Trace, keep_clocks: bool) -> Case | None:
     """Measurement and analysis of healthy steps; None for too few."""
     if len(before.steps) < _FEWEST_BEFORE:
         return None
     try:
-        measured = from_trace(before, keep_clocks=keep_clocks)
-        return measured, analyze(measured)
+        return _analysis(before, keep_clocks)
     except (GraphError, TraceError):
         return None
+
+
+def _analysis(trace: Trace, keep_clocks: bool) -> Case:
+    measured = from_trace(trace, keep_clocks=keep_clocks)
+    return measured, analyze(measured)
 
 
 def locate_last(events: Sequence[JobEvent], suspects: tuple[Suspect, ...]) -> list[JobEvent]:

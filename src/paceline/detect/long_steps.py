@@ -21,6 +21,9 @@ Rows = npt.NDArray[np.int64]
 
 #: Number of a step's neighbours, and steps between estimates of their median.
 NEIGHBOURS, APART = 101, 25
+#: The same where levels within them differ. The nearer neighbours count for periods among them that
+#: only they show, or whose long steps cost this many times as much.
+NEAR, NEAR_APART, MORE = 15, 1, 1.5
 #: Least excess of a long step over its neighbours: as a share, and in standard deviations of the
 #: steps below their neighbours' median.
 LEAST, SIGMAS = 0.15, 6.0
@@ -85,10 +88,21 @@ def long_steps(duration_s: Array, steps_per_row: int = 1) -> LongSteps | None:
         steps_per_row: number of steps that a row averages.
     """
     rows = np.flatnonzero(np.isfinite(duration_s) & (duration_s > 0))
-    x = duration_s[rows]
-    if len(x) < NEIGHBOURS:
+    if len(rows) < NEIGHBOURS:
         return None
-    usual = _usual(x)
+    x = duration_s[rows]
+    far = _beside(_usual(x, NEIGHBOURS, APART), rows, duration_s, steps_per_row)
+    near = _beside(_usual(x, NEAR, NEAR_APART), rows, duration_s, steps_per_row)
+    if near is None or near.every is None or near.every > NEAR * steps_per_row:
+        return far
+    if far is None or far.every is None or near.lost_s > MORE * far.lost_s:
+        return near
+    return far
+
+
+def _beside(usual: Array, rows: Rows, duration_s: Array, steps_per_row: int) -> LongSteps | None:
+    """Rows that are longer than their ``usual`` times, [valid row] seconds."""
+    x = duration_s[rows]
     excess = x / usual - 1
     sigma = SIGMA_OF_MAD * float(np.median(-excess[excess <= 0]))
     is_long = excess > max(LEAST, SIGMAS * sigma)
@@ -151,10 +165,10 @@ def _find_period(begins: Rows, lost_s: Array, n_rows: int) -> tuple[int, Rows]:
     return best
 
 
-def _usual(x: Array) -> Array:
+def _usual(x: Array, neighbours: int, apart: int) -> Array:
     """[row] the median of the row's neighbours, interpolated."""
-    first = np.arange(0, len(x) - NEIGHBOURS + APART, APART).clip(max=len(x) - NEIGHBOURS)
-    windows = np.lib.stride_tricks.sliding_window_view(x, NEIGHBOURS)[first]
-    centres = first + NEIGHBOURS // 2
+    first = np.arange(0, len(x) - neighbours + apart, apart).clip(max=len(x) - neighbours)
+    windows = np.lib.stride_tricks.sliding_window_view(x, neighbours)[first]
+    centres = first + neighbours // 2
     usual: Array = np.interp(np.arange(len(x)), centres, np.median(windows, axis=1))
     return usual

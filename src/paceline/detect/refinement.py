@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ class Refinement:
         self._detector = detector
         self._events: list[Event] = []
         self._open: dict[int, int] = {}  # rank -> index of its last event
+        self._healthy_s: dict[int, float] = {}  # rank -> healthy level of that event
         self._before = detector.columns()
         # [rank] whether its level is that of a new start, which may have no verdict yet.
         self._settling = np.zeros(detector.ranks, dtype=bool)
@@ -34,8 +36,9 @@ class Refinement:
         for event in events:
             if event.kind in LEVEL_KINDS:
                 self._close(event.rank)
-                if event.kind in SLOW_KINDS:
+                if event.kind in SLOW_KINDS or event.kind == "faster":
                     self._open[event.rank] = len(self._events)
+                    self._healthy_s[event.rank] = self._former_healthy_s(event)
             self._events.append(event)
         if self._open:
             floats, wholes = self._detector.columns()
@@ -51,11 +54,20 @@ class Refinement:
             self._close(rank)
         return self._events
 
+    def _former_healthy_s(self, event: Event) -> float:
+        """The healthy level before a faster one, which takes its place; nan for other events."""
+        if event.kind != "faster":
+            return math.nan
+        floats, _ = self._detector.columns()
+        return float(floats[event.rank, columns.LEVEL_S]) / event.factor
+
     def _close(self, rank: int) -> None:
         place = self._open.pop(rank, None)
         if place is None:
             return
         floats, wholes = (array[rank] for array in self._before)
-        factor = float(floats[columns.LEVEL_S] / floats[columns.HEALTHY_S])
+        former_s = self._healthy_s[rank]
+        healthy_s = floats[columns.HEALTHY_S] if math.isnan(former_s) else former_s
+        factor = float(floats[columns.LEVEL_S] / healthy_s)
         refined = estimate(floats, wholes, factor)
         self._events[place] = replace(self._events[place], refined=refined)

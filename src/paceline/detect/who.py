@@ -44,6 +44,7 @@ class Suspect:
         share: approximate share of the step time lost to it.
         text: the evidence.
         steps: the few steps that hold most of the loss; empty if the slowness lasts.
+        since_step: its first slow step, where the job became slow before; None otherwise.
     """
 
     kind: Literal["compute", "communication", "data-loading", "host"]
@@ -53,11 +54,13 @@ class Suspect:
     share: float
     text: str
     steps: tuple[int, ...] = ()
+    since_step: int | None = None
 
     @property
     def name(self) -> str:
-        """Place and operation: "ranks 24-31; compute"; of a spike also its steps."""
-        when = f" in {name_steps(self.steps)} only" if self.steps else ""
+        """Place and operation: "ranks 24-31; compute"; its steps or its begin, if they differ."""
+        when = "" if self.since_step is None else f" since step {self.since_step:,}"
+        when = f" in {name_steps(self.steps)} only" if self.steps else when
         return f"{self.place}; {self.kind.replace('-', ' ')}{when}"
 
     def explain(self) -> str:
@@ -74,6 +77,7 @@ class Suspect:
             "share": self.share,
             "text": self.text,
             "steps": list(self.steps),
+            "since_step": self.since_step,
         }
 
 

@@ -43,6 +43,9 @@ class _Judged:
         ideal: [op] seconds.
         ideal_s, job_s: [step] seconds of an ideal step, and of the job's.
         s_w: [pp, dp] S_w.
+        lasting: [pp, dp] S_w of the typical step, without variation that passes; None: unknown.
+        others_alike: whether other steps had no such variation. These steps are the only peers if
+            all workers are slow.
     """
 
     durations: Durations
@@ -50,6 +53,8 @@ class _Judged:
     ideal_s: Array
     job_s: Array
     s_w: Array
+    lasting: Array | None
+    others_alike: bool
 
     def seconds_of(self, scenarios: Sequence[Scenario]) -> Array:
         """[scenario, step] seconds."""
@@ -59,9 +64,14 @@ class _Judged:
     @property
     def is_slow(self) -> Mask:
         """[pp, dp] whether the worker is a suspect."""
-        bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(self.s_w.max()) - 1))
-        is_slow: Mask = self.s_w >= bar
-        return is_slow
+        return _stand_out(self.s_w)
+
+
+def _stand_out(s_w: Array) -> Mask:
+    """[...] whether the S_w of a worker is that of a slow one."""
+    bar = max(WhatIf.HEALTHY_BELOW, 1 + _OF_WORST * (float(s_w.max()) - 1))
+    is_slow: Mask = s_w >= bar
+    return is_slow
 
 
 def who_slow_before(
@@ -90,7 +100,19 @@ def who_slow_before(
     )
 
 
-def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
+def is_lasting(suspect: Suspect, measured: Measured, result: WhatIf) -> bool:
+    """Whether medians over the steps show a suspect's slowness; True where they are unknown."""
+    if result.lasting is None:
+        return True
+    return any(
+        suspect.ranks and set(ranks_of([(int(dp), int(pp))], measured)) <= set(suspect.ranks)
+        for pp, dp in np.argwhere(result.lasting.by_worker >= WhatIf.HEALTHY_BELOW)
+    )
+
+
+def who_from_trace(
+    measured: Measured, result: WhatIf, before: WhatIf | None = None
+) -> tuple[Suspect, ...]:
     """Slow workers of a trace, the costliest first, then workers with spikes; may be empty.
 
     S_w is the exact slowdown of a step if only worker w is as measured. Further simulations with
@@ -99,9 +121,13 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     Args:
         measured: the measured trace.
         result: the analysis of it.
+        before: analysis of healthy steps before it; None: there are none.
     """
     ideal = ideal_durations(measured.durations)
-    whole = _Judged(measured.durations, ideal, result.ideal_s, result.simulated_s, result.by_worker)
+    times_s = (result.ideal_s, result.simulated_s)
+    others_alike = before is not None and bool((before.by_worker < WhatIf.HEALTHY_BELOW).all())
+    typical = None if result.lasting is None else result.lasting.by_worker
+    whole = _Judged(measured.durations, ideal, *times_s, result.by_worker, typical, others_alike)
     is_spike = _spikes(whole, result.by_worker_by_step)
     calm = np.flatnonzero(~is_spike.any(axis=(1, 2)))
     if len(calm) == len(result.steps) or len(calm) < len(result.steps) / 2:
@@ -112,7 +138,7 @@ def who_from_trace(measured: Measured, result: WhatIf) -> tuple[Suspect, ...]:
     for rows in np.unique(is_spike.reshape(len(is_spike), -1).T, axis=0):
         members = (is_spike == rows[:, None, None]).all(axis=0) & ~usual.is_slow
         if rows.any() and members.any():
-            spikes = _of_steps(whole, np.flatnonzero(rows), usual.ideal)
+            spikes = _of_steps(whole, np.flatnonzero(rows), usual.ideal, others_alike=True)
             steps = tuple(result.steps[rows].tolist())
             otherwise = float(usual.s_w[members].max())
             passing += [
@@ -138,7 +164,9 @@ def _spikes(whole: _Judged, by_step: Array) -> Mask:
     return is_spike
 
 
-def _of_steps(whole: _Judged, rows: Rows, ideal: Array | None = None) -> _Judged:
+def _of_steps(
+    whole: _Judged, rows: Rows, ideal: Array | None = None, *, others_alike: bool | None = None
+) -> _Judged:
     """Some of the steps, with an ideal of their own if none is given."""
     durations = whole.durations.of_steps(rows)
     ideal = ideal_durations(durations) if ideal is None else ideal
@@ -147,7 +175,8 @@ def _of_steps(whole: _Judged, rows: Rows, ideal: Array | None = None) -> _Judged
     scenarios = [Scenario.ideal(), Scenario.measured(), *only]
     ideal_s, job_s, *alone_s = simulate_scenarios(durations, ideal, scenarios)
     s_w = np.array(alone_s).mean(axis=1).reshape(n_pp, n_dp) / ideal_s.mean()
-    return _Judged(durations, ideal, ideal_s, job_s, s_w)
+    others_alike = whole.others_alike if others_alike is None else others_alike
+    return _Judged(durations, ideal, ideal_s, job_s, s_w, whole.lasting, others_alike)
 
 
 def _as_spike(suspect: Suspect, steps: tuple[int, ...], of: int, otherwise: float) -> Suspect:
@@ -169,6 +198,8 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
     suspects = []
     by_compute = slowdown[:, 0] >= slowdown[:, 1]
     by_transfers = ~by_compute & ~_shared(judged, is_slow, by_compute, slowdown[:, 1])
+    if is_slow.all() and by_compute.all() and not judged.others_alike:
+        by_compute = _beyond_variation(judged)[is_slow]
     for kind, mask in (("compute", by_compute), ("communication", by_transfers)):
         # Workers at both ends of a link, or behind a NIC, stay together, as the fault is between
         # them.
@@ -180,6 +211,12 @@ def _suspects(measured: Measured, judged: _Judged, is_slow: Mask) -> list[Suspec
             if len(group)
         ]
     return sorted(suspects, key=lambda suspect: -suspect.share)
+
+
+def _beyond_variation(judged: _Judged) -> Mask:
+    """[pp, dp] whether a worker's computes are slow where those of all vary from step to step."""
+    s_w = judged.s_w if judged.lasting is None else judged.lasting
+    return _stand_out(s_w - (s_w.min() - 1))
 
 
 def _by_kind(judged: _Judged, workers: Sequence[Worker]) -> Array:
@@ -198,11 +235,11 @@ def _shared(judged: _Judged, is_slow: Mask, by_compute: Mask, by_transfers: Arra
     """[suspect] whether its transfers are no slower than those of workers beside it.
 
     A collective takes as long for all of its members. So one that is slow tells nothing about a
-    member while another one computes longer. If all workers are slow by transfers, it is the
-    network.
+    member while another one computes longer. If all workers are slow by transfers, their only
+    peers are other steps. Were transfers alike in these, it is the network, else variation.
     """
     if not by_compute.any() and is_slow.all():
-        return np.zeros(len(by_transfers), dtype=bool)
+        return np.full(len(by_transfers), not judged.others_alike)
     others = [(int(dp), int(pp)) for pp, dp in np.argwhere(~is_slow)]
     everyone = [*by_transfers, *(_by_kind(judged, others)[:, 1] if others else [])]
     bar = max(WhatIf.HEALTHY_BELOW - 1, _OF_WORST * (float(judged.s_w.max()) - 1))
@@ -223,6 +260,11 @@ def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _
         f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
         f"if all were alike ({s_w_text}); the whole job takes {job_s / ideal_s:.2f}x"
     )
+    if kind == "communication" and len(workers) == judged.s_w.size:  # without a peer
+        text = (
+            f"transfers that take longer in some steps make a step {factor:.2f}x as long as if all "
+            "were alike; in the healthy steps before, they were"
+        )
     return Suspect(
         "compute" if kind == "compute" else "communication",
         ranks,

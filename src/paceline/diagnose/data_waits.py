@@ -78,7 +78,7 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     if waits is None:
         return None
     waits = np.nan_to_num(waits)
-    of_peers = np.stack([lower_median(waits[:, :, pp].T) for pp in range(waits.shape[2])], axis=1)
+    of_peers = lower_median(np.moveaxis(waits, 1, 0))  # [step, pp]
     longest = waits.max(axis=(1, 2))
     long = long_waits(longest)
     beyond = np.median((waits - of_peers[:, None, :])[long], axis=0)  # [dp, pp]
@@ -123,6 +123,14 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         },
         cost_s=cost_s,
     )
+
+
+def waits_beyond_s(measured: Measured) -> Array | None:
+    """[step, dp, pp] seconds of waits beyond those of the peers; None: not measured."""
+    if measured.data_wait_s is None:
+        return None
+    waits = np.nan_to_num(measured.data_wait_s)
+    return waits - lower_median(np.moveaxis(waits, 1, 0))[:, None, :]
 
 
 def long_waits(longest: Array) -> Mask:

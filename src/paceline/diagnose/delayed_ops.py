@@ -46,7 +46,7 @@ def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | 
     delay_s = _delays(measured, OpKind.from_label(label))
     if delay_s.shape[1] < 2:
         return None
-    peers = np.stack([lower_median(d.T) for d in np.moveaxis(delay_s, 2, 0)], axis=1)
+    peers = lower_median(np.moveaxis(delay_s, 1, 0))
     beyond = delay_s - peers[:, None, :]
     typical = np.median(beyond, axis=0)
     bar = max(least_s, MIN_BEYOND * float(np.median(beyond.max(axis=(1, 2)))))
@@ -63,6 +63,13 @@ def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | 
         float(np.median(peers[:, first[1]])),
         int((beyond[:, first[0], first[1]] >= bar).sum()),
     )
+
+
+def delays_beyond_s(measured: Measured, label: str) -> Array:
+    """[step, dp, pp] the same delays beyond those of the peers."""
+    delay_s = _delays(measured, OpKind.from_label(label))
+    beyond: Array = delay_s - lower_median(np.moveaxis(delay_s, 1, 0))[:, None, :]
+    return beyond
 
 
 def _delays(measured: Measured, kind: OpKind) -> Array:

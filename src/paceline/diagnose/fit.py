@@ -40,6 +40,9 @@ DOUBT_ERRORS = 2.0
 #: residual, share, seconds. (Garbage collections take tens to hundreds of ms: what-if paper, 5.4.)
 PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 
+#: Microbatches are unlike in all steps from this many standard errors of their medians on.
+UNLIKE_ERRORS = 6.0
+
 #: With fewer replicas, the others do not show which steps are long for all.
 MIN_REPLICAS = 4
 
@@ -135,7 +138,7 @@ def _fit(measured: Durations) -> Fit:
     logs = [np.log(np.maximum(passes.of(v, ops[v]), _TINY_S)) for v in range(graph.n_variants)]
     by_replica = np.empty((*ops[0].shape[:2], graph.n_dp))
     for log, dps in zip(logs, graph.variant_dps, strict=True):
-        by_replica[..., dps] = np.median(log, axis=(2, 3))
+        by_replica[..., dps] = np.median(_alike(log), axis=(2, 3))
     place, level_seen = places_and_levels(by_replica, stage_of_place)
     mostly_slow = use_fast_workers(place, by_replica - level_seen, stage_of_place)
     for log in logs:
@@ -164,6 +167,24 @@ def _fit(measured: Durations) -> Fit:
         *(place, apart.slope, stage_of_place, apart.level, level_seen, apart.level_error),
         *(apart.worker, error, frozenset(mostly_slow), variants, sigma),
     )
+
+
+def _alike(values: Array) -> Array:
+    """[..., microbatch, step, dp] values less the usual difference of their microbatches.
+
+    If microbatches differ as 1 and 3, the median of all values lies at random between the two. A
+    difference that chance may explain stays: lengths vary from step to step.
+    """
+    n_steps, n_dp = values.shape[-2:]
+    of_replicas = np.median(values, axis=-2, keepdims=True)
+    usual = np.median(of_replicas, axis=-1, keepdims=True)
+    differences = usual - np.median(usual, axis=-3, keepdims=True)
+    noise = float(robust.spread(values - of_replicas))
+    error = robust.MEDIAN_ERROR * noise / np.sqrt(n_steps * n_dp)
+    if n_steps < MIN_STEPS or np.abs(differences).max() < UNLIKE_ERRORS * error:
+        return values
+    alike: Array = values - differences
+    return alike
 
 
 @dataclass(frozen=True)
@@ -264,8 +285,7 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
     """
     error = np.zeros(graph.n_dp)
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
-        flat = cost.reshape(-1, len(dps))
-        cost += level_seen[dps] - np.median(flat, axis=0)
+        cost += level_seen[dps] - np.median(_alike(cost), axis=(0, 1))
         error[dps] = _level_error(cost)
         if len(dps) >= MIN_REPLICAS:
             error[dps] = np.minimum(error[dps], _level_error(cost - _of_others(cost)))
@@ -276,6 +296,7 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
 
 def _level_error(cost: Array) -> Array:
     """[dp] standard error of the medians of [microbatch, step, dp] costs."""
+    cost = _alike(cost)
     flat = cost.reshape(-1, cost.shape[-1])
     by_step = np.median(cost, axis=0)  # [step, dp]
     # All replicas draw microbatches from the same data. A replica whose few microbatches are alike
@@ -341,7 +362,7 @@ def _workers(
         for stage in range(graph.n_pp):
             of_stage = of_variant[:, stage_of_place == stage]  # [kind, chunk, microbatch, step, dp]
             flat = of_stage.reshape(len(KINDS), -1, len(dps))
-            worker[:, stage, dps] = np.median(flat, axis=1)
+            worker[:, stage, dps] = np.median(_alike(of_stage), axis=(1, 2, 3))
             by_step = of_stage.reshape(-1, *of_stage.shape[-2:])
             error[stage, dps] = robust.error_over_time(np.median(by_step, axis=0))
             if by_step.shape[1] < MIN_STEPS:

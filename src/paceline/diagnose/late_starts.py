@@ -62,7 +62,8 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
         measured: the job.
         simulated_s: T, its mean step without launch delays.
     """
-    late_s = _late_s(measured, MIN_LATE * simulated_s)
+    late_s = lateness_s(measured)
+    late_s = np.where(late_s >= MIN_LATE * simulated_s, late_s, 0.0)
     chance = _chances(late_s > 0)
     named = chance <= MAX_CHANCE
     if not named.any():
@@ -143,14 +144,14 @@ def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]
     return found
 
 
-def _late_s(measured: Measured, least_s: float) -> Array:
+def lateness_s(measured: Measured) -> Array:
     """[step, dp, pp] seconds by which each worker begins later than its stage's usual one."""
     begin = begin_s(measured)
     late_s = np.zeros(begin.shape)
     for stage in np.flatnonzero(np.isfinite(begin).all(axis=(0, 1))).tolist():
         late_s[:, :, stage] = _beside_peers(begin[:, :, stage], measured.idle_before_s[:, :, stage])
-    late_s = np.minimum(late_s, begin)
-    return np.where(late_s >= least_s, late_s, 0.0)
+    late: Array = np.fmin(late_s, begin)
+    return late
 
 
 def _beside_peers(begin_s: Array, idle_s: Array) -> Array:

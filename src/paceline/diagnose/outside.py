@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.diagnose.data_waits import data_waits, with_data_waits
 from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import LateStarts, late_starts
-from paceline.diagnose.passing import passing_worker
+from paceline.diagnose.passing import PAUSE_SPREADS, passing_worker
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
 from paceline.jumps import MAX_CHANCE, MIN_JUMP, find_jump
@@ -237,7 +238,8 @@ def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     """Step times that change along a line or jump at one step.
 
-    The cost is that of the longer steps. Where steps become faster, these are the earlier ones.
+    The cost is that of the longer steps. Where steps become faster, these are the earlier ones. It
+    is what the line or the jump adds; pauses of single steps are no part of it.
     """
     times, steps = result.simulated_s, result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
@@ -251,7 +253,12 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     short_s = min(start, start + change)
     # Time that the simulation leaves out is a part of the steps that become longer.
     whole_s = start + max(float(np.median(result.traced_s - result.overlap_s - times)), 0.0)
-    lost_share = (resamples @ times - short_s) / (resamples @ result.traced_s)
+    added_s = shape.fitted - short_s
+    rest_s = times - shape.fitted
+    most_s = PAUSE_SPREADS * robust.spread(rest_s)
+    noise_s = rest_s.clip(-most_s, most_s)
+    varied_s = np.where(added_s > 0, added_s + noise_s - noise_s[added_s > 0].mean(), 0.0)
+    lost_share = (resamples @ varied_s) / (resamples @ result.traced_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     text = f"steps become {change / whole_s:.1%} slower {shape.text}"
     if change < 0:
@@ -261,7 +268,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         cause="drift",
         text=text,
         share=None,
-        share_of_step=float((times.mean() - short_s) / result.traced_s.mean()),
+        share_of_step=float(added_s.mean() / result.traced_s.mean()),
         interval=(low, high),
         confidence=float((lost_share > 0).mean()),
         where=NOWHERE,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Finding
+from paceline.jumps import MIN_STEPS
 from paceline.mitigate.fault import COMPUTE, LINK, Fault, Worker
 from paceline.remedies.outcome import finding_of
 from paceline.remedies.remedy import Case
@@ -42,6 +45,32 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
         for kind, worker, factor, other_end in suspects
         if factor >= MIN_FACTOR
     )
+
+
+@dataclass(frozen=True)
+class TracedSteps:
+    """Steps of a trace with fail-slows, and without them.
+
+    Attributes:
+        slow_s: mean seconds of a step in which all of them act, from step to step.
+        healthy_s: mean seconds of a step in which none acts; None: they act in all steps.
+    """
+
+    slow_s: float
+    healthy_s: float | None
+
+    def to_mapping(self) -> dict[str, float | None]:
+        """The times in the form of JSON."""
+        return {"slow_s": self.slow_s, "healthy_s": self.healthy_s}
+
+
+def traced_steps(case: Case) -> TracedSteps:
+    """The times of the steps in which the case's fail-slows act, and of the others."""
+    acting = [_acts(finding, case) for finding in _going_on(case)]
+    every, none = np.logical_and.reduce(acting), ~np.logical_or.reduce(acting)
+    times_s = case.result.lasted_s
+    healthy_s = float(times_s[none].mean()) if none.sum() >= MIN_STEPS else None
+    return TracedSteps(float(times_s[every].mean()), healthy_s)
 
 
 def slow_steps(case: Case) -> list[int] | None:

@@ -1,9 +1,9 @@
 """A job with fail-slows: its simulated step time for any placement and any shares.
 
-The healthy duration of an op is the lower median over replicas and steps. Fail-slows multiply
-durations: computes by their machine's factor, transfers by the factors of their link or NICs. A
-data-parallel collective is a ring over the replicas of its stage, in their order. It is as slow as
-the slowest link or NIC of the ring.
+The healthy duration of an op is the lower median over replicas of their medians. Fail-slows
+multiply durations: computes by their machine's factor, transfers by the factors of their link or
+NICs. A data-parallel collective is a ring over the replicas of its stage, in their order. It is as
+slow as the slowest link or NIC of the ring.
 """
 
 from __future__ import annotations
@@ -406,16 +406,15 @@ def _check_program(graph: StepGraph) -> None:
 
 
 def _typical_replica(measured: Measured, variant: int, scale: float) -> Measured:
-    """One step of one replica: for each op the lower median over replicas and steps.
+    """One step of one replica: for each op the lower median over replicas of their medians.
 
-    With two replicas, the mean would count a slow one as half healthy.
+    With two replicas, the mean would count a slow one as half healthy. The median of all values
+    would lie at random between the two.
     """
     graph = measured.graph
-    block = measured.durations.block(variant).reshape(
-        graph.variant_ops(variant).stop - graph.variant_ops(variant).start, -1
-    )
-    middle = (block.shape[1] - 1) // 2
-    typical = np.partition(block, middle, axis=1)[:, middle] * scale
+    of_replica = np.median(measured.durations.block(variant), axis=1)
+    middle = (of_replica.shape[1] - 1) // 2
+    typical = np.partition(of_replica, middle, axis=1)[:, middle] * scale
     replica_graph = some_replicas(graph, graph.variant_dps[variant][:1])
     if graph.n_variants > 1:
         variant_of_replica = np.zeros(1, dtype=np.int64)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from paceline.mitigate.findings import TracedSteps
 from paceline.mitigate.forecast import Forecast
 from paceline.mitigate.life import Lives
-from paceline.mitigate.strategies import TITLES, Option
+from paceline.mitigate.strategies import RESTART, TITLES, Option
 from paceline.report.layout import wrap
 from paceline.units import duration, seconds
 
@@ -14,29 +15,26 @@ from paceline.units import duration, seconds
 _MAX_ACTIONS = 30
 
 
-#: Least share by which traced steps are longer than the model's for a note.
-_LONGER = 0.1
+#: Least shares by which traced steps are longer than the model's, and their slowdown is unlike it,
+#: for a note.
+_LONGER, _UNLIKE = 0.1, 0.03
 
 
-def forecast_lines(result: Forecast, width: int, traced_s: float | None = None) -> list[Text]:
+def forecast_lines(result: Forecast, width: int, traced: TracedSteps | None = None) -> list[Text]:
     """Fail-slows, a table of the options, and the planner's next actions.
 
     Args:
         result: the forecast.
         width: available characters.
-        traced_s: mean seconds of a traced step with the fail-slows, if a trace shows them.
+        traced: the traced steps, if a trace shows the fail-slows.
     """
     slowdown = result.now_s / result.healthy_s
     head = f"a step takes {seconds(result.now_s)} instead of {seconds(result.healthy_s)}"
     lines = [Text(f"{head} ({slowdown:.2f}x)", style="bold")]
     for fault in result.faults:
         lines += wrap(f"  {fault.describe()}", width, indent="    ")
-    if traced_s is not None and traced_s > (1 + _LONGER) * result.now_s:
-        text = (
-            f"  note: traced steps take {seconds(traced_s)} on average: these times leave out "
-            "noise and delays between operations. Compare them with each other"
-        )
-        lines += wrap(text, width, indent="    ", style="dim")
+    if traced is not None and (text := _traced(traced, result)):
+        lines += wrap(f"  {text}", width, indent="    ", style="dim")
     lines += [Text("")]
     columns = f"{'strategy':18}{'step s':>9}{'recovers':>12}{'once':>13}{'pays after':>13}"
     lines += [Text(columns, style="dim")]
@@ -44,6 +42,30 @@ def forecast_lines(result: Forecast, width: int, traced_s: float | None = None) 
         lines += _option_lines(option, width)
     lines += [Text(""), *_due_lines(result, width)]
     return lines
+
+
+def _traced(traced: TracedSteps, result: Forecast) -> str:
+    """The traced steps, where the simulated ones are others; "" where they agree."""
+    if traced.healthy_s is None or traced.slow_s <= traced.healthy_s:
+        if traced.slow_s <= (1 + _LONGER) * result.now_s:
+            return ""
+        return (
+            f"note: traced steps take {seconds(traced.slow_s)} on average: these times leave out "
+            "noise and delays between operations. Compare them with each other"
+        )
+    factor = traced.slow_s / traced.healthy_s
+    if abs(result.now_s / result.healthy_s / factor - 1) <= _UNLIKE:
+        return ""
+    text = (
+        f"note: traced steps take {seconds(traced.slow_s)}, and {seconds(traced.healthy_s)} "
+        f"without this ({factor:.2f}x): the times here leave out noise and delays between "
+        "operations"
+    )
+    restart = next(option for option in result.options if option.strategy == RESTART)
+    if restart.overhead_s and restart.applicable:
+        steps = restart.overhead_s / (traced.slow_s - traced.healthy_s)
+        text += f". By the traced times a restart pays after {steps:,.0f} steps"
+    return text
 
 
 def _option_lines(option: Option, width: int) -> list[Text]:

@@ -47,9 +47,8 @@ def name_suspects(
     Raises:
         PacelineError: the trace has no graph, or it cannot be analysed.
     """
-    measured = from_trace(trace)
-    result = analyze(measured)
-    return with_slow_workers(onset, measured, result, before), measured, result
+    named, (measured, result) = with_slow_workers(onset, trace, before)
+    return named, measured, result
 
 
 def plan_of(

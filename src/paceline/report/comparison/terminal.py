@@ -26,8 +26,8 @@ def refusal_lines(error: ComparisonError) -> list[str]:
             f"  {aspect}: {before} before, {after} after"
             for aspect, before, after in error.disagreements
         ),
-        "pass --anyway to compare them per microbatch (per token, if tokens are given); if only "
-        "a job file is missing, pass --job or --job-after",
+        "pass --anyway to compare them by step (by microbatch where the numbers of those differ, "
+        "by token if tokens are given); if only a job file is missing, pass --job or --job-after",
     ]
 
 

@@ -112,7 +112,11 @@ def _unlike(comparison: Comparison) -> str:
     rows = (f"{d.what}: {d.before} before, {d.after} after" for d in comparison.disagreements)
     units = {"microbatch": "the microbatches of all replicas", "token": "the tokens of a step"}
     per = units.get(comparison.unit, "the step")
-    return f"the jobs differ, so they are compared by their time over {per}: {'; '.join(rows)}"
+    if comparison.unit == "step":
+        how = "but have as many microbatches, so steps are compared"
+    else:
+        how = f"so they are compared by their time over {per}"
+    return f"the jobs differ, {how}: {'; '.join(rows)}"
 
 
 def _overlap(comparison: Comparison) -> str:

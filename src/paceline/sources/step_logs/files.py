@@ -128,7 +128,15 @@ def _read_json_lines(path: Path, head: str) -> Samples:
     """A table of the project's own, or one of metrics if its first lines have a step time."""
     names = [name for line in head.splitlines() for name in metric_tables.metrics_of_line(line)]
     names = list(dict.fromkeys(names))
-    if _OWN_TIMES & set(names) or not metric_tables.has_step_times(names):
+    if _OWN_TIMES & set(names):
+        return Samples(None, ())
+    if not metric_tables.has_step_times(names):
+        proposal = proposals.proposal_for(head.splitlines())
+        if proposal is not None:
+            raise TraceError(
+                f"{path} has no step times under a known name (docs/detect.md#logs names them); "
+                f"{_suggested(proposal)}"
+            )
         return Samples(None, ())
     return Samples(*metric_tables.read_json_lines(path))
 
@@ -257,12 +265,16 @@ def _read_text(path: Path) -> Samples:
     if proposal is None and any(_TRAINER_LINE.search(line) for line in lines):
         advice = _TRAINER_ADVICE
     if proposal is not None:
-        guess = f" ({proposal.doubt})" if proposal.doubt else ""
-        advice = f"its lines suggest --pattern '{proposal.pattern}'{guess}"
+        advice = _suggested(proposal)
     raise TraceError(
         f"{path} has no step times of a known tool (docs/detect.md#logs names them); {advice}; "
         f"{quoted(lines[:QUOTED_LINES])}"
     )
+
+
+def _suggested(proposal: proposals.Proposal) -> str:
+    guess = f" ({proposal.doubt})" if proposal.doubt else ""
+    return f"its lines suggest --pattern '{proposal.pattern}'{guess}"
 
 
 def _read_proposed(path: Path, text: str) -> Samples:

@@ -85,6 +85,8 @@ RATE_WORD = re.compile(
 )
 UNIT = re.compile(r"['\"]?\s?(?P<unit>ms|msec|milliseconds?|s|secs?|seconds?)(?![\w/])")
 STEPS_PER_S = re.compile(rf"\s?{A_STEP}\s?(?:/|per)\s?s(?:ec|econd)?(?![a-z])")
-STEPS_PER_S_BEFORE = re.compile(rf"(?:^|[^a-z]){A_STEP}[/_]s(?:ec)?\W*$")
+STEPS_PER_S_BEFORE = re.compile(rf"(?:^|[^a-z]){A_STEP}(?:/|_per_)s(?:ec)?\W*$")
+#: Words before a number that are seconds a step to one writer, and steps a second to another.
+STEP_S_BEFORE = re.compile(rf"(?:^|[^a-z]){A_STEP}_s(?:ec)?\W*$")
 PER_STEP = re.compile(rf"\s?(?P<unit>m?s)(?:ec)?(?:/|\s?per\s){A_STEP}")
 WORK_PER_S = re.compile(r"\s?(?:k?tok|token|sample|seq|img|image|example)\w*(?:/\w+)?/s")

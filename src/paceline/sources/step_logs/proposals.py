@@ -41,6 +41,7 @@ from paceline.sources.step_logs.log_words import (
     RATE_WORD,
     SLASH_DATE,
     SPAN,
+    STEP_S_BEFORE,
     STEP_TIME_WORD,
     STEP_WORD,
     STEPS_PER_S,
@@ -221,6 +222,8 @@ def _of_group(
             certain, doubt = False, "its times look like means since the start, not those of steps"
     if time.score == 1 and time.group.startswith(("duration", "elapsed")) and not doubt:
         doubt = "the unit is a guess"
+        if STEP_S_BEFORE.search(texts[time.place].lower()):
+            doubt = "seconds are a guess; if these are steps a second, steps_per_s"
     if step is None and not doubt:
         doubt = "the lines have no step number, so each line counts as a step"
     if time.is_mean:
@@ -381,6 +384,8 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         is_named = of_steps["word"][:2] in _step_words(texts, columns)
         score = 3 if is_named and not is_mean else 2
         return _Choice(place, group, score, is_one_step=is_named, is_mean=is_mean)
+    if STEP_S_BEFORE.search(label):
+        return _Choice(place, "duration_s", 1, is_one_step=True, is_mean=is_mean)
     if is_mean and (WORK_PER_S.match(behind) or RATE_WORD.search(label)):
         return None
     if WORK_PER_S.match(behind) or RATE_WORD.search(label):
