@@ -10,8 +10,11 @@ import sys
 import pytest
 
 import requires
+from paceline.cli import validate
 from paceline.cli.main import run
+from paceline.detect.verdict import Measurements, Place
 from paceline.extras import pip_install
+from paceline.hosts import HostStore
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +151,23 @@ def test_under_a_launcher_rank_0_prints():
     assert document["measured"]["gemm"] == 64
     assert "of two nothing says which is usual" in document["verdict"]["notes"][0]
     assert "{" not in out[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, "4 results of 1 host in {path}, all without a verdict: fewer than 3 of a kind"),
+        (3, "6 results of 1 host in {path}\n"),
+    ],
+)
+def test_the_results_kept_are_told(capsys, monkeypatch, tmp_path, ranks, words):
+    places = {rank: Place("vm", "CPU") for rank in range(ranks)}
+    gemm_s = {rank: [1.0] for rank in range(ranks)}
+    link_s = {(rank, (rank + 1) % ranks): [1.0] for rank in range(ranks)}
+    measured = Measurements(gemm_s, link_s, places, 64, 64, "gloo")
+    monkeypatch.setattr(validate, "_measure", lambda *args: measured)
+    path = tmp_path / "hosts.sqlite"
+    code, out, _ = said(capsys, "--world-size", ranks, "--run", "--store", path)
+    assert code == 0
+    assert f"kept: {words.format(path=path)}" in out
+    assert {row.peers for row in HostStore(path).results("vm")} == {ranks}

@@ -20,6 +20,7 @@ from paceline.fleet.run import fleet
 from paceline.fleet.study import Study
 from paceline.fleet.summary import as_json, summarise
 from paceline.report import fleet as fleet_page
+from paceline.report.fleet_coverage import left_out
 
 ROWS = drawn_jobs(150)
 STEPS = steps_table(ROWS)
@@ -227,6 +228,41 @@ def test_unknown_figures_and_names(figures):
     curve = figures["waste"].curves["waste"]
     largest = max(COUNTED, key=lambda row: row["waste"])
     assert jobs.name(int(curve.row[-1])) == largest["name"]
+
+
+def test_variation_that_passes_makes_no_job_straggle():
+    """S of 1.3 that passes; S of 1.4 of which a worker is 1.2; S of 1.3 in whole passes."""
+    judged = {1.31: 1.02, 1.41: 1.2, 1.32: 1.32}
+    rows = [
+        row | {"slowdown": s, "slowdown_judged": lasts, "waste": 1 - 1 / s}
+        for row, (s, lasts) in zip(COUNTED, judged.items(), strict=False)
+    ]
+    summary = summarise(jobs_table(rows), steps_table(rows))[1]
+    assert summary["straggling"]["jobs"] == 2
+    assert summary["straggling"]["straggling"].value == pytest.approx(2 / 3)
+    assert summary["straggling"]["slow_with_passing"].value == 1
+    assert {row["name"] for row in summary["worst"]} == {row["name"] for row in rows[1:]}
+    older = [row | {"slowdown_judged": None} for row in rows]
+    assert summarise(jobs_table(older), steps_table(older))[1]["straggling"]["jobs"] == 3
+
+
+def test_jobs_left_out_that_wait_for_data_are_named():
+    wait = {"cause": "data-loading", "share": None, "share_of_step": 0.3, "low": 0.2, "high": 0.4,
+            "confidence": 1.0, "place": "worker dp 1, stage 0"}  # fmt: skip
+    rows = [dict(row) for row in COUNTED[:4]]
+    for row, share in zip(rows, (0.3, 0.2, None, 0.4), strict=True):
+        row["causes"] = [] if share is None else [wait | {"share_of_step": share}]
+    for row in rows[:3]:
+        row |= {"status": "discarded", "rule": "discrepancy"}
+    summary = summarise(jobs_table(rows), steps_table(rows))[1]
+    assert [row["share_of_step"] for row in summary["waiting"]] == [0.3, 0.2]
+    first, second = (row["name"] for row in rows[:2])
+    assert left_out(summary, {"max_discrepancy": 0.05}) == (
+        "discrepancy: 3 jobs left out, whose simulated step differs from the traced one by more "
+        "than 5.0%, as time passes between operations; in 2 of them workers wait for data, a "
+        f"share of the step: {first} 30.0%, {second} 20.0%"
+    )
+    assert left_out(summarise(jobs_table(rows[3:]), steps_table(rows))[1], {}) == ""
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,30 @@ def test_results_of_a_validation():
     link = {r.gpu: (r.seconds, r.ratio) for r in results if r.test == "link"}
     assert link[2] == (2e-3, 1)  # one of its links is well
     assert {r.host for r in results} == {"node0"}
-    assert results_of(measurements([1.0, 2.0]), run="j", at_s=5.0) == []
+
+
+def test_two_ranks_are_kept_without_a_verdict():
+    two = measurements([1.0, 2.0], {(0, 1): [2e-3], (1, 0): [3e-3]})
+    rows = [row for t in range(9) for row in results_of(two, run="j", at_s=t)]
+    assert [(r.test, r.gpu, r.seconds, r.ratio, r.peers) for r in rows[:4]] == [
+        ("gemm", 0, 1.0, 1.0, 2),
+        ("gemm", 1, 2.0, 2.0, 2),
+        ("link", 0, 2e-3, 1.0, 2),
+        ("link", 1, 2e-3, 1.0, 2),
+    ]
+    assert judge_units(rows) == []
+    four = results_of(measurements([1.0, 1.0, 1.2, 1.0]), run="j", at_s=9.0)
+    assert [v.results for v in judge_units(rows + four)] == [1] * 4
+
+
+def test_a_link_without_peers_does_not_hide_a_slow_one():
+    """Rank 3 has one link within its host, and slow ones to the other hosts."""
+    links = {(2, 3): [1e-3], (0, 3): [9e-3], (1, 3): [9e-3], (0, 4): [2e-3], (1, 4): [2e-3]}
+    links |= {(0, 5): [2e-3], (1, 5): [2e-3]}
+    rows = results_of(measurements([1.0] * 6, links, per_host=2), run="j", at_s=5.0)
+    link = {(r.host, r.gpu): (r.ratio, r.peers) for r in rows if r.test == "link"}
+    assert link["node1", 1] == (4.5, 6)
+    assert link["node1", 0] == (1.0, 1)
 
 
 def fleet(draw, slow, spread, noise, gpus=16, validations=RECENT, spikes=0.03):
@@ -182,6 +205,31 @@ def test_the_command(store, capsys, monkeypatch):
         assert run(["hosts", *wrong]) == 2
 
 
+def test_a_file_without_results_says_what_fills_it(capsys, tmp_path):
+    path = str(HostStore(tmp_path / "new.sqlite").path)
+    for action in ("list", "cordon"):
+        assert run(["hosts", action, "--store", path]) == 0
+        assert f"has no results yet; paceline validate --store {path}" in capsys.readouterr().err
+    assert run(["hosts", "history", "vm", "--store", path]) == 2
+    assert "has no results yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("validations", "peers", "words"),
+    [
+        (9, 2, "not judged: fewer than 3 of a kind were measured at once"),
+        (1, 4, "nothing slow so far; 1 of the 5 validations for a verdict"),
+        (5, 4, "nothing slow"),
+    ],
+)
+def test_the_list_says_what_no_verdict_rests_on(capsys, tmp_path, validations, peers, words):
+    store = HostStore(tmp_path / "hosts.sqlite")
+    store.add(results(np.ones((validations, peers))))
+    assert run(["hosts", "list", "--store", str(store.path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(f"  {words}")
+
+
 def test_the_tests_of_a_framework_in_a_group_of_one(tmp_path):
     torch = pytest.importorskip("torch", reason="pip install 'paceline[profile]'")
     store = torch.distributed.HashStore()
@@ -208,9 +256,10 @@ def test_results_of_the_suite_are_of_like_devices():
     places = [Place("a", "H100"), Place("a", "H100"), Place("b", "H100"), Place("b", "A100")]
     suite = SuiteResult({"hbm": [1.0, 1.0, 1.2, 9.0]}, {}, places, 1.0)
     rows = results_of_suite(suite, run="j", at_s=5.0)
-    assert [(r.host, r.gpu, r.ratio) for r in rows] == [
+    assert [(r.host, r.gpu, r.ratio) for r in rows if r.is_compared] == [
         ("a", 0, 1), ("a", 1, 1), ("b", 0, pytest.approx(1.2)),
     ]  # fmt: skip
+    assert [(r.host, r.gpu, r.device) for r in rows if not r.is_compared] == [("b", 1, "A100")]
 
 
 class Clock:

@@ -407,6 +407,73 @@ def test_means_of_many_steps_are_no_times_of_steps(tmp_path, line):
         assert any("look like means since the start" in note for note in times.warnings)
 
 
+def tenth_lines(words, mean_of):
+    """1,000 steps of 0.25 s, 1.5x in 601-700: a line of each 10th with a clock of whole seconds."""
+    seconds = np.random.default_rng(7).normal(0.25, 0.01, 1000)
+    seconds[600:700] *= 1.5
+    ends = np.cumsum(seconds)
+    return "".join(
+        f"<{clock(1000, ends[n - 1], '%H:%M:%S')}> part {n} of 1000 | "
+        f"{words.format(mean_of(seconds, n))} | nll 8.{n}\n"
+        for n in range(10, 1001, 10)
+    )
+
+
+def of_line(seconds, n):
+    return seconds[n - 10 : n].mean()
+
+
+@pytest.mark.parametrize(
+    ("words", "guess"),
+    [
+        ("avg {:.3f} sec each", ""),
+        ("average step time: {:.3f}", "; the unit is a guess"),
+        ("mean {:.3f} s/step", ""),
+        ("avg sec {:.3f}", "; the unit is a guess"),
+    ],
+)
+def test_a_mean_of_a_lines_steps_is_better_than_a_clock_of_whole_seconds(
+    capsys, tmp_path, words, guess
+):
+    path = tmp_path / "own.log"
+    path.write_text(tenth_lines(words, of_line))
+    assert run(["detect", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert f"(if it is the mean of the steps since the line before, not of more{guess})" in err
+    assert run(["detect", str(path), *shlex.split(re.search(r"(--pattern '[^']*')", err)[1])]) == 0
+    out = capsys.readouterr().out
+    assert "slower since step 610" in out
+    assert "1 fail-slow, healthy at the end, 12." in out
+
+
+@pytest.mark.parametrize(
+    ("words", "mean_of"),
+    [
+        ("avg {:.3f} sec each", lambda seconds, n: seconds[:n].mean()),
+        ("avg {:.3f} sec each", lambda seconds, n: seconds[max(0, n - 100) : n].mean()),
+        ("ema {:.3f} sec each", of_line),
+        ("avg data time {:.3f} sec", of_line),
+    ],
+)
+def test_other_means_are_no_better_than_a_clock_of_whole_seconds(capsys, tmp_path, words, mean_of):
+    path = tmp_path / "own.log"
+    path.write_text(tenth_lines(words, mean_of))
+    assert run(["detect", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "(?P<elapsed>" in err
+    assert "(the clock has whole seconds, so several lines may be one sample)" in err
+    assert run(["detect", str(path), *shlex.split(re.search(r"(--pattern '[^']*')", err)[1])]) == 2
+    assert "12 samples (960 steps)" in capsys.readouterr().err
+
+
+def test_a_clock_of_milliseconds_is_better_than_a_mean(tmp_path):
+    line = "<10:00:{:06.3f}> part {} of 1000 | avg {:.3f} sec each"
+    lines = (line.format(i / 2 + i % 2 / 50, 2 * i, 0.24 + i % 2 / 50) for i in range(80))
+    (tmp_path / "own.log").write_text("\n".join(lines))
+    with pytest.raises(TraceError, match=r"\(\?P<elapsed>"):
+        load_step_log(tmp_path / "own.log")
+
+
 def test_a_mean_beside_the_time_of_a_step_does_not_count(tmp_path):
     seconds = np.random.default_rng(0).normal(0.25, 0.01, 120)
     means = np.cumsum(seconds) / np.arange(1, 121)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from paceline.fleet.rules import RuleOptions
     from paceline.fleet.run import RunOptions
+    from paceline.fleet.study import Study
 
 DESCRIPTION = """\
 Analyse every trace of a folder or bucket into one dataset: study/jobs (a row per trace),
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     page = fleet_page.write(study)
     counts = study.about["counts"]
     print(f"{args.output}: {_sentence(counts)}")
-    print(_finding(study.summary))
+    _print_finding(study)
     print(f"report: {page}")
     return _report_failures(counts, study.about["ignored_files"], strict=args.strict)
 
@@ -170,9 +171,18 @@ def _report_again(args: argparse.Namespace) -> int:
     study = Study(args.traces, by=args.by)
     study.write_summary()
     page = fleet_page.write(study)
-    print(_finding(study.summary))
+    _print_finding(study)
     print(f"report: {page}")
     return 0
+
+
+def _print_finding(study: Study) -> None:
+    from paceline.report.fleet_coverage import left_out
+
+    print(_finding(study.summary))
+    words = left_out(study.summary, study.about.get("rules", {}))
+    if words:
+        print(words)
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
@@ -180,10 +190,15 @@ def _finding(summary: Mapping[str, Any]) -> str:
     from paceline.results.words.names import cause_name
     from paceline.units import percent
 
-    slow, wasted = summary["straggling"]["straggling"], summary["straggling"]["gpu_hours_wasted"]
+    numbers = summary["straggling"]
+    slow, wasted = numbers["straggling"], numbers["gpu_hours_wasted"]
     text = f"{percent(slow.value or 0)} of the jobs straggle"
+    if numbers["slow_with_passing"].value != slow.value:
+        text += f" ({percent(numbers['slow_with_passing'].value or 0)} with variation that passes)"
     if wasted.value is not None:
-        text += f"; {percent(wasted.value)} of {summary['coverage']['gpu_hours']:,.1f} GPU-hours"
+        hours = summary["coverage"]["gpu_hours"]
+        shown = f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+        text += f"; {percent(wasted.value)} of {shown} GPU-hours"
         text += " are wasted"
     if summary["causes"]:
         text += f"; most by: {cause_name(summary['causes'][0]['cause'])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,9 +79,13 @@ def _verdicts(args: argparse.Namespace, store: HostStore) -> int:
     from paceline.hosts.cordon import cordon_lines, slow_hosts
     from paceline.hosts.verdict import judge_units
 
-    verdicts = judge_units(store.results())
+    results = store.results()
+    if not results:
+        print(f"note: {store.no_results}", file=sys.stderr)
+    verdicts = judge_units(results)
     slow = slow_hosts(verdicts)
-    hosts = sorted({verdict.host for verdict in verdicts})
+    last_s = {result.host: result.at_s for result in results}
+    hosts = sorted(last_s)
     if args.json:
         chosen = hosts if args.action == "list" else sorted(slow)
         rows = [
@@ -97,18 +102,36 @@ def _verdicts(args: argparse.Namespace, store: HostStore) -> int:
             print(line)
     else:
         for host in hosts:
-            units = [verdict for verdict in verdicts if verdict.host == host]
-            words = "; ".join(v.explain() for v in slow.get(host, ())) or "nothing slow"
-            print(f"{host:24s} {_day(max(v.last_s for v in units))}  {words}")
+            words = "; ".join(v.explain() for v in slow.get(host, ()))
+            if not words:
+                most = max((v.results for v in verdicts if v.host == host), default=0)
+                words = _nothing_slow(most)
+            print(f"{host:24s} {_day(last_s[host])}  {words}")
     return 0
+
+
+def _nothing_slow(validations: int) -> str:
+    """The words for a host without a slow GPU, by the most validations of one of its GPUs."""
+    from paceline.hosts.result import MIN_PEERS
+    from paceline.hosts.verdict import RECENT
+
+    if not validations:
+        return f"not judged: fewer than {MIN_PEERS} of a kind were measured at once"
+    if validations < RECENT:
+        return f"nothing slow so far; {validations} of the {RECENT} validations for a verdict"
+    return "nothing slow"
 
 
 def _history(store: HostStore, host: str, *, as_json: bool) -> int:
     from paceline.errors import DetectError
 
     results = store.results(host)
+    if not results and not store.results():
+        raise DetectError(store.no_results)
     if not results:
-        raise DetectError(f"{store.path} has no results of {host}; paceline hosts list names them")
+        raise DetectError(
+            f"{store.path} has no results of {host}; paceline hosts list names its hosts"
+        )
     for r in results:
         if as_json:
             print(json.dumps({"at_s": r.at_s, "run": r.run, "gpu": r.gpu, "device": r.device,

@@ -124,8 +124,7 @@ def run(args: argparse.Namespace) -> int:
     measured = _measure(args, joined is not None, world_size, ranks, passes)
     if joined and joined[0] > 0:
         return 0  # rank 0 prints it for all
-    if args.store and measured is not None:
-        keep(args.store, measured)
+    kept = keep(args.store, measured) if args.store and measured is not None else ""
     if args.json:
         print(json.dumps(_mapping(args, ranks, passes, measured)))
         return 0
@@ -135,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"pass {number}: {' '.join(f'{source}->{to}' for source, to in pass_links)}")
     if measured is not None:
         print_verdict(measured)
+        if kept:
+            print(kept)
     elif not has_torch():
         print("note: nothing was measured, PyTorch is not installed", file=sys.stderr)
     else:
@@ -213,12 +214,24 @@ def _measure(
     return validate_local(world_size, ranks, passes, effort=effort, backend=args.backend)
 
 
-def keep(path: str, measured: Measurements) -> None:
-    """Add the measurements to the results of their hosts."""
-    from paceline.hosts.result import results_of
+def keep(path: str, measured: Measurements) -> str:
+    """Add the measurements to the results of their hosts; returns a sentence on them."""
+    from paceline.detect.event import counted
+    from paceline.hosts.result import MIN_PEERS, results_of
     from paceline.hosts.store import HostStore
 
-    HostStore(Path(path)).add(results_of(measured, run="validate", at_s=time.time()))
+    results = results_of(measured, run="validate", at_s=time.time())
+    HostStore(Path(path)).add(results)
+    hosts = counted(len({result.host for result in results}), "host")
+    single = sum(not result.is_compared for result in results)
+    line = f"kept: {counted(len(results), 'result')} of {hosts} in {path}"
+    if not single:
+        return line
+    which = "all" if single == len(results) else f"{single:,}"
+    return (
+        f"{line}, {which} without a verdict: fewer than {MIN_PEERS} of a kind were measured "
+        "(paceline hosts history HOST shows them)"
+    )
 
 
 def has_torch() -> bool:

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from paceline.detect import columns
 from paceline.detect.detector import Detector
 from paceline.detect.estimate import estimate
 from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS, Event
+from paceline.detect.warm_up import SETTLE_MOST
 
 
 class Refinement:
@@ -25,6 +28,8 @@ class Refinement:
         self._open: dict[int, int] = {}  # rank -> index of its last event
         self._healthy_s: dict[int, float] = {}  # rank -> healthy level of that event
         self._before = detector.columns()
+        # [rank] whether its level is that of a new start, which may have no verdict yet.
+        self._settling = np.zeros(detector.ranks, dtype=bool)
 
     def take(self, events: Iterable[Event]) -> None:
         """Take the events of an update; call it after each update, even without events."""
@@ -36,7 +41,12 @@ class Refinement:
                     self._healthy_s[event.rank] = self._former_healthy_s(event)
             self._events.append(event)
         if self._open:
-            self._before = self._detector.columns()
+            floats, wholes = self._detector.columns()
+            self._settling &= wholes[:, columns.AGE] < SETTLE_MOST
+            self._settling |= wholes[:, columns.SETTLE] > 0
+            for array, before in zip((floats, wholes), self._before, strict=True):
+                array[self._settling] = before[self._settling]
+            self._before = floats, wholes
 
     def events(self) -> list[Event]:
         """All events so far, with refined factors."""

@@ -172,6 +172,7 @@ def _report_row(report: JobReport, correlation: float) -> Row:
     best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
     return {
         **{name: getattr(report, name) for name in names},
+        "slowdown_judged": report.judged_slowdown,
         "steps": len(report.steps),
         "traced_s": float(report.traced_s.sum()),
         "step_s": float(report.traced_s.mean()),

@@ -98,6 +98,7 @@ JOBS = (
     Column("slowdown_high", "number", "upper end"),
     Column("slowdown_paper", "number", "S by the paper's reference for every kind"),
     Column("slowdown_lasting", "number", "S of the typical step, if passes come in parts"),
+    Column("slowdown_judged", "number", "S without passing variation that no finding explains"),
     Column("waste", "number", "1 - 1/S"),
     Column(
         "discrepancy",

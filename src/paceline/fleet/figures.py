@@ -73,6 +73,8 @@ class Jobs:
 
     Attributes:
         table: their rows.
+        slow: [job] whether it straggles, as the verdict of ``paceline analyze`` takes S: without
+            variation that passes and that no finding explains.
         known: [job] whether a job has a slowdown; others are left out of shares and means of waste.
     """
 
@@ -93,7 +95,9 @@ class Jobs:
         self.hours = np.nan_to_num(self.numbers("gpu_hours"))
         self.lost = self.waste * self.hours
         self._of_kind: dict[tuple[str, str], Array] = {}
-        self.slow: Mask = self.slowdown >= STRAGGLING
+        judged = self.numbers("slowdown_judged")  # unknown in studies of older versions
+        judged = np.where(np.isfinite(judged), judged, self.slowdown)
+        self.slow: Mask = judged >= STRAGGLING
         self.known: Mask = np.isfinite(self.slowdown)
 
     def __len__(self) -> int:
@@ -176,6 +180,9 @@ def _waste(jobs: Jobs) -> Figure:
     curve = _curve(jobs.waste[known], known)
     numbers = {
         "straggling": bootstrap.share(int(jobs.slow.sum()), len(known)),
+        "slow_with_passing": bootstrap.share(
+            int((jobs.slowdown[known] >= STRAGGLING).sum()), len(known)
+        ),
         "gpu_hours_wasted": bootstrap.weighted(jobs.waste[known], jobs.hours[known]),
         "p50": bootstrap.quantile(curve.values, 0.50),
         "p90": bootstrap.quantile(curve.values, 0.90),

@@ -99,7 +99,7 @@ class Study:
         import pyarrow as pa
 
         schema = arrow_schema(columns)
-        tables = [part.cast(schema) for part in self._parts(folder)]
+        tables = [_with_columns(part, schema) for part in self._parts(folder)]
         table = pa.concat_tables(tables) if tables else schema.empty_table()
         return table.unify_dictionaries()
 
@@ -113,6 +113,16 @@ class Study:
             except (pa.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise FleetError(f"{self.address}/{info.name} cannot be read: {reason}") from None
+
+
+def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with null in columns that its older version lacks."""
+    import pyarrow as pa
+
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).cast(schema)
 
 
 def read_about(store: FolderStore | BucketStore) -> dict[str, Any] | None:

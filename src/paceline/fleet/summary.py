@@ -51,6 +51,7 @@ def summarise(
         "schema": SCHEMA,
         "coverage": coverage(counted),
         "funnel": funnel(jobs),
+        "waiting": waiting(jobs),
         "straggling": {**figures["waste"].numbers, "jobs": int(counted.slow.sum())},
         "severe": severe(counted),
         "figures": {name: dict(figure.numbers) for name, figure in figures.items()},
@@ -126,6 +127,23 @@ def _with_share_of_failures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def waiting(jobs: pa.Table) -> list[dict[str, Any]]:
+    """Jobs left out for their discrepancy whose workers wait for data, the longest waits first.
+
+    Such waits pass between operations, so the simulation lacks them.
+    """
+    import pyarrow.compute as pc
+
+    left_out = jobs.filter(pc.equal(jobs["rule"], "discrepancy"))
+    found = [
+        {"name": row["name"], "share_of_step": cause["share_of_step"]}
+        for row in left_out.select(("name", "causes")).to_pylist()
+        for cause in row["causes"] or ()
+        if cause["cause"] == "data-loading" and cause["share_of_step"] is not None
+    ]
+    return sorted(found, key=lambda row: (-row["share_of_step"], row["name"]))
 
 
 def causes(jobs: Jobs) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from paceline.detect.suite import SuiteResult
 from paceline.detect.verdict import Measurements, Place
 
 #: With fewer ranks of one kind, the usual time is not known.
-_MIN_PEERS = 3
+MIN_PEERS = 3
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Result:
             :func:`paceline.detect.suite.run_suite`.
         seconds: its time.
         ratio: its time over the low median of its peers in the same validation.
-        peers: number of peers, itself included.
+        peers: number of peers, itself included; with fewer than :data:`MIN_PEERS` the result is
+            kept for the history, and not judged.
     """
 
     at_s: float
@@ -46,9 +47,14 @@ class Result:
         """The judged value: (host, gpu, device, test)."""
         return self.host, self.gpu, self.device, self.test
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether its peers tell which time is usual."""
+        return self.peers >= MIN_PEERS
+
 
 def results_of(measured: Measurements, *, run: str, at_s: float) -> list[Result]:
-    """Results of a validation; without peers to compare with there are none."""
+    """Results of a validation."""
     gpu_of = _gpus(measured.places)
     results = []
     for test, rows in (("gemm", _products(measured)), ("link", _links(measured))):
@@ -67,7 +73,7 @@ def results_of_suite(suite: SuiteResult, *, run: str, at_s: float) -> list[Resul
         for device in {place.device for place in suite.places}:
             mine = {r: s for r, s in enumerate(seconds_of) if suite.places[r].device == device}
             usual = statistics.median_low(mine.values())
-            if len(mine) < _MIN_PEERS or usual <= 0:
+            if usual <= 0:
                 continue
             for rank, seconds in mine.items():
                 unit = (suite.places[rank].host, gpu_of[rank], device, test)
@@ -84,9 +90,8 @@ def _products(measured: Measurements) -> dict[int, tuple[float, float, int]]:
     rows = {}
     for seconds_of in by_device.values():
         usual = statistics.median_low(seconds_of.values())
-        if len(seconds_of) >= _MIN_PEERS:
-            for rank, seconds in seconds_of.items():
-                rows[rank] = (seconds, seconds / usual, len(seconds_of))
+        for rank, seconds in seconds_of.items():
+            rows[rank] = (seconds, seconds / usual, len(seconds_of))
     return rows
 
 
@@ -101,7 +106,7 @@ def _gpus(places: Mapping[int, Place]) -> Mapping[int, int]:
 def _links(measured: Measurements) -> dict[int, tuple[float, float, int]]:
     """Rank -> (seconds, ratio, peers) of its best link, against links of that kind.
 
-    The best: a port is slow only where all its links are.
+    The best: a port is slow only where all its links are. Links with peers come first.
     """
     by_kind: dict[bool, dict[Link, float]] = {}
     for link, rounds in measured.link_s.items():
@@ -110,10 +115,9 @@ def _links(measured: Measurements) -> dict[int, tuple[float, float, int]]:
     rows: dict[int, tuple[float, float, int]] = {}
     for seconds_of in by_kind.values():
         usual = statistics.median_low(seconds_of.values())
-        if len(seconds_of) < _MIN_PEERS:
-            continue
         for link, seconds in seconds_of.items():
             row = (seconds, seconds / usual, len(seconds_of))
             for rank in link:
-                rows[rank] = min(rows.get(rank, row), row, key=lambda r: r[1])
+                both = (rows.get(rank, row), row)
+                rows[rank] = min(both, key=lambda r: (r[2] < MIN_PEERS, r[1]))
     return rows

@@ -70,6 +70,14 @@ class HostStore:
                 "give another file"
             )
 
+    @property
+    def no_results(self) -> str:
+        """A sentence for a file without results."""
+        return (
+            f"{self.path} has no results yet; paceline validate --store {self.path} adds some, "
+            "and so does a validator in a job (docs/validate.md)"
+        )
+
     def add(self, results: Iterable[Result]) -> None:
         """Store results."""
         rows = [

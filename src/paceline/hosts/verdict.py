@@ -85,10 +85,10 @@ def judge_units(results: Iterable[Result]) -> list[UnitVerdict]:
     """A verdict on each GPU and test, in the order of hosts.
 
     Args:
-        results: results of many validations, in any order.
+        results: results of many validations, in any order. Those of too few peers do not count.
     """
     ratios: dict[tuple[str, int, str, str], list[Result]] = {}
-    for result in sorted(results, key=lambda r: r.at_s):
+    for result in sorted(filter(lambda r: r.is_compared, results), key=lambda r: r.at_s):
         ratios.setdefault(result.unit, []).append(result)
     newest = {
         unit: statistics.median(r.ratio for r in rows[-RECENT:]) for unit, rows in ratios.items()

@@ -14,10 +14,13 @@ from paceline.detect.event import SLOW_KINDS
 from paceline.detect.few_samples import warm_up_before_rise
 from paceline.detect.limits import PAUSE, warm_up_of
 from paceline.detect.refinement import Refinement
+from paceline.detect.warm_up import SETTLE_MOST
 from paceline.errors import DetectError
 
 #: Ratio of the detector's loss to that of the factors from which on they tell unlike levels.
 _UNLIKE = 2.0
+#: Samples of a new start that the detector may leave unjudged, and the fewest of a level.
+_UNJUDGED, _FEWEST = SETTLE_MOST, 3
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,7 +77,41 @@ def detected(
     if begin < len(changes):
         lost_s = float(detector.lost_s[0]) * spacing
         changes[begin:] = _losing(lost_s, changes[begin:], net_s, breaking)
-    return changes
+    return _with_begins(changes, last, per_step_s, breaks)
+
+
+def _with_begins(
+    changes: list[Change], last: Ints, per_step_s: Array, breaks: Sequence[int]
+) -> list[Change]:
+    """The changes, with the first samples of each start that repeats steps judged again.
+
+    The detector waits there until the job has settled. So a slow level that ends within these
+    samples escapes it, and the end of one that ended with the restart is late. Here the samples
+    have the healthy level or a slow one: that of the last step before, or of the same step. If
+    neither was slow, slow steps may be a warm-up.
+    """
+    if not changes or not breaks:
+        return changes
+    levels = factors(changes, len(last))
+    for first, end in zip(breaks, (*breaks[1:], len(last)), strict=True):
+        end = min(end, first + _UNJUDGED)
+        same_step = np.flatnonzero(last[:first] == last[first])[-1:]
+        slow = max(float(levels[row]) for row in (first - 1, *same_step))
+        healthy_s = per_step_s[:first][levels[:first] == 1]
+        is_again = end > first and last[first] <= last[first - 1]
+        rises = np.diff(levels[first:end]).max(initial=0.0) > 0
+        is_over = not rises and levels[end - 1] == 1
+        if slow == 1 or not len(healthy_s) or not is_again or not is_over:
+            continue
+        ratio = np.log(per_step_s[first + 1 : end] / np.median(healthy_s[-2 * _UNJUDGED :]))
+        # The first step is left out: it compiles.
+        gain = np.cumsum(np.abs(ratio) - np.abs(ratio - np.log(slow)))
+        n_slow = int(gain.argmax()) + 2 if len(gain) and gain.max() > 0 else 0
+        levels[first:end] = 1.0
+        if n_slow >= _FEWEST:
+            levels[first : first + n_slow] = slow
+    rows = np.flatnonzero(np.diff(levels, prepend=1.0))
+    return [Change(int(row), float(levels[row])) for row in rows]
 
 
 def _losing(lost_s: float, changes: list[Change], net_s: Array, breaking: set[int]) -> list[Change]:

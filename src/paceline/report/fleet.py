@@ -70,12 +70,18 @@ def page(study: Study) -> str:
         severe=fleet_coverage.severe(summary["severe"]),
         funnel=fleet_coverage.funnel(
             summary["funnel"], study.about["traces"], study.about.get("rules", {})
-        ),
+        )
+        + _left_out(study),
         hours=fleet_coverage.hours_words(coverage),
         version=escape(paceline_version()),
         data=safe_json(drawn),
         script=script,
     )
+
+
+def _left_out(study: Study) -> str:
+    text = fleet_coverage.left_out(study.summary, study.about.get("rules", {}))
+    return f"<p>{foreign(text[:1].upper() + text[1:])}.</p>" if text else ""
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -200,6 +206,7 @@ def _figure(figure: Figure, chart: Spec | None, jobs: Jobs) -> str:
 
 _SAID = {
     "straggling": "{} straggle",
+    "slow_with_passing": "S is at least 1.1 in {}, with variation that passes",
     "gpu_hours_wasted": "{} of the GPU-hours are wasted",
     "p50": "{} at the median",
     "p90": "{} at the 90th percentile",

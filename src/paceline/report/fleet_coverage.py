@@ -12,6 +12,9 @@ from paceline.units import count, percent
 
 Numbers = Mapping[str, Any]
 
+#: Most names of jobs in a sentence.
+_NAMED = 5
+
 
 def estimate_value(estimate: Estimate) -> str:
     """The number; a dash if there are no jobs."""
@@ -52,6 +55,32 @@ def severe(numbers: Numbers) -> str:
         ("compute wastes most", _with_interval(numbers["by_compute"])),
     ]
     return table((count(numbers["jobs"], "job"), ""), cells) + _of_paper("severe")
+
+
+def left_out(summary: Numbers, bounds: Numbers) -> str:
+    """Sentences on the jobs left out for their discrepancy; "" without such jobs.
+
+    Args:
+        summary: of the study.
+        bounds: as of :func:`funnel`.
+    """
+    n = sum(row["jobs"] for row in summary["funnel"] if row["rule"] == "discrepancy")
+    if not n:
+        return ""
+    bound = percent(bounds["max_discrepancy"]) if "max_discrepancy" in bounds else "the bound"
+    text = (
+        f"discrepancy: {count(n, 'job')} left out, whose simulated step differs from the traced "
+        f"one by more than {bound}, as time passes between operations"
+    )
+    waiting = summary["waiting"]
+    if not waiting:
+        return text
+    named = [f"{row['name']} {percent(row['share_of_step'])}" for row in waiting[:_NAMED]]
+    more = f" and {len(waiting) - _NAMED:,} more" if len(waiting) > _NAMED else ""
+    return (
+        f"{text}; in {len(waiting):,} of them workers wait for data, a share of the step: "
+        f"{', '.join(named)}{more}"
+    )
 
 
 def funnel(rows: Sequence[Numbers], n_traces: int, bounds: Numbers) -> str:

@@ -43,7 +43,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             :func:`paceline.results.facts.fleet_facts`, or are None.
     """
     with_facts = [row for row in rows if row["facts"] is not None]
-    slow = [row for row in with_facts if row["slowdown"] >= STRAGGLING]
+    slow = [row for row in with_facts if _lasting(row) >= STRAGGLING]
     return [
         _waste(rows),
         _by_gpus(rows),
@@ -233,6 +233,12 @@ def causes_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _is_straggling(row: Row) -> bool:
     """Whether what lasts or has a cause makes a job slow; variation that passes does not count."""
     return (largest_lasting_loss(row) or 0.0) >= STRAGGLING
+
+
+def _lasting(row: Row) -> float:
+    """S without variation that passes; S in rows of older versions."""
+    lasting = row["slowdown_lasting"]
+    return float(row["slowdown"] if lasting is None else lasting)
 
 
 def _most_lost(row: Row) -> float:

@@ -219,7 +219,7 @@ def read_lines(
     named = {name: texts[index] for name, index in pattern.groupindex.items()}
     stamps = named.pop("time", None)
     shown_tick_s = 10.0 ** -_decimals(
-        [text and _FRACTION.sub(r".\1", text) for text in named.get("elapsed", ())]
+        [text and _FRACTION.sub(r".\1", text, count=1) for text in named.get("elapsed", ())]
     )
     shown = {name: texts_in_seconds(named.pop(name), where) for name in TEXT_TIMES if name in named}
     columns = {name: _numbers(values, name, where, notes) for name, values in named.items()}

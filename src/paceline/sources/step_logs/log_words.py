@@ -42,8 +42,10 @@ TIME_WORD = re.compile(
 PER_STEP_BEFORE = re.compile(rf"(?:^|[^a-z])(?P<unit>ms|s|sec)/{A_STEP}\W*$")
 PART_WORD = re.compile(
     r"(?:^|[^a-z])(?:total|eta|remain|left|data|load|fwd|forward|bwd|backward|opt|val|eval|sav|"
-    r"avg|average|mean|median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
+    r"median|ema|smooth|running|moving|rolling|cumul|window|wait|comm|sync|lr)"
 )
+#: Words before a time that is a mean of several steps: those since the line before, or more.
+MEAN_WORD = re.compile(r"(?:^|[^a-z])(?:avg|average|mean)")
 #: Words before a number that may be a time or a rate, if no other number has better words.
 LOOSE_TIME = re.compile(
     r"(?:^|[^a-z])(?:total|cost|spent|used|secs?|seconds|t|in|t_(?:step|iter|total|all))\W*$"

@@ -26,6 +26,7 @@ from paceline.sources.step_logs.log_words import (
     LOOSE_RATE,
     LOOSE_TIME,
     MEAN_BEHIND,
+    MEAN_WORD,
     MIXED_UNITS,
     NO_CLOCK,
     NO_WORDS,
@@ -58,6 +59,8 @@ LINES, _FEWEST = 5_000, 3
 _MATCHED = 0.95
 #: Pairs of lines from which on numbers that only rise, or only fall, are no times of steps.
 _MONOTONE = 8
+#: The resolution of a clock without a fraction.
+_TICK_S = 1.0
 _LONG = 2_000
 
 
@@ -83,6 +86,7 @@ class _Choice:
     group: str
     score: int
     is_one_step: bool = False
+    is_mean: bool = False
 
 
 def proposal_for(lines: Sequence[str]) -> Proposal | None:
@@ -148,6 +152,8 @@ def _tried(proposal: Proposal, texts: Sequence[str], field: re.Pattern[str]) -> 
     here, there = next(((a, b) for a, b in pairs if a != b), (matched[0], missed[0]))
     share = f"it matches {len(matched):,} of {total:,} such lines"
     doubt = f"{share}: those with {here!r}, not {there!r}"
+    if proposal.doubt:
+        doubt = f"{doubt}; {proposal.doubt}"
     return replace(proposal, is_certain=False, doubt=doubt)
 
 
@@ -164,19 +170,17 @@ def _of_group(
     texts = [lines[0][begin : match.start()] for begin, match in zip(bounds, first, strict=False)]
     texts.append(lines[0][bounds[-1] :])
     columns = [[row[place].group() for row in fields] for place in range(len(first))]
-    times = [c for place in range(len(first)) if (c := _time_of(place, texts, columns)) is not None]
-    if not any(choice.score for choice in times):
-        times += [c for p in range(len(first)) if (c := _loose_time(p, texts, columns)) is not None]
-    if not times:
-        return None
-    best = max(choice.score for choice in times)
-    time = max(times, key=lambda c: (c.score, c.group != "steps_per_s", *_likeness(c, texts)))
     ranks = [place for place in range(len(first)) if _is_rank(place, texts, columns)]
     one_rank = list(range(len(lines)))
     if ranks:
         of_line = columns[ranks[0]]
         one_rank = [row for row, rank in enumerate(of_line) if rank == of_line[0]]
     rows = [[column[row] for row in one_rank] for column in columns]
+    times = _times(texts, columns, rows)
+    if not times:
+        return None
+    best = max(choice.score for choice in times)
+    time = max(times, key=lambda c: (c.score, c.group != "steps_per_s", *_likeness(c, texts)))
     steps = [c for place in range(len(first)) if (c := _step_of(place, texts, rows)) is not None]
     steps = [choice for choice in steps if choice.place != time.place]
     step = max(steps, key=lambda choice: choice.score, default=None)
@@ -205,7 +209,7 @@ def _of_group(
     certain = certain and PART_LINE.search(" ".join(texts).lower()) is None
     doubt = ""
     leaps = step is not None and _leaps(rows[step.place]) and not is_one_step
-    if leaps and time.group.startswith("duration"):
+    if leaps and not time.is_mean and time.group.startswith("duration"):
         of_all = "interval_ms" if time.group.endswith("_ms") else "interval_s"
         certain, doubt = False, f"if the time is that of all steps since a line, {of_all}"
     if step is not None and not epochs and _begins_anew(rows, step.place, texts):
@@ -222,7 +226,74 @@ def _of_group(
             doubt = "seconds are a guess; if these are steps a second, steps_per_s"
     if step is None and not doubt:
         doubt = "the lines have no step number, so each line counts as a step"
+    if time.is_mean:
+        guess = f"; {doubt}" if doubt else ""
+        doubt = f"if it is the mean of the steps since the line before, not of more{guess}"
+    if not doubt and _is_coarse(time, rows[time.place]):
+        doubt = "the clock has whole seconds, so several lines may be one sample"
     return Proposal(pattern, certain, doubt)
+
+
+def _times(
+    texts: Sequence[str], columns: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]
+) -> list[_Choice]:
+    """The numbers that may be times. Those of means count where nothing better than a clock is.
+
+    ``rows`` are the columns of one rank.
+    """
+    places = range(len(columns))
+    times = [c for place in places if (c := _time_of(place, texts, columns)) is not None]
+    direct = [choice for choice in times if not choice.is_mean]
+    if any(choice.score for choice in direct):
+        return direct
+    clocks = [choice for choice in direct if choice.group == "elapsed"]
+
+    def is_possible(choice: _Choice) -> bool:
+        return not choice.is_mean or _is_of_lines(choice, clocks, texts, rows)
+
+    if all(_is_coarse(choice, columns[choice.place]) for choice in direct):
+        means = [choice for choice in times if choice.is_mean and is_possible(choice)]
+        if means:
+            return direct + means
+    loose = [c for place in places if (c := _loose_time(place, texts, columns)) is not None]
+    return direct + [choice for choice in loose if is_possible(choice)]
+
+
+def _is_of_lines(
+    mean: _Choice,
+    clocks: Sequence[_Choice],
+    texts: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> bool:
+    """Whether a mean may be that of the steps since the line before.
+
+    A line of each step has no such mean, and a mean since the start is none. Nor is a mean whose
+    steps take longer than the time that the clock shows for them.
+    """
+    steps = [c for p in range(len(rows)) if (c := _step_of(p, texts, rows)) is not None]
+    step = max(steps, key=lambda choice: choice.score, default=None)
+    values = np.array([_seconds(value) for value in rows[mean.place]])
+    if step is None or not _leaps(rows[step.place]) or is_mean_since_start(values):
+        return False
+    unit_s = 1e-3 if mean.group.endswith("_ms") else 1.0
+    digits = max(len(value.partition(".")[2]) for value in rows[mean.place])
+    least_s = (values - 0.5 * 10.0**-digits) * unit_s
+    if mean.group == "steps_per_s":
+        least_s = 1 / (values + 0.5 * 10.0**-digits)
+    count = np.diff([_float(value) for value in rows[step.place]])
+    for clock in clocks:
+        shown_s = [seconds_of_text(value, "the clock") for value in rows[clock.place]]
+        passed_s = np.diff(shown_s)
+        goes_on = (count > 0) & (passed_s >= 0)
+        ahead_s = np.cumsum(np.where(goes_on, count * least_s[1:] - passed_s, 0.0))
+        if len(ahead_s) and (ahead_s - np.minimum.accumulate(ahead_s)).max() > 2 * _TICK_S:
+            return False
+    return True
+
+
+def _is_coarse(choice: _Choice, values: Sequence[str]) -> bool:
+    """Whether a time is a clock or date of whole seconds."""
+    return choice.group in ("time", "elapsed") and not any("." in v or "," in v for v in values)
 
 
 def _likeness(choice: _Choice, texts: Sequence[str]) -> tuple[bool, bool]:
@@ -295,6 +366,7 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
     if re.fullmatch(f"{SPAN}*", values[0]):
         return _time_with_units(place, label, behind, values)
     word, unit = TIME_WORD.search(label), UNIT.match(behind)
+    is_mean = MEAN_WORD.search(label) is not None
     if PART_WORD.search(label) or OTHER_UNIT.match(behind) or MEAN_BEHIND.match(behind):
         return None
     if any(text in (":", ",") for text in (texts[place], behind)):  # parts of 1:02 or of 0,5
@@ -310,16 +382,19 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         if not rate:
             group = "duration_ms" if of_steps["unit"] == "ms" else "duration_s"
         is_named = of_steps["word"][:2] in _step_words(texts, columns)
-        return _Choice(place, group, 3 if is_named else 2, is_one_step=is_named)
+        score = 3 if is_named and not is_mean else 2
+        return _Choice(place, group, score, is_one_step=is_named, is_mean=is_mean)
     if STEP_S_BEFORE.search(label):
-        return _Choice(place, "duration_s", 1, is_one_step=True)
+        return _Choice(place, "duration_s", 1, is_one_step=True, is_mean=is_mean)
+    if is_mean and (WORK_PER_S.match(behind) or RATE_WORD.search(label)):
+        return None
     if WORK_PER_S.match(behind) or RATE_WORD.search(label):
         return _Choice(place, "rate", 1)
     if word is None and unit is None:
         return None
     numbers = [_float(value) for value in values]
     kind = _kind(numbers)
-    if kind is None:
+    if kind is None or (is_mean and kind != "duration"):
         return None
     pairs = list(pairwise(numbers))
     rises, falls = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
@@ -333,7 +408,7 @@ def _time_of(place: int, texts: Sequence[str], columns: Sequence[Sequence[str]])
         score = 3 if word and _is_of_a_step(label) else 2
     if kind == "duration" and falls == 0 and rises:
         score = min(score, 2)
-    return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score)
+    return _Choice(place, f"{kind}_{'ms' if name[0] == 'm' else 's'}", score, is_mean=is_mean)
 
 
 def _kind(seconds: Sequence[float]) -> str | None:
@@ -359,16 +434,19 @@ def _is_of_a_step(label: str) -> bool:
 
 def _time_with_units(place: int, label: str, behind: str, values: Sequence[str]) -> _Choice | None:
     """The group of a time such as 1m08.9s."""
+    is_mean = MEAN_WORD.search(label) is not None
     if PART_WORD.search(label) or NO_CLOCK.search(label) or MEAN_BEHIND.match(behind):
         return None
     numbers = [seconds_of_text(value, "the time") for value in values]
     kind, word = _kind(numbers), TIME_WORD.search(label)
     if kind is None:
         return None
+    if is_mean and kind != "duration":
+        return None
     score = 3 if word and _is_of_a_step(label) else 2
     if kind == "duration" and sorted(numbers) == numbers and numbers[-1] > numbers[0]:
         score = min(score, 2)
-    return _Choice(place, kind, score)
+    return _Choice(place, kind, score, is_mean=is_mean)
 
 
 def _step_words(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> set[str]:
@@ -410,7 +488,8 @@ def _loose_time(
         return _Choice(place, "rate", 1)
     if LOOSE_TIME.search(label):
         is_ms = sorted(numbers)[len(numbers) // 2] >= 50
-        return _Choice(place, "duration_ms" if is_ms else "duration_s", 1)
+        is_mean = MEAN_WORD.search(label) is not None
+        return _Choice(place, "duration_ms" if is_ms else "duration_s", 1, is_mean=is_mean)
     return None
 
 
