@@ -631,6 +631,7 @@ def test_latent_attention_and_its_mixture_are_written():
     assert "--mtp-num-layers 1" in mtp
     qwen = megatron_command(llm_preset("qwen3-30b-a3b"), Plan(global_batch=1), 8)
     assert "--kv-channels 128" in qwen
+    assert "add the router's settings" in qwen
     assert "moe-layer-freq" not in qwen
 
 

@@ -198,7 +198,8 @@ def _acknowledge(args: argparse.Namespace) -> int:
         done = acknowledge(engine, args.ids, "*", until=until, comment=comment, now=now, by=by)
     missing = ", ".join(str(each) for each in args.ids if each not in done)
     for each in done:
-        state = "no longer acknowledged" if args.end else f"acknowledged for {args.hours:g} hours"
+        hours = f"{args.hours:g} hour{'s' * (args.hours != 1)}"
+        state = "no longer acknowledged" if args.end else f"acknowledged for {hours}"
         print(f"alert {each} is {state}")
     if missing:
         state = "is acknowledged" if args.end else "fires"

@@ -40,6 +40,15 @@ _UNKNOWN = {
 }
 
 
+#: Settings of a router change no time; those of DeepSeek-V3 are all unlike the defaults.
+_ROUTER = (
+    "add the router's settings, where your model has others than the defaults: "
+    "--moe-router-score-function, --moe-router-num-groups, --moe-router-group-topk, "
+    "--moe-router-topk-scaling-factor, --moe-router-enable-expert-bias, "
+    "--moe-router-load-balancing-type"
+)
+
+
 def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = None) -> str:
     """A ``torchrun`` command of Megatron-LM's ``pretrain_gpt.py``; data and paths are the user's.
 
@@ -58,6 +67,7 @@ def megatron_command(llm: LLM, plan: Plan, node_gpus: int, steps: int | None = N
     command = " \\\n  ".join([head, *(f"--{name} {value}".rstrip() for name, value in flags)])
     about = [f"{MEGATRON}; add data, tokenizer, learning rate and checkpoints"]
     about += _placeholders(command)
+    about += [_ROUTER] if llm.moe is not None else []
     return "".join(f"# {line}\n" for line in about) + command
 
 
