@@ -43,6 +43,9 @@ PAUSE_SIGMAS, PAUSE_SHARE, PAUSE_S = 6.0, 0.15, 0.010
 #: Microbatches are unlike in all steps from this many standard errors of their medians on.
 UNLIKE_ERRORS = 6.0
 
+#: Replicas agree on the differences up to this share of the largest.
+MAX_DISAGREEMENT = 0.5
+
 #: With fewer replicas, the others do not show which steps are long for all.
 MIN_REPLICAS = 4
 
@@ -173,7 +176,8 @@ def _alike(values: Array) -> Array:
     """[..., microbatch, step, dp] values less the usual difference of their microbatches.
 
     If microbatches differ as 1 and 3, the median of all values lies at random between the two. A
-    difference that chance may explain stays: lengths vary from step to step.
+    difference that chance may explain stays: lengths vary from step to step. So does one on which
+    the replicas disagree: their batches differ.
     """
     n_steps, n_dp = values.shape[-2:]
     of_replicas = np.median(values, axis=-2, keepdims=True)
@@ -181,7 +185,11 @@ def _alike(values: Array) -> Array:
     differences = usual - np.median(usual, axis=-3, keepdims=True)
     noise = float(robust.spread(values - of_replicas))
     error = robust.MEDIAN_ERROR * noise / np.sqrt(n_steps * n_dp)
-    if n_steps < MIN_STEPS or np.abs(differences).max() < UNLIKE_ERRORS * error:
+    largest = float(np.abs(differences).max())
+    if n_steps < MIN_STEPS or largest < UNLIKE_ERRORS * error:
+        return values
+    own = of_replicas - np.median(of_replicas, axis=-3, keepdims=True)
+    if float(np.abs(own - differences).max()) > MAX_DISAGREEMENT * largest:
         return values
     alike: Array = values - differences
     return alike
