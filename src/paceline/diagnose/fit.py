@@ -32,6 +32,10 @@ Array = npt.NDArray[np.float64]
 #: MIN_LEVEL. Otherwise its microbatches explain the difference.
 LEVEL_ERRORS, MIN_LEVEL = 4.0, 0.02
 
+#: The mean of a replica's costs shows at least this share of its level, and exceeds these standard
+#: errors. Medians of microbatches of two sizes lie on either size by chance.
+CONFIRMED, MEAN_ERRORS = 0.5, 3.0
+
 #: From this many standard errors on, a level below LEVEL_ERRORS is in doubt: replica or
 #: microbatches.
 DOUBT_ERRORS = 2.0
@@ -291,14 +295,21 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
     The costs in ``micro`` are shifted to the levels ``level_seen``. Their own level is the lower
     median of few noisy places and too high if one of them is slow.
     """
-    error = np.zeros(graph.n_dp)
+    error, by_mean, mean_error = np.zeros((3, graph.n_dp))
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         cost += level_seen[dps] - np.median(_alike(cost), axis=(0, 1))
+        by_mean[dps] = cost.mean(axis=(0, 1))
+        beside = cost - (cost.sum(axis=-1, keepdims=True) - cost) / max(len(dps) - 1, 1)
+        mean_error[dps] = beside.std(axis=(0, 1)) / np.sqrt(cost[..., 0].size)
         error[dps] = _level_error(cost)
         if len(dps) >= MIN_REPLICAS:
             error[dps] = np.minimum(error[dps], _level_error(cost - _of_others(cost)))
     level = from_the_fast(level_seen, error)
     stands_out = np.abs(level) >= np.maximum(MIN_LEVEL, LEVEL_ERRORS * error)
+    usual = np.abs(level) <= np.abs(level).min() + MIN_LEVEL
+    by_mean -= np.median(by_mean[usual])
+    least = np.maximum(CONFIRMED * np.abs(level), MEAN_ERRORS * mean_error)
+    stands_out &= by_mean * np.sign(level) >= least
     return np.where(stands_out, level, 0.0), error
 
 
