@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -134,6 +136,22 @@ def test_a_wait_of_another_worker_is_no_cost_of_the_named_one(tmp_path):
     finding = data_finding(case_of(trace))
     assert finding.where == {"workers": [[2, 0]]}
     assert finding.share_of_step == pytest.approx(16 * 0.059 / 24 / 0.130, abs=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("n", [4, 6, 8, 12])
+def test_rare_waits_of_random_workers_name_nobody(tmp_path, ranks, n):
+    """Rare waits of 100 ms hit ranks at random; some rank has most of them."""
+    rng = random.Random(n)
+    hit = {step: rng.randrange(ranks) for step in rng.sample(range(60), n)}
+    trace = job(
+        tmp_path,
+        lambda step, rank: 100.0 if hit.get(step) == rank else 1.0,
+        ranks=ranks,
+        steps=60,
+    )
+    finding = data_finding(case_of(trace))
+    assert finding is None or finding.where == {}
 
 
 def test_a_single_long_wait_names_nobody(tmp_path):

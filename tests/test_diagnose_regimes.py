@@ -136,6 +136,20 @@ def test_pauses_of_all_forwards_of_a_slow_worker_are_no_garbage_collection(tmp_p
     assert "gc" not in findings
 
 
+def test_a_slow_worker_that_collects_garbage_has_both(tmp_path):
+    """Rank 1 is 1.5 times slow from step 20 on, and pauses 200 ms in every fifth step."""
+
+    def step(number, rank):
+        factor = 1.5 if rank == 1 and number >= 20 else 1.0
+        pause = 200.0 if rank == 1 and number % 5 == 2 else 0.0
+        return RankStep(forward=20.0 * factor + pause, backward=40.0 * factor)
+
+    measured = from_trace(data_parallel_job(tmp_path, step, steps=45, ranks=4))
+    findings = {f.cause: f for f in diagnose(measured, analyze(measured)).findings}
+    assert findings["worker"].where["workers"] == [[1, 0]]
+    assert findings["gc"].evidence["pauses"] >= 8
+
+
 def test_a_worker_begins_to_be_slow_while_the_whole_job_is_noisy(tmp_path):
     """The step times do not show the begin; the worker's times beside its peer's do."""
     case, healthy = busy_pair(tmp_path / "slow", 40.0), busy_pair(tmp_path / "healthy", 0.0)

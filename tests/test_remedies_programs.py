@@ -1,5 +1,6 @@
 """Remedies of FSDP and DDP programs against the same jobs, run with the change."""
 
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,28 @@ def test_a_pause_of_the_host_stays_where_a_gather_vanishes():
     true_s = sum(one.step_s for one in kept) / 8
     assert sum(one.step_s for one in now) / 8 - true_s == pytest.approx(3.2)
     assert remedy.step_time_s == pytest.approx(true_s)
+
+
+def test_jitter_of_a_launch_goes_with_its_gather():
+    """Launches of gathers take 0.1 to 0.5 s, at random: this is no pause of the host."""
+    seconds = {(GATHER, 0): 1.0, (GATHER, 1): 2.0}
+    seconds |= {(f"{way}-compute", part): 3.0 for way in ("forward", "backward") for part in (0, 2)}
+
+    def run(step, kept):
+        program = two_units(kept)
+        ops = [one for one in program if not isinstance(one, Wait)]
+        rng = random.Random(step)
+        launch_s = {("forward", 0): 0.1, ("forward", 1): 0.1}
+        launch_s |= {("backward", unit): rng.uniform(0.1, 0.5) for unit in (1, 0)}
+        return Run(
+            {(dp, 0): program for dp in range(2)},
+            lambda key: seconds[ops[key[2]].kind, ops[key[2]].part],
+            lambda key: launch_s[ops[key[2]].name] if ops[key[2]].kind == GATHER else 0.0,
+        )
+
+    now, kept = ([run(step, changed) for step in range(12)] for changed in (False, True))
+    remedy = KINDS["keep-parameters"].proposed(case_of(trace_of_runs(now)))
+    assert remedy.step_time_s == pytest.approx(sum(one.step_s for one in kept) / 12)
 
 
 def test_prefetch_by_hand():

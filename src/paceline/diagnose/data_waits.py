@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
@@ -22,6 +23,7 @@ from paceline.units import seconds
 from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: Least cost, as a share of the time from step to step.
@@ -29,6 +31,10 @@ MIN_SHARE = 0.01
 
 #: A worker is named from this share of the longest wait on, beyond the wait of its peers.
 MIN_BEYOND = 0.5
+
+#: Where some steps have long waits, the named workers are the longest in more than this share of
+#: them, each of them with at most this chance.
+MOST_LONG, MAX_CHANCE = 2 / 3, 0.01
 
 #: Waits are called long in all steps if they are long in this share of them.
 ALL_STEPS = 0.9
@@ -85,6 +91,8 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     beyond = np.median((waits - of_peers[:, None, :])[long], axis=0)  # [dp, pp]
     least = MIN_BEYOND * float(np.median(longest[long]))
     named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2), int)
+    if not long.all():
+        named = _not_by_chance(named, waits[long])
     others = waits.copy()
     others[:, named[:, 0], named[:, 1]] = 0.0
     avoidable = longest - others.max(axis=(1, 2)) if len(named) else longest
@@ -133,6 +141,21 @@ def waits_beyond_s(measured: Measured) -> Array | None:
         return None
     waits = np.nan_to_num(measured.data_wait_s)
     return waits - lower_median(np.moveaxis(waits, 1, 0))[:, None, :]
+
+
+def _not_by_chance(named: Ints, waits: Array) -> Ints:
+    """The workers that are the longest in more of the few [step, dp, pp] than chance explains.
+
+    Rare long waits hit workers at random, and some worker has most of a few.
+    """
+    n_steps, n_dp, n_pp = waits.shape
+    longest = waits.reshape(n_steps, -1).argmax(axis=1)
+    of_named = [int((longest == dp * n_pp + pp).sum()) for dp, pp in named]
+    together = sum(of_named) > MOST_LONG * n_steps
+    chances = [n_dp * robust.chance_of_count(n, n_steps, 1 / n_dp) for n in of_named]
+    likely = np.array([together and chance <= MAX_CHANCE for chance in chances], dtype=bool)
+    kept: Ints = named[likely]
+    return kept
 
 
 def long_waits(longest: Array) -> Mask:

@@ -29,7 +29,8 @@ SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
 #: From this number of trials on, a bound replaces the exact binomial chance.
 MANY_TRIALS = 200
 
-#: A slow worker explains pauses of its own, if this share of their time lies in its slow steps.
+#: A slow worker explains pauses of its own, if this share of their time lies in its slow steps, and
+#: this share of its forwards there pause.
 OF_SLOW_WORKER = 0.9
 
 _ONE_WORKER = (
@@ -98,9 +99,14 @@ def explained_by(garbage: Candidate, worker: Candidate, steps: npt.NDArray[np.in
     slow, places = worker.evidence["steps"], worker.where["workers"]
     if slow == "all" or any(place not in places for place in garbage.where["workers"]):
         return False
-    of_steps = sum(excess.sum(axis=(0, 1, 3)) for excess in garbage.effect.excess or ())
-    of_slow = np.asarray(of_steps)[np.isin(steps, slow)]
-    return bool(of_slow.sum() >= OF_SLOW_WORKER * garbage.evidence["total_s"])
+    in_slow, of_slow_s, n_paused, n_all = np.isin(steps, slow), 0.0, 0, 0
+    for excess in garbage.effect.excess or ():  # [place, microbatch, step, dp]
+        own = excess[:, :, in_slow]
+        of_slow_s += float(own.sum())
+        n_paused += int((own > 0).sum())
+        n_all += int((excess > 0).any(axis=(1, 2)).sum()) * own.shape[1] * own.shape[2]
+    lasts = of_slow_s >= OF_SLOW_WORKER * garbage.evidence["total_s"]
+    return lasts and n_paused >= OF_SLOW_WORKER * n_all
 
 
 def _count(excess: Sequence[Array], least_s: float = 0.0) -> int:

@@ -52,8 +52,8 @@ class TracedSteps:
     """Steps of a trace with fail-slows, and without them.
 
     Attributes:
-        slow_s: mean seconds of a step in which all of them act, from step to step.
-        healthy_s: mean seconds of a step in which none acts; None: they act in all steps.
+        slow_s: median seconds of a step in which all of them act, from step to step.
+        healthy_s: median seconds of a step in which none acts; None: they act in all steps.
     """
 
     slow_s: float
@@ -69,8 +69,8 @@ def traced_steps(case: Case) -> TracedSteps:
     acting = [_acts(finding, case) for finding in _going_on(case)]
     every, none = np.logical_and.reduce(acting), ~np.logical_or.reduce(acting)
     times_s = case.result.lasted_s
-    healthy_s = float(times_s[none].mean()) if none.sum() >= MIN_STEPS else None
-    return TracedSteps(float(times_s[every].mean()), healthy_s)
+    healthy_s = float(np.median(times_s[none])) if none.sum() >= MIN_STEPS else None
+    return TracedSteps(float(np.median(times_s[every])), healthy_s)
 
 
 def slow_steps(case: Case) -> list[int] | None:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import robust
+from paceline.diagnose.passing import PAUSE_SPREADS
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
 from paceline.graph.graph import Rows, SharedRows, with_edges
@@ -307,8 +309,9 @@ def _delays(
         for gone, heir in replica.heirs.items():
             while heir in replica.heirs:
                 heir = replica.heirs[heir]
-            pauses_s = block[gone] - np.median(block[gone], axis=0)
-            new.block(v)[place[heir]] += pauses_s.clip(0)
+            more_s = block[gone] - np.median(block[gone], axis=0)
+            is_pause = more_s > PAUSE_SPREADS * robust.spread(block[gone], 0)
+            new.block(v)[place[heir]] += np.where(is_pause, more_s, 0.0)
     return new
 
 
