@@ -299,8 +299,9 @@ def _levels(graph: StepGraph, micro: list[Array], level_seen: Array) -> tuple[Ar
     for cost, dps in zip(micro, graph.variant_dps, strict=True):
         cost += level_seen[dps] - np.median(_alike(cost), axis=(0, 1))
         by_mean[dps] = cost.mean(axis=(0, 1))
-        beside = cost - (cost.sum(axis=-1, keepdims=True) - cost) / max(len(dps) - 1, 1)
-        mean_error[dps] = beside.std(axis=(0, 1)) / np.sqrt(cost[..., 0].size)
+        if len(dps) > 1:
+            beside = cost - (cost.sum(axis=-1, keepdims=True) - cost) / (len(dps) - 1)
+            mean_error[dps] = beside.std(axis=(0, 1)) / np.sqrt(cost[..., 0].size)
         error[dps] = _level_error(cost)
         if len(dps) >= MIN_REPLICAS:
             error[dps] = np.minimum(error[dps], _level_error(cost - _of_others(cost)))
