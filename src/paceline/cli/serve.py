@@ -134,6 +134,6 @@ def _greet(service: Any, config: Config) -> None:
     log(logging.INFO, "started", **fields)
     print(f"listening on {config.url}, data in {config.data}")
     if not list_tokens(service.engine):
-        _, secret = create_token(service.engine, "first", scope="admin", now=service.clock())
+        _, secret = create_token(service.engine, "first-token", scope="admin", now=service.clock())
         print(f"admin token, shown this once: {secret}")
     sys.stdout.flush()
