@@ -232,18 +232,23 @@ def test_computes_of_all_that_vary_name_nobody_but_a_slower_one(seed, is_slow):
     assert [s.ranks for s in who_from_trace(measured, result)] == [(0,)] * is_slow
 
 
+def varying_job(folder, vary):
+    """A recorded job of two ranks, whose computes take ``vary`` [step, rank] times 60 ms."""
+    return data_parallel_job(
+        folder,
+        lambda number, rank: RankStep(
+            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
+        ),
+        steps=len(vary),
+        ranks=2,
+    )
+
+
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_recorded_computes_of_all_that_vary_name_nobody_but_a_lasting_one(tmp_path, is_slow):
     """The medians over the steps tell them apart."""
     vary = np.random.default_rng(1).lognormal(0, 0.35, (60, 2)) * (1.0, 1.3 if is_slow else 1.0)
-    trace = data_parallel_job(
-        tmp_path,
-        lambda number, rank: RankStep(
-            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
-        ),
-        steps=60,
-        ranks=2,
-    )
+    trace = varying_job(tmp_path, vary)
     measured = from_trace(trace)
     result = analyze(measured)
     assert result.by_worker.min() > 1.03
@@ -257,14 +262,7 @@ def test_a_worker_that_did_not_change_beside_its_peers_is_no_suspect(tmp_path, s
     """Both ranks vary, and take 1.5 times as long from step 44 on. Rank 1 may be slow as well."""
     vary = np.random.default_rng(seed).lognormal(0, 0.35, (60, 2))
     vary[44:] *= (1.5, 1.5 * factor)
-    trace = data_parallel_job(
-        tmp_path,
-        lambda number, rank: RankStep(
-            forward=20 * vary[number, rank], backward=40 * vary[number, rank]
-        ),
-        steps=60,
-        ranks=2,
-    )
+    trace = varying_job(tmp_path, vary)
     (event,) = locate_in_trace(job_events([Event("onset", 0, 48, 44, 1.5, 1.0, 0.1)], 2), trace)
     suspects = [suspect.ranks for suspect in event.suspects if not suspect.steps]
     assert suspects == [(1,)] * (factor > 1)

@@ -50,8 +50,8 @@ def _traced(traced: TracedSteps, result: Forecast) -> str:
         if traced.slow_s <= (1 + _LONGER) * result.now_s:
             return ""
         return (
-            f"note: traced steps take {seconds(traced.slow_s)} on average: these times leave out "
-            "noise and delays between operations. Compare them with each other"
+            f"note: traced steps take {seconds(traced.slow_s)} in the median: these times leave "
+            "out noise and delays between operations. Compare them with each other"
         )
     factor = traced.slow_s / traced.healthy_s
     if abs(result.now_s / result.healthy_s / factor - 1) <= _UNLIKE:
