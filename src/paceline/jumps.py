@@ -1,4 +1,4 @@
-"""Jumps of a series of times, and the spans between them."""
+"""Jumps of a series of times, periods of other times, and the spans between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy.typing as npt
 from paceline import robust
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
-#: A jump changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either side. Its
+#: A jump or a period changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either side. Its
 #: chance without a real change is at most MAX_CHANCE.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
@@ -38,6 +40,24 @@ class Jump:
     test: str
 
 
+@dataclass(frozen=True)
+class Period:
+    """Steps within a trace whose times differ from those before and behind them.
+
+    Attributes:
+        first, end: indices of its first step and of the first step behind it.
+        inside_s, outside_s: median step times, or a worker's times over those of its peers.
+        p_value: chance of such times without a change, by ranks (Kuiper) or, where the times of
+            inside and outside do not overlap, by size (Student).
+    """
+
+    first: int
+    end: int
+    inside_s: float
+    outside_s: float
+    p_value: float
+
+
 def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
     """The jump of [step] times, one of ``n_tests`` series; None if none passes the thresholds."""
     if len(times) < 2 * MIN_STEPS:
@@ -46,6 +66,56 @@ def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
     large = abs(jump.after_s - jump.before_s) >= MIN_JUMP * jump.before_s
     apart = MIN_STEPS <= jump.at <= len(times) - MIN_STEPS
     return jump if large and apart and n_tests * jump.p_value <= MAX_CHANCE else None
+
+
+def period_of(times: Array, n_tests: int = 1) -> Period | None:
+    """The period of other [step] times, in one of ``n_tests`` series.
+
+    None if none passes the thresholds, or if one jump describes the times as well.
+    """
+    if len(times) < 3 * MIN_STEPS:
+        return None
+    period = find_period(times)
+    large = abs(period.inside_s - period.outside_s) >= MIN_JUMP * period.outside_s
+    lengths = (period.first, period.end - period.first, len(times) - period.end)
+    if not large or min(lengths) < MIN_STEPS or n_tests * period.p_value > MAX_CHANCE:
+        return None
+    fitted = np.full(len(times), period.outside_s)
+    fitted[period.first : period.end] = period.inside_s
+    jump = find_jump(times)
+    jumped = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
+    of_jump, of_period = (float(np.abs(times - fit).sum()) for fit in (jumped, fitted))
+    # The second place must earn its freedom (Schwarz 1978, with errors of Laplace).
+    is_better = len(times) * math.log(max(of_jump, _TINY_S) / max(of_period, _TINY_S))
+    return period if is_better >= math.log(len(times)) else None
+
+
+def slower_steps(times: Array, n_tests: int = 1) -> Mask | None:
+    """Mask of the steps on the slower side of a jump, or of those in or around a period.
+
+    None if the [step] times, one of ``n_tests`` series, have neither.
+    """
+    step = np.arange(len(times))
+    period = period_of(times, n_tests)
+    if period is not None:
+        inside: Mask = (step >= period.first) & (step < period.end)
+        return inside if period.inside_s > period.outside_s else ~inside
+    jump = jump_of(times, n_tests)
+    if jump is None:
+        return None
+    behind: Mask = step >= jump.at
+    return behind if jump.after_s > jump.before_s else ~behind
+
+
+def when(slower: Mask, steps: Ints) -> str:
+    """The steps of a mask that changes at one or two places, as in ``from step 160 on``."""
+    places = np.flatnonzero(slower[1:] != slower[:-1]) + 1
+    if slower[0]:
+        behind = f" and from step {steps[places[1]]:,} on" if len(places) > 1 else ""
+        return f"before step {steps[places[0]]:,}{behind}"
+    if len(places) == 1:
+        return f"from step {steps[places[0]]:,} on"
+    return f"in steps {steps[places[0]]:,} to {steps[places[1] - 1]:,}"
 
 
 def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:
@@ -59,12 +129,22 @@ def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:
     found, open_spans = [], [(0, len(times))]
     while open_spans:
         first, end = open_spans.pop()
-        jump = jump_of(times[first:end], n_tests) if end - first >= 2 * least else None
-        if jump is None or not least <= jump.at <= end - first - least:
+        places = [first, *(first + place for place in _places(times[first:end], n_tests)), end]
+        parts = list(zip(places, places[1:], strict=False))
+        if len(parts) == 1 or min(b - a for a, b in parts) < least:
             found.append((first, end))
         else:
-            open_spans += [(first + jump.at, end), (first, first + jump.at)]
+            open_spans += reversed(parts)
     return found
+
+
+def _places(times: Array, n_tests: int) -> list[int]:
+    """Indices at which [step] times change: those of a period, or that of a jump."""
+    period = period_of(times, n_tests)
+    if period is not None:
+        return [period.first, period.end]
+    jump = jump_of(times, n_tests)
+    return [] if jump is None else [jump.at]
 
 
 def find_jump(times: Array) -> Jump:
@@ -79,9 +159,32 @@ def find_jump(times: Array) -> Jump:
     before, after = levels[at - 1]
     logs = np.log(np.maximum(times, _TINY_S))  # slow steps are late by some factor
     chance, test = _pettitt(times), "Pettitt"
-    if chance > MAX_CHANCE and (by_size := _student(logs[:at], logs[at:])) < chance:
+    if chance > MAX_CHANCE and (by_size := _student(logs[:at], logs[at:], n - 1)) < chance:
         chance, test = by_size, "Student"
     return Jump(at, float(before), float(after), chance, test)
+
+
+def find_period(times: Array) -> Period:
+    """The likeliest period in [step] times: between the extremes of the sums of their ranks."""
+    n = len(times)
+    ranks = np.argsort(np.argsort(times)) - (n - 1) / 2
+    sums = np.concatenate([[0.0], np.cumsum(ranks)])
+    first, end = sorted((int(sums.argmin()), int(sums.argmax())))
+    inside = np.zeros(n, dtype=bool)
+    inside[first:end] = True
+    levels = [float(np.median(times[part])) for part in (inside, ~inside) if part.any()]
+    chance = _kuiper(float(np.ptp(sums)), n)
+    if chance > MAX_CHANCE:
+        logs = np.log(np.maximum(times, _TINY_S))
+        chance = min(chance, _student(logs[inside], logs[~inside], n * (n - 1) // 2))
+    return Period(first, end, levels[0], levels[-1], chance)
+
+
+def _kuiper(span: float, n: int) -> float:
+    """Chance of such a span of the sums of ranks in any order (Kuiper 1960)."""
+    size = span / math.sqrt(n * (n * n - 1) / 12)
+    terms = [(4 * (k * size) ** 2 - 1) * math.exp(-2 * (k * size) ** 2) for k in range(1, 101)]
+    return min(1.0, max(0.0, 2 * sum(terms))) if size > 0.4 else 1.0
 
 
 def _pettitt(times: Array) -> float:
@@ -98,13 +201,15 @@ def jump_score(times: Array) -> float:
     return float(np.abs(score).max())
 
 
-def _student(before: Array, after: Array) -> float:
+def _student(one: Array, other: Array, n_places: int) -> float:
     """Chance of such a distance of the sides at any place; 1 if sides overlap or are short."""
-    low, high = sorted((before, after), key=lambda side: float(np.median(side)))
-    n = len(before) + len(after)
-    if low.max() >= high.min() or min(len(low), len(high)) < MIN_STEPS:
+    n = len(one) + len(other)
+    if min(len(one), len(other)) < MIN_STEPS:
+        return 1.0
+    low, high = sorted((one, other), key=lambda side: float(np.median(side)))
+    if low.max() >= high.min():
         return 1.0
     squares = sum(float(np.square(side - side.mean()).sum()) for side in (low, high))
     error = math.sqrt(squares / (n - 2) * (1 / len(low) + 1 / len(high)))
     t = np.array(float(high.mean() - low.mean()) / max(error, 1e-12))
-    return min(1.0, 2 * (n - 1) * float(robust.student_chance(t, n - 1)))
+    return min(1.0, 2 * n_places * float(robust.student_chance(t, n - 1)))

@@ -17,7 +17,7 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
 from paceline.graph import Measured
-from paceline.jumps import MIN_STEPS, jump_of
+from paceline.jumps import MIN_STEPS, slower_steps, when
 from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
@@ -174,12 +174,9 @@ def _when(longest: Array, long: Mask, steps: npt.NDArray[np.int64]) -> str:
     """The steps with long waits, as in `` from step 160 on``; empty for all steps."""
     if long.all():
         return ""
-    jump = jump_of(longest)
-    if jump is not None:
-        behind = np.arange(len(long)) >= jump.at
-        later = jump.after_s > jump.before_s
-        if (long == (behind == later)).mean() >= ALL_STEPS:
-            return f" {'from' if later else 'before'} step {steps[jump.at]:,}{' on' * later}"
+    slower = slower_steps(longest)
+    if slower is not None and (long == slower).mean() >= ALL_STEPS:
+        return f" {when(slower, steps)}"
     return f" in {long.sum()} of {len(long)} steps"
 
 

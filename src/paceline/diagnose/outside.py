@@ -18,7 +18,7 @@ from paceline.diagnose.late_starts import LateStarts, late_starts
 from paceline.diagnose.passing import PAUSE_SPREADS, passing_worker
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
-from paceline.jumps import MAX_CHANCE, MIN_JUMP, find_jump
+from paceline.jumps import MAX_CHANCE, MIN_JUMP, find_jump, period_of
 from paceline.trace import OpKind
 from paceline.trace.kinds import PASSES
 from paceline.units import count, seconds
@@ -236,23 +236,22 @@ def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
 
 
 def _drift(result: WhatIf, resamples: Array) -> Finding | None:
-    """Step times that change along a line or jump at one step.
+    """Step times that change along a line, jump at one step, or differ for a period.
 
     The cost is that of the longer steps. Where steps become faster, these are the earlier ones. It
-    is what the line or the jump adds; pauses of single steps are no part of it.
+    is what the line, the jump or the period adds; pauses of single steps are no part of it.
     """
     times, steps = result.simulated_s, result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
         return None
-    shapes = [_trend(steps, times), _break(steps, times)]
-    shapes = [s for s in shapes if abs(s.fitted[-1] - s.fitted[0]) >= MIN_JUMP * times.mean()]
+    shapes = [_trend(steps, times), _break(steps, times), *_period(result.steps, times)]
+    shapes = [s for s in shapes if abs(s.change_s) >= MIN_JUMP * times.mean()]
     if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
         return None
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
-    start, change = float(shape.fitted[0]), float(shape.fitted[-1] - shape.fitted[0])
-    short_s = min(start, start + change)
+    short_s = float(shape.fitted.min())
     # Time that the simulation leaves out is a part of the steps that become longer.
-    whole_s = start + max(float(np.median(result.lasted_s - times)), 0.0)
+    whole_s = shape.usual_s + max(float(np.median(result.lasted_s - times)), 0.0)
     added_s = shape.fitted - short_s
     rest_s = times - shape.fitted
     most_s = PAUSE_SPREADS * robust.spread(rest_s)
@@ -260,13 +259,11 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     varied_s = np.where(added_s > 0, added_s + noise_s - noise_s[added_s > 0].mean(), 0.0)
     lost_share = (resamples @ varied_s) / (resamples @ result.lasted_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
-    text = f"steps become {change / whole_s:.1%} slower {shape.text}"
-    if change < 0:
-        text = f"{shape.early} {whole_s / (whole_s + change):.2f}x as long as the later ones"
+    change = shape.change_s / whole_s
     return Finding(
         id=shape.name,
         cause="drift",
-        text=text,
+        text=shape.text(change),
         share=None,
         share_of_step=float(added_s.mean() / result.lasted_s.mean()),
         interval=(low, high),
@@ -274,7 +271,7 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
         where=NOWHERE,
         evidence={
             **shape.evidence,
-            "change": change / whole_s,
+            "change": change,
             "p_value": shape.p_value,
             "threshold": MIN_JUMP,
         },
@@ -285,15 +282,30 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
 class _Shape:
     """Change of step times over the trace.
 
-    ``early`` begins the sentence on steps that become faster.
+    Attributes:
+        name: id of its finding.
+        slower: the sentence on a change to longer steps, with a place for the change.
+        faster: the sentence on a change to shorter steps, with a place for the ratio.
+        fitted: [step] seconds.
+        usual_s, change_s: seconds of a step before the change, and what it adds.
+        p_value: chance of such times without a change.
+        evidence: the numbers behind it.
     """
 
     name: str
-    text: str
-    early: str
-    fitted: Array  # [step]
+    slower: str
+    faster: str
+    fitted: Array
+    usual_s: float
+    change_s: float
     p_value: float
     evidence: dict[str, Any]
+
+    def text(self, change: float) -> str:
+        """The change in words; ``change`` as a share of the step before it."""
+        if change < 0:
+            return self.faster.format(f"{1 / (1 + change):.2f}x")
+        return self.slower.format(f"{change:.1%}")
 
 
 def _trend(steps: Array, times: Array) -> _Shape:
@@ -301,19 +313,55 @@ def _trend(steps: Array, times: Array) -> _Shape:
     slope, p = _theil_sen(steps, times), _mann_kendall(times)
     fitted = slope * (steps - steps[0])
     fitted += np.median(times - fitted)
-    evidence = {"slope_s_per_step": slope, "test": "Mann-Kendall, Theil-Sen"}
-    text, early = "from the first to the last", "times fall from step to step: the first steps take"
-    return _Shape("trend", text, early, fitted, p, evidence)
+    return _Shape(
+        "trend",
+        "steps become {} slower from the first to the last",
+        "times fall from step to step: the first steps take {} as long as the later ones",
+        fitted,
+        float(fitted[0]),
+        float(fitted[-1] - fitted[0]),
+        p,
+        {"slope_s_per_step": slope, "test": "Mann-Kendall, Theil-Sen"},
+    )
 
 
 def _break(steps: Array, times: Array) -> _Shape:
     """One jump, at the place with the least absolute error."""
     jump = find_jump(times)
-    fitted = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     step = int(steps[jump.at])
-    evidence = {"step": step, "test": jump.test}
-    text, early = f"at step {step}", f"the steps before step {step} take"
-    return _Shape("change-point", text, early, fitted, jump.p_value, evidence)
+    return _Shape(
+        "change-point",
+        f"steps become {{}} slower at step {step}",
+        f"the steps before step {step} take {{}} as long as the later ones",
+        np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at]),
+        jump.before_s,
+        jump.after_s - jump.before_s,
+        jump.p_value,
+        {"step": step, "test": jump.test},
+    )
+
+
+def _period(steps: Ints, times: Array) -> list[_Shape]:
+    """Steps that take longer or shorter than those before and behind them, if there are any."""
+    period = period_of(times)
+    if period is None:
+        return []
+    inside = np.zeros(len(times), dtype=bool)
+    inside[period.first : period.end] = True
+    first, last = steps[period.first], steps[period.end - 1]
+    longer = inside if period.inside_s > period.outside_s else ~inside
+    return [
+        _Shape(
+            "period",
+            f"steps {first} to {last} are {{}} slower than those before and behind them",
+            f"the steps before step {first} and behind step {last} take {{}} as long as the others",
+            np.where(inside, period.inside_s, period.outside_s),
+            period.outside_s,
+            period.inside_s - period.outside_s,
+            period.p_value,
+            {"steps": steps[longer].tolist(), "test": "Kuiper, Student"},
+        )
+    ]
 
 
 def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:

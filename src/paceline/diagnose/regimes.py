@@ -1,7 +1,7 @@
 """Causes that begin or end within the trace: hardware is judged in its slower part alone.
 
 A worker that is slow in half of the steps varies too much for a test over all steps. Where step
-times jump, the part behind or before the jump is judged as a trace of its own.
+times jump, or differ for a period, the slower steps are judged as a trace of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.diagnose.remove import Effect, Scaled
 from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
 from paceline.graph.computes import compute_s
-from paceline.jumps import Jump, jump_of
+from paceline.jumps import Mask, slower_steps, when
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -41,9 +41,9 @@ def with_slower_part(
 ) -> list[Candidate]:
     """Hardware causes, from all steps or from the slower part of the trace.
 
-    The slower part is used if step times jump and the other part does not show the cause. A slow
-    worker's own jump is sought beside its peers: noise that all workers share hides it in the step
-    times.
+    The slower part is used if step times change and the other part does not show the cause. A slow
+    worker's own change is sought beside its peers: noise that all workers share hides it in the
+    step times.
 
     Args:
         whole: causes that all steps show.
@@ -52,7 +52,7 @@ def with_slower_part(
         steps: [step] step numbers.
         patterns: finds causes in the durations of some steps, given their numbers.
     """
-    found = _of_slower_part(whole, jump_of(times), durations, steps, patterns)
+    found = _of_slower_part(whole, slower_steps(times), durations, steps, patterns)
     slow = [candidate for candidate in found if candidate.cause == "worker"]
     if slow:
         (dp, stage), n_tests = slow[0].where["workers"][0], 1
@@ -60,7 +60,9 @@ def with_slower_part(
         lasting, _ = slowness(fit_computes(durations))
         stage, dp = (int(i) for i in np.unravel_index(int(lasting.argmax()), lasting.shape))
         n_tests = lasting.size - len(lasting)  # two workers have one ratio
-    own = jump_of(over_peers(durations, dp, stage), n_tests) if durations.graph.n_dp > 1 else None
+    if durations.graph.n_dp == 1:
+        return found
+    own = slower_steps(over_peers(durations, dp, stage), n_tests)
     if own is None:
         return found
 
@@ -83,29 +85,25 @@ def over_peers(durations: Durations, dp: int, stage: int) -> Array:
 
 def _of_slower_part(
     whole: Sequence[Candidate],
-    jump: Jump | None,
+    slow: Mask | None,
     durations: Durations,
     steps: Ints,
     patterns: Patterns,
 ) -> list[Candidate]:
-    """The causes, and in place of them those that begin or end at a jump."""
-    if jump is None:
+    """The causes, and in place of them those that begin or end within the trace."""
+    if slow is None:
         return list(whole)
-    parts = [np.arange(jump.at), np.arange(jump.at, len(steps))]
-    later = jump.after_s > jump.before_s
-    slower, faster = parts[later], parts[not later]
+    slower, faster = np.flatnonzero(slow), np.flatnonzero(~slow)
     begun = patterns(durations.of_steps(slower), steps[slower])
     if not begun:
         return list(whole)
     lasting = {found.cause for found in patterns(durations.of_steps(faster), steps[faster])}
     begun = [found for found in begun if found.cause not in lasting]
-    word = "from step {} on" if later else "before step {}"
-    when = word.format(f"{steps[jump.at]:,}")
     replaced = {found.cause for found in begun}
     return [found for found in whole if found.cause not in replaced] + [
         replace(
             found,
-            text=f"{found.text} {when}",
+            text=f"{found.text} {when(slow, steps)}",
             evidence={**found.evidence, "steps": steps[slower].tolist()},
             effect=_in_steps(found.effect, slower, len(steps)),
         )
