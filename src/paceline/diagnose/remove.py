@@ -81,13 +81,14 @@ def scale_transfers(durations: Durations, scalings: Sequence[Scaled]) -> None:
 
 def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], kind: int) -> None:
     """Change the computes of one kind; rebalanced effects keep the sum of their seconds."""
-    tables = []
+    tables, slow = [], []
     before = after = 0.0
     passes = whole_passes(changed)
     for v, variant in enumerate(fit.variants):
         table = passes.of(v, variant.ops[kind])  # [place, microbatch, step, dp]
         factors = [(e.factor[v][kind], e.rebalanced) for e in effects if e.factor is not None]
         slowness = sum((factor for factor, rebalanced in factors if not rebalanced), np.zeros(1))
+        slow.append(slowness > 0)
         before += float((table * np.exp(-slowness)).sum())
         for effect in effects:
             if effect.excess is not None and kind == 0:
@@ -98,4 +99,4 @@ def _computes_without(changed: Durations, fit: Fit, effects: Sequence[Effect], k
         tables.append(table)
     scale = before / after if after > 0 else 1.0
     for v, (variant, table) in enumerate(zip(fit.variants, tables, strict=True)):
-        set_passes(changed, v, variant.ops[kind], table * scale)
+        set_passes(changed, v, variant.ops[kind], table * scale, slow=slow[v])

@@ -13,8 +13,11 @@ from paceline.trace.kinds import LOCAL_KINDS, OpKind
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
+_TINY_S, _LEAST_FACTOR = 1e-9, 0.1
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,17 @@ def _parts_of(graph: StepGraph, variant: int, ops: Ints) -> tuple[Ints, Ints]:
 
 
 def set_passes(
-    durations: Durations, variant: int, ops: Ints, seconds: Array, dp_index: int | None = None
+    durations: Durations,
+    variant: int,
+    ops: Ints,
+    seconds: Array,
+    dp_index: int | None = None,
+    slow: Mask | None = None,
 ) -> None:
     """Give passes other times, in place; each part takes its share of them.
+
+    The extra time of a slow worker may lie in one part of a pass. Its parts get the proportions
+    that they have on the replicas that are never slow, except for their noise.
 
     Args:
         durations: the durations to change.
@@ -148,21 +159,47 @@ def set_passes(
         ops: [...] first parts, counted from the variant's first op.
         seconds: [..., step, dp] of the whole passes; [..., step] where there is one replica.
         dp_index: replica, counted within its variant; None: all replicas.
+        slow: broadcasts to [..., step, dp], all replicas: passes of slow workers.
     """
     graph = durations.graph
     replicas = slice(None) if dp_index is None else slice(dp_index, dp_index + 1)
-    block = durations.block(variant)[:, :, replicas]
+    whole = durations.block(variant)
+    block = whole[:, :, replicas]
     seconds = seconds if dp_index is None else seconds[..., None]
     if not graph.has_parts:
         block[ops] = seconds
         return
     flat = ops.ravel()
     parts, of_pass = _parts_of(graph, variant, flat)
-    before = block[flat]
-    for part, number in zip(parts.tolist(), of_pass.tolist(), strict=True):
-        if part != flat[number]:
-            before[number] += block[part]
+    shares = block[parts]
+    if slow is not None and slow.any():
+        slow = np.broadcast_to(slow, (*ops.shape, *whole.shape[1:])).reshape(-1, *whole.shape[1:])
+        shares = shares / _apart(whole[parts], slow[of_pass])[:, :, replicas]
+    before = np.zeros((len(flat), *block.shape[1:]))
+    np.add.at(before, of_pass, shares)
     after = np.broadcast_to(seconds, (*ops.shape, *before.shape[1:])).reshape(before.shape)
+    empty = before[of_pass] <= 0
     factor = np.divide(after, before, out=np.ones_like(before), where=before > 0)
-    for part, number in zip(parts.tolist(), of_pass.tolist(), strict=True):
-        block[part] *= factor[number]
+    block[parts] = np.where(empty, block[parts], shares * factor[of_pass])
+
+
+def _apart(seconds: Array, slow: Mask) -> Array:
+    """[part, step, dp] the usual factor of a slow worker's parts over its peers'; else 1.
+
+    Args:
+        seconds: [part, step, dp].
+        slow: [part, step, dp] the parts of slow workers.
+    """
+    factor = np.ones(seconds.shape)
+    for dp in np.flatnonzero(slow.any(axis=(0, 1))).tolist():
+        for mine in np.unique(slow[:, :, dp], axis=0):  # parts that are slow in the same steps
+            peers = np.flatnonzero(~slow[:, mine].any(axis=(0, 1)))
+            if not mine.any() or not peers.size:
+                continue
+            rows = np.flatnonzero((slow[:, :, dp] == mine).all(axis=1))
+            at = np.ix_(rows, np.flatnonzero(mine))
+            usual = np.median(seconds[:, :, peers][at], axis=2)
+            own = seconds[:, :, dp][at]
+            over = np.median(own / np.maximum(usual, _TINY_S), axis=1)
+            factor[(*at, np.full((1, 1), dp))] = np.maximum(over, _LEAST_FACTOR)[:, None]
+    return factor

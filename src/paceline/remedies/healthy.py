@@ -8,7 +8,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from paceline.robust import SIGMA_OF_MAD
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Worker = tuple[int, int]  # (dp, pp)
 
 #: Enough peers for a median; more peers change it by less than a fifth of an op's noise.
@@ -45,6 +46,7 @@ class HealthyWorker:
         dp_index: its index among the replicas of the variant.
         own: [kind, chunk, microbatch, step] measured seconds.
         seconds: [kind, chunk, microbatch, step] seconds of a healthy worker.
+        blamed: [dp] the blamed replicas of its stage, within the variant.
     """
 
     worker: Worker
@@ -53,10 +55,11 @@ class HealthyWorker:
     dp_index: int
     own: Array
     seconds: Array
+    blamed: Mask
 
     def apply(self, durations: Durations) -> None:
         """Write the healthy durations."""
-        set_passes(durations, self.variant, self.ops, self.seconds, self.dp_index)
+        set_passes(durations, self.variant, self.ops, self.seconds, self.dp_index, slow=self.blamed)
 
 
 def healthy_workers(
@@ -148,6 +151,7 @@ class _Peers:
             dp_index=int(self.me[1][0]),
             own=own_s,
             seconds=_as_fast(own_s, typical + slope * own_cost[:, 0], fit),
+            blamed=self._blamed_at(self.stage, [(self.variant, slice(None))])[0],
         )
 
     def _costs(self, tables: list[Array], own: Array) -> tuple[list[Array], Array]:
@@ -162,19 +166,20 @@ class _Peers:
         mine = self._logs(self.me, self.healthy_places)
         for place, stage in enumerate(self.computes.stage[self.healthy_places].tolist()):
             tables_of_place = [table[:, place] for table in (*others, mine)]
-            _level(tables_of_place, [*self._blamed_at(stage), np.zeros(1, dtype=bool)])
+            _level(tables_of_place, [*self._blamed_at(stage, self.peers), np.zeros(1, dtype=bool)])
         return [_middle(table) for table in others], _middle(mine)
 
-    def _blamed_at(self, stage: int) -> list[npt.NDArray[np.bool_]]:
-        """[replica] per group of peers: whether the replica's worker of a stage is slow."""
-        graph = self.graph
+    def _blamed_at(self, stage: int, groups: Sequence[tuple[int, Ints | slice]]) -> list[Mask]:
+        """[replica] per group of replicas: whether the replica's worker of a stage is slow."""
         return [
-            np.array([(dp, stage) in self.blamed for dp in graph.variant_dps[v][index].tolist()])
-            for v, index in self.peers
+            np.array(
+                [(dp, stage) in self.blamed for dp in self.graph.variant_dps[v][index].tolist()]
+            )
+            for v, index in groups
         ]
 
 
-def _level(tables: list[Array], blamed: list[npt.NDArray[np.bool_]]) -> None:
+def _level(tables: list[Array], blamed: list[Mask]) -> None:
     """Take the usual level off tables [kind, microbatch, replica, step] of one place, in place.
 
     Healthy peers lose their common level, slow replicas their own. If all peers are slow, every
