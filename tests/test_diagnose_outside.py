@@ -219,7 +219,8 @@ def life(times, **fields):
 
 
 def drift(times, **fields):
-    return outside._drift(life(times, **fields), MEAN[len(times)])
+    result = life(times, **fields)
+    return outside._drift(result, MEAN[len(times)], result.simulated_s)
 
 
 @pytest.mark.parametrize(("change", "named"), [(0.0300, False), (0.0310, True)])
@@ -482,7 +483,7 @@ def test_the_order_of_causes_outside():
     found = outside.outside_causes(measured, again, MEAN[30])
     assert [finding.id for finding in found] == ["two-modes", "launch-delay"]
     again.straggling = True  # S says why, or noise does; only a worker would explain S
-    unexplained, gc = (SimpleNamespace(cause=cause, where={}) for cause in ("unexplained", "gc"))
+    unexplained, gc = (SimpleNamespace(cause=cause, where={}, cost_s=None) for cause in ("unexplained", "gc"))
     for inside in ([gc, unexplained], [unexplained]):
         found = outside.outside_causes(measured, again, MEAN[30], inside)
         assert [finding.id for finding in found] == ["launch-delay"]
@@ -511,7 +512,8 @@ def test_the_interval_of_delays():
 
 
 def test_the_interval_of_a_drift():
-    found = outside._drift(life(np.linspace(1, 2, 101)), EACH)
+    result = life(np.linspace(1, 2, 101))
+    found = outside._drift(result, EACH, result.simulated_s)
     assert found.interval == pytest.approx((0.05 / 1.05, 0.95 / 1.95))
     assert found.confidence == pytest.approx(100 / 101)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: A jump or a period changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either side. Its
-#: chance without a real change is at most MAX_CHANCE.
+#: A jump or a period changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either
+#: side. Its chance without a real change is at most MAX_CHANCE.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
 _TINY_S = 1e-9
@@ -129,22 +130,26 @@ def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:
     found, open_spans = [], [(0, len(times))]
     while open_spans:
         first, end = open_spans.pop()
-        places = [first, *(first + place for place in _places(times[first:end], n_tests)), end]
-        parts = list(zip(places, places[1:], strict=False))
-        if len(parts) == 1 or min(b - a for a, b in parts) < least:
-            found.append((first, end))
+        places = _places(times[first:end], least, n_tests)
+        if places:
+            bounds = [first, *(first + place for place in places), end]
+            open_spans += reversed(list(pairwise(bounds)))
         else:
-            open_spans += reversed(parts)
+            found.append((first, end))
     return found
 
 
-def _places(times: Array, n_tests: int) -> list[int]:
-    """Indices at which [step] times change: those of a period, or that of a jump."""
-    period = period_of(times, n_tests)
-    if period is not None:
-        return [period.first, period.end]
-    jump = jump_of(times, n_tests)
-    return [] if jump is None else [jump.at]
+def _places(times: Array, least: int, n_tests: int) -> list[int]:
+    """Indices that part [step] times at a period or at a jump; none if a part is too short."""
+    if len(times) < 2 * least:
+        return []
+    period, jump = period_of(times, n_tests), jump_of(times, n_tests)
+    choices = [[period.first, period.end]] if period else []
+    choices += [[jump.at]] if jump else []
+    for places in choices:
+        if min(b - a for a, b in pairwise([0, *places, len(times)])) >= least:
+            return places
+    return []
 
 
 def find_jump(times: Array) -> Jump:
@@ -165,19 +170,39 @@ def find_jump(times: Array) -> Jump:
 
 
 def find_period(times: Array) -> Period:
-    """The likeliest period in [step] times: between the extremes of the sums of their ranks."""
+    """The likeliest period in [step] times.
+
+    It lies between the extremes of the sums of their ranks. Its ends then move to the places with
+    the least absolute error.
+    """
     n = len(times)
     ranks = np.argsort(np.argsort(times)) - (n - 1) / 2
     sums = np.concatenate([[0.0], np.cumsum(ranks)])
     first, end = sorted((int(sums.argmin()), int(sums.argmax())))
-    inside = np.zeros(n, dtype=bool)
-    inside[first:end] = True
-    levels = [float(np.median(times[part])) for part in (inside, ~inside) if part.any()]
+    inside = (np.arange(n) >= first) & (np.arange(n) < end)
+    inside_s, outside_s = _levels(times, inside)
+    first, end = _least_sum(np.abs(times - inside_s) - np.abs(times - outside_s))
+    inside = (np.arange(n) >= first) & (np.arange(n) < end)
+    inside_s, outside_s = _levels(times, inside)
     chance = _kuiper(float(np.ptp(sums)), n)
     if chance > MAX_CHANCE:
         logs = np.log(np.maximum(times, _TINY_S))
         chance = min(chance, _student(logs[inside], logs[~inside], n * (n - 1) // 2))
-    return Period(first, end, levels[0], levels[-1], chance)
+    return Period(first, end, inside_s, outside_s, chance)
+
+
+def _levels(times: Array, inside: Mask) -> tuple[float, float]:
+    """Median [step] times inside and outside a period; both are the same if one has no step."""
+    levels = [float(np.median(times[part])) for part in (inside, ~inside) if part.any()]
+    return levels[0], levels[-1]
+
+
+def _least_sum(values: Array) -> tuple[int, int]:
+    """(first, end) indices of the adjacent values with the least sum."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    above = np.maximum.accumulate(sums) - sums
+    end = int(above.argmax())
+    return int(sums[: end + 1].argmax()), end
 
 
 def _kuiper(span: float, n: int) -> float:

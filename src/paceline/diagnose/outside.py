@@ -26,6 +26,7 @@ from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 #: Least share of the step that launch delays must cost (equal to the healthy limit of S).
 MIN_DELAY_SHARE = 0.03
@@ -65,11 +66,15 @@ def outside_causes(
     unexplained = bool(inside) and all(finding.cause == "unexplained" for finding in inside)
     named = [worker for finding in inside for worker in finding.where.get("workers", ())]
     delays = _delays(measured, result, resamples)
-    over_time = [_drift(result, resamples), _odd_steps(measured, result, resamples)]
+    drift, known = _drift_left(result, resamples, inside)
+    drift = None if drift is None else with_worker(drift, measured, result, known)
+    over_time = [drift, _odd_steps(measured, result, resamples)]
     if over_time == [None, None] and (unexplained or not result.straggling):
         modes = _two_modes(measured, result, resamples)
         over_time = [None if modes is None or _changes(modes, measured, result) else modes]
-    longer = [with_worker(f, measured, result) for f in over_time if f is not None]
+    longer = [
+        f if f is drift else with_worker(f, measured, result) for f in over_time if f is not None
+    ]
     if result.straggling:  # noise makes two lengths, too: keep them only with a worker
         longer = [f for f in longer if f.where or f.id != "two-modes"]
     if not result.straggling and not any(f.where for f in longer):
@@ -114,7 +119,7 @@ def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Findin
         same_steps = (
             isinstance(named, list) and longer is not None and named == steps[longer].tolist()
         )
-        if same_worker or same_steps:
+        if not finding.part_of and (same_worker or same_steps):
             return replace(finding, part_of=cause.id)
     return finding
 
@@ -235,13 +240,42 @@ def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
     return evidence
 
 
-def _drift(result: WhatIf, resamples: Array) -> Finding | None:
+def _drift_left(
+    result: WhatIf, resamples: Array, inside: Sequence[Finding]
+) -> tuple[Finding | None, Mask]:
+    """The drift that findings of some of the steps leave, and a [step] mask of these steps.
+
+    A fault that ends may lie before or on another change, which then hides its end. Without another
+    change, the whole drift is a part of the largest finding.
+    """
+    drift = _drift(result, resamples, result.simulated_s)
+    known = np.zeros(len(result.steps), dtype=bool)
+    left_s, largest = result.simulated_s, None
+    for finding in inside:
+        if finding.cost_s is not None and isinstance(finding.evidence.get("steps"), list):
+            left_s = left_s - finding.cost_s
+            largest = max(largest or finding, finding, key=lambda f: f.share_of_step)
+            known |= np.isin(result.steps, finding.evidence["steps"])
+    if drift is None or largest is None:
+        return drift, np.zeros_like(known)
+    left = _drift(result, resamples, left_s)
+    if left is None:
+        return replace(drift, part_of=largest.id), np.zeros_like(known)
+    return left, known
+
+
+def _drift(result: WhatIf, resamples: Array, times: Array) -> Finding | None:
     """Step times that change along a line, jump at one step, or differ for a period.
 
     The cost is that of the longer steps. Where steps become faster, these are the earlier ones. It
     is what the line, the jump or the period adds; pauses of single steps are no part of it.
+
+    Args:
+        result: the analysis.
+        resamples: [resample, step] weights.
+        times: [step] seconds, at most those of the simulated steps.
     """
-    times, steps = result.simulated_s, result.steps.astype(np.float64)
+    steps = result.steps.astype(np.float64)
     if len(times) < MIN_STEPS:
         return None
     shapes = [_trend(steps, times), _break(steps, times), *_period(result.steps, times)]
@@ -251,7 +285,8 @@ def _drift(result: WhatIf, resamples: Array) -> Finding | None:
     shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     short_s = float(shape.fitted.min())
     # Time that the simulation leaves out is a part of the steps that become longer.
-    whole_s = shape.usual_s + max(float(np.median(result.lasted_s - times)), 0.0)
+    outside_s = result.lasted_s - result.simulated_s
+    whole_s = shape.usual_s + max(float(np.median(outside_s)), 0.0)
     added_s = shape.fitted - short_s
     rest_s = times - shape.fitted
     most_s = PAUSE_SPREADS * robust.spread(rest_s)

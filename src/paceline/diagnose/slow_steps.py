@@ -45,16 +45,30 @@ class SlowWorker:
     chance: float
 
 
-def with_worker(finding: Finding, measured: Measured, result: WhatIf) -> Finding:
+def with_worker(
+    finding: Finding, measured: Measured, result: WhatIf, known: Mask | None = None
+) -> Finding:
     """The finding about longer steps, with the worker that computes longer in them.
 
     The finding stays unchanged if no single worker stands out, or if it names no steps.
+
+    Args:
+        finding: the finding.
+        measured: the trace.
+        result: its analysis.
+        known: [step] mask of steps with a known cause, which are left out; None: there are none.
     """
     slow = longer_steps(finding, result.steps)
-    if slow is None or not 0 < slow.sum() < len(slow):
+    if slow is None:
         return finding
-    typical_s = [float(np.median(result.traced_s[steps])) for steps in (slow, ~slow)]
-    who = slow_worker(measured.durations, slow, typical_s[0] - typical_s[1])
+    durations, traced_s = measured.durations, result.traced_s
+    if known is not None and known.any():
+        durations = durations.of_steps(np.flatnonzero(~known))
+        slow, traced_s = slow[~known], traced_s[~known]
+    if not 0 < slow.sum() < len(slow):
+        return finding
+    typical_s = [float(np.median(traced_s[steps])) for steps in (slow, ~slow)]
+    who = slow_worker(durations, slow, typical_s[0] - typical_s[1])
     if who is None:
         return finding
     name = measured.graph.worker_name(who.dp, who.stage)
