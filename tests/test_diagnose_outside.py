@@ -483,7 +483,9 @@ def test_the_order_of_causes_outside():
     found = outside.outside_causes(measured, again, MEAN[30])
     assert [finding.id for finding in found] == ["two-modes", "launch-delay"]
     again.straggling = True  # S says why, or noise does; only a worker would explain S
-    unexplained, gc = (SimpleNamespace(cause=cause, where={}, cost_s=None) for cause in ("unexplained", "gc"))
+    unexplained, gc = (
+        SimpleNamespace(cause=cause, where={}, cost_s=None) for cause in ("unexplained", "gc")
+    )
     for inside in ([gc, unexplained], [unexplained]):
         found = outside.outside_causes(measured, again, MEAN[30], inside)
         assert [finding.id for finding in found] == ["launch-delay"]

@@ -21,6 +21,9 @@ MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
 _TINY_S = 1e-9
 
+#: A period may be as short as this share of the steps.
+_FEW = 0.05
+
 
 @dataclass(frozen=True)
 class Jump:
@@ -81,8 +84,8 @@ def period_of(times: Array, n_tests: int = 1) -> Period | None:
     lengths = (period.first, period.end - period.first, len(times) - period.end)
     if not large or min(lengths) < MIN_STEPS or n_tests * period.p_value > MAX_CHANCE:
         return None
-    fitted = np.full(len(times), period.outside_s)
-    fitted[period.first : period.end] = period.inside_s
+    inside = _between(period.first, period.end, len(times))
+    fitted = np.where(inside, period.inside_s, period.outside_s)
     jump = find_jump(times)
     jumped = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     of_jump, of_period = (float(np.abs(times - fit).sum()) for fit in (jumped, fitted))
@@ -96,15 +99,14 @@ def slower_steps(times: Array, n_tests: int = 1) -> Mask | None:
 
     None if the [step] times, one of ``n_tests`` series, have neither.
     """
-    step = np.arange(len(times))
     period = period_of(times, n_tests)
     if period is not None:
-        inside: Mask = (step >= period.first) & (step < period.end)
+        inside = _between(period.first, period.end, len(times))
         return inside if period.inside_s > period.outside_s else ~inside
     jump = jump_of(times, n_tests)
     if jump is None:
         return None
-    behind: Mask = step >= jump.at
+    behind = _between(jump.at, len(times), len(times))
     return behind if jump.after_s > jump.before_s else ~behind
 
 
@@ -170,25 +172,39 @@ def find_jump(times: Array) -> Jump:
 
 
 def find_period(times: Array) -> Period:
-    """The likeliest period in [step] times.
+    """The likeliest period in [step] times, at the place with the least absolute error.
 
-    It lies between the extremes of the sums of their ranks. Its ends then move to the places with
-    the least absolute error.
+    The search begins with the levels on either side of the extremes of the sums of ranks, and with
+    the level of the longest and of the shortest steps. The latter find a short period.
     """
     n = len(times)
     ranks = np.argsort(np.argsort(times)) - (n - 1) / 2
     sums = np.concatenate([[0.0], np.cumsum(ranks)])
     first, end = sorted((int(sums.argmin()), int(sums.argmax())))
-    inside = (np.arange(n) >= first) & (np.arange(n) < end)
-    inside_s, outside_s = _levels(times, inside)
-    first, end = _least_sum(np.abs(times - inside_s) - np.abs(times - outside_s))
-    inside = (np.arange(n) >= first) & (np.arange(n) < end)
-    inside_s, outside_s = _levels(times, inside)
+    usual_s = float(np.median(times))
+    starts = [_levels(times, _between(first, end, n))]
+    starts += [(float(np.quantile(times, at)), usual_s) for at in (_FEW, 1 - _FEW)]
+    _, first, end = min(_place(times, *levels) for levels in starts)
+    inside = _between(first, end, n)
     chance = _kuiper(float(np.ptp(sums)), n)
     if chance > MAX_CHANCE:
         logs = np.log(np.maximum(times, _TINY_S))
         chance = min(chance, _student(logs[inside], logs[~inside], n * (n - 1) // 2))
-    return Period(first, end, inside_s, outside_s, chance)
+    return Period(first, end, *_levels(times, inside), chance)
+
+
+def _between(first: int, end: int, n: int) -> Mask:
+    step = np.arange(n)
+    between: Mask = (step >= first) & (step < end)
+    return between
+
+
+def _place(times: Array, inside_s: float, outside_s: float) -> tuple[float, int, int]:
+    """Absolute error, first index and end of the period that begins a search with two levels."""
+    first, end = _least_sum(np.abs(times - inside_s) - np.abs(times - outside_s))
+    inside = _between(first, end, len(times))
+    inside_s, outside_s = _levels(times, inside)
+    return float(np.abs(times - np.where(inside, inside_s, outside_s)).sum()), first, end
 
 
 def _levels(times: Array, inside: Mask) -> tuple[float, float]:
