@@ -698,6 +698,27 @@ def test_patterns_of_own_lines_of_pauses(capsys, tmp_path):
     assert "has no dates beside its steps" in capsys.readouterr().err
 
 
+def test_a_log_whose_first_line_is_that_of_step_1_is_whole(tmp_path):
+    """Dated lines: the first time is that of step 2, and nothing came before step 1."""
+    path = tmp_path / "own.log"
+    path.write_text(
+        "".join(
+            f"2026-11-20 08:{n // 40:02}:{n % 40 * 1.5:06.3f} INFO trainer | step {n + 1}/80\n"
+            for n in range(80)
+        )
+    )
+    pattern = r"(?P<time>\S+ \S+) INFO trainer \| step (?P<step>\d+)/"
+    ledger = goodput(path, pattern=pattern)
+    assert {name: ledger.seconds[name] for name in ("restarts", "lost_steps", "idle")} == {
+        "restarts": 0,
+        "lost_steps": 0,
+        "idle": 0,
+    }
+    assert ledger.seconds["compile"] is None
+    assert ledger.reasons["compile"].startswith("the first time is that of step 2")
+    assert ledger.seconds["startup"] is None
+
+
 def test_a_start_before_steps_that_the_log_lacks_is_not_told(tmp_path):
     path = tmp_path / "own.log"
     path.write_text(dated_log(path).read_text().replace(" step ", " step 9"))

@@ -210,6 +210,16 @@ def test_the_first_steps_of_a_job_that_becomes_faster_cost_time():
     assert all(f.share_of_step >= 0 for f in report.findings)
 
 
+@pytest.mark.parametrize(("share", "is_reason"), [(0.49, False), (0.5, True)])
+def test_the_headline_gives_a_part_of_the_loss_no_reason_for_all_of_it(share, is_reason):
+    report = of_two_replicas()
+    (worker,) = [f for f in report.findings if f.cause == "worker"]
+    part = replace(worker, share=share, share_of_step=0.07)
+    text = headline(replace(report, findings=(part,)))
+    assert (" of its GPUs: worker dp 1" in text) is is_reason
+    assert (" of its GPUs, 7% of the step because worker dp 1" in text) is not is_reason
+
+
 MASKED = "After a repair of the worker fault alone, steps still wait for the other causes."
 
 

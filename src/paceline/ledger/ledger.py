@@ -306,12 +306,13 @@ def _reasons(timeline: Timeline, first: Start, words: Reasons) -> dict[str, str]
     has_setup = any(pause.kind == "setup" for pause in first.pauses)
     if not (first.has_begin or has_setup):
         reasons["startup"] = words.not_recorded["startup"]
-    is_whole = first.steps.first_step <= 1
-    if len(timeline.starts) == 1 and not is_whole:
-        for name in ("restarts", "lost_steps", "idle", "compile"):
-            reasons[name] = words.late.format(first.steps.first_step)
+    late, is_only = words.late.format(first.steps.first_step), len(timeline.starts) == 1
+    if is_only and first.steps.first_step == 2:  # of dated lines, that of step 1 is no time
+        reasons["compile"] = words.first_line
+    elif is_only and first.steps.first_step > 2:
+        reasons |= dict.fromkeys(("restarts", "lost_steps", "idle", "compile"), late)
         if "startup" in reasons:
-            reasons["startup"] = words.late.format(first.steps.first_step)
+            reasons["startup"] = late
     if not timeline.has_clock:
         for name in ("restarts", "idle", "startup"):
             reasons[name] = words.no_clock

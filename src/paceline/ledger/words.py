@@ -24,6 +24,7 @@ class Reasons:
         no_clock: the source has no times of day.
         no_analysis: S is unknown.
         late: the source begins at a later step, whose number fills the braces.
+        first_line: the source has no time of step 1.
         no_end: no start is known to have ended of its own accord.
     """
 
@@ -37,6 +38,7 @@ class Reasons:
     )
     no_analysis: str = "give S of paceline analyze (--slowdown)"
     late: str = "the log begins at step {:,}: what came before is not in it"
+    first_line: str = "the first time is that of step 2; step 1 would show it"
     no_end: str = "no log of a start says that it ended of its own accord"
 
 

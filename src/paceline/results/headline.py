@@ -36,8 +36,9 @@ SMALL_SHARE = 0.03
 #: Causes outside S that the headline names where they cost more than stragglers.
 WAITS = ("data-loading", "launch-delay")
 
-#: Least share of the loss of a cause that the headline gives as the reason for all of it.
-MIN_NAMED = 0.1
+#: Least share of the loss of a cause that the headline names, and of one that it gives as the reason
+#: for all of the loss.
+MIN_NAMED, MOST_OF_LOSS = 0.1, 0.5
 
 #: Least share of T by passing variation that the headline tells.
 MIN_PASSING = 0.03
@@ -262,6 +263,8 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
         return f"{text}; stragglers waste {waste_range(report, 0)}"
     if report.straggling:
         loss = f"This job wastes {waste_range(report, 0)} of its GPUs"
+        if finding is not None and (finding.share or 0.0) < MOST_OF_LOSS:
+            return f"{loss}, {percent(finding.share_of_step, 0)} of the step because {reason}"
         return f"{loss}: {reason or no_reason(report)}"
     if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
         loss = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
