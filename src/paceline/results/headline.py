@@ -36,8 +36,8 @@ SMALL_SHARE = 0.03
 #: Causes outside S that the headline names where they cost more than stragglers.
 WAITS = ("data-loading", "launch-delay")
 
-#: Least share of the loss of a cause that the headline names, and of one that it gives as the reason
-#: for all of the loss.
+#: Least share of the loss of a cause that the headline names, and of one that is its reason for all
+#: of the loss.
 MIN_NAMED, MOST_OF_LOSS = 0.1, 0.5
 
 #: Least share of T by passing variation that the headline tells.
