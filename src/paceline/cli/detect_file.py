@@ -210,7 +210,7 @@ def _tell_slow_ranks(args: argparse.Namespace, times: Table, job_wide: list[JobE
     is_recording = args.input is not None and args.trace == trace_input.file_name(args.input)
     if is_recording and len(times.ranks) > 1 and not job_wide:
         print(
-            "a rank that is slow from the first step shows no change here: "
+            "a rank that is slow from the first step, or in few steps, may show no change here: "
             f"paceline analyze {args.input} shows it"
         )
 
