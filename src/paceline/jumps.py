@@ -21,6 +21,9 @@ MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
 _TINY_S = 1e-9
 
+#: Places at which a jump is sought first; then at all places within _BESIDE of their distances.
+_PLACES, _BESIDE = 500, 10
+
 #: A period may be as short as this share of the steps.
 _FEW = 0.05
 
@@ -157,18 +160,21 @@ def _places(times: Array, least: int, n_tests: int) -> list[int]:
 def find_jump(times: Array) -> Jump:
     """The likeliest jump in [step] times, at the place with the least absolute error."""
     n = len(times)
-    levels = [(np.median(times[:at]), np.median(times[at:])) for at in range(1, n)]
-    errors = [
-        np.abs(times[:at] - before).sum() + np.abs(times[at:] - after).sum()
-        for at, (before, after) in enumerate(levels, start=1)
-    ]
-    at = int(np.argmin(errors)) + 1
-    before, after = levels[at - 1]
+    stride = max(1, n // _PLACES)
+    near = min(range(stride, n, stride), key=lambda at: _error_at(times, at))
+    places = range(max(1, near - _BESIDE * stride), min(n, near + _BESIDE * stride + 1))
+    at = min(places, key=lambda place: _error_at(times, place))
     logs = np.log(np.maximum(times, _TINY_S))  # slow steps are late by some factor
     chance, test = _pettitt(times), "Pettitt"
     if chance > MAX_CHANCE and (by_size := _student(logs[:at], logs[at:], n - 1)) < chance:
         chance, test = by_size, "Student"
-    return Jump(at, float(before), float(after), chance, test)
+    before_s, after_s = float(np.median(times[:at])), float(np.median(times[at:]))
+    return Jump(at, before_s, after_s, chance, test)
+
+
+def _error_at(times: Array, at: int) -> float:
+    """Absolute error of [step] times beside their medians on the two sides of a place."""
+    return sum(float(np.abs(part - np.median(part)).sum()) for part in (times[:at], times[at:]))
 
 
 def find_period(times: Array) -> Period:
