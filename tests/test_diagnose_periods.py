@@ -13,10 +13,12 @@ from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.graph.computes import computes_of
 from paceline.jumps import period_of, slower_steps, spans, when
-from paceline.remedies import Case
+from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.healthy import healthy_workers
 from paceline.remedies.outcome import copy_of
 from paceline.remedies.replace import replace_worker
+from paceline.results.document import JobReport
+from paceline.results.headline import headline
 from paceline.trace import OpKind
 from paceline.whatif import analyze
 from recordings import RankStep, data_parallel_job
@@ -58,12 +60,17 @@ def test_a_worker_that_is_slow_in_the_middle_third(tmp_path, ranks):
     assert worker.where["workers"] == [[1, 0]]
     assert worker.text.endswith("in steps 30 to 59")
     assert worker.evidence["steps"] == list(range(30, 60))
+    assert worker.evidence["healthy_since"] == 60
     assert worker.share_of_step == pytest.approx(20 / 210, abs=0.015)
     drift = found["drift"]
     assert drift.text.startswith("steps 30 to 59 are ")
     assert (drift.id, drift.part_of) == ("period", "worker")
     assert drift.evidence["steps"] == list(range(30, 60))
     assert saved_s(case) == pytest.approx(0.020, rel=0.15)
+    assert replace_worker(case).action.endswith(" (healthy again since step 60)")
+    report = JobReport.of(case.result, advise(case, REMEDIES))
+    assert "worker dp 1, stage 0 was slow" in headline(report)
+    assert headline(report).endswith("It is healthy again since step 60.")
 
 
 def test_a_fault_that_ends_as_the_machine_becomes_noisier(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,11 +101,14 @@ def _of_slower_part(
     lasting = {found.cause for found in patterns(durations.of_steps(faster), steps[faster])}
     begun = [found for found in begun if found.cause not in lasting]
     replaced = {found.cause for found in begun}
+    evidence: dict[str, Any] = {"steps": steps[slower].tolist()}
+    if slower[-1] < faster[-1]:
+        evidence["healthy_since"] = int(steps[slower[-1] + 1])
     return [found for found in whole if found.cause not in replaced] + [
         replace(
             found,
             text=f"{found.text} {when(slow, steps)}",
-            evidence={**found.evidence, "steps": steps[slower].tolist()},
+            evidence={**found.evidence, **evidence},
             effect=_in_steps(found.effect, slower, len(steps)),
         )
         for found in begun

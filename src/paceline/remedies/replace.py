@@ -16,7 +16,7 @@ from paceline.graph import Durations
 from paceline.graph.computes import computes_of
 from paceline.remedies.healthy import Worker, healthy_workers
 from paceline.remedies.links import heal_links
-from paceline.remedies.outcome import copy_of, needed_finding, outcome
+from paceline.remedies.outcome import copy_of, finding_of, needed_finding, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.trace import Job
 from paceline.trace.job import place_name
@@ -93,7 +93,7 @@ def replace_worker(case: Case) -> Remedy:
     return outcome(
         case,
         WORKER,
-        f"replace {noun} {name_workers(case.measured.job, workers)}",
+        f"replace {noun} {name_workers(case.measured.job, workers)}{_healthy_since(case)}",
         case.predicted(changed),
         {"workers": [list(worker) for worker in workers]},
         notes=(
@@ -119,6 +119,15 @@ def _slow_steps(case: Case) -> npt.NDArray[np.bool_]:
     slow = np.isin(case.result.steps, steps)
     one_change = int(np.diff(slow).sum()) == 1
     return slow if one_change or len(finding.where["workers"]) == 1 else every
+
+
+def _healthy_since(case: Case) -> str:
+    """The end of the slowness that the finding tells, for a sentence; mostly empty."""
+    finding = finding_of(case, "worker")
+    if case.options.get("workers") is not None or finding is None:
+        return ""
+    step = finding.evidence.get("healthy_since")
+    return "" if step is None else f" (healthy again since step {step:,})"
 
 
 def links_of(finding: Finding) -> list[tuple[int, int, int]]:

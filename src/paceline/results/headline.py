@@ -285,9 +285,10 @@ def _worker(_: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     if not places:
         return "workers are slow"
+    ended = "healthy_since" in finding.evidence
     if len(places) == 1:
-        return f"worker {worker(places[0])} is slow"
-    return f"{len(places):,} workers are slow (most: {worker(places[0])})"
+        return f"worker {worker(places[0])} {'was' if ended else 'is'} slow"
+    return f"{len(places):,} workers {'were' if ended else 'are'} slow (most: {worker(places[0])})"
 
 
 def _stage(_: JobReport, finding: Finding) -> str:
@@ -340,8 +341,14 @@ def _data(_: JobReport, finding: Finding) -> str:
 def _drift(report: JobReport, finding: Finding) -> str:
     places = finding.where.get("workers") or []
     change = finding.evidence.get("change")
+    of_worker = f" by worker {worker(places[0])}" if places else ""
+    if finding.id == "period" and change is not None:
+        steps = finding.evidence["steps"]
+        if change > 0:
+            return f"steps {steps[0]} to {steps[-1]} are {percent(change)} slower{of_worker}"
+        which = f"{len(steps):,} of {count(len(report.steps), 'step')}"
+        return f"{which} take {1 / (1 + change):.2f}x as long as the others{of_worker}"
     if change is not None:
-        of_worker = f" by worker {worker(places[0])}" if places else ""
         if change < 0:
             return f"the first steps take {1 / (1 + change):.2f}x as long as the last{of_worker}"
         return f"steps become {percent(change)} slower{of_worker}"
@@ -389,6 +396,9 @@ def _advice(finding: Finding, remedy: Remedy) -> str:
     gain = percent(remedy.gain, 0)
     if remedy.remedy == "replace-worker":
         single = len(finding.where.get("workers", ())) == 1
+        if "healthy_since" in finding.evidence:
+            which = "It is" if single else "They are"
+            return f"{which} healthy again since step {finding.evidence['healthy_since']:,}."
         return f"Replacing {'it' if single else 'them'} gains {gain}."
     if remedy.remedy == "fix-link":
         single = finding.evidence.get("n_links", 1) == 1
