@@ -1,6 +1,7 @@
 """Words, confidence, hosts and causes outside S, at their edges."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -114,6 +115,13 @@ def test_what_lowers_a_confidence(change, cause, factor):
     trust = Trust(**(vars(TRUST) | change))
     assert trust.confidence(candidate(cause), 1.0) == pytest.approx(factor)
     assert trust.confidence(candidate(cause), 0.5) == pytest.approx(0.5 * factor)
+
+
+def test_a_group_is_judged_by_its_slow_steps():
+    """A healthy gloo job was told "3.0x slow in 6 of 11 steps, nearly certain"."""
+    group = replace(candidate("dp-network"), evidence={"steps": list(range(6))})
+    assert replace(TRUST, n_steps=11).confidence(group, 1.0) == pytest.approx(7 / 8)
+    assert replace(TRUST, n_steps=11, programmed=False).confidence(group, 1.0) == 1.0
 
 
 def test_chance_and_another_reading_lower_a_confidence():

@@ -19,11 +19,11 @@ from paceline.whatif import WhatIf
 #: Number of steps -> factor. Findings of few steps are less certain.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
-#: Below this number of steps, Laplace's rule of succession lowers the confidence of slow groups: a
-#: pattern of all n steps returns in the next with a chance of (n + 1) / (n + 2). Other jobs slow a
-#: network or a host for some seconds, and a short trace may lie within such a time. Links need no
-#: such factor: each step has many of their transfers. Neither do traces without programs: they were
-#: calibrated without it.
+#: Below this number of slow steps, Laplace's rule of succession lowers the confidence of slow
+#: groups: a pattern of all n steps returns in the next with a chance of (n + 1) / (n + 2). Other
+#: jobs slow a network or a host for some seconds, and a short trace may lie within such a time.
+#: Links need no such factor: each step has many of their transfers. Neither do traces without
+#: programs: they were calibrated without it.
 SUCCESSION_BELOW = 10
 
 #: Factor where another explanation fits equally well.
@@ -86,9 +86,9 @@ class Trust:
             agreeing: share of the resamples of the steps that show the finding.
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
-        few = self.programmed and self.n_steps < SUCCESSION_BELOW
-        if few and candidate.cause in GROUP_CAUSES:
-            factor *= (self.n_steps + 1) / (self.n_steps + 2)
+        if self.programmed and candidate.cause in GROUP_CAUSES:
+            slow = len(candidate.evidence.get("steps", range(self.n_steps)))
+            factor *= (slow + 1) / (slow + 2) if slow < SUCCESSION_BELOW else 1.0
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
         factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
         factor *= AMBIGUOUS_FACTOR if candidate.ambiguous else 1.0
