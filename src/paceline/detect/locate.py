@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.detect.job import MERGE_STEPS, JobEvent
 from paceline.detect.own_onset import Case, has_risen, own_onset
@@ -90,46 +90,85 @@ def with_slow_workers(
         before: healthy steps before it; None or too few steps: there is no comparison.
         keep_clocks: do not correct clock offsets between workers.
     """
-    case = _analysis(slow, keep_clocks)
-    usual = None if before is None else _analysis_before(before, keep_clocks)
-    named, same = _suspects(case, usual)
-    begins: dict[_Key, int] = {}
-    if usual is not None:
-        for suspect in named:
-            if (own := own_onset(event, suspect, case, usual)) is not None:
-                begins[_key(suspect)] = own
-        since = min(begins.values(), default=event.since_step)
-        if since <= event.step and abs(since - event.since_step) <= MERGE_STEPS:
-            event = replace(event, since_step=since)
-
-    def of_steps_from(begin: int) -> tuple[Case, list[Suspect], list[Suspect]]:
-        later = slow.select_steps([step for step in slow.steps.tolist() if step >= begin])
-        of_later = _analysis(later, keep_clocks)
-        return of_later, *_suspects(of_later, usual)
-
-    first = min((begins.get(_key(s), event.since_step) for s in named), default=slow.steps[0])
-    if first > slow.steps[0] and (later := of_steps_from(first))[1]:
-        case, named, same = later
+    steps = _SlowSteps(
+        slow, None if before is None else _analysis_before(before, keep_clocks), keep_clocks
+    )
+    found = steps.found_from(slow.steps[0])
+    begins = steps.begins(event, found)
+    since = min(begins.values(), default=event.since_step)
+    if since <= event.step and abs(since - event.since_step) <= MERGE_STEPS:
+        event = replace(event, since_step=since)
+    first = min((begins.get(_key(s), event.since_step) for s in found.named), default=0)
+    if first > slow.steps[0] and (later := steps.found_from(first)).named:
+        found = later
     judged = []
-    for suspect in named:
-        steps, begin = len(case[1].steps), begins.get(_key(suspect), event.since_step)
+    for suspect in found.named:
+        n_steps, begin = found.n_steps, begins.get(_key(suspect), event.since_step)
         if begin > first:
-            (_, result), others, _ = of_steps_from(begin)
-            steps, suspect = next(
-                ((len(result.steps), one) for one in others if _key(one) == _key(suspect)),
-                (steps, suspect),
-            )
+            later = steps.found_from(begin)
+            same = [one for one in later.named if _key(one) == _key(suspect)]
+            if same:
+                n_steps, suspect = later.n_steps, same[0]
         if begin > event.since_step:
             suspect = replace(suspect, since_step=begin)
-        judged.append(_of_slow_steps(suspect, steps))
-    is_alone = case[1].by_worker.size == 1
+        judged.append(_of_slow_steps(suspect, n_steps))
+    measured, result = found.case
     event = replace(
         event,
-        gpus=case[0].job.ranks if is_alone else event.gpus,
+        gpus=measured.job.ranks if result.by_worker.size == 1 else event.gpus,
         suspects=tuple(judged),
-        slow_before=tuple(_of_slow_steps(suspect, len(case[1].steps)) for suspect in same),
+        slow_before=tuple(_of_slow_steps(suspect, found.n_steps) for suspect in found.same),
     )
-    return event, case
+    return event, found.case
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The slow workers of some slow steps, with the analysis of these steps.
+
+    Attributes:
+        case: measurement and analysis.
+        named: its suspects.
+        same: workers that were as slow before.
+    """
+
+    case: Case
+    named: list[Suspect]
+    same: list[Suspect]
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.case[1].steps)
+
+
+@dataclass(frozen=True)
+class _SlowSteps:
+    """The slow steps of an event.
+
+    Attributes:
+        trace: these steps.
+        usual: measurement and analysis of healthy steps before them; None: there are too few.
+        keep_clocks: do not correct clock offsets between workers.
+    """
+
+    trace: Trace
+    usual: Case | None
+    keep_clocks: bool
+
+    def found_from(self, first: int) -> _Found:
+        """The slow workers of the steps from a first one on."""
+        numbers = self.trace.steps.tolist()
+        later = [step for step in numbers if step >= first]
+        part = self.trace if later == numbers else self.trace.select_steps(later)
+        case = _analysis(part, self.keep_clocks)
+        return _Found(case, *_suspects(case, self.usual))
+
+    def begins(self, event: JobEvent, found: _Found) -> dict[_Key, int]:
+        """Suspect -> its own first slow step, where it is known."""
+        if self.usual is None:
+            return {}
+        own = {_key(s): own_onset(event, s, found.case, self.usual) for s in found.named}
+        return {key: step for key, step in own.items() if step is not None}
 
 
 def _key(suspect: Suspect) -> _Key:
