@@ -12,7 +12,7 @@ import pytest
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.graph.computes import computes_of
-from paceline.jumps import period_of, slower_steps, spans, when
+from paceline.jumps import clusters, period_of, runs_of, slower_steps, spans, when
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.healthy import healthy_workers
 from paceline.remedies.outcome import copy_of
@@ -85,6 +85,56 @@ def test_a_fault_that_ends_as_the_machine_becomes_noisier(tmp_path):
 
 def test_a_healthy_job_has_no_period(tmp_path):
     assert not {"worker", "drift"} & {f.cause for f in ddp(tmp_path, 0).diagnosis.findings}
+
+
+BURSTS = [
+    ("20 to 29, 50 to 59, 80 to 89", [*range(20, 30), *range(50, 60), *range(80, 90)], None),
+    ("20 to 29, 60 to 79", [*range(20, 30), *range(60, 80)], 80),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("told", "slow", "healthy_since"), BURSTS)
+def test_a_worker_that_is_slow_several_times(tmp_path, told, slow, healthy_since, ranks):
+    """These were called garbage collections, or a fault of the last burst alone."""
+    rng = np.random.default_rng(3)
+    noise = rng.lognormal(0, 0.02, (N, ranks, 2))
+
+    def step_of(number, rank):
+        forward, backward = noise[number, rank] * (60, 130)
+        return RankStep(forward=forward + 60 * (rank == 1 and number in slow), backward=backward)
+
+    case = analysed(from_trace(data_parallel_job(tmp_path, step_of, steps=N, ranks=ranks)))
+    found = {f.cause: f for f in case.diagnosis.findings}
+    assert "gc" not in found
+    assert found["worker"].where["workers"] == [[1, 0]]
+    assert found["worker"].text.endswith(f"in 30 of 90 steps ({told})")
+    assert found["worker"].evidence["steps"] == slow
+    assert found["worker"].evidence.get("healthy_since") == healthy_since
+    assert found["worker"].share_of_step == pytest.approx(0.090, abs=0.008)
+    assert saved_s(case) == pytest.approx(0.020, rel=0.1)
+
+
+def test_pauses_of_single_steps_are_no_runs(tmp_path):
+    """Every fifth forward of rank 1 pauses, as in a garbage collection."""
+
+    def step_of(number, rank):
+        return RankStep(forward=60.0 + 60 * (rank == 1 and number % 5 == 0), backward=130.0)
+
+    case = analysed(from_trace(data_parallel_job(tmp_path, step_of, steps=N, ranks=4)))
+    found = [f for f in case.diagnosis.findings if f.cause == "worker"]
+    assert not any("to" in f.text.split("(")[-1] for f in found)
+
+
+def test_runs_beyond_chance():
+    rng = np.random.default_rng(0)
+    assert clusters(np.repeat([False, True, False, True], [20, 10, 20, 10]))
+    assert not clusters(np.arange(60) % 5 == 0)
+    assert not clusters(np.ones(9, dtype=bool))
+    by_chance = sum(clusters(rng.random(60) < share) for share in (0.2, 0.5, 0.8) * 1000)
+    assert by_chance <= 12
+    assert runs_of(np.array([True, True, False, True])) == [(0, 2), (3, 4)]
+    assert runs_of(np.zeros(3, dtype=bool)) == []
 
 
 def test_the_steps_around_a_faster_period(tmp_path):
@@ -178,6 +228,9 @@ def test_the_steps_of_a_mask_in_words():
     inside = (np.arange(10) >= 4) & (np.arange(10) < 7)
     assert when(inside, steps) == "in steps 2,008 to 2,012"
     assert when(~inside, steps) == "before step 2,008 and from step 2,014 on"
+    odd = np.arange(10) % 3 == 1
+    assert when(odd, steps) == "in 3 of 10 steps (2,002, 2,008, 2,014)"
+    assert when(~odd, steps).endswith(" (2,000, 2,004 to 2,006, 2,010 to 2,012, ...)")
 
 
 def test_a_slow_worker_in_a_period_of_a_longer_noisy_trace(tmp_path):

@@ -19,6 +19,9 @@ Mask = npt.NDArray[np.bool_]
 #: side. Its chance without a real change is at most MAX_CHANCE.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
 
+#: Most runs of steps in a sentence.
+MAX_RUNS = 3
+
 _TINY_S = 1e-9
 
 #: Places at which a jump is sought first; then at all places within _BESIDE of their distances.
@@ -113,15 +116,42 @@ def slower_steps(times: Array, n_tests: int = 1) -> Mask | None:
     return behind if jump.after_s > jump.before_s else ~behind
 
 
+def runs_of(mask: Mask) -> list[tuple[int, int]]:
+    """(first, end) indices of the runs of True."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
+
+
+def clusters(mask: Mask) -> bool:
+    """Whether the True values come in fewer runs than chance explains (Wald and Wolfowitz 1940)."""
+    n, n_true = len(mask), int(mask.sum())
+    pairs = 2 * n_true * (n - n_true)
+    variance = pairs * (pairs - n) / (n * n * (n - 1))
+    if variance <= 0:
+        return False
+    n_runs = 1 + int(np.count_nonzero(mask[1:] != mask[:-1]))
+    z = (pairs / n + 1 - n_runs - 0.5) / math.sqrt(variance)
+    return math.erfc(z / math.sqrt(2)) / 2 <= MAX_CHANCE
+
+
 def when(slower: Mask, steps: Ints) -> str:
-    """The steps of a mask that changes at one or two places, as in ``from step 160 on``."""
-    places = np.flatnonzero(slower[1:] != slower[:-1]) + 1
-    if slower[0]:
-        behind = f" and from step {steps[places[1]]:,} on" if len(places) > 1 else ""
-        return f"before step {steps[places[0]]:,}{behind}"
-    if len(places) == 1:
-        return f"from step {steps[places[0]]:,} on"
-    return f"in steps {steps[places[0]]:,} to {steps[places[1] - 1]:,}"
+    """The steps of a mask in words, as in ``from step 160 on``."""
+    runs, n = runs_of(slower), len(slower)
+    if len(runs) == 1:
+        ((first, end),) = runs
+        if end == n:
+            return f"from step {steps[first]:,} on"
+        if first == 0:
+            return f"before step {steps[end]:,}"
+        return f"in steps {steps[first]:,} to {steps[end - 1]:,}"
+    if len(runs) == 2 and slower[0] and slower[-1]:
+        return f"before step {steps[runs[0][1]]:,} and from step {steps[runs[1][0]]:,} on"
+    listed = ", ".join(
+        f"{steps[first]:,}" + (f" to {steps[end - 1]:,}" if end > first + 1 else "")
+        for first, end in runs[:MAX_RUNS]
+    )
+    more = ", ..." if len(runs) > MAX_RUNS else ""
+    return f"in {slower.sum()} of {n} steps ({listed}{more})"
 
 
 def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:

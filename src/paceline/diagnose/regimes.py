@@ -1,7 +1,8 @@
 """Causes that begin or end within the trace: hardware is judged in its slower part alone.
 
-A worker that is slow in half of the steps varies too much for a test over all steps. Where step
-times jump, or differ for a period, the slower steps are judged as a trace of their own.
+A worker that is slow in half of the steps varies too much for a test over all steps. Step times may
+jump, differ for a period, or have two lengths in runs of steps. Then the slower steps are judged as
+a trace of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from paceline.diagnose.remove import Effect, Scaled
 from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
 from paceline.graph.computes import compute_s
-from paceline.jumps import Mask, slower_steps, when
+from paceline.jumps import MIN_STEPS, Mask, clusters, runs_of, slower_steps, when
+from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -53,7 +55,7 @@ def with_slower_part(
         steps: [step] step numbers.
         patterns: finds causes in the durations of some steps, given their numbers.
     """
-    found = _of_slower_part(whole, slower_steps(times), durations, steps, patterns)
+    found = _of_slower_part(whole, _slower(times), durations, steps, patterns)
     slow = [candidate for candidate in found if candidate.cause == "worker"]
     if slow:
         (dp, stage), n_tests = slow[0].where["workers"][0], 1
@@ -63,7 +65,7 @@ def with_slower_part(
         n_tests = lasting.size - len(lasting)  # two workers have one ratio
     if durations.graph.n_dp == 1:
         return found
-    own = slower_steps(over_peers(durations, dp, stage), n_tests)
+    own = _slower(over_peers(durations, dp, stage), n_tests)
     if own is None:
         return found
 
@@ -82,6 +84,20 @@ def over_peers(durations: Durations, dp: int, stage: int) -> Array:
     peers = np.median(np.delete(seconds, dp, axis=0), axis=0)
     ratio: Array = seconds[dp] / np.maximum(peers, _TINY_S)
     return ratio
+
+
+def _slower(times: Array, n_tests: int = 1) -> Mask | None:
+    """Mask of the slower steps of one of ``n_tests`` series; None if nothing changes.
+
+    A worker may be slow several times. Its steps then have two lengths, and the longer ones come in
+    runs of ``MIN_STEPS`` or more. Single pauses do not.
+    """
+    modes = two_modes(times)
+    if modes is not None and clusters(modes.slow):
+        runs = runs_of(modes.slow)
+        if len(runs) > 1 and np.median([end - first for first, end in runs]) >= MIN_STEPS:
+            return modes.slow
+    return slower_steps(times, n_tests)
 
 
 def _of_slower_part(
