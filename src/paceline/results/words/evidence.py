@@ -101,6 +101,8 @@ def _worker(finding: Finding) -> Phrases:
         yield "in all steps"
     elif steps:
         yield steps_text(steps)
+    if (since := evidence.get("healthy_since")) is not None:
+        yield f"healthy again since step {since:,}"
     worst_slowdown = _number(evidence, "worst_slowdown")
     if worst_slowdown is not None:
         subject = "this worker" if len(places) < 2 else "the worst of them"
@@ -366,7 +368,8 @@ def _drift(finding: Finding) -> Phrases:
     if change is not None:
         threshold = _number(evidence, "threshold")
         bar = "" if threshold is None else f" (counts from {percent(threshold, 0)})"
-        yield f"the step time changes by {percent(change)} over the trace{bar}"
+        where = "in these steps" if finding.id == "period" else "over the trace"
+        yield f"the step time changes by {percent(change)} {where}{bar}"
     slope = _number(evidence, "slope_s_per_step")
     if slope is not None:
         direction = "longer" if slope >= 0 else "shorter"
