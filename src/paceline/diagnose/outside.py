@@ -14,8 +14,9 @@ from paceline import robust
 from paceline.diagnose.data_waits import data_waits, with_data_waits
 from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
 from paceline.diagnose.finding import NOWHERE, Finding
+from paceline.diagnose.fit import PAUSE_SIGMAS
 from paceline.diagnose.late_starts import LateStarts, late_starts
-from paceline.diagnose.passing import PAUSE_SPREADS, passing_worker
+from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
 from paceline.jumps import MAX_CHANCE, MIN_JUMP, find_jump, period_of
@@ -289,7 +290,7 @@ def _drift(result: WhatIf, resamples: Array, times: Array) -> Finding | None:
     whole_s = shape.usual_s + max(float(np.median(outside_s)), 0.0)
     added_s = shape.fitted - short_s
     rest_s = times - shape.fitted
-    most_s = PAUSE_SPREADS * robust.spread(rest_s)
+    most_s = PAUSE_SIGMAS * robust.spread(rest_s)
     noise_s = rest_s.clip(-most_s, most_s)
     varied_s = np.where(added_s > 0, added_s + noise_s - noise_s[added_s > 0].mean(), 0.0)
     lost_share = (resamples @ varied_s) / (resamples @ result.lasted_s)

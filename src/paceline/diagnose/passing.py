@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline import robust
 from paceline.diagnose.finding import Finding
+from paceline.diagnose.fit import PAUSE_SIGMAS
 from paceline.graph import Durations, Measured
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.kinds import PASSES
@@ -26,8 +27,8 @@ MIN_LONGER, MIN_TIMES_NEXT = 0.03, 3.0
 #: Largest chance that any worker is the slowest in as many of these steps.
 MAX_CHANCE = 0.01
 
-#: A compute pauses if it exceeds its median over steps by this share and this many spreads.
-PAUSE_SHARE, PAUSE_SPREADS = 0.05, 6.0
+#: A compute pauses if it exceeds its median over steps by this share and ``PAUSE_SIGMAS`` spreads.
+PAUSE_SHARE = 0.05
 
 #: Most durations that are copied at once.
 _VALUES_AT_ONCE = 1 << 22
@@ -99,7 +100,7 @@ def _without_pauses_s(durations: Durations, dp: int, stage: int) -> Array:
     seconds = durations.block(variant)[own, :, column]  # [compute, step]
     usual = np.median(seconds, axis=1, keepdims=True)
     spread = robust.spread(seconds - usual)
-    pauses = seconds - usual > np.maximum(PAUSE_SHARE * usual, PAUSE_SPREADS * spread)
+    pauses = seconds - usual > np.maximum(PAUSE_SHARE * usual, PAUSE_SIGMAS * spread)
     without = np.where(pauses, usual, seconds)
     times = np.empty(durations.n_steps)
     at_once = max(1, _VALUES_AT_ONCE // max(1, len(durations.values) // durations.n_steps))

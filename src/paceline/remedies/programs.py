@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline import robust
-from paceline.diagnose.passing import PAUSE_SPREADS
+from paceline.diagnose.fit import PAUSE_SIGMAS
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, ReplicaOps, StepGraph, build_graph
 from paceline.graph.graph import Rows, SharedRows, with_edges
@@ -310,7 +310,7 @@ def _delays(
             while heir in replica.heirs:
                 heir = replica.heirs[heir]
             more_s = block[gone] - np.median(block[gone], axis=0)
-            is_pause = more_s > PAUSE_SPREADS * robust.spread(block[gone], 0)
+            is_pause = more_s > PAUSE_SIGMAS * robust.spread(block[gone], 0)
             new.block(v)[place[heir]] += np.where(is_pause, more_s, 0.0)
     return new
 
