@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from paceline import robust
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
+from paceline.diagnose.long_waits import ALL_STEPS, MIN_BEYOND, long_waits, not_by_chance
 from paceline.graph import Measured
-from paceline.jumps import MIN_STEPS, slower_steps, when
+from paceline.jumps import slower_steps, when
 from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf
@@ -28,16 +28,6 @@ Mask = npt.NDArray[np.bool_]
 
 #: Least cost, as a share of the time from step to step.
 MIN_SHARE = 0.01
-
-#: A worker is named from this share of the longest wait on, beyond the wait of its peers.
-MIN_BEYOND = 0.5
-
-#: Where some steps have long waits, the named workers are the longest in more than this share of
-#: them, each of them with at most this chance.
-MOST_LONG, MAX_CHANCE = 2 / 3, 0.01
-
-#: Waits are called long in all steps if they are long in this share of them.
-ALL_STEPS = 0.9
 
 
 def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
@@ -92,7 +82,7 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     least = MIN_BEYOND * float(np.median(longest[long]))
     named = np.argwhere(beyond >= max(least, 1e-9)) if waits.shape[1] > 1 else np.empty((0, 2), int)
     if not long.all():
-        named = _not_by_chance(named, waits[long])
+        named = not_by_chance(named, waits[long])
     others = waits.copy()
     others[:, named[:, 0], named[:, 1]] = 0.0
     avoidable = longest - others.max(axis=(1, 2)) if len(named) else longest
@@ -108,11 +98,11 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     typical = [float(np.median(waits[long, dp, pp])) for dp, pp in workers]
     typical = typical or [float(np.median(longest[long]))]
     peers_s = float(np.median(of_peers.max(axis=1)[long]))
-    when = _when(longest, long, measured.steps)
+    in_steps = _when(longest, long, measured.steps)
     mean_s = float(cost_s.mean() if workers else longest.mean())
-    size = f"{seconds(typical[0] if workers and not when else mean_s)} a step"
-    if when:
-        size += f" in the mean, {seconds(typical[0])}{when}"
+    size = f"{seconds(typical[0] if workers and not in_steps else mean_s)} a step"
+    if in_steps:
+        size += f" in the mean, {seconds(typical[0])}{in_steps}"
     if workers:
         size += f" (others {seconds(peers_s)})"
     return Finding(
@@ -141,33 +131,6 @@ def waits_beyond_s(measured: Measured) -> Array | None:
         return None
     waits = np.nan_to_num(measured.data_wait_s)
     return waits - lower_median(np.moveaxis(waits, 1, 0))[:, None, :]
-
-
-def _not_by_chance(named: Ints, waits: Array) -> Ints:
-    """The workers that are the longest in more of the few [step, dp, pp] than chance explains.
-
-    Rare long waits hit workers at random, and some worker has most of a few.
-    """
-    n_steps, n_dp, n_pp = waits.shape
-    longest = waits.reshape(n_steps, -1).argmax(axis=1)
-    of_named = [int((longest == dp * n_pp + pp).sum()) for dp, pp in named]
-    together = sum(of_named) > MOST_LONG * n_steps
-    chances = [n_dp * robust.chance_of_count(n, n_steps, 1 / n_dp) for n in of_named]
-    likely = np.array([together and chance <= MAX_CHANCE for chance in chances], dtype=bool)
-    kept: Ints = named[likely]
-    return kept
-
-
-def long_waits(longest: Array) -> Mask:
-    """Mask of the [step] waits that make up most of their sum; all if they are alike.
-
-    A long wait is half as long as the wait in which a typical second of waiting passes.
-    """
-    total = float(longest.sum())
-    typical = float(np.square(longest).sum()) / total if total else 0.0
-    long: Mask = longest >= MIN_BEYOND * typical
-    few = long.sum() < MIN_STEPS or longest[long].sum() < MIN_BEYOND * total
-    return np.ones_like(long) if few or long.mean() >= ALL_STEPS else long
 
 
 def _when(longest: Array, long: Mask, steps: npt.NDArray[np.int64]) -> str:

@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.levels import lower_median
+from paceline.diagnose.long_waits import MIN_BEYOND, long_waits, not_by_chance
 from paceline.graph import Measured
 from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
-#: Least delay beyond that of the peers, as a share of the largest one; and share of the steps in
-#: which a worker's delay is that large.
-MIN_BEYOND, MIN_STEPS = 0.5, 0.75
+#: Least share of the steps in which the delay of a worker that is delayed in most of them is long.
+MIN_STEPS = 0.75
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,22 @@ class DelayedOps:
 
     Attributes:
         workers: (dp, pp), the most delayed first.
-        delay_s: the median delay of a step, of each of them.
+        delay_s: the median delay of a long step, of each of them.
         peers_s: that of the peers.
-        n_steps: steps in which the first worker's delay is beyond its peers'.
+        steps: [step] whether the first worker's delay is beyond its peers'.
     """
 
     workers: tuple[tuple[int, int], ...]
     delay_s: tuple[float, ...]
     peers_s: float
-    n_steps: int
+    steps: Mask
 
 
 def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | None:
     """The workers that are delayed before operations of a kind; None if none stands out.
+
+    They are delayed in most steps, or in more of the few steps with long delays than chance
+    explains.
 
     Args:
         measured: the job.
@@ -48,10 +52,19 @@ def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | 
         return None
     peers = lower_median(np.moveaxis(delay_s, 1, 0))
     beyond = delay_s - peers[:, None, :]
+    longest = beyond.max(axis=(1, 2))
+    long = np.ones(len(longest), dtype=bool)
     typical = np.median(beyond, axis=0)
-    bar = max(least_s, MIN_BEYOND * float(np.median(beyond.max(axis=(1, 2)))))
-    often = (beyond >= bar).mean(axis=0)
-    named = np.argwhere((typical >= bar) & (often >= MIN_STEPS))
+    bar = max(least_s, MIN_BEYOND * float(np.median(longest)))
+    named = np.argwhere((typical >= bar) & ((beyond >= bar).mean(axis=0) >= MIN_STEPS))
+    if not len(named):
+        long = long_waits(longest)
+        if long.all():
+            return None
+        typical = np.median(beyond[long], axis=0)
+        bar = MIN_BEYOND * float(np.median(longest[long]))
+        costs = np.where(long[:, None, None], beyond, 0.0).mean(axis=0) >= least_s
+        named = not_by_chance(np.argwhere((typical >= bar) & costs), beyond[long])
     if not len(named):
         return None
     order = np.argsort([-typical[dp, pp] for dp, pp in named], kind="stable")
@@ -59,9 +72,9 @@ def delayed_ops(measured: Measured, label: str, least_s: float) -> DelayedOps | 
     first = workers[0]
     return DelayedOps(
         workers,
-        tuple(float(np.median(delay_s[:, dp, pp])) for dp, pp in workers),
-        float(np.median(peers[:, first[1]])),
-        int((beyond[:, first[0], first[1]] >= bar).sum()),
+        tuple(float(np.median(delay_s[long, dp, pp])) for dp, pp in workers),
+        float(np.median(peers[long, first[1]])),
+        long & (beyond[:, first[0], first[1]] >= bar),
     )
 
 

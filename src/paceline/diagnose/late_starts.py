@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.levels import lower_median
+from paceline.diagnose.long_waits import MIN_BEYOND, long_waits
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.robust import chance_of_count
 from paceline.simulate import Rules, all_lanes, step_times
@@ -65,6 +66,9 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
     late_s = lateness_s(measured)
     late_s = np.where(late_s >= MIN_LATE * simulated_s, late_s, 0.0)
     chance = _chances(late_s > 0)
+    if chance.min() > MAX_CHANCE:  # many short ones may hide the few long ones
+        late_s = np.where(_is_long(late_s), late_s, 0.0)
+        chance = np.minimum(2 * _chances(late_s > 0), 1.0)
     named = chance <= MAX_CHANCE
     if not named.any():
         return None
@@ -77,6 +81,14 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
     places = np.unravel_index(order, mean_s.shape)
     workers = tuple((int(dp), int(pp)) for dp, pp in zip(*places, strict=True))
     return LateStarts(workers, late_s, saved_s, float(chance[named].max()))
+
+
+def _is_long(late_s: Array) -> Mask:
+    """[step, dp, pp] whether the lateness is long, in the few steps with most of it."""
+    longest = late_s.max(axis=(1, 2))
+    long = long_waits(longest)
+    is_long: Mask = late_s >= MIN_BEYOND * float(np.median(longest[long]))
+    return is_long & long[:, None, None]
 
 
 def step_s_with(measured: Measured, late_s: Array | None = None) -> Array:

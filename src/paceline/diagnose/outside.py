@@ -16,6 +16,7 @@ from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import PAUSE_SIGMAS
 from paceline.diagnose.late_starts import LateStarts, late_starts
+from paceline.diagnose.long_waits import ALL_STEPS
 from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
 from paceline.graph import Measured
@@ -168,7 +169,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             "threshold": 1 + MIN_DELAY_SHARE,
             "source": "what-if paper, 6",
             **_late_evidence(late, result),
-            **_delayed_evidence(delayed),
+            **_delayed_evidence(delayed, result),
         },
         ambiguous=OVERLAP if may_overlap else "",
     )
@@ -189,7 +190,7 @@ def _delayed_place(
         kind = measured.graph.kind_name(label)
         return (
             f"most of it before {kind} of {who}: {seconds(late.delay_s[0])} (others "
-            f"{seconds(late.peers_s)}) in {late.n_steps} of {count(len(result.steps), 'step')}"
+            f"{seconds(late.peers_s)}) in {late.steps.sum()} of {count(len(result.steps), 'step')}"
         )
     if late is not None:
         worst, n_steps = late.workers[0], len(result.steps)
@@ -213,15 +214,18 @@ def _late_share(late: LateStarts, result: WhatIf) -> float:
     return of_all_s / float(result.lasted_s.mean())
 
 
-def _delayed_evidence(delayed: DelayedOps | None) -> dict[str, Any]:
+def _delayed_evidence(delayed: DelayedOps | None, result: WhatIf) -> dict[str, Any]:
     """The numbers behind the names of delayed workers, in the order of the workers."""
     if delayed is None:
         return {}
-    return {
+    evidence: dict[str, Any] = {
         "delay_s": list(delayed.delay_s),
         "peers_s": delayed.peers_s,
-        "delayed_steps": delayed.n_steps,
+        "delayed_steps": int(delayed.steps.sum()),
     }
+    if delayed.steps.mean() < ALL_STEPS:
+        evidence["steps"] = result.steps[delayed.steps].tolist()
+    return evidence
 
 
 def _late_evidence(late: LateStarts | None, result: WhatIf) -> dict[str, Any]:
@@ -408,15 +412,19 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     work = np.zeros(len(result.steps))
     for v, block in enumerate(measured.durations.blocks):
         work += block[computes[measured.graph.variant_ops(v)]].sum(axis=(0, 2))
-    idle = result.traced_s - result.simulated_s
-    typical = float(np.median(result.traced_s))
+    # Others begin the next step and wait there, too. If both steps are traced, one wait is one.
+    overlap_s = np.where(np.isin(result.steps - 1, result.steps), 0.0, result.overlap_s)
+    idle = result.lasted_s - result.simulated_s + overlap_s
+    typical = float(np.median(result.lasted_s))
     working = work > ODD_TIMES * np.median(work)
     waiting = idle > np.median(idle) + (ODD_TIMES - 1) * typical
     odd = working | waiting
     if not 0 < odd.sum() <= ODD_SHARE * len(odd):
         return None
     numbers = result.steps[odd].tolist()
-    excess = np.where(odd, np.maximum(result.traced_s - typical, 0.0), 0.0)
+    excess = np.maximum(result.lasted_s - typical, 0.0)
+    excess += np.maximum(overlap_s - np.median(overlap_s), 0.0) / 2  # of one of two steps
+    excess = np.where(odd, excess, 0.0)
     cost = float(excess.mean() / result.lasted_s.mean())
     if cost < MIN_ODD_COST:
         return None
