@@ -719,6 +719,27 @@ def test_a_log_whose_first_line_is_that_of_step_1_is_whole(tmp_path):
     assert ledger.seconds["startup"] is None
 
 
+def test_dates_with_slashes_behind_the_year(tmp_path):
+    """A newcomer's log, as loggers of Go write it: 2026/11/27 06:00:46.251."""
+    lines = []
+    for n in range(120):
+        at = 1.25 * n + 8 * (n >= 60)
+        stamp = f"2026/11/27 06:{int(at) // 60:02}:{at % 60:06.3f}"
+        lines.append(f"{stamp} | it={n + 1:05} | loss 3.0 | dt=1250ms")
+        if n == 59:
+            for word, late in (("saving", 0.1), ("saved", 7.9)):
+                then = at + late
+                lines.append(
+                    f"2026/11/27 06:{int(then) // 60:02}:{then % 60:06.3f} | {word} checkpoint"
+                )
+    path = tmp_path / "own.log"
+    path.write_text("\n".join(lines) + "\n")
+    ledger = goodput(path)
+    assert ledger.seconds["restarts"] == 0
+    assert ledger.seconds["checkpoints"] == pytest.approx(7.8, abs=0.3)
+    assert "no dates" not in " ".join(ledger.reasons.values())
+
+
 def test_a_start_before_steps_that_the_log_lacks_is_not_told(tmp_path):
     path = tmp_path / "own.log"
     path.write_text(dated_log(path).read_text().replace(" step ", " step 9"))

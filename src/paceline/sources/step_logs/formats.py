@@ -52,11 +52,12 @@ from __future__ import annotations
 import re
 
 from paceline.sources.step_logs.lines import LineFormat
+from paceline.sources.step_logs.log_words import DATE
 
 _NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 _FLOAT = r"\d{1,12}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?"
 _STEP = r"(?P<step>\d{1,10})"
-_TIME = r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
+_TIME = rf"(?P<time>{DATE})"
 
 #: Formats in the order in which a line is tested.
 LINE_FORMATS = (

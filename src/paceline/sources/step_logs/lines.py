@@ -45,6 +45,7 @@ from paceline.sources.step_logs.clocks import (
     finest_clock,
     texts_in_seconds,
 )
+from paceline.sources.step_logs.log_words import DATE, SLASH_DATE
 from paceline.sources.step_times import WORKLOAD_COLUMNS
 
 Array = npt.NDArray[np.float64]
@@ -96,11 +97,10 @@ _TAIL = re.compile(r"\.?\d|[eE][-+]?\d")
 _THOUSANDS = re.compile(r"(?<=\d),\d{3}(?!\d)")
 _CLASSES = re.compile(r"\[[^\]]*\]|\{[^}]*\}")
 #: A date of a line, and the characters of the line's begin in which it may stand.
-_DATE = re.compile(
-    r"(?<![\w/-])(?:\d{4}-\d\d-\d\d[ T]|\d\d/\d\d/\d{4} )\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
-)
+_DATE = re.compile(rf"(?<![\w/-])(?:{DATE}|{SLASH_DATE})")
 _DATE_WITHIN = 80
 _SLASH_DATE = re.compile(r"(\d\d)/(\d\d)/(\d{4})")
+_YEAR_FIRST = re.compile(r"^(\d{4})/(\d\d)/(\d\d)")
 _MONTHS = 12
 #: A time with its digits behind the point.
 _FRACTION = re.compile(r"[^.]*\.?(\d*).*")
@@ -532,7 +532,7 @@ def date_of(line: str, where: str) -> tuple[str, float, str | None]:
 
 
 def stamp_seconds(stamp: str | None, where: str) -> float:
-    """Seconds since the epoch of a date; nan if there is none.
+    """Seconds since the epoch of a date, also of 2026/08/22 10:00; nan if there is none.
 
     Raises:
         TraceError: the date is invalid.
@@ -540,6 +540,7 @@ def stamp_seconds(stamp: str | None, where: str) -> float:
     if not stamp:
         return np.nan
     try:
-        return datetime.fromisoformat(stamp.replace(",", ".")).timestamp()
+        iso = _YEAR_FIRST.sub(r"\1-\2-\3", stamp).replace(",", ".")
+        return datetime.fromisoformat(iso).timestamp()
     except ValueError:
         raise TraceError(f"{where}: {stamp[:40]!r} is no time, such as 2026-08-22 10:00") from None

@@ -6,7 +6,7 @@ import re
 
 from paceline.sources.step_logs.clocks import UNIT_NAMES
 
-DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
+DATE = r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 SLASH_DATE = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?:[.,]\d{1,6})?"
 CLOCK = r"\d{1,3}:\d\d:\d\d(?:\.\d{1,9})?"
 NUMBER = r"(?:(?<![\w.])|(?<=rank))[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?"
