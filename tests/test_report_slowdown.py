@@ -139,6 +139,16 @@ def test_an_even_job_with_noise_has_one_statement_of_its_waste():
     assert split in key_numbers(report, None)
 
 
+@pytest.mark.parametrize(("slow_from", "passes"), [(20, True), (12, False)])
+def test_the_first_line_blames_no_stragglers_for_variation_that_passes(slow_from, passes):
+    """A newcomer read "Stragglers make steps 1.24 times as long" of a healthy FSDP2 job."""
+    report = in_parts(jitter=1.8, slow_from=slow_from)
+    text = flowing(report)
+    assert (report.passing_share > report.waste / 2) is passes
+    assert ("mostly by variation that passes; without it, S is 1.0" in text) is passes
+    assert ("Stragglers make steps " in text) is not passes
+
+
 def test_an_even_job_without_noise_is_healthy():
     report = in_parts(jitter=1.02)
     assert flowing(report).count("Healthy: lasting stragglers make steps") == 1
