@@ -297,6 +297,8 @@ def _row(rule: Rule, alarm: Alarm, facts: Facts, importance: str, where: Where) 
         "place": where.place,
         "hosts": where.hosts,
         "gain": alarm.gain or where.gain,
+        "factor_least": alarm.level,
+        "factor_most": alarm.level,
         "status": "firing",
         "started_at": facts.now,
         "updated_at": facts.now,
