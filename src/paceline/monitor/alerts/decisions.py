@@ -138,9 +138,10 @@ class Told:
         }
 
     def renew(self, alert: Row, alarm: Alarm) -> None:
-        """A firing alert has this content now."""
-        named = {"cause": alarm.cause, "place": alarm.place or alert["place"]}
-        self.latest[alert["rule"]] = {**alert, **named}
+        """The cause of a firing alert becomes known now, by the alarm of its rule."""
+        if not is_named(alert["cause"]) or alert["cause"] == "fail-slow":
+            named = {"cause": alarm.cause, "place": alarm.place}
+            self.latest[alert["rule"]] = {**alert, **named}
 
     def has(self, rule: Rule, alarm: Alarm) -> bool:
         """Whether another alert, to the same channels at least, tells the change of an alarm."""

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.job_ledger import stored_ledger
-from paceline.monitor.levels import LevelChanges, Levels
+from paceline.monitor.levels import LevelChanges, Levels, with_first_step
 from paceline.monitor.service import Service
 from paceline.monitor.store import events, jobs, sessions
 from paceline.monitor.store.jobs import JobKey
@@ -94,7 +94,8 @@ class Api:
                 of_job = self._levels.of(connection, slow)
         losses = [step_loss(row, of_job.get(row["id"])) for row in rows]
         return [
-            {**row, "by_step_times": None if loss is None else asdict(loss)}
+            with_first_step(row, of_job.get(row["id"]))
+            | {"by_step_times": None if loss is None else asdict(loss)}
             for row, loss in zip(rows, losses, strict=True)
         ]
 
