@@ -22,7 +22,7 @@ TRIAL = "rules: {fail-slow: {lost_s: 2, gpu_hours: 1}, slow-job: {at_least: 1.1,
 ALL = (0, 1, 2, 3)
 #: Sessions that name the worker: S is a range, as the worker is one of few.
 NAMED = {"place": "worker dp 2, stage 0; host vm", "cause_gain": 0.33, "slowdown_healthy": 1.72}
-#: The worker's repair in a session's result.
+#: A session of healthy steps.
 HEALTHY = {"headline": "This job wastes 14% of its GPUs.", "cause": "unexplained"}
 
 
@@ -126,10 +126,8 @@ def test_a_costlier_fail_slow_takes_the_cause_over(job):
     other = session(job, 2.2, 800, headline="Link 1 is slow.", **{**NAMED, "place": "link"})
     row = of_rule(job)
     assert row["session_id"] == other
-    assert (
-        "The cause told is that of the steps since step 751, which lost 32.8 s."
-        in (row["headline"])
-    )
+    said = "The cause told is that of the steps since step 751, which lost 30 s."
+    assert row["headline"].endswith(said)
 
 
 def test_the_beginning_of_an_alert_has_one_value(job):
