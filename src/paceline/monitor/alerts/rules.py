@@ -20,6 +20,7 @@ from paceline.monitor.loss_range import (
     largest_lasting,
     largest_lasting_loss,
     largest_slowdown,
+    lasting_kind,
     may_go_on,
 )
 from paceline.units import duration, gpu_hours, moment, percent, seconds
@@ -257,11 +258,8 @@ def _last_named(
 
 
 def what_lasts(row: Mapping[str, Any], *, is_over: bool = False) -> str:
-    """The words after the number ``slowdown_lasting`` of a session or job.
-
-    Where no cause is known, the part that chance may explain is left out, too.
-    """
-    if row["cause"] == "unexplained":
+    """The words after the number ``slowdown_lasting`` of a session or job."""
+    if lasting_kind(row) == "beyond-chance":
         return "was beyond chance" if is_over else "is beyond chance"
     return "lasted or had a cause" if is_over else "lasts or has a cause"
 
