@@ -32,7 +32,7 @@ def largest_lasting(row: Row) -> float | None:
 
 
 def lasting_kind(row: Row) -> str | None:
-    """What ``slowdown_lasting`` of a session or job is; None without it.
+    """The kind of ``slowdown_lasting`` of a session or job; None without it.
 
     "lasts-or-has-a-cause", or "beyond-chance": where no cause is known, the part that chance may
     explain is left out, too.
