@@ -126,7 +126,7 @@ def test_a_costlier_fail_slow_takes_the_cause_over(job):
     other = session(job, 2.2, 800, headline="Link 1 is slow.", **{**NAMED, "place": "link"})
     row = of_rule(job)
     assert row["session_id"] == other
-    said = "The cause told is that of the steps since step 751, which lost 30 s."
+    said = "The cause told is that of the steps since step 751."
     assert row["headline"].endswith(said)
 
 
@@ -178,6 +178,17 @@ def test_a_firing_alert_says_that_steps_are_healthy_again(job):
     job.pass_time(61)
     assert of_rule(job)["status"] == "resolved"
     assert of_rule(job)["headline"] == row["headline"]
+
+
+def test_an_alert_does_not_call_the_steps_after_a_restart_healthy(job):
+    """The relief of a restart has no factor: no step after it was seen yet."""
+    happened(job, "onset", 202, ALL, 1.44, 3.0, since=200, slow_since_step=200)
+    job.pass_time(40)
+    happened(job, "relief", 301, ALL, None, 5.0, slow_since_step=None)
+    assert of_rule(job)["headline"] == (
+        "Fail-slow: steps took 1.44x as long since step 200; 5 s lost in all. "
+        "A restart, or the acceptance of its level, ended it at step 301."
+    )
 
 
 def test_a_session_that_is_analysed_after_the_relief_names_the_cause(job):

@@ -37,9 +37,10 @@ class LevelChanges:
             ``began_at`` if the first rank became slow at an earlier event. ``levels`` are its least
             and largest factor, if they differ.
         episodes: all fail-slows in order, ``slow`` as the last one. The others are as they were
-            before their relief, with ``relieved`` true, ``relieved_at``, ``relieved_step`` (the
-            first healthy step), and the loss of the relief. ``mean`` is their mean factor, if the
-            relief has it.
+            before their relief, with ``relieved`` true, ``relieved_at``, and the loss of the
+            relief. ``mean`` is their mean factor, if the relief has it. ``relieved_step`` is the
+            first healthy step. Where a restart or an accepted level ended the fail-slow, it is
+            ``left_step``.
     """
 
     latest_at: float = -math.inf
@@ -183,8 +184,10 @@ class _Episode:
     def end(self, event: Mapping[str, Any]) -> Row:
         """Fields that the event that ended the fail-slow adds to its row."""
         row: Row = {"relieved": True, "relieved_at": event["at"]}
+        # Without a factor no healthy step was seen: a restart, or an accepted level.
+        is_healthy = event["kind"] == "faster" or event["factor"] is not None
         if "since_step" in event:
-            row["relieved_step"] = int(event["since_step"])
+            row["relieved_step" if is_healthy else "left_step"] = int(event["since_step"])
         if event["kind"] == "relief" and event["factor"] is not None:
             row["mean"] = event["factor"]
         return row

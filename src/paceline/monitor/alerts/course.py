@@ -66,7 +66,8 @@ class Course:
         """A sentence that says to which of several fail-slows the told cause belongs."""
         if len(self.rows) == 1:
             return ""
-        lost_s = self.lost_s(row)
+        # The loss of a present fail-slow grows, and the headline would change with each step.
+        lost_s = float(row["lost_s"] or 0.0) if row.get("relieved") else 0.0
         lost = f", which lost {duration(lost_s)}" if lost_s else ""
         return f" The cause told is that of {_steps(row, self.job)}{lost}."
 
@@ -100,16 +101,19 @@ class Course:
         return f", with {counted(n, 'relief')} between" if n else ""
 
     def _relief(self) -> str:
-        """A sentence that the job's steps are healthy again."""
-        step = self.last.get("relieved_step")
-        if self.goes_on or step is None:
+        """A sentence that says how the last fail-slow ended."""
+        step, left = self.last.get("relieved_step"), self.last.get("left_step")
+        if self.goes_on or (step is None and left is None):
             return ""
+        if step is None:
+            return f" A restart, or the acceptance of its level, ended it at step {left:,}."
         return f" Steps are healthy again since step {step:,}."
 
     def _levels(self) -> str:
         """The factors: ``1.50x``, or ``1.22x to 2.56x``. They include those that were said."""
         last = self.last
-        spans = [row.get("levels", (row["factor"],) * 2) for row in self.rows]
+        known = [row for row in self.rows if row["factor"] is not None]
+        spans = [row.get("levels", (row["factor"],) * 2) for row in known]
         if len(self.rows) == 1 and "levels" not in last:  # its mean is known better than its start
             spans = [(last.get("mean", last["factor"]),) * 2]
         if self.said is not None:
@@ -163,7 +167,7 @@ def course_of(
 
 
 def _steps(row: Row, job: Mapping[str, Any]) -> str:
-    first, end = began_step(row, job), row.get("relieved_step")
+    first, end = began_step(row, job), row.get("relieved_step", row.get("left_step"))
     if end is None or end <= first:
         return f"the steps since step {first:,}"
     return f"steps {first:,} to {end - 1:,}"
