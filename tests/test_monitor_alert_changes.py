@@ -335,7 +335,8 @@ def test_a_relieved_fail_slow_tells_the_loss_of_its_relief(world):
     (row,) = world.rows()
     assert row["status"] == "resolved"
     assert row["headline"] == (
-        "Fail-slow: steps took 1.50x as long since step 100; 2.5 minutes lost in all."
+        "Fail-slow: steps took 1.50x as long since step 100; 2.5 minutes lost in all. "
+        "Steps are healthy again since step 400."
     )
 
 
@@ -451,7 +452,8 @@ def test_an_alert_that_ends_tells_the_loss_of_all_fail_slows_that_it_covered(wor
     (row,) = world.rows()
     assert row["headline"] == (
         "Fail-slow: steps took 1.40x to 2.00x as long since step 200, with 1 relief between; "
-        "6.8 minutes lost in all."
+        "6.8 minutes lost in all. Steps are healthy again since step 650. "
+        "The cause told is that of steps 200 to 599, which lost 6.7 minutes."
     )
 
 

@@ -25,7 +25,7 @@ def facts(sessions=(), onset=None, now=1000.0, **job):
 
 def session(slowdown=1.0, step_s=1.0, at=0.0):
     about = {"id": 1, "headline": "", "cause": None, "cause_gain": None, "last_step": None}
-    about["slowdown_lasting"] = about["slowdown_healthy"] = None
+    about["place"] = about["slowdown_lasting"] = about["slowdown_healthy"] = None
     return {"slowdown": slowdown, "step_s": step_s, "created_at": at, **about}
 
 
@@ -215,13 +215,14 @@ def test_a_disturbance_that_passed_is_not_the_largest_rise():
         assert f"(slow since step 300; at this level since step {step});" in alarm.headline
 
 
-def test_the_page_and_the_alert_tell_one_first_step():
-    """The median of the ranks' steps may lie behind the step of an event."""
-    for began, text in ((200, "4.73x as long since step 200;"), (None, "4.73x as long since")):
-        alarm = judge(RULES["fail-slow"], facts(onset=level_after(3), slow_since_step=began))
-        assert text in alarm.headline
-    alarm = judge(RULES["fail-slow"], facts(onset=level_after(6), slow_since_step=205))
-    assert "4.26x as long (slow since step 205; at this level since step 332);" in alarm.headline
+def test_the_first_step_of_a_fail_slow_is_that_of_its_first_event():
+    """The median of the ranks' steps lies elsewhere, and the row has none after the relief."""
+    for median in (57, 200, 205, None):
+        for n_events, text in ((3, "at this level since step 200"), (6, "mostly since step 200")):
+            onset = level_after(n_events)
+            alarm = judge(RULES["fail-slow"], facts(onset=onset, slow_since_step=median))
+            assert "(slow since step 57" in alarm.headline
+            assert text in alarm.headline
 
 
 def test_a_session_since_the_largest_rise_names_the_cause_at_each_later_level():

@@ -10,6 +10,7 @@ from monitor_fleet import NOW
 from monitor_web import monitor
 from paceline.detect.event import Event
 from paceline.detect.job import job_events
+from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
 from paceline.monitor.store.tables import events, sessions
 
@@ -59,6 +60,37 @@ def test_a_session_behind_the_relief_tells_nothing_about_the_onset(site):
     add(site, events, **relief, at=NOW - 300)
     add(site, sessions, **DONE, created_at=NOW - 200)
     assert whos(site) == [("onset", None, None), ("relief", None, None)]
+
+
+def test_a_rank_that_is_relieved_just_before_becomes_slow_with_the_others(site):
+    """A newcomer's job: both events came in one batch, so that their times are equal."""
+    relief = {**ONSET, "kind": "relief", "step": 115, "since_step": 110, "ranks": [1]}
+    add(site, events, **relief, at=NOW - 400)
+    add(site, events, **ONSET, at=NOW - 400)
+    number = add(site, sessions, **DONE, created_at=NOW - 300)
+    assert whos(site) == [("relief", None, None), ("onset", DONE["place"], number)]
+
+
+def test_a_session_while_one_rank_is_slow_names_who(site):
+    """Ranks wait for each other: the reliefs of some leave the job slow."""
+    add(site, events, **ONSET, at=NOW - 400)
+    relief = {**ONSET, "kind": "relief", "since_step": 190, "text": "healthy again"}
+    add(site, events, **{**relief, "step": 200, "ranks": [0]}, at=NOW - 300)
+    number = add(site, sessions, **DONE, created_at=NOW - 200)
+    add(site, events, **{**relief, "step": 300, "ranks": [1]}, at=NOW - 100)
+    add(site, sessions, **{**DONE, "sha256": "b", "place": "another"}, created_at=NOW - 50)
+    assert whos(site)[0] == ("onset", DONE["place"], number)
+
+
+def test_an_event_that_a_rank_joins_has_the_step_of_its_text(site):
+    """A newcomer's event: since_step 172 beside "since step 173"."""
+    row = {**ONSET, "job_id": site.job.id, "at": NOW - 400}
+    event_rows.add(site.service.engine, {**row, "since_step": 172, "text": "since step 172"})
+    joined = {**row, "since_step": 173, "ranks": [0, 1, 2], "text": "since step 173"}
+    event_rows.add(site.service.engine, joined)
+    answer = site.ask("GET", "/api/v1/events?job=job", token=site.token("read"))
+    (event,) = answer.json["events"]
+    assert (event["since_step"], event["text"]) == (173, "since step 173")
 
 
 def test_the_page_says_where_the_name_comes_from_while_there_is_none(site):

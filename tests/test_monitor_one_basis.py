@@ -195,6 +195,33 @@ def test_waits_for_data_are_lost_beside_s(waiting, tmp_path):
         assert row["data_loading"] == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("cause", "kind", "words"),
+    [
+        ("unexplained", "beyond-chance", "is beyond chance"),
+        ("worker", "lasts-or-has-a-cause", "lasts or has a cause"),
+    ],
+)
+def test_the_part_of_s_for_alerts_has_its_own_name(tmp_path, cause, kind, words):
+    """A newcomer's page said "1.046 lasts" of the report, and the API had 1.0 without a word."""
+    with monitor(tmp_path) as site:
+        engine = site.service.engine
+        job = jobs.register(engine, "default", "job", 0.0, gpus=4)
+        trace = {"sha256": "a", "size_bytes": 1, "file_name": "t", "meta": {}}
+        number = sessions.enqueue(engine, job.id, trace, site.service.clock())
+        values = {"slowdown": 1.118, "slowdown_lasting": 1.0, "waste": 0.105, "cause": cause}
+        sessions.finish(engine, number, {**values, "gpu_hours_lost": 0.1, "status": "done"})
+        assert f"Part of S for alerts 1.000 {words}" in page(site, "/jobs/job")
+        token = site.token("read")
+        of_job = site.ask("GET", "/api/v1/jobs/job/sessions", token=token).json["sessions"]
+        session = site.ask("GET", f"/api/v1/sessions/{number}", token=token).json
+        for row in (row_of(site), *of_job, session):
+            assert (row["slowdown_lasting"], row["slowdown_lasting_kind"]) == (1.0, kind)
+        with engine.begin() as connection:
+            connection.execute(job_table.update().values(slowdown_lasting=None))
+        assert row_of(site)["slowdown_lasting_kind"] is None
+
+
 def test_ends_of_rows_without_a_range():
     row = {"slowdown": 1.25, "slowdown_lasting": 1.2, "slowdown_healthy": None, "waste": 0.2}
     assert (largest_slowdown(row), largest_lasting(row), waste_range(row)) == (

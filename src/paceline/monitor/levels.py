@@ -38,7 +38,9 @@ class LevelChanges:
             and largest factor, if they differ.
         episodes: all fail-slows in order, ``slow`` as the last one. The others are as they were
             before their relief, with ``relieved`` true, ``relieved_at``, and the loss of the
-            relief. ``mean`` is their mean factor, if the relief has it.
+            relief. ``mean`` is their mean factor, if the relief has it. ``relieved_step`` is the
+            first healthy step. Where a restart or an accepted level ended the fail-slow, it is
+            ``left_step``.
     """
 
     latest_at: float = -math.inf
@@ -182,6 +184,10 @@ class _Episode:
     def end(self, event: Mapping[str, Any]) -> Row:
         """Fields that the event that ended the fail-slow adds to its row."""
         row: Row = {"relieved": True, "relieved_at": event["at"]}
+        # Without a factor no healthy step was seen: a restart, or an accepted level.
+        is_healthy = event["kind"] == "faster" or event["factor"] is not None
+        if "since_step" in event:
+            row["relieved_step" if is_healthy else "left_step"] = int(event["since_step"])
         if event["kind"] == "relief" and event["factor"] is not None:
             row["mean"] = event["factor"]
         return row
@@ -227,12 +233,38 @@ def _factor(events: Iterable[Mapping[str, Any]]) -> float:
 def with_factor_of(job: Mapping[str, Any], onset: Mapping[str, Any]) -> Row:
     """A fail-slow with the factor that the job's row has, where that has followed its last event.
 
-    The factor of an event rests on its first steps, that of the row on all steps of the level.
+    The factor of an event rests on its first steps, that of the row on all steps of the level. The
+    result then has ``of_level``.
     """
     factor, last_step = job.get("slow_factor"), job.get("last_step")
     if factor is None or last_step is None or last_step < onset["step"]:
         return dict(onset)
-    return {**onset, "factor": max(1.0, float(factor))}
+    return {**onset, "factor": max(1.0, float(factor)), "of_level": True}
+
+
+def began_step(onset: Mapping[str, Any], job: Mapping[str, Any]) -> int:
+    """First step of a fail-slow, whose level may have changed later.
+
+    It is that of the first event. Only where this is removed, the job's row may know an earlier
+    step: the median of the ranks that are slow now.
+
+    Args:
+        onset: the fail-slow.
+        job: row of its job.
+    """
+    step = int(onset.get("began_step", onset["since_step"]))
+    since = job.get("slow_since_step")
+    is_whole = onset["kind"] == "onset" or "began_step" in onset or onset.get("relieved")
+    return step if is_whole or since is None else min(step, int(since))
+
+
+def with_first_step(job: Mapping[str, Any], changes: LevelChanges | None) -> Row:
+    """A job's row whose ``slow_since_step`` is the first step of its present fail-slow by events.
+
+    The detector's own value follows the ranks that are slow at the moment.
+    """
+    onset = None if changes is None else changes.going_on(job, settled=True)
+    return dict(job) if onset is None else {**job, "slow_since_step": began_step(onset, job)}
 
 
 class Levels:

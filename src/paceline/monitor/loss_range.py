@@ -31,6 +31,17 @@ def largest_lasting(row: Row) -> float | None:
     return float(row["slowdown_lasting"]) * largest / float(row["slowdown"])
 
 
+def lasting_kind(row: Row) -> str | None:
+    """The kind of ``slowdown_lasting`` of a session or job; None without it.
+
+    "lasts-or-has-a-cause", or "beyond-chance": where no cause is known, the part that chance may
+    explain is left out, too.
+    """
+    if row["slowdown_lasting"] is None:
+        return None
+    return "beyond-chance" if row["cause"] == "unexplained" else "lasts-or-has-a-cause"
+
+
 def waste_range(row: Row) -> tuple[float, float]:
     """The waste, 1 - 1/S, at least and at most; each is 0 or more."""
     low, largest = max(0.0, float(row["waste"] or 0.0)), largest_slowdown(row)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.monitor.alerts.course import began_at
 from paceline.monitor.alerts.rules import (
     EXPLAINS,
     IMPORTANCE_LABEL,
@@ -19,10 +20,11 @@ from paceline.monitor.alerts.rules import (
     Alarm,
     Facts,
     Rule,
-    began_at,
     final_headline,
     holds,
+    is_named,
     judge,
+    renewed,
 )
 
 Row = Mapping[str, Any]
@@ -71,13 +73,20 @@ def decide(
         covers = rule.covers(job["project"], job["name"], job["labels"])
         has_ended = job["status"] == "ended"  # no fix is possible
         alarm = judge(rule, facts) if covers and not has_ended else None
+        goes_on = alarm is not None or (covers and not has_ended and holds(rule, facts))
+        if alert is not None and not goes_on:
+            decision.ends.append((alert, "The job has ended." if has_ended else ""))
+            headline = final_headline(rule, facts, alert)
+            if headline is not None:
+                decision.final[alert["id"]] = headline
+            continue
+        if alert is not None:
+            alarm = renewed(rule, facts, alert) or alarm
         if alarm is None:
-            if alert is not None and (has_ended or not (covers and holds(rule, facts))):
-                decision.ends.append((alert, "The job has ended." if has_ended else ""))
-                headline = final_headline(rule, facts, alert)
-                if headline is not None:
-                    decision.final[alert["id"]] = headline
-        elif alert is None and not told.has(rule, alarm):
+            continue
+        if alert is not None:
+            told.renew(alert, alarm)
+        if alert is None and not told.has(rule, alarm):
             decision.begins.append((rule, alarm))
             decision.ends.extend(told.absorbed(rule, alarm))
             told.add(rule, facts.now)
@@ -128,6 +137,12 @@ class Told:
             "ended_at": None,
         }
 
+    def renew(self, alert: Row, alarm: Alarm) -> None:
+        """The cause of a firing alert becomes known now, by the alarm of its rule."""
+        if not is_named(alert["cause"]) or alert["cause"] == "fail-slow":
+            named = {"cause": alarm.cause, "place": alarm.place}
+            self.latest[alert["rule"]] = {**alert, **named}
+
     def has(self, rule: Rule, alarm: Alarm) -> bool:
         """Whether another alert, to the same channels at least, tells the change of an alarm."""
         if rule.kind not in _BY_SESSIONS or alarm.since is None:
@@ -157,13 +172,15 @@ class Told:
     def _tells(self, row: Row, alarm: Alarm, since: float) -> bool:
         """Whether an alert tells the change that began at ``since`` and is seen in a session.
 
-        A session that is much slower than a present fail-slow shows another change.
+        A session that is much slower than a present fail-slow shows another change, unless it
+        names the same worker.
         """
         kind, fires = self.kinds.get(row["rule"]), row["status"] == "firing"
         at = alarm.at or since
         if kind not in _OF_SPEED:
             return False
-        if kind == "fail-slow" and fires and not self._explains(row, alarm, at):
+        is_same = _is_same_place(row, alarm) or self._explains(row, alarm, at)
+        if kind == "fail-slow" and fires and not is_same:
             return False
         if fires and row["started_at"] >= since:
             return True
@@ -205,6 +222,13 @@ class Told:
             and (silence["job"] is None or fits(self.job["name"], silence["job"]))
             for silence in self.silences
         )
+
+
+def _is_same_place(row: Row, alarm: Alarm) -> bool:
+    """Whether an alert and a session name the same cause at the same place."""
+    if alarm.place is None or not is_named(alarm.cause):
+        return False
+    return (row.get("cause"), row.get("place")) == (alarm.cause, alarm.place)
 
 
 def _is_before(alarm: Alarm, at: float, event_at: float, step: int) -> bool:

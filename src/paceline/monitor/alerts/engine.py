@@ -271,7 +271,8 @@ class Alerts:
         store.drop_channels(self._service.engine, channel_names)
         names = {rule.name for rule in self.settings.rules}
         removed = [row for row in store.firing(self._service.engine) if row["rule"] not in names]
-        endings = [store.Ending(row["fingerprint"]) for row in removed]  # the rule was removed
+        why = "The rule was removed."
+        endings = [store.Ending(row["fingerprint"], why) for row in removed]
         store.change(self._service.engine, [], endings, now, now)
         job_ids = store.recent_jobs(self._service.engine, now - _RECENT_S)
         for first in range(0, len(job_ids), _AT_ONCE):
@@ -297,6 +298,8 @@ def _row(rule: Rule, alarm: Alarm, facts: Facts, importance: str, where: Where) 
         "place": where.place,
         "hosts": where.hosts,
         "gain": alarm.gain or where.gain,
+        "factor_least": alarm.level,
+        "factor_most": alarm.level,
         "status": "firing",
         "started_at": facts.now,
         "updated_at": facts.now,

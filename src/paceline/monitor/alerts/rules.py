@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from paceline.detect.event import counted
 from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.errors import MonitorError
 from paceline.marked_yaml import Section
-from paceline.monitor.levels import with_factor_of
+from paceline.monitor.alerts.course import Course, began_at, course_of, lost_so_far_s
 from paceline.monitor.loss_range import (
     data_share,
     largest_lasting,
     largest_lasting_loss,
     largest_slowdown,
+    lasting_kind,
     may_go_on,
 )
 from paceline.units import duration, gpu_hours, moment, percent, seconds
@@ -170,6 +170,8 @@ class Alarm:
         at: time of the session behind it.
         factor: by which the session's steps are too long, S or the ratio to earlier steps.
         last_step: the session's last step; None = unknown.
+        level: factor of the present level by all of its steps; None of another rule, or if it is
+            known by its first steps only.
     """
 
     headline: str
@@ -183,6 +185,7 @@ class Alarm:
     at: float | None = None
     factor: float | None = None
     last_step: int | None = None
+    level: float | None = None
 
 
 def judge(rule: Rule, facts: Facts) -> Alarm | None:
@@ -201,27 +204,20 @@ def holds(rule: Rule, facts: Facts) -> bool:
     return is_slow or facts.now - facts.relieved_at < rule.hold_s
 
 
-def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
+def _slowdown(rule: Rule, facts: Facts, *, is_over: bool = False) -> Alarm | None:
     latest = facts.sessions[: rule.sessions]
     if len(latest) < rule.sessions or not all(_is_slow(s, rule.at_least) for s in latest):
         return None
     last = latest[0]
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
     slow = list(itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions))
-    told, session_text = _last_named(slow)
-    lasts = ""
-    whole = _span_of(last["slowdown"], largest_slowdown(last))
-    if last["slowdown_lasting"] is not None:
-        lasting = _span_of(last["slowdown_lasting"], largest_lasting(last))
-        lasts = f", of which {lasting} {what_lasts(last)}" if lasting != whole else ""
-    waits = data_share(last)
-    if waits:
-        with_data = f"{largest_lasting_loss(last):.3f}"
-        lasts += f"; with data loading, {percent(waits)} of the step, it is {with_data}"
-    headline = f"S = {whole}{lasts}: {rule.at_least:g} or more{often}.{session_text}"
+    told, session_text = _last_named(slow, is_over=is_over)
+    size = _slowdown_words(last, is_over=is_over)
+    headline = f"S {size}: {rule.at_least:g} or more{often}.{session_text}"
     return Alarm(
         headline,
         told["cause"],
+        told["place"],
         session_id=told["id"],
         since=slow[-1]["created_at"],
         at=last["created_at"],
@@ -230,23 +226,42 @@ def _slowdown(rule: Rule, facts: Facts) -> Alarm | None:
     )
 
 
-def _last_named(slow: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], str]:
+def _slowdown_words(session: Mapping[str, Any], *, is_over: bool = False) -> str:
+    """S of a session, the part of it that lasts, and its waits for data."""
+    whole = _span_of(session["slowdown"], largest_slowdown(session))
+    words = f"{'was' if is_over else '='} {whole}"
+    if session["slowdown_lasting"] is not None:
+        lasting = _span_of(session["slowdown_lasting"], largest_lasting(session))
+        if lasting != whole:
+            words += f", of which {lasting} {what_lasts(session, is_over=is_over)}"
+    waits = data_share(session)
+    if waits:
+        with_data, verb = f"{largest_lasting_loss(session):.3f}", "was" if is_over else "is"
+        words += f"; with data loading, {percent(waits)} of the step, it {verb} {with_data}"
+    return words
+
+
+def _last_named(
+    slow: Sequence[Mapping[str, Any]], *, is_over: bool = False
+) -> tuple[Mapping[str, Any], str]:
     """The latest of slow sessions that names a cause, else the latest; and its headline."""
     last = slow[0]
     named = next((s for s in slow if is_named(s["cause"])), last)
     if not named["headline"]:
         return named, ""
-    if named is last or named["last_step"] is None:
+    if named is last and not is_over:
         return named, f" {named['headline']}"
-    return named, f" A session up to step {named['last_step']:,} said: {named['headline']}"
+    up_to = "" if named["last_step"] is None else f" up to step {named['last_step']:,}"
+    if not up_to and not is_over:
+        return named, f" {named['headline']}"
+    return named, f" A session{up_to} said: {named['headline']}"
 
 
-def what_lasts(row: Mapping[str, Any]) -> str:
-    """The words after the number ``slowdown_lasting`` of a session or job.
-
-    Where no cause is known, the part that chance may explain is left out, too.
-    """
-    return "is beyond chance" if row["cause"] == "unexplained" else "lasts or has a cause"
+def what_lasts(row: Mapping[str, Any], *, is_over: bool = False) -> str:
+    """The words after the number ``slowdown_lasting`` of a session or job."""
+    if lasting_kind(row) == "beyond-chance":
+        return "was beyond chance" if is_over else "is beyond chance"
+    return "lasted or had a cause" if is_over else "lasts or has a cause"
 
 
 def is_named(cause: str | None) -> bool:
@@ -275,106 +290,127 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
         return None
     if lost_so_far_s(onset, facts.job) < rule.lost_s:
         return None
+    return _alarm_of(rule, facts, Course(facts.job, [dict(onset)], goes_on=True))
+
+
+def renewed(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> Alarm | None:
+    """The present reason of a firing alert that goes on; None if it stays as it is.
+
+    Args:
+        rule: its rule.
+        facts: the state of its job.
+        alert: its row.
+    """
+    course = _course_of(rule, facts, alert)
+    return None if course is None else _alarm_of(rule, facts, course)
+
+
+def _course_of(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> Course | None:
+    if rule.kind != "fail-slow":
+        return None
+    onset = dict(facts.onset) if facts.onset is not None and may_go_on(facts.job) else None
+    return course_of(facts.job, [dict(row) for row in facts.episodes], onset, alert)
+
+
+def _alarm_of(rule: Rule, facts: Facts, course: Course) -> Alarm:
+    """The alarm of fail-slows: the level of the last one, the cause of the told one."""
+    last, (row, session) = course.last, _told(facts, course)
+    cost = _cost(rule, facts, course) if course.goes_on else ""
+    alarm = Alarm(
+        course.headline(cost) + course.of_steps(row),
+        since=_main_at(last),
+        began=began_at(last),
+        level=last["factor"] if last.get("of_level") else None,
+    )
+    if session is not None:
+        place, number = session["place"], session["id"]
+        return replace(alarm, cause=session["cause"], place=place, session_id=number)
+    ranks, n_ranks = tuple(row["ranks"]), _n_ranks(facts.job)
+    share = 1 - 1 / row["factor"] if (row["factor"] or 0.0) > 1 else 0.0
+    is_all = len(ranks) == n_ranks
+    place = f"all {len(ranks):,} ranks" if is_all else name_ranks(ranks)
+    return replace(
+        alarm,
+        cause="fail-slow",
+        place=place if ranks else None,
+        gain=f"{share:.1%} of each step; {_next_act(len(ranks), n_ranks)}",
+        ranks=() if is_all else ranks,
+    )
+
+
+def _told(facts: Facts, course: Course) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The fail-slow whose cause is told, and the session that names it; None without one.
+
+    It is the costliest one of those whose cause a session names, else the costliest one.
+    """
+    by_cost = course.by_cost()
+    for row in by_cost:
+        session = _session_of(facts.sessions, row)
+        if session is not None:
+            return row, session
+    return by_cost[0], None
+
+
+def _session_of(
+    sessions: Sequence[Mapping[str, Any]], row: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The session that names the cause of a fail-slow, which may be over."""
+    return session_that_explains(
+        sessions, row, row.get("relieved_at", math.inf), row.get("relieved_step")
+    )
+
+
+def _cost(rule: Rule, facts: Facts, course: Course) -> str:
+    """The loss of the present fail-slow, and what is at stake."""
+    onset = course.last
+    at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
     if at_stake is None:
         cost = "the GPU-hours at stake are unknown (push the job's gpus)"
     else:
         hours = gpu_hours(at_stake)
         cost = f"{hours} GPU-hours are at stake in {rule.horizon_h:g} hours at this level"
-    ranks, share = onset["ranks"], 1 - 1 / onset["factor"] if onset["factor"] > 1 else 0.0
-    slower = f"Fail-slow: steps take {onset['factor']:.2f}x as long{_since(onset, facts.job)}"
     # The loss at the time of the event, so that the alert's headline stays true.
-    phrases = [slower, cost]
     if onset["lost_s"] and onset["lost_s"] >= rule.lost_s:
-        phrases.insert(1, f"{duration(onset['lost_s'])} lost by {moment(onset['at'])} UTC")
-    headline = f"{'; '.join(phrases)}."
-    session = session_that_explains(facts.sessions, onset)
-    if session is not None:
-        return Alarm(
-            headline,
-            session["cause"],
-            session_id=session["id"],
-            since=_main_at(onset),
-            began=began_at(onset),
-        )
-    is_all = len(ranks) == _n_ranks(facts.job)
-    place = f"all {len(ranks):,} ranks" if is_all else name_ranks(tuple(ranks))
-    return Alarm(
-        headline,
-        "fail-slow",
-        place if ranks else None,
-        gain=f"{share:.1%} of each step; {_next_act(len(ranks), _n_ranks(facts.job))}",
-        ranks=() if is_all else tuple(ranks),
-        since=_main_at(onset),
-        began=began_at(onset),
-    )
+        return f"{duration(onset['lost_s'])} lost by {moment(onset['at'])} UTC; {cost}"
+    return cost
 
 
 def final_headline(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> str | None:
-    """The headline of an alert that ends, with the loss of all fail-slows that it covered.
+    """The headline of an alert that ends, in the past tense.
 
-    None where the headline that fires stays true.
+    That of a fail-slow has the loss of all fail-slows that it covered, that of sessions what the
+    latest one shows. None where the headline that fires stays true.
     """
-    if rule.kind != "fail-slow" or not facts.episodes:
+    if rule.kind in ("slowdown", "regression"):
+        return _final_of_sessions(rule, facts)
+    course = _course_of(rule, facts, alert)
+    if course is None:
         return None
-    covered = _covered(facts.episodes, alert["started_at"])
-    first, last = covered[0], covered[-1]
-    if last["factor"] is None:
-        return None
-    goes_on = facts.onset is not None and may_go_on(facts.job)
-    if not last.get("relieved"):
-        last = with_factor_of(facts.job, last)
-    lost_s = sum(float(row["lost_s"] or 0.0) for row in covered[:-1]) + _lost_s(last, facts.job)
-    first_step = first.get("began_step", first["since_step"])
-    if goes_on:
-        level = f"take {last['factor']:.2f}x as long"
-        level += _since(last, {**facts.job, "slow_since_step": first_step})
-    else:
-        level = f"took {_levels(covered[:-1], last)} as long since step {first_step:,}"
-    reliefs = f", with {counted(len(covered) - 1, 'relief')} between" if len(covered) > 1 else ""
-    lost = f"; {duration(lost_s)} lost {'so far' if goes_on else 'in all'}" if lost_s else ""
-    return f"Fail-slow: steps {level}{reliefs}{lost}."
+    row, _ = _told(facts, course)
+    return course.headline() + course.of_steps(row)
 
 
-def _covered(
-    episodes: Sequence[Mapping[str, Any]], started_at: float
-) -> Sequence[Mapping[str, Any]]:
-    """The fail-slow of which an alert told, and those over which it went on."""
-    before = [n for n, row in enumerate(episodes) if began_at(row) <= started_at]
-    return episodes[before[-1] if before else 0 :]
+def _final_of_sessions(rule: Rule, facts: Facts) -> str | None:
+    """The latest sessions by which the rule held, in the past tense, and the latest of all."""
+    judge_past = _slowdown if rule.kind == "slowdown" else _regression
+    for n in range(len(facts.sessions)):
+        alarm = judge_past(rule, replace(facts, sessions=facts.sessions[n:]), is_over=True)
+        if alarm is not None:
+            return alarm.headline + (_latest_words(rule, facts.sessions[0]) if n else "")
+    return None
 
 
-def _levels(earlier: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> str:
-    """The factors of fail-slows: ``1.50x``, or ``1.22x to 2.56x``."""
-    spans = [row.get("levels", (row["factor"],) * 2) for row in (*earlier, last)]
-    if not earlier and "levels" not in last:  # its mean is known better than its first steps
-        spans = [(last.get("mean", last["factor"]),) * 2]
-    factors = min(span[0] for span in spans), max(span[1] for span in spans)
-    return " to ".join(dict.fromkeys(f"{factor:.2f}x" for factor in factors))
-
-
-def _lost_s(last: Mapping[str, Any], job: Mapping[str, Any]) -> float:
-    """Seconds that the latest fail-slow has cost."""
-    return float(last["lost_s"] or 0.0) if last.get("relieved") else lost_so_far_s(last, job)
-
-
-def _since(onset: Mapping[str, Any], job: Mapping[str, Any]) -> str:
-    """Since when steps are so slow, and since when the job is slow.
-
-    Later events change the level. The first step of the fail-slow, and that of its largest rise,
-    stay.
-    """
-    began, step = job["slow_since_step"], onset["since_step"]
-    main = onset.get("main_step", step)
-    first = main if began is None else began
-    if first >= step or (onset["kind"] == "onset" and main >= step):
-        return f" since step {step:,}"
-    mostly = f", mostly since step {main:,}" if first < main < step else ""
-    return f" (slow since step {first:,}{mostly}; at this level since step {step:,})"
-
-
-def began_at(onset: Mapping[str, Any]) -> float:
-    """Time of the first event of a fail-slow."""
-    return float(onset.get("began_at", onset["at"]))
+def _latest_words(rule: Rule, session: Mapping[str, Any]) -> str:
+    """A sentence about a session by which a rule does not hold any more."""
+    up_to = "" if session["last_step"] is None else f", up to step {session['last_step']:,},"
+    if rule.kind == "regression":
+        if not session["step_s"]:
+            return ""
+        return f" A step of the latest session{up_to} takes {seconds(session['step_s'])}."
+    if session["slowdown"] is None:
+        return ""
+    healthy = " and is healthy" if session["cause"] == "healthy" else ""
+    return f" The latest session{up_to} has S {_slowdown_words(session)}{healthy}."
 
 
 def _main_at(onset: Mapping[str, Any]) -> float:
@@ -397,19 +433,27 @@ def _next_act(n_slow: int, n_ranks: int) -> str:
 
 
 def session_that_explains(
-    sessions: Sequence[Mapping[str, Any]], onset: Mapping[str, Any], until: float = math.inf
+    sessions: Sequence[Mapping[str, Any]],
+    onset: Mapping[str, Any],
+    until: float = math.inf,
+    end_step: int | None = None,
 ) -> Mapping[str, Any] | None:
     """The latest session of a fail-slow whose cause explains :data:`EXPLAINS` of it.
 
     Args:
         sessions: analysed sessions of the job, the latest first.
         onset: the event.
-        until: time of the relief.
+        until: time of the relief, seconds since 1970.
+        end_step: first step after the relief; a session of earlier steps may come later.
     """
     for session in sessions:
         if session["created_at"] < _main_at(onset):
             return None
-        if session["created_at"] < until and _explains(session, onset):
+        last_step = session["last_step"]
+        is_of_it = session["created_at"] < until
+        if end_step is not None and last_step is not None:
+            is_of_it |= last_step < end_step
+        if is_of_it and _explains(session, onset):
             return session
     return None
 
@@ -433,22 +477,6 @@ def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
 def _n_ranks(job: Mapping[str, Any]) -> int:
     """Number of ranks of a job, one per GPU; 0 if unknown."""
     return int(job["gpus"] or 0)
-
-
-def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
-    """Seconds that a fail-slow has cost until its job was last seen.
-
-    The event has the loss until detection. Since then each step takes longer than the healthy step.
-    If that is unknown, a share of all time is lost.
-    """
-    lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
-    if factor <= 1:
-        return lost_s
-    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
-        # Not by the clock: steps may arrive late, and pauses are no loss.
-        steps = int(job["last_step"]) - int(onset["step"])
-        return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
-    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
 
 
 def gpu_hours_at_stake(gpus: int | None, factor: float, hours: float) -> float | None:
@@ -481,7 +509,7 @@ def _duration(size_s: float) -> str:
     return f"{number} {unit}" + ("s" if number != "1" else "")
 
 
-def _regression(rule: Rule, facts: Facts) -> Alarm | None:
+def _regression(rule: Rule, facts: Facts, *, is_over: bool = False) -> Alarm | None:
     timed = [s for s in facts.sessions if s["step_s"]]
     if not timed:
         return None
@@ -497,11 +525,12 @@ def _regression(rule: Rule, facts: Facts) -> Alarm | None:
     if last["step_s"] < least:
         return None
     headline = (
-        f"A step takes {seconds(last['step_s'])}, {last['step_s'] / usual:.2f} times the median of "
-        f"the last {_span(span_s)} ({seconds(usual)})."
+        f"A step {'took' if is_over else 'takes'} {seconds(last['step_s'])}, "
+        f"{last['step_s'] / usual:.2f} times the median of the last {_span(span_s)} "
+        f"({seconds(usual)})."
     )
     longer = list(itertools.takewhile(lambda s: s["step_s"] >= least, timed))
-    told, session_text = _last_named(longer)
+    told, session_text = _last_named(longer, is_over=is_over)
     cause = None if told["cause"] == "healthy" else told["cause"]
     return Alarm(
         headline + session_text,

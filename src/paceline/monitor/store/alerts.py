@@ -154,6 +154,9 @@ def _update(
         if alert["place"] is not None:  # a new place may have no host
             changed["hosts"] = alert["hosts"]
         changed["updated_at"] = alert["updated_at"]
+        for name, choose in (("factor_least", min), ("factor_most", max)):
+            factors = [one[name] for one in (row, alert) if one.get(name) is not None]
+            changed[name] = choose(factors, default=None)
         connection.execute(update(alerts).where(alerts.c.id == row["id"]).values(**changed))
     learned = {
         row["id"]: row["fingerprint"]

@@ -47,8 +47,9 @@ def add(engine: Engine, row: Mapping[str, Any], held: Held = all_held) -> tuple[
         number = connection.execute(statement).scalar_one_or_none()
         if number is not None:
             return int(number), True
-        # More ranks may have joined.
-        values = {name: row[name] for name in ("factor", "lost_s", "ranks", "text")}
+        # More ranks may have joined, so that the medians differ.
+        changed = ("since_step", "factor", "lost_s", "ranks", "text")
+        values = {name: row[name] for name in changed}
         joined = update(events).where(same_event).values(**values).returning(events.c.id)
         return int(connection.execute(joined).scalar_one()), False
 

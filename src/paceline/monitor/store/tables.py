@@ -251,6 +251,8 @@ alerts = Table(
     Column("acknowledged_at", Float),
     Column("acknowledged_until", Float),
     Column("acknowledged_why", Text),
+    Column("factor_least", Float),  # factors of a fail-slow's levels that it has said, or None
+    Column("factor_most", Float),
     Index(None, "fingerprint", "status"),
     Index(
         "uq_alerts_firing",

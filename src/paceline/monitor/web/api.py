@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -15,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.monitor.blobs import PERFETTO, REPORT, RESULT, result_key
 from paceline.monitor.job_ledger import stored_ledger
-from paceline.monitor.levels import LevelChanges, Levels
+from paceline.monitor.levels import LevelChanges, Levels, with_first_step
+from paceline.monitor.loss_range import lasting_kind
 from paceline.monitor.service import Service
 from paceline.monitor.store import events, jobs, sessions
 from paceline.monitor.store.jobs import JobKey
@@ -94,7 +96,8 @@ class Api:
                 of_job = self._levels.of(connection, slow)
         losses = [step_loss(row, of_job.get(row["id"])) for row in rows]
         return [
-            {**row, "by_step_times": None if loss is None else asdict(loss)}
+            _with_lasting_kind(with_first_step(row, of_job.get(row["id"])))
+            | {"by_step_times": None if loss is None else asdict(loss)}
             for row, loss in zip(rows, losses, strict=True)
         ]
 
@@ -105,7 +108,7 @@ class Api:
         rows = await run_in_threadpool(
             sessions.list_sessions, self.service.engine, job.id, after, limit
         )
-        return _rows("sessions", rows, limit)
+        return _rows("sessions", [_with_lasting_kind(row) for row in rows], limit)
 
     async def show_steps(self, request: Request) -> Response:
         """GET /api/v1/jobs/{name}/steps."""
@@ -141,7 +144,7 @@ class Api:
 
     async def show_session(self, request: Request) -> Response:
         """GET /api/v1/sessions/{id}."""
-        return JSONResponse(finite(await self._session(request)))
+        return JSONResponse(finite(_with_lasting_kind(await self._session(request))))
 
     async def blob(self, request: Request, name: str) -> Response:
         """GET /api/v1/sessions/{id}/result, /report and /perfetto."""
@@ -198,6 +201,11 @@ def _page(request: Request) -> tuple[int | None, int]:
     after = whole_parameter(request, "after", None, MAX_ID)
     limit = whole_parameter(request, "limit", _PAGE, _MAX_ROWS) or _PAGE
     return after, limit
+
+
+def _with_lasting_kind(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A job or session of the API, which says what its ``slowdown_lasting`` is."""
+    return {**row, "slowdown_lasting_kind": lasting_kind(row)}
 
 
 def _rows(key: str, rows: list[dict[str, Any]], limit: int) -> Response:

@@ -38,13 +38,17 @@ def with_who(connection: Connection, events: Sequence[Row]) -> list[dict[str, An
 
 
 def _relieved_at(onset: Row, changes: Sequence[Row]) -> float:
-    """Time of the first relief of a rank of an onset; inf without one."""
-    ranks = set(onset["ranks"])
-    reliefs = (
-        change["at"]
-        for change in changes
-        if change["kind"] not in SLOW_KINDS
-        and change["at"] >= onset["at"]
-        and not ranks.isdisjoint(change["ranks"])
-    )
-    return min(reliefs, default=math.inf)
+    """Time of the relief of the last slow rank of an onset; inf while one of them is slow.
+
+    Args:
+        onset: its row.
+        changes: changes of the job's level, the latest first.
+    """
+    slow = set(onset["ranks"])
+    for change in reversed(changes):
+        # A relief just before the onset may have come in the same batch, at the same time.
+        if change["id"] > onset["id"] and change["kind"] not in SLOW_KINDS:
+            slow.difference_update(change["ranks"])
+            if not slow:
+                return float(change["at"])
+    return math.inf

@@ -22,7 +22,12 @@ Sample = tuple[str, float | None]
 #: Metric -> column of the job, help, factor to base units.
 _OF_JOB = (
     ("slowdown_ratio", "slowdown", "S of the latest session: step time over the ideal one.", 1.0),
-    ("lasting_slowdown_ratio", "slowdown_lasting", "S without variation that passes.", 1.0),
+    (
+        "lasting_slowdown_ratio",
+        "slowdown_lasting",
+        "Part of S that lasts or has a cause; of an unexplained loss, the part beyond chance.",
+        1.0,
+    ),
     ("waste_ratio", "waste", "Share of the GPU time lost to stragglers, 1 - 1/S.", 1.0),
     ("data_loading_ratio", "data_loading", "Share of the step that waits for data take.", 1.0),
     ("step_seconds", "step_s", "Median time of the latest 15 steps and their ranks.", 1.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,7 @@ from paceline.monitor import upkeep
 from paceline.monitor.blobs import BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.job_ledger import MEANINGS, stored_ledger, unknown_rows
-from paceline.monitor.levels import LevelChanges, Levels
+from paceline.monitor.levels import LevelChanges, Levels, with_first_step
 from paceline.monitor.loss_range import slow_factor
 from paceline.monitor.rank_groups import hosts_of
 from paceline.monitor.refusal import Refusal
@@ -124,6 +125,8 @@ class Pages:
             firing = queries.count_firing(connection, _project(request))
             slow = [row["id"] for row in page.rows if row["slow_since_step"] is not None]
             changes = self._levels.of(connection, slow)
+        rows = [with_first_step(row, changes.get(row["id"])) for row in page.rows]
+        page = replace(page, rows=rows)
 
         def link(**changes: Any) -> str:
             query = {"project": _asked_project(request), "q": search, "status": status}
@@ -161,6 +164,7 @@ class Pages:
                 _or_404(selected)
             events = queries.job_events(connection, job["id"])
             changes = LevelChanges.of(events)
+            job = with_first_step(job, changes)
             events = with_who(connection, events)
             alerts = queries.job_alerts(connection, job["id"])
             silences = queries.active_silences(connection, job["project"], self.service.clock())

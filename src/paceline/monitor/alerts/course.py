@@ -1,0 +1,173 @@
+"""The course of an alert of a fail-slow: one fail-slow, or several with short reliefs between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.detect.event import counted
+from paceline.monitor.levels import Row, began_step, with_factor_of
+from paceline.units import duration
+
+
+def began_at(onset: Mapping[str, Any]) -> float:
+    """Time of the first event of a fail-slow, seconds since 1970."""
+    return float(onset.get("began_at", onset["at"]))
+
+
+@dataclass(frozen=True)
+class Course:
+    """The fail-slows that an alert covers.
+
+    Attributes:
+        job: row of the job.
+        rows: the fail-slows in order, one or more, the present or latest one last.
+        goes_on: whether the last one goes on.
+        said: least and largest factor that the alert has said; None without any.
+    """
+
+    job: Mapping[str, Any]
+    rows: Sequence[Row]
+    goes_on: bool
+    said: tuple[float, float] | None = None
+
+    @property
+    def last(self) -> Row:
+        """The present or latest fail-slow."""
+        return self.rows[-1]
+
+    def by_cost(self) -> list[Row]:
+        """The fail-slows, the costliest first."""
+        return sorted(self.rows, key=self.lost_s, reverse=True)
+
+    def lost_s(self, row: Row) -> float:
+        """Seconds that a fail-slow has cost."""
+        if row.get("relieved") or row is not self.last:
+            return float(row["lost_s"] or 0.0)
+        return lost_so_far_s(row, self.job)
+
+    def headline(self, cost: str = "") -> str:
+        """The level, since when, and the loss; the relief where it is over.
+
+        Args:
+            cost: what the fail-slow costs, in place of the loss in all.
+        """
+        lost_s = sum(self.lost_s(row) for row in self.rows)
+        lost = f"{duration(lost_s)} lost {'so far' if self.goes_on else 'in all'}" if lost_s else ""
+        if self.goes_on:
+            level = f"take {self.last['factor']:.2f}x as long{self._since()}"
+        else:
+            level = f"took {self._levels()} as long{self._from()}"
+        phrases = [f"Fail-slow: steps {level}", cost or lost]
+        return f"{'; '.join(filter(None, phrases))}.{self._relief()}"
+
+    def of_steps(self, row: Row) -> str:
+        """A sentence that says to which of several fail-slows the told cause belongs."""
+        if len(self.rows) == 1:
+            return ""
+        # The loss of a present fail-slow grows, and the headline would change with each step.
+        lost_s = float(row["lost_s"] or 0.0) if row.get("relieved") else 0.0
+        lost = f", which lost {duration(lost_s)}" if lost_s else ""
+        return f" The cause told is that of {_steps(row, self.job)}{lost}."
+
+    def _since(self) -> str:
+        """Since when steps are so slow, and since when the job is slow.
+
+        Later events change the level. The first step of the fail-slow, and that of its largest
+        rise, stay.
+        """
+        first = began_step(self.last, self.job)
+        step = max(first, int(self.last["since_step"]))
+        main = int(self.last.get("main_step") or step)
+        earlier = f"first slow since step {began_step(self.rows[0], self.job):,}{self._reliefs()}"
+        if first == step and len(self.rows) == 1:
+            return f" since step {step:,}"
+        phrases = [f"slow since step {first:,}"]
+        if first < step:
+            mostly = f", mostly since step {main:,}" if first < main < step else ""
+            phrases = [phrases[0] + mostly, f"at this level since step {step:,}"]
+        return f" ({'; '.join([*phrases, *([earlier] if len(self.rows) > 1 else [])])})"
+
+    def _from(self) -> str:
+        """Since when steps took longer, of what is over."""
+        first, row = began_step(self.rows[0], self.job), self.by_cost()[0]
+        main = int(row.get("main_step") or row["since_step"])
+        mostly = f", mostly since step {main:,}" if began_step(row, self.job) < main else ""
+        return f" since step {first:,}{mostly}{self._reliefs()}"
+
+    def _reliefs(self) -> str:
+        n = len(self.rows) - 1
+        return f", with {counted(n, 'relief')} between" if n else ""
+
+    def _relief(self) -> str:
+        """A sentence that says how the last fail-slow ended."""
+        step, left = self.last.get("relieved_step"), self.last.get("left_step")
+        if self.goes_on or (step is None and left is None):
+            return ""
+        if step is None:
+            return f" A restart, or the acceptance of its level, ended it at step {left:,}."
+        return f" Steps are healthy again since step {step:,}."
+
+    def _levels(self) -> str:
+        """The factors: ``1.50x``, or ``1.22x to 2.56x``. They include those that were said."""
+        last = self.last
+        known = [row for row in self.rows if row["factor"] is not None]
+        spans = [row.get("levels", (row["factor"],) * 2) for row in known]
+        if len(self.rows) == 1 and "levels" not in last:  # its mean is known better than its start
+            spans = [(last.get("mean", last["factor"]),) * 2]
+        if self.said is not None:
+            spans.append(self.said)
+        factors = min(span[0] for span in spans), max(span[1] for span in spans)
+        return " to ".join(dict.fromkeys(f"{factor:.2f}x" for factor in factors))
+
+
+def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
+    """Seconds that a fail-slow has cost until its job was last seen.
+
+    The event has the loss until detection. Since then each step takes longer than the healthy step.
+    If that is unknown, a share of all time is lost.
+    """
+    lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
+    if factor <= 1:
+        return lost_s
+    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
+        # Not by the clock: steps may arrive late, and pauses are no loss.
+        steps = int(job["last_step"]) - int(onset["step"])
+        return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
+    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
+
+
+def course_of(
+    job: Mapping[str, Any],
+    episodes: Sequence[Row],
+    onset: Row | None,
+    alert: Mapping[str, Any],
+) -> Course | None:
+    """The course of an alert; None without a fail-slow of a known factor.
+
+    Args:
+        job: row of the job.
+        episodes: its fail-slows in order.
+        onset: the present fail-slow; None without one.
+        alert: row of the alert. It covers the fail-slow of which it told and all later ones.
+    """
+    started_at = float(alert["started_at"])
+    before = [n for n, row in enumerate(episodes) if began_at(row) <= started_at]
+    rows = list(episodes[before[-1] if before else 0 :])
+    if onset is not None:
+        rows[-1:] = [onset]
+    elif rows and not rows[-1].get("relieved"):
+        rows[-1] = with_factor_of(job, rows[-1])
+    if not rows or rows[-1]["factor"] is None:
+        return None
+    least, most = alert["factor_least"], alert["factor_most"]
+    said = None if least is None or most is None else (float(least), float(most))
+    return Course(job, rows, onset is not None, said)
+
+
+def _steps(row: Row, job: Mapping[str, Any]) -> str:
+    first, end = began_step(row, job), row.get("relieved_step", row.get("left_step"))
+    if end is None or end <= first:
+        return f"the steps since step {first:,}"
+    return f"steps {first:,} to {end - 1:,}"
