@@ -192,6 +192,29 @@ def test_ends_that_come_together_are_one_message(tmp_path, hook):
     assert end["next_at"] == world.now + 10
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "told"), [(60, ["firing"]), (0, ["firing", "firing", "resolved"])]
+)
+def test_an_alert_that_another_one_replaces_before_its_message_is_not_told(
+    tmp_path, hook, wait_s, told
+):
+    """A newcomer got "firing slow-job" 7 s after fail-slow had ended it."""
+    world = hooked(tmp_path, hook)
+    world.alerts.settings = replace(world.alerts.settings, group_wait_s=wait_s)
+    world.set_job(last_step=110, healthy_s=1.0, slow_since_step=100, seen_at=world.now + DAY)
+    world.happened("onset", 100, factor=1.3, lost_s=1.0)
+    world.session(1.3)
+    world.session(1.3)
+    assert world.firing() == ["slow-job"]
+    world.set_job(last_step=400)
+    world.pass_time(10)
+    assert world.firing() == ["fail-slow"]
+    rows = world.rows(deliveries)
+    assert sorted(row["status"] for row in rows) == told
+    last = max(row["alert_id"] for row in rows)
+    assert [row["status"] for row in rows if row["alert_id"] == last] == ["firing"]
+
+
 def test_channels_take_what_is_meant_for_them(tmp_path, hook):
     more = """
   rest: {type: slack, url: 'http://x/y', rules: [fail-*], projects: llm, importance: critical}

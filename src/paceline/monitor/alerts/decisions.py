@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.monitor.alerts.course import began_at
@@ -39,11 +39,13 @@ class Decision:
     Attributes:
         begins: rules and alarms of alerts that start or are updated.
         ends: alerts that end, and why; "" if the alarm just ended.
+        absorbed: numbers of the alerts that end since another one tells their change.
         final: number of an alert that ends -> its last headline, where it changes.
     """
 
     begins: list[tuple[Rule, Alarm]] = field(default_factory=list)
     ends: list[tuple[Row, str]] = field(default_factory=list)
+    absorbed: set[int] = field(default_factory=set)
     final: dict[int, str] = field(default_factory=dict)
 
 
@@ -88,17 +90,19 @@ def decide(
             told.renew(alert, alarm)
         if alert is None and not told.has(rule, alarm):
             decision.begins.append((rule, alarm))
-            decision.ends.extend(told.absorbed(rule, alarm))
+            absorbed = told.absorbed(rule, alarm)
+            decision.ends.extend(absorbed)
+            decision.absorbed.update(row["id"] for row, _ in absorbed)
             told.add(rule, facts.now)
         elif alert is not None and not _says(alert, alarm):
             decision.begins.append((rule, alarm))
-    absorbed = {row["id"] for row, _ in decision.ends}
+    ended = {row["id"] for row, _ in decision.ends}
     begins = [
         (rule, alarm)
         for rule, alarm in decision.begins
-        if rule.name not in latest or latest[rule.name]["id"] not in absorbed
+        if rule.name not in latest or latest[rule.name]["id"] not in ended
     ]
-    return Decision(begins, decision.ends, decision.final)
+    return replace(decision, begins=begins)
 
 
 def importance_of(rule: Rule, job: Row) -> str:

@@ -202,7 +202,12 @@ class Alerts:
             decision = decide(rules, facts, of_job, silences, self._channels)
             begins += [(rule, alarm, facts) for rule, alarm in decision.begins]
             endings += [
-                store.Ending(row["fingerprint"], why, decision.final.get(row["id"]))
+                store.Ending(
+                    row["fingerprint"],
+                    why,
+                    decision.final.get(row["id"]),
+                    row["id"] in decision.absorbed,
+                )
                 for row, why in decision.ends
             ]
         self._apply(begins, endings, now)

@@ -73,11 +73,13 @@ class Ending:
         fingerprint: its fingerprint.
         why: is added to its headline.
         headline: its last headline; None: as it fires.
+        absorbed: another alert tells its change, so messages that still wait are not sent.
     """
 
     fingerprint: str
     why: str = ""
     headline: str | None = None
+    absorbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,15 @@ def _end(
     ]
     ended = {"status": "resolved", "updated_at": now, "ended_at": now, "headline": headline}
     connection.execute(statement.values(**ended), values)
+    absorbed = [row["id"] for row, end in ends if end.absorbed]
+    connection.execute(
+        delete(deliveries).where(
+            deliveries.c.alert_id.in_(absorbed),
+            deliveries.c.state == "waiting",
+            deliveries.c.attempts == 0,
+            deliveries.c.next_at > now,  # later, its channel may be sending it
+        )
+    )
     channels = _told(connection, [row["id"] for row, _ in ends], ("waiting", "delivered"))
     _tell(connection, engine, list(channels.items()), "resolved", next_at)
     return [Told(row["id"], "resolved", row["fingerprint"]) for row, _ in ends]
