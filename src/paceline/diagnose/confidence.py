@@ -87,8 +87,9 @@ class Trust:
         """
         factor = (1 - candidate.chance) * FEW_STEPS.get(self.n_steps, 1.0)
         if self.programmed and candidate.cause in GROUP_CAUSES:
-            slow = len(candidate.evidence.get("steps", range(self.n_steps)))
-            factor *= (slow + 1) / (slow + 2) if slow < SUCCESSION_BELOW else 1.0
+            steps = candidate.evidence.get("steps")
+            n_slow = len(steps) if isinstance(steps, list) else self.n_steps
+            factor *= (n_slow + 1) / (n_slow + 2) if n_slow < SUCCESSION_BELOW else 1.0
         factor *= max(WORST, 1 - MISFIT_COST * self.misfit)
         factor *= DOUBTFUL_FACTOR if self.doubtful else 1.0
         factor *= AMBIGUOUS_FACTOR if candidate.ambiguous else 1.0
