@@ -82,3 +82,16 @@ def test_a_real_run_that_repeats_every_five_steps():
     (onset,) = events_of(times)
     assert 299 <= onset.since_step <= 301
     assert onset.factor == pytest.approx(1.3, rel=0.03)
+
+
+@pytest.mark.parametrize(("period", "extra_s"), [(5, 0.12), (4, 0.06), (1, 0.0)])
+def test_the_usual_healthy_step_of_a_cycle_is_its_median(period, extra_s):
+    """A job of a newcomer: 88 ms, and every fifth step 120 ms longer. Its level was 103 ms."""
+    rng = np.random.default_rng(0)
+    times = 0.088 * rng.normal(1, 0.01, (300, 2))
+    times[period - 1 :: period] += extra_s
+    detector = Detector(2)
+    for step, of_ranks in enumerate(times):
+        detector.update(step, of_ranks)
+    np.testing.assert_allclose(detector.usual_s, np.median(times, axis=0), rtol=0.01)
+    assert (detector.usual_s < detector.healthy_s).all() == (period > 1)

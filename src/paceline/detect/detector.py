@@ -230,6 +230,19 @@ class Detector:
         return healthy_s
 
     @property
+    def usual_s(self) -> Array:
+        """[rank] median healthy step time, where steps repeat in a cycle; else ``healthy_s``.
+
+        The level of a cycle is no time of any of its steps: it lies between the short and the long.
+        """
+        usual_s = self.healthy_s
+        for rank, period in enumerate(self._wholes[:, columns.PERIOD].tolist()):
+            if period > 0:
+                cycle = self._floats[rank, columns.CYCLE : columns.CYCLE + period]
+                usual_s[rank] *= np.exp(np.median(cycle))
+        return usual_s
+
+    @property
     def level_s(self) -> Array:
         """[rank] current step time for the last step's workload; nan during the warm-up."""
         level_s: Array = self._floats[:, columns.LEVEL_S] * self._scale
