@@ -261,9 +261,12 @@ def began_step(onset: Mapping[str, Any], job: Mapping[str, Any]) -> int:
 def with_first_step(job: Mapping[str, Any], changes: LevelChanges | None) -> Row:
     """A job's row whose ``slow_since_step`` is the first step of its present fail-slow by events.
 
-    The detector's own value follows the ranks that are slow at the moment.
+    The detector's own value follows the ranks that are slow at the moment. It stays where events
+    tell no present fail-slow.
     """
-    onset = None if changes is None else changes.going_on(job, settled=True)
+    onset = None
+    if changes is not None and changes.slow is not None:
+        onset = changes.going_on(job, settled=True)
     return dict(job) if onset is None else {**job, "slow_since_step": began_step(onset, job)}
 
 
