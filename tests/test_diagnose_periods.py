@@ -115,6 +115,25 @@ def test_a_worker_that_is_slow_several_times(tmp_path, told, slow, healthy_since
     assert saved_s(case) == pytest.approx(0.020, rel=0.1)
 
 
+@pytest.mark.parametrize("hiccup_ms", [0, 22, 90])
+def test_one_pause_of_the_other_rank_makes_no_garbage_collection(tmp_path, hiccup_ms):
+    """A newcomer's job: "21 forwards on 2 workers pause: garbage collection; very likely (96%)"."""
+    rng = np.random.default_rng(1)
+    noise = rng.lognormal(0, 0.01, (N, 2, 2))
+
+    def step_of(number, rank):
+        forward, backward = noise[number, rank] * (41, 60)
+        late = 120 * (rank == 1 and 30 <= number < 60) + hiccup_ms * (rank == 0 and number == 15)
+        return RankStep(forward=forward + late, backward=backward)
+
+    case = analysed(from_trace(data_parallel_job(tmp_path, step_of, steps=N, ranks=2)))
+    found = {f.cause: f for f in case.diagnosis.findings}
+    assert "gc" not in found
+    step_s = float(case.result.simulated_s.mean())
+    assert found["worker"].share_of_step == pytest.approx(0.040 / step_s, rel=0.05)
+    assert found["drift"].part_of == "worker"
+
+
 def test_pauses_of_single_steps_are_no_runs(tmp_path):
     """Every fifth forward of rank 1 pauses, as in a garbage collection."""
 

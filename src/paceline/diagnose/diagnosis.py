@@ -154,7 +154,7 @@ def _inside(
         candidate
         for candidate in candidates
         if candidate.cause != "gc"
-        or not any(explained_by(candidate, worker, result.steps) for worker in slow)
+        or not any(explained_by(candidate, worker, result.steps, durations, fit) for worker in slow)
     ]
     candidates = [_with_metrics(candidate, durations, ideal, result) for candidate in candidates]
     savings = Savings(durations, fit, [candidate.effect for candidate in candidates])

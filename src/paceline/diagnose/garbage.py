@@ -88,23 +88,41 @@ def garbage_cause(durations: Durations, fit: Fit) -> Candidate | None:
     )
 
 
-def explained_by(garbage: Candidate, worker: Candidate, steps: npt.NDArray[np.int64]) -> bool:
-    """Whether a worker that is slow in some steps explains the pauses, which are its own.
+def explained_by(
+    garbage: Candidate,
+    worker: Candidate,
+    steps: npt.NDArray[np.int64],
+    durations: Durations,
+    fit: Fit,
+) -> bool:
+    """Whether workers that are slow in some steps explain the pauses: most of these are theirs.
 
     Args:
         garbage: garbage collection.
         worker: slow workers.
         steps: [step] step numbers.
+        durations: as measured.
+        fit: of these durations.
     """
-    slow, places = worker.evidence["steps"], worker.where["workers"]
-    if slow == "all" or any(place not in places for place in garbage.where["workers"]):
+    slow = worker.evidence["steps"]
+    places = {(int(dp), int(pp)) for dp, pp in worker.where["workers"]}
+    if slow == "all":
         return False
     in_slow, of_slow_s, n_paused, n_all = np.isin(steps, slow), 0.0, 0, 0
-    for excess in garbage.effect.excess or ():  # [place, microbatch, step, dp]
-        own = excess[:, :, in_slow]
+    for excess, dps in zip(
+        garbage.effect.excess or (), durations.graph.variant_dps, strict=True
+    ):  # [place, microbatch, step, dp]
+        is_slow = np.array(
+            [
+                [(dp, stage) in places for dp in dps.tolist()]
+                for stage in fit.stage_of_place.tolist()
+            ]
+        )
+        own = excess[:, :, in_slow] * is_slow[:, None, None]
         of_slow_s += float(own.sum())
         n_paused += int((own > 0).sum())
-        n_all += int((excess > 0).any(axis=(1, 2)).sum()) * own.shape[1] * own.shape[2]
+        has_pauses = (excess > 0).any(axis=(1, 2)) & is_slow
+        n_all += int(has_pauses.sum()) * own.shape[1] * own.shape[2]
     lasts = of_slow_s >= OF_SLOW_WORKER * garbage.evidence["total_s"]
     return lasts and n_paused >= OF_SLOW_WORKER * n_all
 
