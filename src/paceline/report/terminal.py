@@ -201,15 +201,17 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text = f"No {which}stragglers in the operations: they make steps {longer}"
             style = "bold yellow"
     else:
-        text = f"Stragglers make steps {times} times as long as they could be"
         if report.by_worker.size == 1:
             text = f"No stragglers: one worker. Steps take {times} times as long as its fast ones"
-        text += without_passing(report)
-        if report.by_worker.size > 1 and report.passing_share > report.waste / 2:
+            text += without_passing(report)
+        elif report.passing_share > report.waste / 2:
             text = (
                 f"Steps are {times} times as long as they could be, mostly by variation that "
                 f"passes; without it, S is {report.lasting_slowdown:.2f}"
             )
+        else:
+            text = f"Stragglers make steps {times} times as long as they could be"
+            text += without_passing(report)
         style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
     if report.doubtful and not explained(report):
