@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline import jumps
-from paceline.diagnose import outside
+from paceline.diagnose import drift, outside
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.confidence import Trust
 from paceline.diagnose.finding import NOWHERE, Finding
@@ -226,14 +226,14 @@ def life(times, **fields):
     return Life(**fields)
 
 
-def drift(times, **fields):
+def drift_of(times, **fields):
     result = life(times, **fields)
-    return outside._drift(result, MEAN[len(times)], result.simulated_s)
+    return drift._drift(result, MEAN[len(times)], result.simulated_s)
 
 
 @pytest.mark.parametrize(("change", "named"), [(0.0300, False), (0.0310, True)])
 def test_a_trend_counts_from_three_percent_of_the_mean_on(change, named):
-    found = drift(1 + change * np.linspace(0, 1, 16))
+    found = drift_of(1 + change * np.linspace(0, 1, 16))
     assert (found is not None) == named
     if found:
         assert found.id == "trend"
@@ -246,12 +246,12 @@ def test_a_trend_counts_from_three_percent_of_the_mean_on(change, named):
 
 @pytest.mark.parametrize(("n", "named"), [(7, False), (8, True)])
 def test_eight_steps_may_show_a_trend(n, named):
-    assert (drift(np.linspace(1, 2, n)) is not None) == named
+    assert (drift_of(np.linspace(1, 2, n)) is not None) == named
 
 
 def test_a_job_that_becomes_faster():
     """It costs the time by which the earlier steps exceed the last one."""
-    found = drift(np.linspace(2, 1, 16))
+    found = drift_of(np.linspace(2, 1, 16))
     assert found.text == (
         "times fall from step to step: the first steps take 2.00x as long as the later ones"
     )
@@ -261,7 +261,7 @@ def test_a_job_that_becomes_faster():
 
 
 def test_a_jump_is_named_with_its_step():
-    found = drift(np.repeat([1.0, 1.2], [12, 18]))
+    found = drift_of(np.repeat([1.0, 1.2], [12, 18]))
     assert (found.id, found.evidence["step"]) == ("change-point", 112)
     assert found.evidence["change"] == pytest.approx(0.2)
     assert found.share_of_step == pytest.approx(0.12 / 1.12)
@@ -271,7 +271,7 @@ def test_pauses_of_single_steps_are_no_part_of_a_jump():
     """12 steps of 1 s and 18 of 1.2 s; a collection takes 3 s in four of the latter."""
     times = np.repeat([1.0, 1.2], [12, 18])
     times[[15, 17, 20, 25]] += 3.0
-    found = drift(times)
+    found = drift_of(times)
     assert found.evidence["step"] == 112
     assert found.share_of_step == pytest.approx(18 * 0.2 / times.sum())
 
@@ -279,25 +279,25 @@ def test_pauses_of_single_steps_are_no_part_of_a_jump():
 def test_a_change_is_that_of_the_whole_step():
     """Delays that the simulation leaves out are a part of the step, its overlap is none."""
     times = np.repeat([1.0, 1.2], [12, 18])
-    found = drift(times, traced_s=times + 1.5, overlap_s=np.full(30, 0.5))
+    found = drift_of(times, traced_s=times + 1.5, overlap_s=np.full(30, 0.5))
     assert found.evidence["change"] == pytest.approx(0.1)
     assert found.text.startswith("steps become 10.0% slower")
-    faster = drift(times[::-1], traced_s=times[::-1] + 1.5, overlap_s=np.full(30, 0.5))
+    faster = drift_of(times[::-1], traced_s=times[::-1] + 1.5, overlap_s=np.full(30, 0.5))
     assert "take 1.10x as long as the later ones" in faster.text
 
 
 def test_the_chances_of_trends_and_jumps():
     """Mann-Kendall: of 8 rising values 28 pairs rise; Pettitt: K = 36 of 6 and 6 values."""
     z = 27 / math.sqrt(8 * 7 * 21 / 18)
-    assert outside._mann_kendall(np.arange(8.0)) == pytest.approx(math.erfc(z / math.sqrt(2)))
-    assert outside._mann_kendall(np.ones(8)) == 1
+    assert drift._mann_kendall(np.arange(8.0)) == pytest.approx(math.erfc(z / math.sqrt(2)))
+    assert drift._mann_kendall(np.ones(8)) == 1
     pettitt = 2 * math.exp(-6 * 36**2 / (12**3 + 12**2))
     assert jumps._pettitt(np.repeat([1.0, 2.0], 6)) == pytest.approx(pettitt)
-    shape = outside._break(np.arange(12.0), np.repeat([1.0, 2.0], 6))
+    shape = drift._break(np.arange(12.0), np.repeat([1.0, 2.0], 6))
     assert shape.fitted.tolist() == [1.0] * 6 + [2.0] * 6
-    line = outside._trend(np.array([0.0, 2.0, 3.0]), np.array([5.0, 9.0, 11.0]))
+    line = drift._trend(np.array([0.0, 2.0, 3.0]), np.array([5.0, 9.0, 11.0]))
     assert line.fitted == pytest.approx([5, 9, 11])
-    assert outside._theil_sen(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 8.0])) == 4
+    assert drift._theil_sen(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 8.0])) == 4
 
 
 def delayed(lost, overlap=0.0, by_kind=None, step_start=1.0, slowdown=1.05, n=8, open_overlap=0.0):
@@ -444,23 +444,23 @@ def test_sentences_name_five_odd_steps():
 
 
 def test_the_evidence_of_a_drift():
-    jump = drift(np.repeat([1.0, 1.2], [12, 18]))
+    jump = drift_of(np.repeat([1.0, 1.2], [12, 18]))
     assert (jump.cause, jump.evidence["test"], jump.evidence["threshold"]) == (
         "drift", "Pettitt", 0.03
     )  # fmt: skip
     assert jump.text == "steps become 20.0% slower at step 112"
     assert 0 < jump.evidence["p_value"] < 0.001
-    trend = drift(np.linspace(1, 2, 16))
+    trend = drift_of(np.linspace(1, 2, 16))
     assert (trend.cause, trend.evidence["test"]) == ("drift", "Mann-Kendall, Theil-Sen")
 
 
 def test_drifts_that_chance_may_show_are_not_named():
     """Of 8 steps all 28 pairs must rise: with 26 of them z is 23 / 8.08, a chance of 0.004."""
     times = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7])
-    assert drift(times) is not None
+    assert drift_of(times) is not None
     times[[0, 1]] = times[[1, 0]]
-    assert outside._mann_kendall(times) == pytest.approx(math.erfc(25 / math.sqrt(8 * 7 * 21 / 9)))
-    assert drift(times) is None
+    assert drift._mann_kendall(times) == pytest.approx(math.erfc(25 / math.sqrt(8 * 7 * 21 / 9)))
+    assert drift_of(times) is None
 
 
 def test_the_order_of_causes_outside():
@@ -523,7 +523,7 @@ def test_the_interval_of_delays():
 
 def test_the_interval_of_a_drift():
     result = life(np.linspace(1, 2, 101))
-    found = outside._drift(result, EACH, result.simulated_s)
+    found = drift._drift(result, EACH, result.simulated_s)
     assert found.interval == pytest.approx((0.05 / 1.05, 0.95 / 1.95))
     assert found.confidence == pytest.approx(100 / 101)
 

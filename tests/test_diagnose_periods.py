@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose
+from paceline.diagnose.step_runs import clusters, runs_of, when
 from paceline.graph import from_trace
 from paceline.graph.computes import computes_of
-from paceline.jumps import clusters, period_of, runs_of, slower_steps, spans, when
+from paceline.jumps import period_of, slower_steps, spans
 from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.healthy import healthy_workers
 from paceline.remedies.outcome import copy_of

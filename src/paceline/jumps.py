@@ -12,15 +12,11 @@ import numpy.typing as npt
 from paceline import robust
 
 Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: A jump or a period changes the step time by at least MIN_JUMP and has MIN_STEPS steps on either
 #: side. Its chance without a real change is at most MAX_CHANCE.
 MIN_JUMP, MAX_CHANCE, MIN_STEPS = 0.03, 0.001, 4
-
-#: Most runs of steps in a sentence.
-MAX_RUNS = 3
 
 _TINY_S = 1e-9
 
@@ -57,8 +53,9 @@ class Period:
     Attributes:
         first, end: indices of its first step and of the first step behind it.
         inside_s, outside_s: median step times, or a worker's times over those of its peers.
-        p_value: chance of such times without a change, by ranks (Kuiper) or, where the times of
-            inside and outside do not overlap, by size (Student).
+        p_value: chance of such times without a change.
+        test: the test used: "Kuiper" by ranks, or "Student" where the times inside and outside do
+            not overlap.
     """
 
     first: int
@@ -66,6 +63,11 @@ class Period:
     inside_s: float
     outside_s: float
     p_value: float
+    test: str
+
+    def inside(self, n_steps: int) -> Mask:
+        """[step] whether a step is inside."""
+        return _between(self.first, self.end, n_steps)
 
 
 def jump_of(times: Array, n_tests: int = 1) -> Jump | None:
@@ -90,8 +92,7 @@ def period_of(times: Array, n_tests: int = 1) -> Period | None:
     lengths = (period.first, period.end - period.first, len(times) - period.end)
     if not large or min(lengths) < MIN_STEPS or n_tests * period.p_value > MAX_CHANCE:
         return None
-    inside = _between(period.first, period.end, len(times))
-    fitted = np.where(inside, period.inside_s, period.outside_s)
+    fitted = np.where(period.inside(len(times)), period.inside_s, period.outside_s)
     jump = find_jump(times)
     jumped = np.repeat([jump.before_s, jump.after_s], [jump.at, len(times) - jump.at])
     of_jump, of_period = (float(np.abs(times - fit).sum()) for fit in (jumped, fitted))
@@ -107,51 +108,13 @@ def slower_steps(times: Array, n_tests: int = 1) -> Mask | None:
     """
     period = period_of(times, n_tests)
     if period is not None:
-        inside = _between(period.first, period.end, len(times))
+        inside = period.inside(len(times))
         return inside if period.inside_s > period.outside_s else ~inside
     jump = jump_of(times, n_tests)
     if jump is None:
         return None
     behind = _between(jump.at, len(times), len(times))
     return behind if jump.after_s > jump.before_s else ~behind
-
-
-def runs_of(mask: Mask) -> list[tuple[int, int]]:
-    """(first, end) indices of the runs of True."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
-
-
-def clusters(mask: Mask) -> bool:
-    """Whether the True values come in fewer runs than chance explains (Wald and Wolfowitz 1940)."""
-    n, n_true = len(mask), int(mask.sum())
-    pairs = 2 * n_true * (n - n_true)
-    variance = pairs * (pairs - n) / (n * n * (n - 1))
-    if variance <= 0:
-        return False
-    n_runs = 1 + int(np.count_nonzero(mask[1:] != mask[:-1]))
-    z = (pairs / n + 1 - n_runs - 0.5) / math.sqrt(variance)
-    return math.erfc(z / math.sqrt(2)) / 2 <= MAX_CHANCE
-
-
-def when(slower: Mask, steps: Ints) -> str:
-    """The steps of a mask in words, as in ``from step 160 on``."""
-    runs, n = runs_of(slower), len(slower)
-    if len(runs) == 1:
-        ((first, end),) = runs
-        if end == n:
-            return f"from step {steps[first]:,} on"
-        if first == 0:
-            return f"before step {steps[end]:,}"
-        return f"in steps {steps[first]:,} to {steps[end - 1]:,}"
-    if len(runs) == 2 and slower[0] and slower[-1]:
-        return f"before step {steps[runs[0][1]]:,} and from step {steps[runs[1][0]]:,} on"
-    listed = ", ".join(
-        f"{steps[first]:,}" + (f" to {steps[end - 1]:,}" if end > first + 1 else "")
-        for first, end in runs[:MAX_RUNS]
-    )
-    more = ", ..." if len(runs) > MAX_RUNS else ""
-    return f"in {slower.sum()} of {n} steps ({listed}{more})"
 
 
 def spans(times: Array, least: int, n_tests: int = 1) -> list[tuple[int, int]]:
@@ -222,11 +185,12 @@ def find_period(times: Array) -> Period:
     starts += [(float(np.quantile(times, at)), usual_s) for at in (_FEW, 1 - _FEW)]
     _, first, end = min(_place(times, *levels) for levels in starts)
     inside = _between(first, end, n)
-    chance = _kuiper(float(np.ptp(sums)), n)
+    chance, test = _kuiper(float(np.ptp(sums)), n), "Kuiper"
     if chance > MAX_CHANCE:
         logs = np.log(np.maximum(times, _TINY_S))
-        chance = min(chance, _student(logs[inside], logs[~inside], n * (n - 1) // 2))
-    return Period(first, end, *_levels(times, inside), chance)
+        by_size = _student(logs[inside], logs[~inside], n * (n - 1) // 2)
+        chance, test = min((chance, test), (by_size, "Student"))
+    return Period(first, end, *_levels(times, inside), chance, test)
 
 
 def _between(first: int, end: int, n: int) -> Mask:

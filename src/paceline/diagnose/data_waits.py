@@ -16,8 +16,9 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import begin_s, begun_late_s
 from paceline.diagnose.levels import lower_median
 from paceline.diagnose.long_waits import ALL_STEPS, MIN_BEYOND, long_waits, not_by_chance
+from paceline.diagnose.step_runs import when
 from paceline.graph import Measured
-from paceline.jumps import slower_steps, when
+from paceline.jumps import slower_steps
 from paceline.trace import OpKind
 from paceline.units import seconds
 from paceline.whatif import WhatIf

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.remove import Effect, Scaled
+from paceline.diagnose.step_runs import clusters, runs_of, when
 from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
 from paceline.graph.computes import compute_s
-from paceline.jumps import MIN_STEPS, Mask, clusters, runs_of, slower_steps, when
+from paceline.jumps import MIN_STEPS, Mask, slower_steps
 from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
