@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from paceline.diagnose import diagnose, forward_backward_correlation, waterfall
+from paceline.diagnose.drift import _mann_kendall
 from paceline.diagnose.fit import fit_computes, pauses
 from paceline.diagnose.healthy_ideal import HARDWARE
-from paceline.diagnose.drift import _mann_kendall
 from paceline.diagnose.remove import Effect, without
 from paceline.diagnose.shares import Savings
 from paceline.graph import from_trace

@@ -45,7 +45,7 @@ def test_events():
 
 def test_alerts():
     requires.installed("starlette", "sqlalchemy")
-    from paceline.monitor.alerts.rules import KINDS
+    from paceline.monitor.alerts.rule import KINDS
 
     assert set(rows("Alerts")) == set(KINDS)
 

@@ -10,7 +10,8 @@ requires.installed("starlette")
 
 from monitor_alerts import DAY
 from paceline.errors import MonitorError
-from paceline.monitor.alerts.rules import DEFAULTS, Facts, Rule, gpu_hours_at_stake, judge
+from paceline.monitor.alerts.judgement import Facts, gpu_hours_at_stake, judge
+from paceline.monitor.alerts.rule import DEFAULTS, Rule
 from paceline.monitor.levels import LevelChanges
 from paceline.monitor.web.event_cost import event_cost, lost_by_now, with_cost
 

@@ -10,7 +10,7 @@ import requires
 requires.installed("starlette")
 
 from monitor_documents import blocks, told
-from paceline.monitor.alerts.rules import DEFAULTS, Rule
+from paceline.monitor.alerts.rule import DEFAULTS, Rule
 from paceline.monitor.alerts.settings import load_settings
 from paceline.monitor.config import Config, load_config
 

@@ -16,7 +16,7 @@ from paceline.units import moment
 
 if TYPE_CHECKING:
     from paceline.monitor.alerts.notice import Notice
-    from paceline.monitor.alerts.rules import Rule
+    from paceline.monitor.alerts.rule import Rule
 
 EPILOG = """\
 examples:

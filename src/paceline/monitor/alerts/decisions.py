@@ -13,19 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.monitor.alerts.course import began_at
-from paceline.monitor.alerts.rules import (
+from paceline.monitor.alerts.judgement import (
     EXPLAINS,
-    IMPORTANCE_LABEL,
-    IMPORTANCES,
     Alarm,
     Facts,
-    Rule,
     final_headline,
     holds,
     is_named,
     judge,
     renewed,
 )
+from paceline.monitor.alerts.rule import IMPORTANCE_LABEL, IMPORTANCES, Rule
 
 Row = Mapping[str, Any]
 #: The kinds of rules that one change of a job's speed may satisfy, and those judged by sessions.

@@ -16,9 +16,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.monitor.alerts.decisions import decide, importance_of
 from paceline.monitor.alerts.delivery import Courier
+from paceline.monitor.alerts.judgement import Alarm, Facts
 from paceline.monitor.alerts.news import News
 from paceline.monitor.alerts.places import Where, in_ranks, in_result
-from paceline.monitor.alerts.rules import DAY_S, Alarm, Facts, Rule
+from paceline.monitor.alerts.rule import DAY_S, Rule
 from paceline.monitor.alerts.settings import load_settings
 from paceline.monitor.levels import LevelChanges, Levels
 from paceline.monitor.log import log, logger

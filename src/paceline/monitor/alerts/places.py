@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.monitor.alerts.rules import Alarm
+from paceline.monitor.alerts.judgement import Alarm
 from paceline.monitor.blobs import Blobs, BlobsAway
 from paceline.monitor.documents import read_report
 from paceline.monitor.log import log

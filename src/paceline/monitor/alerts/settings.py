@@ -19,7 +19,7 @@ from paceline.monitor.alerts.pagers import (
     PagerDuty,
     Teams,
 )
-from paceline.monitor.alerts.rules import IMPORTANCES, KINDS, Rule, default_rules, rules_of
+from paceline.monitor.alerts.rule import IMPORTANCES, KINDS, Rule, default_rules, rules_of
 from paceline.monitor.file_texts import text_of, texts_of
 from paceline.results.words.names import CAUSES
 

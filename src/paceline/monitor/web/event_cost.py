@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.detect.event import SLOW_KINDS
 from paceline.monitor.alerts.course import lost_so_far_s
-from paceline.monitor.alerts.rules import gpu_hours_at_stake
+from paceline.monitor.alerts.judgement import gpu_hours_at_stake
 from paceline.monitor.levels import LevelChanges
 from paceline.monitor.loss_range import may_go_on, slow_factor
 from paceline.units import gpu_hours, moment

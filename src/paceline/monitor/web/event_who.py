@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from paceline.detect.event import SLOW_KINDS
-from paceline.monitor.alerts.rules import session_that_explains
+from paceline.monitor.alerts.judgement import session_that_explains
 from paceline.monitor.store.alerts import facts_of
 from paceline.monitor.store.events import level_events_of
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from paceline import units
-from paceline.monitor.alerts.rules import what_lasts
+from paceline.monitor.alerts.judgement import what_lasts
 from paceline.monitor.loss_range import (
     data_share,
     is_before,
