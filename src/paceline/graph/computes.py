@@ -193,10 +193,10 @@ def _apart(seconds: Array, slow: Mask) -> Array:
     factor = np.ones(seconds.shape)
     for dp in np.flatnonzero(slow.any(axis=(0, 1))).tolist():
         for mine in np.unique(slow[:, :, dp], axis=0):  # parts that are slow in the same steps
-            peers = np.flatnonzero(~slow[:, mine].any(axis=(0, 1)))
+            rows = np.flatnonzero((slow[:, :, dp] == mine).all(axis=1))
+            peers = np.flatnonzero(~slow[rows][:, mine].any(axis=(0, 1)))
             if not mine.any() or not peers.size:
                 continue
-            rows = np.flatnonzero((slow[:, :, dp] == mine).all(axis=1))
             at = np.ix_(rows, np.flatnonzero(mine))
             usual = np.median(seconds[:, :, peers][at], axis=2)
             own = seconds[:, :, dp][at]
