@@ -134,7 +134,7 @@ def _mfu(result: SearchResult, left_out: Sequence[str]) -> list[str]:
             f"Without the masked half of attention the MFU is {causal / first:.2f} times as large: "
             f"{causal:.1%} for the first plan."
         )
-    return [*notes, f"A wider window also shows {', '.join(left_out)}."]
+    return [*notes, f"A wider terminal also shows the columns {', '.join(left_out)}."]
 
 
 def kernels(result: SearchResult) -> str:
