@@ -7,10 +7,12 @@ import pytest
 
 from paceline.diagnose import diagnose
 from paceline.graph import from_trace
+from paceline.graph.computes import computes_of
 from paceline.jumps import find_jump, spans
 from paceline.remedies import Case
 from paceline.remedies.replace import replace_worker
-from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
+from paceline.synth import BASE_S, SlowLink, SlowWorker, SynthSpec, synthesize
+from paceline.trace import OpKind
 from paceline.whatif import analyze
 from recordings import RankStep, data_parallel_job
 
@@ -133,6 +135,20 @@ def test_pauses_of_all_forwards_of_a_slow_worker_are_no_garbage_collection(tmp_p
     measured = from_trace(trace)
     findings = {f.cause: f for f in diagnose(measured, analyze(measured)).findings}
     assert findings["worker"].text.endswith(f"from step {first} on")
+    assert "gc" not in findings
+
+
+def test_noise_leaves_some_forwards_of_a_slow_worker_below_the_limit_of_pauses():
+    """Only 54 of 80 forwards in the slow steps exceed the limit; the worker explains them all."""
+    base = {**BASE_S, OpKind.FORWARD_COMPUTE: 0.046, OpKind.BACKWARD_COMPUTE: 0.008}
+    spec = SynthSpec(dp=8, pp=1, microbatches=4, steps=60, noise=0.04, seed=1, base_s=base)
+    measured = from_trace(synthesize(spec))
+    forwards = computes_of(measured.graph).ops[0][0].ravel()
+    measured.durations.block(0)[forwards, 20:40, 1] *= 1.61
+    findings = {f.cause: f for f in diagnose(measured, analyze(measured)).findings}
+    assert findings["worker"].text.endswith("in steps 20 to 39")
+    assert findings["worker"].evidence["factors"] == [pytest.approx(82 / 54, rel=0.03)]
+    assert findings["worker"].share > 0.8
     assert "gc" not in findings
 
 

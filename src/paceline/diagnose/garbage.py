@@ -30,7 +30,8 @@ SAME_MICROBATCH, MANY_PAUSES = 0.5, 10
 MANY_TRIALS = 200
 
 #: A slow worker explains pauses of its own, if this share of their time lies in its slow steps, and
-#: this share of its forwards there pause.
+#: this share of its forwards there are longer by half of a typical pause (logarithm). Noise leaves
+#: some of them below the limit of pauses.
 OF_SLOW_WORKER = 0.9
 
 _ONE_WORKER = (
@@ -108,9 +109,10 @@ def explained_by(
     places = {(int(dp), int(pp)) for dp, pp in worker.where["workers"]}
     if slow == "all":
         return False
-    in_slow, of_slow_s, n_paused, n_all = np.isin(steps, slow), 0.0, 0, 0
-    for excess, dps in zip(
-        garbage.effect.excess or (), durations.graph.variant_dps, strict=True
+    in_slow, of_slow_s = np.isin(steps, slow), 0.0
+    forwards, paused = [np.empty(0)], [np.empty(0)]  # logarithms over the fit, in the slow steps
+    for excess, variant, dps in zip(
+        garbage.effect.excess or (), fit.variants, durations.graph.variant_dps, strict=True
     ):  # [place, microbatch, step, dp]
         is_slow = np.array(
             [
@@ -120,11 +122,14 @@ def explained_by(
         )
         own = excess[:, :, in_slow] * is_slow[:, None, None]
         of_slow_s += float(own.sum())
-        n_paused += int((own > 0).sum())
         has_pauses = (excess > 0).any(axis=(1, 2)) & is_slow
-        n_all += int(has_pauses.sum()) * own.shape[1] * own.shape[2]
-    lasts = of_slow_s >= OF_SLOW_WORKER * garbage.evidence["total_s"]
-    return lasts and n_paused >= OF_SLOW_WORKER * n_all
+        residual = np.moveaxis(variant.residual[0][:, :, in_slow], 3, 1)  # [place, dp, ...]
+        forwards.append(residual[has_pauses].ravel())
+        paused.append(residual[np.moveaxis(own, 3, 1) > 0])
+    of_worker, of_pauses = np.concatenate(forwards), np.concatenate(paused)
+    if of_slow_s < OF_SLOW_WORKER * garbage.evidence["total_s"] or not of_pauses.size:
+        return False
+    return float((of_worker >= np.median(of_pauses) / 2).mean()) >= OF_SLOW_WORKER
 
 
 def _count(excess: Sequence[Array], least_s: float = 0.0) -> int:
