@@ -74,6 +74,18 @@ def test_ladders_of_many_small_steps_are_found():
     assert all(levels[event.rank][event.step] <= 1.2 for event in onsets)
 
 
+def test_the_loss_counts_from_the_healthy_mean_of_a_job_that_became_faster():
+    """The median of 128 samples still holds the slower ones; its share of the mean was too low."""
+    x = noise(500)
+    x[:250] *= np.interp(np.arange(250), [0, 200], [1.06, 1.0])[:, None]
+    x[250:450] *= 1.45
+    onset, relief = events_of(x)
+    assert (onset.kind, relief.kind) == ("onset", "relief")
+    lost_s = x[250:450].sum() - 200 * x[15:250].mean()
+    assert relief.lost_s == pytest.approx(lost_s, rel=0.015)
+    assert relief.factor == pytest.approx(x[250:450].mean() / x[15:250].mean(), rel=0.01)
+
+
 @pytest.mark.parametrize("factor", [4.9, 5.0, 5.1, 6.0, 10.0, 50.0])
 def test_a_level_above_that_of_pauses_is_a_fail_slow(factor):
     x = noise(1500, cov=0.01)

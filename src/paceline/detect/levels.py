@@ -191,12 +191,9 @@ def advance(
         follow_level(y, n, is_first, is_evidence, f, w)
         if is_first:
             f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
-        elif y[0] <= PAUSE * f[LEVEL_S]:
-            if w[SLOW]:
-                f[LOST_S] += (y[0] - f[HEALTHY_S] * f[MEAN]) * scale
-                f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
-            else:
-                f[MEAN] += (y[0] / f[MIDDLE_S] - f[MEAN]) / n
+        elif w[SLOW] and y[0] <= PAUSE * f[LEVEL_S]:
+            f[LOST_S] += (y[0] - f[HEALTHY_S] * f[MEAN]) * scale
+            f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
         window = early_rise(y, n, threshold, f, w) if is_first else 0
         if not is_first or window != 0:
             if not is_first:
@@ -205,7 +202,7 @@ def advance(
             if window != 0:
                 was_slow = w[SLOW]
                 kind, since, factor, before = change(
-                    window, y, n, w[SEEN] - warm_up, threshold, scale, number[rank], f, w
+                    window, y, n, threshold, scale, number[rank], f, w
                 )
                 if kind == WORSENING and is_ramp(y, n, w[AGE]):  # one event, at the ramp's end
                     f[MIDDLE_S] = f[LEVEL_S] / before
@@ -401,7 +398,6 @@ def change(
     window: int,
     y: Floats,
     n: int,
-    learned: int,
     threshold: float,
     scale: float,
     number: Any,
@@ -414,7 +410,6 @@ def change(
         window: length of the window, negative for a fall.
         y: samples, the newest first.
         n: number of samples.
-        learned: number of samples since the warm-up.
         threshold: least relative change of a level.
         scale: relative expected time of the step.
         number: step numbers of the rank's ring.
@@ -427,13 +422,13 @@ def change(
     """
     is_up = window > 0
     length = abs(window)
-    level, healthy, middle = f[LEVEL_S], f[HEALTHY_S], f[MIDDLE_S]
-    count = first_of(is_up, length, y, min(n, w[AGE]), threshold, level)
+    level, healthy, age = f[LEVEL_S], f[HEALTHY_S], min(n, w[AGE])
+    count = first_of(is_up, length, y, age, threshold, level)
     since = number[(w[SEEN] - count) % RING]
     new = middle_mean(y[:count])
     # On a ramp, the previous level is that of the last event.
     before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
-    is_trial = w[INITIAL] == ON_TRIAL
+    is_initial, is_trial = w[INITIAL] == 1, w[INITIAL] == ON_TRIAL
     w[AGE], w[INITIAL] = count, 0
     f[LEVEL_S] = f[MIDDLE_S] = new
     learn_swing(is_up, level, new, count, f, w)
@@ -448,10 +443,11 @@ def change(
         kind = WORSENING if w[SLOW] else ONSET
         if not w[SLOW]:
             w[SINCE], w[SINCE_STEP] = w[SEEN] - count, since
-            for k in range(min(count, learned)):  # remove them from the mean of healthy samples
-                if y[k] <= PAUSE * level:
-                    share = 1 / min(RING, w[SEEN] - k)
-                    f[MEAN] = (f[MEAN] - share * y[k] / middle) / (1 - share)
+            n_healthy = age - count
+            if is_initial and n_healthy >= 2 * EARLY:
+                n_healthy -= EARLY  # the warm-up of the job
+            if n_healthy > 0 and (is_initial or n_healthy >= MIDDLE_EVERY):
+                f[MEAN] = mean_share(y[count : count + n_healthy], level)
             mean_s = healthy * f[MEAN]
             f[LOST_S], f[SPENT_S] = 0.0, 0.0
             for k in range(count):
@@ -469,9 +465,10 @@ def change(
     if was_slow and new > healthy / (1 + threshold):
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
-        return RELIEF, since, episode_factor(y[:count], level, scale, f), before
-    for k in range(count if was_slow else 0):  # fast steps make no slow ones good
-        f[LOST_S] -= (y[k] - healthy * f[MEAN]) * scale
+        end_loss(y[:count], level, scale, f)
+        return RELIEF, since, 1 + f[LOST_S] / max(f[SPENT_S], 1e-300), before
+    if was_slow:
+        end_loss(y[:count], level, scale, f)
     w[INITIAL] = ON_TRIAL
     return FASTER, since, new / healthy, before
 
@@ -482,17 +479,19 @@ def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
     return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
 
 
-def episode_factor(after: Floats, level: float, scale: float, f: Any) -> float:
-    """Mean factor of an episode, without the samples ``after`` its end."""
+def end_loss(after: Floats, level: float, scale: float, f: Any) -> None:
+    """Take the samples ``after`` the end of an episode out of its loss.
+
+    Fast steps make no slow ones good.
+    """
     lost, spent = f[LOST_S], f[SPENT_S]
     mean_s = f[HEALTHY_S] * f[MEAN]
     for value in after:
         if value <= PAUSE * level:
             lost -= (value - mean_s) * scale
             spent -= mean_s * scale
-    if spent < mean_s * scale / 2:  # steps of different scale cannot be subtracted
-        lost, spent = f[LOST_S], f[SPENT_S]
-    return float(1 + lost / max(spent, 1e-300))
+    if spent >= mean_s * scale / 2:  # steps of different scale cannot be subtracted
+        f[LOST_S], f[SPENT_S] = lost, spent
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
@@ -540,7 +539,7 @@ def compiled_advance() -> Callable[..., int]:
             learn_swing,
             learn_small_rise,
             record_swing,
-            episode_factor,
+            end_loss,
             first_of,
         ),
         *(learn_noise, first_noise),
