@@ -16,18 +16,17 @@ import numpy.typing as npt
 
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import fit_computes
+from paceline.diagnose.growing import along_ramps, over_peers
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.diagnose.step_runs import clusters, runs_of, when
 from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
-from paceline.graph.computes import compute_s
 from paceline.jumps import MIN_STEPS, Mask, slower_steps
+from paceline.ramps import ramp_of
 from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_TINY_S = 1e-9
 
 #: The step axis in ``Effect.factor``, ``Effect.excess`` and ``Scaled.factor``.
 _FACTOR_AXIS, _EXCESS_AXIS, _SCALED_AXIS = 3, 2, 1
@@ -61,12 +60,13 @@ def with_slower_part(
     if slow:
         (dp, stage), n_tests = slow[0].where["workers"][0], 1
     else:  # of all workers, the one that comes nearest
-        lasting, _ = slowness(fit_computes(durations))
-        stage, dp = (int(i) for i in np.unravel_index(int(lasting.argmax()), lasting.shape))
-        n_tests = lasting.size - len(lasting)  # two workers have one ratio
+        _, apparent = slowness(fit_computes(durations))
+        stage, dp = (int(i) for i in np.unravel_index(int(apparent.argmax()), apparent.shape))
+        n_tests = apparent.size - len(apparent)  # two workers have one ratio
     if durations.graph.n_dp == 1:
         return found
-    own = _slower(over_peers(durations, dp, stage), n_tests)
+    over = over_peers(durations, dp, stage)
+    own = _slower(over, n_tests)
     if own is None:
         return found
 
@@ -76,15 +76,11 @@ def with_slower_part(
 
     others = [candidate for candidate in found if candidate.cause != "worker"]
     of_all = [candidate for candidate in whole if candidate.cause == "worker"] or slow
+    if ramp_of(over) is not None:
+        on_ramp = along_ramps(durations, steps, (dp, stage))
+        if on_ramp is not None:
+            return [*others, on_ramp]
     return others + _of_slower_part(of_all, own, durations, steps, of_worker)
-
-
-def over_peers(durations: Durations, dp: int, stage: int) -> Array:
-    """[step] a worker's compute time over the median of its stage's other workers."""
-    seconds = compute_s(durations)[stage]  # [dp, step]
-    peers = np.median(np.delete(seconds, dp, axis=0), axis=0)
-    ratio: Array = seconds[dp] / np.maximum(peers, _TINY_S)
-    return ratio
 
 
 def _slower(times: Array, n_tests: int = 1) -> Mask | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,13 +112,13 @@ def whole_passes(durations: Durations) -> Passes:
     return Passes(tuple(blocks), tuple(row_of))
 
 
-def compute_s(durations: Durations) -> Array:
-    """[stage, dp, step] seconds of the computes of a worker."""
+def compute_s(durations: Durations, kinds: Sequence[OpKind] = KINDS) -> Array:
+    """[stage, dp, step] seconds of the computes of a worker, of some kinds."""
     graph = durations.graph
     seconds = np.zeros((graph.n_pp, graph.n_dp, durations.n_steps))
     for v, dps in enumerate(graph.variant_dps):
         span, block = graph.variant_ops(v), durations.block(v)
-        computes = np.flatnonzero(np.isin(graph.kind[span], KINDS))
+        computes = np.flatnonzero(np.isin(graph.kind[span], kinds))
         for stage in range(graph.n_pp):
             own = computes[graph.pp[span][computes] == stage]
             seconds[stage, dps] = block[own].sum(axis=0).T

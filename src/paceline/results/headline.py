@@ -286,6 +286,9 @@ def _worker(_: JobReport, finding: Finding) -> str:
     if not places:
         return "workers are slow"
     ended = "healthy_since" in finding.evidence
+    first, last = (finding.evidence.get(name) or [0.0] for name in ("first_factors", "factors"))
+    if len(places) == 1 and 0 < first[0] < last[0]:
+        return f"worker {worker(places[0])} becomes slower"
     if len(places) == 1:
         return f"worker {worker(places[0])} {'was' if ended else 'is'} slow"
     return f"{len(places):,} workers {'were' if ended else 'are'} slow (most: {worker(places[0])})"

@@ -90,7 +90,11 @@ def _worker(finding: Finding) -> Phrases:
     factor_texts = [
         f"{times(factor)} {worker(place)}" for place, factor in zip(places, factors, strict=False)
     ]
-    if len(factor_texts) == 1:
+    first_factors = evidence.get("first_factors") or []
+    if len(factor_texts) == 1 == len(first_factors):
+        first, last = times(first_factors[0]), times(factors[0])
+        yield f"it takes {first} as long as its peers at first, and {last} at last"
+    elif len(factor_texts) == 1:
         yield f"it takes {times(factors[0])} as long as its peers{_from(evidence)}"
     elif factor_texts:
         yield f"over their peers: {several(factor_texts, MAX_NAMED, '; ')}{_from(evidence)}"
@@ -99,7 +103,7 @@ def _worker(finding: Finding) -> Phrases:
     steps = evidence.get("steps")
     if steps == "all":
         yield "in all steps"
-    elif steps:
+    elif steps and not first_factors:
         yield steps_text(steps)
     if (since := evidence.get("healthy_since")) is not None:
         yield f"healthy again since step {since:,}"
