@@ -528,6 +528,39 @@ def test_the_interval_of_a_drift():
     assert found.confidence == pytest.approx(100 / 101)
 
 
+def worker_in_steps(steps, cost_s):
+    """A slow worker of some steps, with [step] seconds."""
+    return Finding(
+        *("worker", "worker", "worker dp 1, stage 0 is slow", 0.5, 0.2, (0.4, 0.6), 0.99),
+        *({"workers": [[1, 0]]}, {"steps": list(steps)}),
+        cost_s=cost_s,
+    )
+
+
+def test_a_change_that_the_steps_do_not_show_is_no_drift_of_its_own():
+    """A growing fault that is known from step 150 on leaves longer steps before it.
+
+    The steps themselves are the longest behind it.
+    """
+    times = np.linspace(1.0, 2.0, 101)
+    known = np.arange(101) >= 50
+    worker = worker_in_steps(np.arange(150, 201), np.where(known, times - 1.0, 0.0))
+    left, _ = drift.drift_left(life(times), EACH, [worker])
+    assert left.part_of == "worker"
+    assert left.text == "steps become 100.0% slower from the first to the last"
+
+
+def test_a_change_beside_a_known_fault_is_told_alone():
+    """Steps 110 to 119 are slow by a worker, and all steps from 160 on are longer."""
+    step = np.arange(101)
+    fault_s = np.where((step >= 10) & (step < 20), 0.5, 0.0)
+    times = 1.0 + fault_s + np.where(step >= 60, 0.2, 0.0)
+    worker = worker_in_steps(range(110, 120), fault_s)
+    left, known = drift.drift_left(life(times), EACH, [worker])
+    assert (left.part_of, left.text) == ("", "steps become 20.0% slower at step 160")
+    assert known.tolist() == (fault_s > 0).tolist()
+
+
 def test_the_interval_of_odd_steps():
     """20 steps take 1.50 to 1.69 s, the others 1 s."""
     work = np.where(np.arange(101) < 20, 1.5 + 0.01 * np.arange(101), 1.0)

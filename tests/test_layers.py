@@ -14,6 +14,7 @@ LAYERS = (
         "extras",
         "robust",
         "jumps",
+        "ramps",
         "occurrence",
         "jit",
         "files",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ Mask = npt.NDArray[np.bool_]
 #: Fewer steps show no trend.
 MIN_STEPS = 8
 
+#: The steps themselves must show this share of a change that findings leave. Steps that no finding
+#: explains are compared, if there are MIN_SIDE on either side; otherwise all steps are.
+SHOWN, MIN_SIDE = 0.5, 4
+
 
 def drift_left(
     result: WhatIf, resamples: Array, inside: Sequence[Finding]
@@ -30,7 +35,8 @@ def drift_left(
     """The drift that findings of some of the steps leave, and a [step] mask of these steps.
 
     A fault that ends may lie before or on another change, which then hides its end. Without another
-    change, the whole drift is a part of the largest finding.
+    change, the whole drift is a part of the largest finding. So it is if the steps themselves do
+    not show the change that the findings leave.
     """
     drift = _drift(result, resamples, result.simulated_s)
     known = np.zeros(len(result.steps), dtype=bool)
@@ -42,31 +48,58 @@ def drift_left(
             known |= np.isin(result.steps, finding.evidence["steps"])
     if drift is None or largest is None:
         return drift, np.zeros_like(known)
-    left = _drift(result, resamples, left_s)
-    if left is None:
+    left = _shape_of(result.steps, left_s)
+    if left is None or not _shows(left, result.simulated_s, known):
         return replace(drift, part_of=largest.id), np.zeros_like(known)
-    return left, known
+    return _finding(left, result, resamples, left_s), known
 
 
 def _drift(result: WhatIf, resamples: Array, times: Array) -> Finding | None:
-    """Step times that change along a line, jump at one step, or differ for a period.
+    """The finding on [step] times that change, at most those of the simulated steps."""
+    shape = _shape_of(result.steps, times)
+    return None if shape is None else _finding(shape, result, resamples, times)
+
+
+def _shows(left: _Shape, times: Array, known: Mask) -> bool:
+    """Whether [step] times change where a shape does, at each of its changes."""
+    longer = left.fitted > (left.fitted.min() + left.fitted.max()) / 2
+    least_s = SHOWN * float(np.ptp(left.fitted))
+    bounds = [0, *(np.flatnonzero(np.diff(longer)) + 1).tolist(), len(times)]
+    parts = [slice(first, end) for first, end in pairwise(bounds)]
+    for before, behind in pairwise(parts):
+        unknown = [part for part in (before, behind) if (~known[part]).sum() >= MIN_SIDE]
+        use = ~known if len(unknown) == 2 else np.ones_like(known)
+        before_s, behind_s = (float(np.median(times[part][use[part]])) for part in (before, behind))
+        rise_s = behind_s - before_s
+        if (rise_s if longer[behind.start] else -rise_s) < least_s:
+            return False
+    return True
+
+
+def _shape_of(steps: Ints, times: Array) -> _Shape | None:
+    """How [step] times change: along a line, at one step, or for a period; None if they do not."""
+    numbers = steps.astype(np.float64)
+    if len(times) < MIN_STEPS:
+        return None
+    shapes = [_trend(numbers, times), _break(numbers, times), *_period(steps, times)]
+    shapes = [s for s in shapes if abs(s.change_s) >= MIN_JUMP * times.mean()]
+    if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
+        return None
+    return min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
+
+
+def _finding(shape: _Shape, result: WhatIf, resamples: Array, times: Array) -> Finding:
+    """The finding on step times that change as a shape.
 
     The cost is that of the longer steps. Where steps become faster, these are the earlier ones. It
     is what the line, the jump or the period adds; pauses of single steps are no part of it.
 
     Args:
+        shape: of the times.
         result: the analysis.
         resamples: [resample, step] weights.
         times: [step] seconds, at most those of the simulated steps.
     """
-    steps = result.steps.astype(np.float64)
-    if len(times) < MIN_STEPS:
-        return None
-    shapes = [_trend(steps, times), _break(steps, times), *_period(result.steps, times)]
-    shapes = [s for s in shapes if abs(s.change_s) >= MIN_JUMP * times.mean()]
-    if not shapes or min(shape.p_value for shape in shapes) > MAX_CHANCE:
-        return None
-    shape = min(shapes, key=lambda candidate: float(np.abs(times - candidate.fitted).sum()))
     short_s = float(shape.fitted.min())
     # Time that the simulation leaves out is a part of the steps that become longer.
     outside_s = result.lasted_s - result.simulated_s
