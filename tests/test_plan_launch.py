@@ -594,6 +594,16 @@ def test_megatron_trains_without_dropouts_unless_the_model_has_them(name):
     assert llm.dropout == (name == "gpt2-124m")
 
 
+@pytest.mark.parametrize(
+    ("name", "has_bias"),
+    [("glm-4.5-air", True), ("qwen3-30b-a3b", False), ("llama3-8b", False), ("gpt3-175b", False)],
+)
+def test_biases_of_queries_keys_and_values_alone_are_a_flag(name, has_bias):
+    """Megatron-LM's ``transformer_config.py``: ``add_qkv_bias``, for Qwen2 and GLM-4.5."""
+    command = launch_text("megatron", llm_preset(name), Plan(dp=4, global_batch=64))
+    assert ("--add-qkv-bias" in command) == has_bias
+
+
 def test_the_steps_of_a_search_reach_the_file():
     result = search(LLAMA, cluster_preset("h100"), 8, 128, tokens=1e9, micro_batches=(1,))
     steps = -(-(10**9) // (128 * LLAMA.seq_len))

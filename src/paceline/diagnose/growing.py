@@ -107,8 +107,8 @@ def _along(
     places = [(int(dp), int(stage)) for dp, stage in found.where["workers"]]
     factors = dict(zip(places, found.evidence["factors"], strict=True))
     on_ramp = {place: ramps[place] for place in places if place in ramps}
-    first = [on_ramp[p].before_s if p in on_ramp else factors[p] for p in places]
-    last = [on_ramp[p].after_s if p in on_ramp else factors[p] for p in places]
+    first = [max(on_ramp[p].before_s, 1.0) if p in on_ramp else factors[p] for p in places]
+    last = [max(on_ramp[p].after_s, 1.0) if p in on_ramp else factors[p] for p in places]
     slow = np.full(len(steps), len(on_ramp) < len(places))
     for ramp in on_ramp.values():
         slow |= ramp.fitted >= 1 + MIN_SLOW_SHARE
@@ -137,15 +137,15 @@ def _along(
     worst = durations.graph.worker_name(*places[0])
     return replace(
         found,
-        text=_text(worst, len(places), ramps[places[0]], steps),
+        text=_text(worst, len(places), ramps[places[0]], (first[0], last[0]), steps),
         evidence=evidence,
         effect=Effect(effect, rebalanced=False),
     )
 
 
-def _text(worst: str, n_workers: int, ramp: Ramp, steps: Ints) -> str:
-    """The sentence on workers along ramps, the worst of which is named."""
-    grows = ramp.after_s > ramp.before_s
+def _text(worst: str, n_workers: int, ramp: Ramp, factors: tuple[float, float], steps: Ints) -> str:
+    """The sentence on workers along ramps; the worst is named, with its first and last factor."""
+    grows = factors[1] > factors[0]
     n = len(steps)
     first = f"until step {steps[ramp.begin]:,}"
     if ramp.begin < MIN_STEPS:
@@ -153,7 +153,7 @@ def _text(worst: str, n_workers: int, ramp: Ramp, steps: Ints) -> str:
     then = f"from step {steps[ramp.end]:,} on"
     if ramp.end >= n - MIN_STEPS:
         then = f"at step {steps[-1]:,}"
-    course = f"{ramp.before_s:.2f}x slow {first}, {ramp.after_s:.2f}x {then}"
+    course = f"{factors[0]:.2f}x slow {first}, {factors[1]:.2f}x {then}"
     if n_workers == 1:
         return f"worker {worst} {'becomes slower' if grows else 'recovers'}: {course}"
     verb = "become slower" if grows else "recover"

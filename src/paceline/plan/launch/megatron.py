@@ -230,6 +230,7 @@ def _model_flags(llm: LLM) -> Flags:
         flags += [("group-query-attention", ""), ("num-query-groups", str(llm.kv_heads))]
     flags += [("swiglu", "")] if llm.gated else []
     flags += [] if llm.bias else [("disable-bias-linear", "")]
+    flags += [("add-qkv-bias", "")] if llm.qkv_bias and not llm.bias else []
     flags += [] if llm.tied else [("untie-embeddings-and-output-weights", "")]
     flags += [] if llm.dropout else [(name, "0.0") for name in _DROPOUTS]
     if llm.moe is not None:
