@@ -46,7 +46,9 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
     assert "All plans below: 8 GPUs" in out
     assert ", fp16." in next(line for line in out.splitlines() if line.startswith("All plans"))
-    assert any(line.startswith("   1*") for line in out.splitlines())
+    # With one number of GPUs the fastest plan is the cheapest: no star.
+    assert any(line.startswith("   1 ") for line in out.splitlines())
+    assert "faster and cheaper" not in out
     assert "Ruled out" in out
     assert "zero 2 and 3 need pp 1" in out
     assert " per GPU-hour (AWS p4de" in " ".join(out.split())
@@ -58,6 +60,8 @@ def test_options_instead_of_a_file_and_a_range_of_gpus(capsys: Captured) -> None
     out = capsys.readouterr().out
     assert "gpt2-355m on 4 to 8 GPUs" in out
     assert "ranked by least GPU-time" in out
+    assert any(line.startswith("   1*") for line in out.splitlines())
+    assert "* no other plan is both faster and cheaper." in out
 
 
 def test_json_has_the_best_plans_and_the_front(job: Path, capsys: Captured) -> None:

@@ -112,7 +112,7 @@ def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):
         (
             MemoryRules(),
             "26.5% for the allocator's fixed segments (8% with expandable ones)",
-            "8% of the memory free, without expandable segments 26.5%.",
+            "8% of the memory free. One that fits without expandable segments leaves 26.5% free.",
         ),
         (MemoryRules(expandable_segments=True), "8%", "8% of the memory free."),
         (
@@ -148,7 +148,8 @@ def test_plans_that_need_expandable_segments_are_marked(found):
     screen = " ".join(line.plain for line in report.lines(tight, 3, 120))
     best = marked.index(False) + 1
     expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    assert f"+ needs {expandable}; rank {best} fits without." in screen
+    shows = f" (--top {best} shows it)" if best > 3 else ""
+    assert f"+ needs {expandable}; rank {best}{shows} is the first plan that fits" in screen
     assert report.segments(tight, [best - 1]) == []  # no plan that is shown has the mark
     assert "expandable_segments" not in " ".join(x.plain for x in report.lines(found, 3, 120))
 

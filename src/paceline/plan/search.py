@@ -103,6 +103,11 @@ class SearchResult:
         return gpus
 
     @property
+    def has_one_count(self) -> bool:
+        """Whether all plans have the same number of GPUs, so that the fastest is the cheapest."""
+        return int(self.gpus.min()) == int(self.gpus.max())
+
+    @property
     def steps(self) -> int | None:
         """Steps of the training."""
         if self.tokens is None:

@@ -149,7 +149,8 @@ class PlanTable:
         if name == "rank":
             if i is None:
                 return "rank "
-            return f"{i + 1}{'*' if self._result.pareto[i] else ' '}"
+            is_marked = self._result.pareto[i] and not self._result.has_one_count
+            return f"{i + 1}{'*' if is_marked else ' '}"
         if i is None:
             return _SHORT.get(name, name)
         if name in self._names:

@@ -112,7 +112,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
     if result.days is not None:
         price = price_text(result.cluster)
         notes.append(f"{price[:1].upper()}{price[1:]}.")
-    marks = ["* no plan is both faster and cheaper.", *segments(result, [*best, *other_front])]
+    marks = [] if result.has_one_count else ["* no other plan is both faster and cheaper."]
+    marks += segments(result, [*best, *other_front])
     text.append(Text(""))
     for mark in (*marks, " ".join(notes)):
         text += wrap(mark, width, style="dim")
@@ -134,7 +135,9 @@ def _mfu(result: SearchResult, left_out: Sequence[str]) -> list[str]:
             f"Without the masked half of attention the MFU is {causal / first:.2f} times as large: "
             f"{causal:.1%} for the first plan."
         )
-    return [*notes, f"A wider terminal also shows the columns {', '.join(left_out)}."]
+    names = ", ".join(f'"{name}"' for name in left_out)
+    columns = "column" if len(left_out) == 1 else "columns"
+    return [*notes, f"A wider terminal also shows the {columns} {names}."]
 
 
 def kernels(result: SearchResult) -> str:
@@ -149,7 +152,8 @@ def _reserve(result: SearchResult) -> str:
     if rules.least_reserve > rules.reserve:
         return f"{text}, for fixed segments of PyTorch's allocator."
     if rules.safe_reserve > rules.least_reserve:
-        text += f", without expandable segments {short_percent(rules.safe_reserve)}"
+        safe = short_percent(rules.safe_reserve)
+        return f"{text}. One that fits without expandable segments leaves {safe} free."
     return f"{text}."
 
 
@@ -169,8 +173,11 @@ def segments(result: SearchResult, places: Sequence[int]) -> list[str]:
     if not result.expandable[list(places)].any():
         return []
     safe = np.flatnonzero(~result.expandable)
-    best = f"rank {safe[0] + 1} fits" if len(safe) else "no plan fits"
-    return [f"+ needs {EXPANDABLE_SEGMENTS}; {best} without."]
+    sign = f"+ needs {EXPANDABLE_SEGMENTS}"
+    if not len(safe):
+        return [f"{sign}; no plan fits without it."]
+    shown = "" if safe[0] in places else f" (--top {safe[0] + 1} shows it)"
+    return [f"{sign}; rank {safe[0] + 1}{shown} is the first plan that fits without it."]
 
 
 def explained_lines(explanation: Explanation, width: int) -> list[Text]:

@@ -56,13 +56,13 @@ def page(
     """The page, with controls at its top if it is served."""
     names = (*_SCRIPTS, *([_SLIDERS] if controls else []))
     script = "\n".join(static(name) for name in names)
-    has_price = bool(controls) or result.dollars is not None or not _one_count(result)
+    has_price = bool(controls) or result.dollars is not None or not result.has_one_count
     head = columns(result)
     best = range(min(top, len(result)))
-    shown = [*best, *(() if _one_count(result) else front(result))]
+    shown = [*best, *(() if result.has_one_count else front(result))]
     common = CommonParts(result, shown)
     note = segments(result, shown)
-    if _one_count(result):  # there is no table above the best plans
+    if result.has_one_count:  # there is no table above the best plans
         note.insert(0, common.text)
     text = Template(static("search.html")).substitute(
         title=escape(f"Plans for {result.llm.name} · Paceline"),
@@ -79,7 +79,7 @@ def page(
         pruned=table(
             ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]
         ),
-        against="Time against memory" if _one_count(result) else "Time against cost",
+        against="Time against memory" if result.has_one_count else "Time against cost",
         front_words=_front_words(result),
         price=escape(_price(result)) if has_price else "",
         segments=escape(" ".join(filter(None, [*note, kernels(result)]))),
@@ -195,7 +195,7 @@ def _numbers(result: SearchResult) -> str:
 
 
 def _front_table(result: SearchResult, common: CommonParts) -> str:
-    if _one_count(result):
+    if result.has_one_count:
         return ""
     rows = _page_rows(result, front(result), common)
     text = f"<p>{escape(common.text)}</p>" if common.text else ""
@@ -232,7 +232,7 @@ def _points(result: SearchResult) -> dict[str, Any]:
     if result.dollars is not None:
         y, y_label = result.dollars / 1e6, "million $"
     line = _front_plans(result)
-    if _one_count(result):
+    if result.has_one_count:
         y, y_label = result.memory_bytes / GIB, "GiB on the fullest GPU"
     order = np.argsort(x, kind="stable")
     lowest_y = np.empty_like(y)
@@ -256,16 +256,12 @@ def _points(result: SearchResult) -> dict[str, Any]:
 
 def _front_plans(result: SearchResult) -> npt.NDArray[np.bool_]:
     """[plan] whether it is on the front that the page draws: by memory if the costs are equal."""
-    if _one_count(result):
+    if result.has_one_count:
         return pareto(result.step_time_s, result.memory_bytes)
     return result.pareto
 
 
 def _front_words(result: SearchResult) -> str:
     """The meaning of that front."""
-    better = "needs less memory" if _one_count(result) else "is cheaper"
+    better = "needs less memory" if result.has_one_count else "is cheaper"
     return f"no other plan is faster and {better}"
-
-
-def _one_count(result: SearchResult) -> bool:
-    return int(result.gpus.min()) == int(result.gpus.max())
