@@ -307,6 +307,18 @@ def test_a_fail_slow_ends_with_the_cause_that_became_known(tmp_path, hook):
     assert ended["headline"].startswith(text)
 
 
+def test_the_loss_of_a_rank_that_recovered_counts_no_step_twice(world):
+    """Rank 1's loss reaches step 599. The onset of the ranks that are still slow was at 477."""
+    world.set_job(healthy_s=1.0, last_step=477, slow_since_step=452, seen_at=world.now + DAY)
+    world.happened("onset", 477, ranks=(0, 1, 2), factor=1.5, lost_s=12.5)
+    world.happened("relief", 599, ranks=(1,), factor=1.5, lost_s=73.5)
+    world.set_job(last_step=599)
+    jobs.end(world.engine, world.job.id, world.now)
+    world.alerts.judge(world.job.id, world.now)
+    (row,) = world.rows()
+    assert "; 73.5 s lost in all. The job has ended." in row["headline"]
+
+
 def test_an_ended_fail_slow_tells_its_last_loss_and_nothing_at_stake(world):
     """The rank whose level is the latest has lost most; another one is slow since later."""
     world.set_job(healthy_s=1.0, last_step=120, slow_since_step=100, seen_at=world.now + DAY)

@@ -149,14 +149,14 @@ class _Episode:
         rises: its rises.
         levels: the factor after each event.
         step: first step of the latest level.
-        lost_s: the largest loss of its events; each has the loss since its rank's onset.
+        costliest: the event with the largest loss; each has the loss since its rank's onset.
     """
 
     first: Mapping[str, Any] | None = None
     rises: list[_Rise] = field(default_factory=list)
     levels: list[float] = field(default_factory=list)
     step: int = 0
-    lost_s: float | None = None
+    costliest: Mapping[str, Any] | None = None
 
     @property
     def main(self) -> Mapping[str, Any] | None:
@@ -165,8 +165,9 @@ class _Episode:
         return None if rise is None else rise.event
 
     def add_loss(self, event: Mapping[str, Any]) -> None:
-        if event.get("lost_s") is not None:
-            self.lost_s = max(self.lost_s or 0.0, event["lost_s"])
+        lost_s, most = event.get("lost_s"), self.costliest
+        if lost_s is not None and (most is None or lost_s >= most["lost_s"]):
+            self.costliest = event
 
     def add(self, event: Mapping[str, Any], before: float, factor: float) -> None:
         """An event after which some ranks are slow."""
@@ -205,8 +206,11 @@ def _merged(slow: Mapping[int, Mapping[str, Any]], episode: _Episode) -> Row:
         "factor": max(factors, default=None),
         "text": "; ".join(list(event_of_text)[-_TEXTS:]),
     }
-    if episode.lost_s is not None:
-        row["lost_s"] = episode.lost_s
+    most = episode.costliest
+    if most is not None:
+        row["lost_s"] = most["lost_s"]
+        if most is not latest:
+            row |= {"lost_step": most.get("step"), "lost_at": most["at"]}
     slowest = next((event for event in events if event["factor"] == row["factor"]), latest)
     if "since_step" in slowest:
         row["since_step"] = slowest["since_step"]

@@ -125,17 +125,19 @@ class Course:
 def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
     """Seconds that a fail-slow has cost until its job was last seen.
 
-    The event has the loss until detection. Since then each step takes longer than the healthy step.
-    If that is unknown, a share of all time is lost.
+    One of its events has the largest loss, until its step. Since then each step takes longer than
+    the healthy step. If that is unknown, a share of all time is lost.
     """
     lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
     if factor <= 1:
         return lost_s
-    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= onset["step"]:
+    step = onset.get("lost_step") or onset["step"]
+    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= step:
         # Not by the clock: steps may arrive late, and pauses are no loss.
-        steps = int(job["last_step"]) - int(onset["step"])
+        steps = int(job["last_step"]) - int(step)
         return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
-    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - float(onset["at"]))
+    at = float(onset.get("lost_at") or onset["at"])
+    return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - at)
 
 
 def course_of(
