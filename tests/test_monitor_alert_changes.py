@@ -64,7 +64,7 @@ def test_a_small_fail_slow_does_not_hide_a_large_slowdown(world):
     for _ in range(2):
         world.session(3.0, cause="sequence-length")
     assert started(world) == ["fail-slow", "slow-job"]
-    assert world.rows()[1]["headline"].startswith("S = 3.000: ")
+    assert world.rows()[1]["headline"].startswith("Worker dp 3, stage 1 is slow. S = 3.000: ")
 
 
 def test_a_slower_step_and_a_higher_s_are_one_change(world):
@@ -134,8 +134,9 @@ def test_variation_that_passes_is_no_slow_job(world):
     world.session(1.4, slowdown_lasting=1.2)
     world.session(1.4, slowdown_lasting=1.2)
     (row,) = world.rows()
-    assert row["headline"].startswith(
-        "S = 1.400, of which 1.200 lasts or has a cause: 1.1 or more in 2 sessions"
+    assert row["headline"] == (
+        "Worker dp 3, stage 1 is slow. "
+        "S = 1.400, of which 1.200 lasts or has a cause: 1.1 or more in 2 sessions in a row."
     )
 
 
@@ -147,8 +148,9 @@ def test_waits_for_data_make_a_slow_job_although_s_is_low(world):
     (row,) = world.rows()
     assert (row["rule"], row["cause"]) == ("slow-job", "data-loading")
     assert row["headline"] == (
+        "Worker dp 1, stage 0 waits for data. "
         "S = 1.112, of which 1.008 lasts or has a cause; with data loading, 54.6% of the step, it "
-        "is 2.220: 1.1 or more in 2 sessions in a row. Worker dp 1, stage 0 waits for data."
+        "is 2.220: 1.1 or more in 2 sessions in a row."
     )
 
 
@@ -156,7 +158,7 @@ def test_of_a_loss_without_a_cause_the_part_beyond_chance_is_told(world):
     for _ in range(2):
         world.session(1.4, slowdown_lasting=1.2, cause="unexplained")
     (row,) = world.rows()
-    assert row["headline"].startswith("S = 1.400, of which 1.200 is beyond chance: 1.1 or more")
+    assert " S = 1.400, of which 1.200 is beyond chance: 1.1 or more" in row["headline"]
 
 
 def test_a_slow_job_is_judged_by_the_upper_end_of_s(world):
@@ -164,9 +166,8 @@ def test_a_slow_job_is_judged_by_the_upper_end_of_s(world):
     for _ in range(2):
         world.session(1.07, slowdown_lasting=1.06, slowdown_healthy=1.16)
     (row,) = world.rows()
-    assert row["headline"].startswith(
-        "S = 1.070 to 1.160, of which 1.060 to 1.149 lasts or has a cause: 1.1 or more in 2"
-    )
+    said = " S = 1.070 to 1.160, of which 1.060 to 1.149 lasts or has a cause: 1.1 or more in 2"
+    assert said in row["headline"]
 
 
 def test_two_workers_name_the_slow_one_although_s_is_low(world):

@@ -238,7 +238,7 @@ def test_the_end_of_a_slow_job_says_what_the_latest_session_shows(job):
     for last_step in (888, 912):
         session(job, 1.297, last_step, **named, headline=said)
     row = of_rule(job, "slow-job")
-    assert row["headline"].startswith("S = 1.297 to 1.412, of which 1.158 to 1.261 lasts or has")
+    assert row["headline"].startswith(f"{said} S = 1.297 to 1.412, of which 1.158 to 1.261 lasts")
     session(job, 1.141, 944, slowdown_lasting=1.0, **HEALTHY)
     row = of_rule(job, "slow-job")
     assert row["status"] == "resolved"

@@ -131,12 +131,12 @@ def lost_so_far_s(onset: Mapping[str, Any], job: Mapping[str, Any]) -> float:
     lost_s, factor = float(onset["lost_s"] or 0.0), float(onset["factor"] or 1.0)
     if factor <= 1:
         return lost_s
-    step = onset.get("lost_step") or onset["step"]
-    if job["healthy_s"] and job["last_step"] is not None and job["last_step"] >= step:
+    step, last_step = onset.get("lost_step", onset.get("step")), job["last_step"]
+    if job["healthy_s"] and None not in (step, last_step) and last_step >= step:
         # Not by the clock: steps may arrive late, and pauses are no loss.
-        steps = int(job["last_step"]) - int(step)
+        steps = int(last_step) - int(step)
         return lost_s + steps * float(job["healthy_s"]) * (factor - 1)
-    at = float(onset.get("lost_at") or onset["at"])
+    at = float(onset.get("lost_at", onset["at"]))
     return lost_s + (1 - 1 / factor) * max(0.0, float(job["seen_at"]) - at)
 
 

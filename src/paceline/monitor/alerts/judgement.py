@@ -111,8 +111,10 @@ def _slowdown(rule: Rule, facts: Facts, *, is_over: bool = False) -> Alarm | Non
     often = f" in {rule.sessions} sessions in a row" if rule.sessions > 1 else ""
     slow = list(itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions))
     told, session_text = _last_named(slow, is_over=is_over)
-    size = _slowdown_words(last, is_over=is_over)
-    headline = f"S {size}: {rule.at_least:g} or more{often}.{session_text}"
+    size = f"S {_slowdown_words(last, is_over=is_over)}: {rule.at_least:g} or more{often}."
+    # Who is slow and what helps comes before the reason, except where another session said it.
+    texts = [session_text, size] if told is last and not is_over else [size, session_text]
+    headline = " ".join(filter(None, texts))
     return Alarm(
         headline,
         told["cause"],
@@ -149,11 +151,11 @@ def _last_named(
     if not named["headline"]:
         return named, ""
     if named is last and not is_over:
-        return named, f" {named['headline']}"
+        return named, f"{named['headline']}"
     up_to = "" if named["last_step"] is None else f" up to step {named['last_step']:,}"
     if not up_to and not is_over:
-        return named, f" {named['headline']}"
-    return named, f" A session{up_to} said: {named['headline']}"
+        return named, f"{named['headline']}"
+    return named, f"A session{up_to} said: {named['headline']}"
 
 
 def what_lasts(row: Mapping[str, Any], *, is_over: bool = False) -> str:
