@@ -13,7 +13,7 @@ MAX_WIDTH = 1.0
 
 UNKNOWN = "unknown"
 
-#: What launch delays are to a reader who has no title above them.
+#: The name of launch delays for a reader who has no title above them.
 WAITS = "Waits between operations"
 
 
