@@ -19,7 +19,7 @@ from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.load_ahead import propose
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
-from paceline.results.headline import headline
+from paceline.results.headline import details, headline
 from paceline.results.words.evidence import evidence_phrases
 from recordings import RankStep, data_parallel_job
 
@@ -188,8 +188,11 @@ def test_waits_behind_other_work_cost_nothing(tmp_path):
 def test_the_headline_names_the_data(tmp_path):
     case = case_of(job(tmp_path, lambda _, rank: 60.0 * (rank == 2), meets=True))
     report = report_of(case)
-    assert "worker dp 2, stage 0 waits for data (4" in headline(report)
-    assert "Loading ahead gains at most 4" in headline(report)
+    assert headline(report) == (
+        f"Data loading costs {data_finding(case).share_of_step:.1%} of the step: dp 2, stage 0 "
+        "waits 60.0 ms a step. No lasting straggler beside it (0.0%)."
+    )
+    assert "(saves at most 4" in details(report)[-1]
     text = " ".join(" ".join(line.plain for line in screen(report, 120, colour=False)).split())
     assert "load the batches of worker dp 2, stage 0 ahead" in text
 

@@ -17,7 +17,7 @@ from paceline.remedies.hide_delays import propose
 from paceline.report.page.findings import findings_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
-from paceline.results.headline import headline
+from paceline.results.headline import details, headline
 from paceline.results.words.evidence import evidence_phrases
 from recordings import RankStep, data_parallel_job
 
@@ -137,9 +137,11 @@ def test_without_the_steps_before_the_name_is_hedged(tmp_path):
 def test_readers_see_the_late_rank(tmp_path):
     case, delay = findings_of(job(tmp_path, lambda _, rank: 30.0 * (rank == 2)))
     report = JobReport.of(case.result, advise(case, REMEDIES))
-    assert headline(report).endswith(
-        "but worker dp 2, stage 0 begins its steps late. Beginning on time gains at most 30%."
+    assert headline(report) == (
+        "Late starts cost 30.0% of the step: dp 2, stage 0 begins 30.0 ms late. "
+        "No lasting straggler beside it (0.0%)."
     )
+    assert "(saves 30.0% of the step" in details(report)[-1]
     phrases = "; ".join(evidence_phrases(delay))
     assert "worker dp 2, stage 0 by 30.0 ms in 24 steps" in phrases
     assert "if all began with their peers, a step would lose 30.0%" in phrases
@@ -156,8 +158,8 @@ def test_a_late_rank_is_named_beside_stragglers_of_no_known_cause(tmp_path):
     times = replace(report.step_time_s, ideal=faster)
     lossy = replace(report, slowdown=1 / 0.9, slowdown_lasting=1.1, waste=0.1, step_time_s=times)
     assert headline(lossy) == (
-        "Worker dp 2, stage 0 begins its steps late (30% of the step); stragglers waste 10%. "
-        "Beginning on time gains at most 30%."
+        "Late starts cost 30.0% of the step: dp 2, stage 0 begins 30.0 ms late. Stragglers waste "
+        "10%."
     )
     # stragglers that cost more than the late rank come first
     slower = {step: 0.4 * s for step, s in report.step_time_s.ideal.items()}

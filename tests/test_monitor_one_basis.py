@@ -187,7 +187,7 @@ def test_waits_for_data_are_lost_beside_s(waiting, tmp_path):
         for path in ("/", "/jobs/job"):
             assert f"{low:.1%} {share:.1%} waits for data" in page(site, path)
         fleet = page(site, "/fleet")
-        assert f"Waste, by GPUs {low:.1%} of all GPU time" in fleet
+        assert f"Lost, by GPUs {low:.1%} of all GPU time" in fleet
         assert "Straggling: 1.1 or more lasts 1 100.0% of the jobs" in fleet
         assert "Data loading 100.0%" in fleet
         assert metric(site, "paceline_job_data_loading_ratio") == pytest.approx(share)

@@ -189,7 +189,7 @@ def test_the_list_searches_sorts_and_pages(visit, full):
     assert stakes[len(known) :] == ["–"] * (len(stakes) - len(known))  # unknown ones come last
     page.get_by_label("Sort by").select_option("waste")
     page.get_by_role("button", name="Show").click()
-    page.wait_for_selector("th[aria-sort=descending] >> text=Waste")
+    page.wait_for_selector("th[aria-sort=descending] >> text=Lost")
     texts = rows.all_inner_texts()
     slow = next(i for i, text in enumerate(texts) if "slow since step" in text)
     shown = page.locator("td.waste").all_inner_texts()

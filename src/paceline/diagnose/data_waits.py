@@ -159,14 +159,19 @@ def with_data_waits(
 ) -> list[Finding]:
     """The findings and the one on data, which explains launch delays if it costs half of them.
 
-    Waits before the first operation of all workers lie between the steps. They explain no delay.
+    If it costs less, it is a part of them, so that no second counts twice. Waits before the first
+    operation of all workers lie between the steps. They are no part of a delay.
     """
     if waits is None:
         return found
     lost_s = float(np.maximum(result.lost_s, 0.0).mean())
     cost_s = 0.0 if waits.cost_s is None else float(waits.cost_s.mean())
     pause_s = float(np.nan_to_num(measured.pause_s).mean())
-    explains = cost_s - pause_s >= MIN_BEYOND * lost_s
+    in_steps_s = cost_s - pause_s
+    explains = in_steps_s >= MIN_BEYOND * lost_s
+    has_delays = any(f.id == "launch-delay" for f in found)
+    if has_delays and not explains and in_steps_s >= MIN_BEYOND * cost_s:
+        waits = replace(waits, part_of="launch-delay")
     return [
         waits,
         *(

@@ -99,9 +99,11 @@ def _parts_behind(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, each part behind the finding that it belongs to."""
     ids = {finding.id for finding in findings}
     ordered: list[Finding] = []
-    for finding in findings:
-        if finding.part_of not in ids:
-            ordered += [finding, *(part for part in findings if part.part_of == finding.id)]
+    waiting = [finding for finding in reversed(findings) if finding.part_of not in ids]
+    while waiting:
+        finding = waiting.pop()
+        ordered.append(finding)
+        waiting += [part for part in reversed(findings) if part.part_of == finding.id]
     return ordered
 
 

@@ -45,8 +45,8 @@ class Finding:
         evidence: the numbers behind the finding, with thresholds and their sources.
         ambiguous: another explanation that fits equally well; empty if there is none.
         alternative: the cause of that explanation, if it has a name.
-        part_of: id of the finding of the same cause, whose cost includes this one's; mostly empty.
-        cost_s: [step] seconds that the cause costs; None outside S. Not in JSON.
+        part_of: id of the finding of the same time, whose cost includes this one's; mostly empty.
+        cost_s: [step] seconds that the cause costs; None if it is not known. Not in JSON.
     """
 
     id: str

@@ -38,7 +38,7 @@ ODD_TIMES, ODD_SHARE = 1.3, 0.25
 #: Least cost of odd steps, as a share of the step. Less is noise.
 MIN_ODD_COST = 0.005
 
-#: Share of steps that wait, and of a late worker's steps, that agree if both are one cause.
+#: Two causes are one if this share of the second one's time is time of the first one, too.
 AGREEING = 0.75
 
 #: The other explanation of such a delay.
@@ -74,22 +74,31 @@ def outside_causes(
         passing = passing_worker(measured, result, resamples)
         longer += [passing] if passing and passing.where["workers"][0] not in named else []
     longer = [_as_part(f, inside, result.steps) for f in longer]
+    waits = data_waits(measured, result, resamples)
+    if waits is not None:  # it says all that the finding on the same waits does
+        longer = [f for f in longer if f.part_of or not _is_time_of(f, waits.cost_s)]
     if delays is not None:
-        longer = [_as_wait(f, delays) for f in longer]
+        longer = [
+            replace(f, part_of=delays.id) if not f.part_of and _is_time_of(f, result.lost_s) else f
+            for f in longer
+        ]
     findings = [*([delays] if delays else []), *longer]
-    findings = with_data_waits(findings, data_waits(measured, result, resamples), measured, result)
+    findings = with_data_waits(findings, waits, measured, result)
     return sorted(findings, key=lambda f: -f.share_of_step)
 
 
-def _as_wait(finding: Finding, delays: Finding) -> Finding:
-    """The finding on steps that wait, as a part of the delays if a late worker makes most of them.
+def _is_time_of(finding: Finding, cost_s: Array | None) -> bool:
+    """Whether most of the finding's time is what a cause costs in these steps beyond its median.
 
-    The steps of the late worker and the steps that wait must agree in ``AGREEING`` of them.
+    Args:
+        finding: of some steps.
+        cost_s: [step] seconds that the cause costs; None: not known.
     """
-    late = set(delays.evidence.get("steps", ()))
-    waiting = set(finding.evidence.get("steps", ())) if finding.id == "odd-steps" else set()
-    agree = len(late & waiting) >= AGREEING * max(len(late), len(waiting), 1)
-    return replace(finding, part_of=delays.id) if agree and not finding.part_of else finding
+    if finding.cost_s is None or cost_s is None:
+        return False
+    beyond_s = np.maximum(cost_s - np.median(cost_s), 0.0)
+    shared_s = float(np.minimum(beyond_s, finding.cost_s).sum())
+    return shared_s >= AGREEING * float(finding.cost_s.sum())
 
 
 def _changes(modes: Finding, measured: Measured, result: WhatIf) -> bool:
@@ -102,7 +111,7 @@ def _changes(modes: Finding, measured: Measured, result: WhatIf) -> bool:
 def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Finding:
     """The finding on longer steps, with the id of the finding inside S that causes them.
 
-    The cause is known if it names the same worker, or exactly the longer steps.
+    The cause is known if it names the same worker, exactly the longer steps, or costs their time.
     """
     workers = finding.where.get("workers", ())
     longer = longer_steps(finding, steps)
@@ -112,7 +121,8 @@ def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Findin
         same_steps = (
             isinstance(named, list) and longer is not None and named == steps[longer].tolist()
         )
-        if not finding.part_of and (same_worker or same_steps):
+        same_time = cause.cause != "unexplained" and _is_time_of(finding, cause.cost_s)
+        if not finding.part_of and (same_worker or same_steps or same_time):
             return replace(finding, part_of=cause.id)
     return finding
 
@@ -263,7 +273,8 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     lost_share = (resamples @ excess) / (resamples @ result.lasted_s)
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     numbers_text = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    symptom = "compute longer (warm-up, evaluation?)" if working.any() else "wait (checkpoint?)"
+    waits = not working.any()
+    symptom = "wait (checkpoint?)" if waits else "compute longer (warm-up, evaluation?)"
     return Finding(
         id="odd-steps",
         cause="drift",
@@ -273,7 +284,13 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
         interval=(low, high),
         confidence=float((lost_share > 0).mean()),
         where=NOWHERE,
-        evidence={"steps": numbers, "threshold": ODD_TIMES, "typical_s": typical},
+        evidence={
+            "steps": numbers,
+            "threshold": ODD_TIMES,
+            "typical_s": typical,
+            **({"waits": True} if waits else {}),
+        },
+        cost_s=excess,
     )
 
 
@@ -307,6 +324,7 @@ def _two_modes(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
             "slow_s": slow_s,
             "slow_over_fast_by_kind": growth,
         },
+        cost_s=excess,
         ambiguous="the work of these steps may differ (batch shapes, evaluation), or all workers "
         "are slow at once",
     )

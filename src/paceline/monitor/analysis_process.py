@@ -111,7 +111,7 @@ def _summary(report: JobReport, durations: Durations) -> dict[str, Any]:
 
 def _data_loading(report: JobReport) -> float | None:
     """The share of the step that waits for data take; None without such a finding."""
-    found = (f for f in report.diagnosis.findings if f.cause == "data-loading" and not f.part_of)
+    found = (f for f in report.diagnosis.findings if f.cause == "data-loading")
     return next((min(max(float(f.share_of_step), 0.0), _MOST_DATA) for f in found), None)
 
 

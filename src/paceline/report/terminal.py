@@ -18,13 +18,10 @@ from paceline.report.why import why_lines
 from paceline.results.document import JobReport
 from paceline.results.headline import (
     MIN_PASSING,
-    WAITS,
-    between_steps,
     explained,
-    headline,
+    largest_cost,
     lasting_word,
     little_text,
-    main_finding,
     overlap_text,
     passing_text,
     step_to_step_s,
@@ -38,6 +35,13 @@ from paceline.results.words.slowdown import (
     waste_range,
     without_passing,
 )
+from paceline.results.words.waits import (
+    HEAVY,
+    beside_waste,
+    between_steps,
+    first_pause,
+    waits_share,
+)
 from paceline.trace import Job
 from paceline.trace.kinds import kind_name
 from paceline.trace.warning import FEW_STEPS
@@ -49,8 +53,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 5  # entries of each table of the worst
 _MAX_WIDTH = 132  # lines longer than this are hard to read
-#: Least share of the time by waits for data or launch delays that the first line names.
-_HEAVY = 0.2
 
 _SEVERE = 1.10  # start of red; nothing is marked below WhatIf.HEALTHY_BELOW
 _MAX_BAR, _MIN_BAR = 10, 3
@@ -121,6 +123,8 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
 def _head(report: JobReport, width: int) -> list[Text]:
     gpus = report.job.world_size
     waste = f"{waste_range(report)} = {_gpus(report)} of {count(gpus, 'GPU')}"
+    if without := beside_waste(report):
+        waste += f" ({without})"
     parts, note = parts_text(report), bound_note(report)
     return [
         *wrap(_job_line(report), width, style="bold"),
@@ -159,19 +163,12 @@ def _none_shows(report: JobReport) -> bool:
     return few and report.straggling and [f.cause for f in inside] == ["unexplained"]
 
 
-def _heavy_wait(report: JobReport) -> str:
-    """The headline if it names waits for data or launch delays of :data:`_HEAVY` of the time."""
-    finding = main_finding(report)
-    if finding is None or finding.cause not in WAITS or finding.share_of_step < _HEAVY:
-        return ""
-    return headline(report).rstrip(".")
-
-
 def _verdict(report: JobReport, width: int) -> list[Text]:
     excess = report.lasting_slowdown - 1
     times, which = slowdown_range(report), lasting_word(report)
-    if waits := _heavy_wait(report):
-        text, style = waits, "bold red"
+    if first := largest_cost(report):
+        text = ". ".join(first)
+        style = "bold red" if waits_share(report) >= HEAVY else "bold yellow"
     elif report.healthy and "forward-compute" in report.not_judged:
         text = "Not judged: one worker has no peers to compare with"
         style = "bold yellow"
@@ -224,7 +221,7 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         lines += wrap(text, width, style="bold yellow")
     if overlap := overlap_text(report):
         lines += wrap(overlap, width, style="bold yellow")
-    if between := between_steps(report):
+    if (between := between_steps(report)) and not first_pause(report):
         text = f"{between:.0%} of the time lies between the steps, which S does not show; see below"
         lines += wrap(text, width, style="bold yellow")
     if not report.even:

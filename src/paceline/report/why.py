@@ -30,6 +30,7 @@ from paceline.results.words.shares import (
     size_of_loss,
 )
 from paceline.results.words.slowdown import bound_note, parts_text, waste_range
+from paceline.results.words.waits import beside_waste
 from paceline.units import NONE, count, percent, seconds
 
 _BAR = 24
@@ -159,6 +160,8 @@ def diagnosis_lines(
         f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), "
         f"waste {waste_range(report)}"
     )
+    if without := beside_waste(report):
+        head += f" ({without})"
     lines = wrap(head, width, style="bold")
     lines += wrap(parts, width) if parts else []
     lines += [*(wrap(note, width, style="dim") if note else []), Text("")]

@@ -48,7 +48,7 @@ _FINDING_KEYS = (
     Key(
         "part_of",
         TEXT,
-        "id of the finding of the same cause, whose cost includes this one's",
+        "id of the finding of the same time, whose cost includes this one's",
         written=lambda f: bool(f.part_of),
     ),
 )

@@ -18,7 +18,13 @@ from paceline.results.words.names import confidence_text, hedge, hosts, link, wo
 from paceline.results.words.readings import other_reading
 from paceline.results.words.shares import lost_s
 from paceline.results.words.slowdown import waste_range
-from paceline.trace.warning import BETWEEN_STEPS
+from paceline.results.words.waits import (
+    SMALL_SHARE,
+    between_steps,
+    first_pause,
+    first_wait,
+    wait_text,
+)
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
@@ -30,11 +36,8 @@ MIN_LAUNCH_SLOWDOWN = 1.03
 #: Among remedies whose gains differ by less than this, the most certain is named.
 EQUAL_GAIN = 0.01
 
-#: A finding below this share of the step is small; S under 1.03 is healthy, too.
-SMALL_SHARE = 0.03
-
-#: Causes outside S that the headline names where they cost more than stragglers.
-WAITS = ("data-loading", "launch-delay")
+#: Words that are left out for want of room.
+_BESIDE = " beside it"
 
 #: Least share of the loss of a cause that the headline names, and of one that is its reason for all
 #: of the loss.
@@ -51,8 +54,8 @@ MIN_OF_DELAYS = 0.5
 
 
 def is_healthy(report: JobReport) -> bool:
-    """Whether there is nothing to report: S and launch delays are low, and no step times drift."""
-    beside = any(
+    """Whether there is nothing to report: S and waits are low, and no step times drift."""
+    beside = first_wait(report) is not None or any(
         finding.cause == "drift"
         or (finding.cause == "data-loading" and finding.share_of_step >= SMALL_SHARE)
         for finding in report.diagnosis.findings
@@ -63,12 +66,6 @@ def is_healthy(report: JobReport) -> bool:
 def explained(report: JobReport) -> bool:
     """Whether a finding explains most of the time that passes between operations."""
     return any(f.id == "launch-delay" and f.part_of for f in report.diagnosis.findings)
-
-
-def between_steps(report: JobReport) -> float:
-    """The share of the time between the steps, which S does not show; 0 if it is small."""
-    found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)
-    return next(found, 0.0)
 
 
 def step_to_step_s(report: JobReport) -> float:
@@ -94,13 +91,11 @@ def is_small(finding: Finding) -> bool:
 
 def headline(report: JobReport) -> str:
     """The first message for an on-call engineer, in at most ``MAX_LENGTH`` characters."""
+    if first := largest_cost(report):
+        return _of_largest_cost(report, *first)
     if is_healthy(report):
         if report.passing_share >= MIN_PASSING:
             return f"{passing_text(report)}."
-        if between := between_steps(report):
-            return (
-                f"No straggler in the steps, but {percent(between)} of the time lies between them."
-            )
         which = lasting_word(report)
         return f"{HEALTHY}: {which}stragglers cost {_cost(report)} of the GPU time."
     finding = main_finding(report)
@@ -112,6 +107,49 @@ def headline(report: JobReport) -> str:
         f"{verdict}.{advice}"
     ]
     return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{verdict}.")
+
+
+def largest_cost(report: JobReport) -> tuple[str, str] | None:
+    """The largest cost if S leaves it out, and the stragglers beside it; None if S shows it.
+
+    Both are sentences without the full stop. They come before all that is said about stragglers.
+    """
+    if pause := first_pause(report):
+        about = f"Pauses between steps take {percent(pause)} of the time"
+        return f"{about} (checkpoint, evaluation, data loading?)", _stragglers_beside(report)
+    wait = _named_wait(report)
+    return None if wait is None else (wait_text(report, wait), _stragglers_beside(report))
+
+
+def _of_largest_cost(report: JobReport, cost: str, beside: str) -> str:
+    """The sentences on the largest cost, with the advice if there is room."""
+    finding = main_finding(report)
+    best = None if first_pause(report) else best_remedy(finding, report.every_remedy)
+    advice = f" {_advice(finding, best)}" if finding and best else ""
+    longest_first = (
+        f"{cost}. {beside}.{advice}",
+        f"{cost}. {beside}.",
+        f"{cost}. {beside.replace(_BESIDE, '')}.",
+    )
+    return next((text for text in longest_first if len(text) <= MAX_LENGTH), f"{cost}.")
+
+
+def _stragglers_beside(report: JobReport) -> str:
+    """The cost of stragglers beside a larger cost, without the full stop."""
+    if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
+        return _failed_reference(report)
+    if "forward-compute" in report.not_judged:
+        return "One worker has no peers to compare with"
+    if report.straggling:
+        mostly = report.passing_share > report.waste / 2
+        passing = ", mostly by variation that passes" if mostly else ""
+        return f"Stragglers waste {waste_range(report, 0)}{passing}"
+    modes = ", but steps come in two lengths" if report.step_modes is not None else ""
+    return f"No lasting straggler{_BESIDE} ({_cost(report)}){modes}"
+
+
+def _failed_reference(report: JobReport) -> str:
+    return f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
 
 
 def lasting_word(report: JobReport) -> str:
@@ -183,17 +221,17 @@ def _small_sentence(finding: Finding) -> str:
 
 
 def main_finding(report: JobReport) -> Finding | None:
-    """The finding to name: the largest known cause, inside S unless S is almost 1.
+    """The finding to name: the largest known cause, inside S unless a wait costs more.
 
-    Workers that begin late are named beside stragglers of no known cause, if they cost more.
+    Workers that begin late are named beside stragglers of no known cause.
     """
+    if (wait := _named_wait(report)) is not None:
+        return wait
     findings = report.diagnosis.findings
     inside = [f for f in findings if f.share is not None and f.cause != "unexplained"]
     outside = [f for f in findings if f.share is None and not f.part_of]
     positive = next((f for f in inside if (f.share or 0) > 0), None)
     if report.straggling:
-        if outside and _outweighs(outside[0], report):
-            return outside[0]
         if positive is not None and (positive.share or 0) >= MIN_NAMED:
             return positive
         least = max(SMALL_SHARE, lost_s(report) / report.lasted_s)
@@ -205,10 +243,14 @@ def main_finding(report: JobReport) -> Finding | None:
     return next(hidden, outside[0])
 
 
-def _outweighs(outside: Finding, report: JobReport) -> bool:
-    """Whether a cause outside S costs more of the step than all stragglers."""
-    cost = outside.evidence.get("late_share", outside.share_of_step)
-    return outside.cause in WAITS and cost > lost_s(report) / report.lasted_s
+def _named_wait(report: JobReport) -> Finding | None:
+    """The wait that costs most of all, unless the repair of a small cause ends it."""
+    wait = first_wait(report)
+    if wait is None:
+        return None
+    inside = (f for f in report.diagnosis.findings if f.share is not None)
+    hides = any(_ends_delays(f, wait, report.remedies) for f in inside if not report.straggling)
+    return None if hides else wait
 
 
 def _ends_delays(finding: Finding, delays: Finding, remedies: Sequence[Remedy]) -> bool:
@@ -267,7 +309,7 @@ def _verdict(report: JobReport, finding: Finding | None) -> str:
             return f"{loss}, {percent(finding.share_of_step, 0)} of the step because {reason}"
         return f"{loss}: {reason or no_reason(report)}"
     if report.slowdown < WhatIf.REFERENCE_FAILS_BELOW:
-        loss = f"S is not meaningful: it is {report.slowdown:.2f}, faster than its reference"
+        loss = _failed_reference(report)
         return f"{loss}; {reason}" if reason else loss
     if not reason:
         modes = report.step_modes is not None

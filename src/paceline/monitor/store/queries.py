@@ -332,7 +332,7 @@ class Week:
         start: its Monday, seconds since 1970.
         lost: cause -> GPU-hours.
         n_sessions: number of analysed sessions.
-        mean_waste: their mean waste; None without sessions.
+        mean_waste: their mean share lost, with waits for data; None without sessions.
     """
 
     start: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.diagnose import Waterfall
 from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
-from paceline.results.headline import between_steps, step_to_step_s
+from paceline.results.headline import step_to_step_s
 from paceline.results.words.names import OTHERS, cause_name
 from paceline.results.words.slowdown import (
     beside_s,
@@ -17,6 +17,7 @@ from paceline.results.words.slowdown import (
     waste_parts,
     waste_range,
 )
+from paceline.results.words.waits import beside_waste, between_steps
 from paceline.trace.warning import STEPS_OVERLAP
 from paceline.units import percent, seconds
 
@@ -33,7 +34,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     per_day = f"; costs {_range(report, *map(_hours, costs))} a day" if costs[0] >= 1 else ""
     actual, simulated = (float(times.mean()) for times in (report.traced_s, report.simulated_s))
     of_gpus = f"{_range(report, _gpus(lost_gpus), _gpus(most_gpus))} of {gpus:,} GPUs"
-    parts = waste_parts(report)
+    parts = (of_gpus + per_day, waste_parts(report), beside_waste(report))
     as_traced = "as traced"
     if report.overlap_s > 0:
         as_traced += f"; in {seconds(report.overlap_s)} the step before still runs"
@@ -42,7 +43,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
-        ("Waste", waste_range(report), "; ".join(filter(None, (of_gpus + per_day, parts)))),
+        ("Waste", waste_range(report), "; ".join(filter(None, parts))),
         ("Mean step, actual", seconds(actual), as_traced),
         (
             "… without launch delays",

@@ -13,6 +13,9 @@ MAX_WIDTH = 1.0
 
 UNKNOWN = "unknown"
 
+#: The name of launch delays for a reader who has no title above them.
+WAITS = "Waits between operations"
+
 
 def shares(of_step: float, of_loss: float | None) -> str:
     """``24.5% of the step, 98.6% of the loss``; only the first if the loss is unknown."""
@@ -41,7 +44,8 @@ def interval_text(finding: Finding) -> str:
 def part_of(finding: Finding, report: JobReport) -> str:
     """``part of the worker fault``: the finding that already counts the time of this one."""
     causes = {f.id: f.cause for f in report.diagnosis.findings}
-    name = cause_name(causes.get(finding.part_of, finding.part_of))
+    cause = causes.get(finding.part_of, finding.part_of)
+    name = WAITS if cause == "launch-delay" else cause_name(cause)
     return f"part of the {name[:1].lower()}{name[1:]} above"
 
 
