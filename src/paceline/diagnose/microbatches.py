@@ -22,6 +22,7 @@ from paceline.diagnose.fit import (
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.same_microbatches import (
     MIN_CORRELATION,
+    MIN_REPLICA_SHARE,
     SameMicrobatches,
     costs,
     same_microbatches,
@@ -35,9 +36,6 @@ MIN_VARIATION = 0.02
 
 #: The least variation of a single replica's microbatches, which counts alone, too.
 MIN_VARIATION_OF_ONE = 0.05
-
-#: Least share of replicas that show the pattern: all of them draw from the same data.
-MIN_REPLICA_SHARE = 0.5
 
 #: Least rank correlation on these replicas. By chance, a few computes that are long in both
 #: directions make a Pearson correlation of 0.9.
@@ -71,12 +69,11 @@ _AMBIGUOUS = (
     "come sorted by length, or the machines slow down within a step"
 )
 
-_FIRST = (
-    "it is the first of the step: work that only the first one has, such as a warm-up of allocator "
-    "or caches, looks the same"
-)
-
-_LAST = "it is the last of the step: work that only the last one has looks the same"
+_EDGE = {
+    "first": "the step begins with it: work that only the beginning has, such as a warm-up of "
+    "allocator or caches, looks the same",
+    "last": "the step ends with it: work that only the end has looks the same",
+}
 
 _RARE = "on one stage, a rank that is slow during a microbatch looks the same"
 
@@ -204,8 +201,8 @@ def _other_reading(
     """Another explanation and the cause that it means; empty without one."""
     if passing or same.in_time:
         return _AMBIGUOUS, ""
-    if same.alone in (0, len(same.profile) - 1) and len(same.profile):
-        return (_FIRST if same.alone == 0 else _LAST), ""
+    if same.edge:
+        return _EDGE[same.edge], ""
     other = _level_in_doubt(fit)
     if not len(same.profile):
         other = other or _few(fit, n_pp)

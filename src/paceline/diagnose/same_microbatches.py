@@ -22,6 +22,9 @@ from paceline.graph import StepGraph
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
+#: Least share of replicas that show a pattern: all of them draw from the same data.
+MIN_REPLICA_SHARE = 0.5
+
 #: Every kind and stage shows the replica's profile from this Pearson correlation on. What-if paper,
 #: 5.3, demands it of forwards and backwards.
 MIN_CORRELATION = 0.9
@@ -30,11 +33,15 @@ MIN_CORRELATION = 0.9
 #: on the tokens only, dilutes it. The fit believes no smaller slope either.
 MIN_SLOPE = 0.3
 
+#: Least share of the steps that show half of the profile. Long microbatches at random places are at
+#: the same place in some steps.
+MIN_STEP_SHARE = 0.8
+
 #: A microbatch is one of the long ones if it shows this share of the longest one's excess.
 LONG_SHARE = 0.5
 
-#: The longest microbatch stands alone if no other one deviates by more than this share of it.
-ALONE_SHARE = 0.25
+#: A microbatch is a usual one if it deviates by at most this share of the longest one's excess.
+USUAL_SHARE = 0.25
 
 #: Least rank correlation of costs and numbers of microbatches that are sorted.
 SORTED_RANKS = 0.9
@@ -54,8 +61,10 @@ class SameMicrobatches:
             0 for replicas that do not show it.
         numbers: [microbatch] numbers of the microbatches of ``profile``.
         profile: [microbatch] the typical profile of the replicas that show one; empty where they
-            disagree or have unlike numbers of microbatches.
+            are few, disagree or have unlike numbers of microbatches.
         step_share: share of the steps that show at least half of the profile.
+        edge: ``first`` or ``last`` if only microbatches at this end of the step are long, the outer
+            ones the most, on half of the replicas that show a profile; otherwise empty.
         in_time: whether the time in the step explains the profile as well as the number does.
     """
 
@@ -64,6 +73,7 @@ class SameMicrobatches:
     numbers: npt.NDArray[np.int64]
     profile: Array
     step_share: float
+    edge: str
     in_time: bool
 
     @property
@@ -72,15 +82,6 @@ class SameMicrobatches:
         top = float(self.profile.max(initial=0.0))
         chosen: npt.NDArray[np.int64] = np.flatnonzero(self.profile >= LONG_SHARE * max(top, 1e-9))
         return chosen
-
-    @property
-    def alone(self) -> int:
-        """Index of the only microbatch that is unlike the others, and longer; -1 without one."""
-        if not len(self.profile):
-            return -1
-        longest = int(np.argmax(self.profile))
-        others = np.abs(np.delete(self.profile, longest))
-        return longest if others.max() <= ALONE_SHARE * self.profile[longest] else -1
 
 
 def costs(fit: Fit, variant: VariantFit) -> Array:
@@ -99,26 +100,37 @@ def same_microbatches(graph: StepGraph, fit: Fit) -> SameMicrobatches:
     found = [_of_variant(fit, variant) for variant in fit.variants]
     shown = np.concatenate([one.shown for one in found])
     profiles = tuple(np.where(one.shown, one.profile, 0.0) for one in found)
-    nothing = SameMicrobatches(
-        shown, profiles, np.empty(0, dtype=np.int64), np.empty(0), 0.0, in_time=False
-    )
     largest = int(np.argmax([one.shown.sum() for one in found]))
     one, variant = found[largest], fit.variants[largest]
-    if not one.shown.any():
-        return nothing
+    ops = graph.variant_ops(largest).start + variant.ops[0, 0]
+    numbers, nothing = graph.microbatch[ops].astype(np.int64), np.empty(0)
+    if not shown.any():
+        return SameMicrobatches(shown, profiles, numbers, nothing, 0.0, "", in_time=False)
     of_replicas = one.profile[:, one.shown]
     profile = np.median(of_replicas, axis=1)
     apart = float(np.abs(of_replicas - profile[:, None]).max())
-    shares = (one.step_slope[:, one.shown] >= LONG_SHARE).mean()
-    ops = graph.variant_ops(largest).start + variant.ops[0, 0]
-    agreed = sum(of.shown.sum() for of in found) == one.shown.sum()
+    agreed = shown.sum() == one.shown.sum() and shown.mean() >= MIN_REPLICA_SHARE
     agreed &= apart <= MAX_DISAGREEMENT * float(np.abs(profile).max())
+    edges = [_edge(own) for of in found for own in of.profile[:, of.shown].T]
+    table = np.median(one.table[..., one.shown], axis=3)
     return SameMicrobatches(
-        *(shown, profiles, graph.microbatch[ops].astype(np.int64)),
-        profile if agreed else np.empty(0),
-        float(shares),
-        agreed and _in_time(graph, fit, largest, np.median(one.table[..., one.shown], axis=3)),
+        *(shown, profiles, numbers, profile if agreed else nothing),
+        float((one.step_slope[:, one.shown] >= LONG_SHARE).mean()),
+        next((e for e in ("first", "last") if 2 * edges.count(e) >= len(edges)), ""),
+        _in_time(graph, fit, largest, table),
     )
+
+
+def _edge(profile: Array) -> str:
+    """The end of the step at which alone a replica's microbatches are long; mostly empty."""
+    for name, cost in (("first", profile), ("last", profile[::-1])):
+        if np.argmax(cost) > 0:
+            continue
+        unusual = np.flatnonzero(np.abs(cost) > USUAL_SHARE * cost[0])
+        few = 2 * len(unusual) <= len(cost) and unusual[-1] == len(unusual) - 1
+        if few and (np.diff(cost[unusual]) <= 0).all():
+            return name
+    return ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +174,9 @@ def _of_variant(fit: Fit, variant: VariantFit) -> _Profile:
             shown &= _shows(own - own.mean(axis=0), shape, square, own_error)
     by_step = beside[counted].mean(axis=0)  # [microbatch, step, dp]
     by_step = by_step - by_step.mean(axis=0)
-    return _Profile(shown, profile, (by_step * shape[:, None]).sum(axis=0) / square, table)
+    step_slope = (by_step * shape[:, None]).sum(axis=0) / square
+    shown &= (step_slope >= LONG_SHARE).mean(axis=0) >= MIN_STEP_SHARE
+    return _Profile(shown, profile, step_slope, table)
 
 
 def _shows(own: Array, shape: Array, square: Array, error: Array) -> Mask:

@@ -95,7 +95,7 @@ def _without_extra_work(case: Case) -> float | None:
 def other_reading(case: Case) -> tuple[str, ...]:
     """A note on the finding's other explanation, under which data cannot help; empty without."""
     finding = finding_of(case, "sequence-length")
-    if finding is None or not finding.ambiguous or finding.alternative:
+    if finding is None or not finding.ambiguous:
         return ()
     return (f"if the other reading is true, the data gain nothing: {finding.ambiguous}",)
 
@@ -105,4 +105,5 @@ KIND = RemedyKind(
     "share the sequences out so that all microbatches take equally long",
     frozenset({"sequence-length"}),
     propose,
+    whole_passes=False,
 )

@@ -86,8 +86,7 @@ def propose(case: Case) -> Remedy:
         _change(balancing, exchanged, has_lengths),
         notes=(
             *_notes(balancing, exchanged, has_lengths),
-            *([AMBIGUOUS] if _ambiguous(case) else []),
-            *other_reading(case),
+            *([AMBIGUOUS] if _ambiguous(case) else other_reading(case)),
         ),
         otherwise=() if otherwise is None else (otherwise,),
     )
