@@ -3,6 +3,7 @@
 from paceline.remedies import (
     accumulate,
     buckets,
+    even_microbatches,
     hide_delays,
     load_ahead,
     microbatches,
@@ -27,6 +28,7 @@ REMEDIES: tuple[RemedyKind, ...] = (
     *peer_groups.KINDS,
     stage_layout.KIND,
     sequence_balance.KIND,
+    even_microbatches.KIND,
     microbatches.KIND,
     planned_gc.KIND,
     placement.KIND,

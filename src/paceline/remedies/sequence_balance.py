@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import NotApplicableError
+from paceline.remedies.even_microbatches import other_reading
 from paceline.remedies.outcome import MAX_OPEN_GAP, outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.sequence_plan import (
@@ -85,7 +86,7 @@ def propose(case: Case) -> Remedy:
         _change(balancing, exchanged, has_lengths),
         notes=(
             *_notes(balancing, exchanged, has_lengths),
-            *([AMBIGUOUS] if _ambiguous(case) else []),
+            *([AMBIGUOUS] if _ambiguous(case) else other_reading(case)),
         ),
         otherwise=() if otherwise is None else (otherwise,),
     )
@@ -138,7 +139,12 @@ def _assignment(plan: SequencePlan, has_lengths: bool) -> Iterator[dict[str, Any
 
 
 def _notes(balancing: Balancing, exchanged: str, has_lengths: bool) -> Iterator[str]:
-    if not has_lengths:
+    if balancing.fixed:
+        yield (
+            "the same microbatches are long in all steps: this order is the same in all of them, "
+            "and needs no lengths"
+        )
+    elif not has_lengths:
         yield (
             "without sequence lengths (--seqlens) only whole microbatches can be exchanged, by "
             "the times they took here; a live job needs the lengths to predict these times"

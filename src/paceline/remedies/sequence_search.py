@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.fit import Fit, fit_computes, pauses
+from paceline.diagnose.same_microbatches import same_microbatches
 from paceline.diagnose.sequences import fit_sequence_cost, matching, microbatch_counts
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations, Measured
@@ -41,6 +42,7 @@ class Balancing:
         gains: (exchanges, order) -> gain of that plan over some steps, the best first.
         max_tokens: limit per microbatch; None without lengths.
         r2: [kind] share of forward and backward durations that lengths explain; None without them.
+        fixed: whether the same microbatches are long in all steps, so that the plan is the same.
         otherwise: the durations if some replicas are slow and their microbatches not expensive;
             None if there is no doubt.
     """
@@ -53,6 +55,7 @@ class Balancing:
     gains: dict[tuple[str, str], float]
     max_tokens: int | None = None
     r2: Array | None = None
+    fixed: bool = False
     otherwise: Durations | None = None
 
     def write(self, path: Path, *, force: bool = False) -> None:
@@ -153,28 +156,34 @@ def balance_microbatches(measured: Measured) -> Balancing:
         # not contain its delay.
         own = variant.micro + _lower_median(fit.worker[:, :, dps].reshape(-1, len(dps)))
         logs[:, dps, : len(own)] = own.transpose(1, 2, 0)
-    of_item = logs[exists]  # an item is a microbatch: the one that starts there
+    same = same_microbatches(measured.graph, fit)
+    fixed = bool(same.shown.all() and len(same.profile))
+    # A plan by the times of each step would put its noise in order, too, and promise that.
+    expected = np.broadcast_to(same.profile, logs.shape) if fixed else logs
 
-    def log_cost(plan: SequencePlan) -> Array:
+    def log_cost(plan: SequencePlan, costs: Array) -> Array:
+        of_item = costs[exists]  # an item is a microbatch: the one that starts there
         return np.where(exists, of_item[np.minimum(plan.after.ptr[..., 0], len(of_item) - 1)], 0.0)
 
     def relative(plan: SequencePlan) -> Array:
-        return np.where(exists, np.exp(log_cost(plan)), 0.0)
+        return np.where(exists, np.exp(log_cost(plan, expected)), 0.0)
 
     def ratio(plan: SequencePlan) -> Array:
-        change: Array = np.exp(fit.slope[:, :, None, None, None] * (log_cost(plan) - logs))
+        change: Array = np.exp(fit.slope[:, :, None, None, None] * (log_cost(plan, logs) - logs))
         return change
 
     start = unchanged_plan(items_of_steps)
-    plans = [exchange_microbatches(items_of_steps, relative(start)), start]
-    best = _best(measured.durations, fit, plans, relative, ratio)
+    plans = [start]
+    if not fixed:  # else all ranks have the same costs
+        plans.insert(0, exchange_microbatches(items_of_steps, relative(start)))
+    best = replace(_best(measured.durations, fit, plans, relative, ratio), fixed=fixed)
     doubt = fit.level_in_doubt
     if not doubt.any():
         return best
     # A slow replica keeps its level, so a microbatch that leaves it is cheaper than it seemed.
     levels = np.broadcast_to(doubt[:, None], exists.shape)
     homes = best.plan.after.ptr[..., 0]
-    items = levels[exists][np.minimum(homes, len(of_item) - 1)]
+    items = levels[exists][np.minimum(homes, int(exists.sum()) - 1)]
     stay = fit.slope[:, :, None, None, None] * np.where(exists, levels - items, 0.0)
     scaler, steps = _Scaler(measured.durations, fit), np.arange(measured.durations.n_steps)
     return replace(best, otherwise=scaler.scale(ratio(best.plan) * np.exp(stay), steps))

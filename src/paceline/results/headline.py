@@ -428,6 +428,7 @@ DOING = {
     "balance-context": "Sharing sequences evenly gains",
     "stage-layout": "Splitting the layers anew gains",
     "sequence-balance": "Balancing the sequences gains",
+    "even-microbatches": "Even microbatches gain",
     "micro-batches": "Moving microbatches gains",
     "planned-gc": "Planned collections gain",
     "placement": "Swapping workers gains",

@@ -137,6 +137,13 @@ def _sequence_balance(change: Change) -> Phrases:
         yield f"other plans gain: {several(other_plans, 3, '; ')}"
 
 
+def _even_microbatches(change: Change) -> Phrases:
+    if (varied := change.get("coefficient_of_variation")) is not None:
+        yield f"the cost of microbatches varies by {percent(varied)} now"
+    if (less_s := change.get("without_extra_work_s")) is not None:
+        yield f"without the extra work of the long one, a step would take {seconds(less_s)}"
+
+
 def _balance(before: Change, after: Change) -> Phrases:
     if "ranks" in before and "ranks" in after:
         yield (
@@ -313,6 +320,7 @@ OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "balance-context": _even_shares,
     "stage-layout": _stage_layout,
     "sequence-balance": _sequence_balance,
+    "even-microbatches": _even_microbatches,
     "micro-batches": _micro_batches,
     "planned-gc": _planned_gc,
     "placement": _placement,

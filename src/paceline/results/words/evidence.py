@@ -168,6 +168,9 @@ def _sequence(finding: Finding) -> Phrases:
     showing = _number(evidence, "replicas_showing_it")
     if showing is not None:
         yield f"{percent(showing, 0)} of the replicas show it"
+    if rows := evidence.get("microbatches"):
+        long = [f"microbatch {row['microbatch']} {times(row['times'])}" for row in rows]
+        yield f"cost by number, over the usual microbatch's: {several(long, MAX_NAMED)}"
     neighbours = _number(evidence, "correlation_of_neighbours")
     if neighbours is not None:
         yield (
