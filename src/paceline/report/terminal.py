@@ -22,6 +22,8 @@ from paceline.results.headline import (
     largest_cost,
     lasting_word,
     little_text,
+    main_reason,
+    mostly_passing,
     overlap_text,
     passing_text,
     step_to_step_s,
@@ -201,7 +203,9 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
         if report.by_worker.size == 1:
             text = f"No stragglers: one worker. Steps take {times} times as long as its fast ones"
             text += without_passing(report)
-        elif report.passing_share > report.waste / 2:
+        elif report.passing_share > report.waste / 2 and (reason := main_reason(report)):
+            text = f"Steps are {times} times as long as they could be: {reason}"
+        elif mostly_passing(report):
             text = (
                 f"Steps are {times} times as long as they could be, mostly by variation that "
                 f"passes; without it, S is {report.lasting_slowdown:.2f}"

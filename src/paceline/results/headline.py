@@ -20,6 +20,7 @@ from paceline.results.words.shares import lost_s
 from paceline.results.words.slowdown import waste_range
 from paceline.results.words.waits import (
     SMALL_SHARE,
+    SURE,
     between_steps,
     first_pause,
     first_wait,
@@ -141,8 +142,7 @@ def _stragglers_beside(report: JobReport) -> str:
     if "forward-compute" in report.not_judged:
         return "One worker has no peers to compare with"
     if report.straggling:
-        mostly = report.passing_share > report.waste / 2
-        passing = ", mostly by variation that passes" if mostly else ""
+        passing = ", mostly by variation that passes" if mostly_passing(report) else ""
         return f"Stragglers waste {waste_range(report, 0)}{passing}"
     modes = ", but steps come in two lengths" if report.step_modes is not None else ""
     return f"No lasting straggler{_BESIDE} ({_cost(report)}){modes}"
@@ -218,6 +218,19 @@ def _small_sentence(finding: Finding) -> str:
     """Text of a healthy job's finding."""
     sure, cost = confidence_text(finding.confidence), percent(finding.share_of_step)
     return f"Small, {cost} of the step, {sure}: {_sentence(finding.text)}"
+
+
+def main_reason(report: JobReport) -> str:
+    """The sure cause of most of the loss, as a short phrase; empty without one."""
+    finding = main_finding(report)
+    if finding is None or (finding.share or 0.0) < MOST_OF_LOSS or finding.confidence < SURE:
+        return ""
+    return f"{hedge(finding.confidence)}{_reason(report, finding)}"
+
+
+def mostly_passing(report: JobReport) -> bool:
+    """Whether variation that passes, and no known cause, is most of the loss."""
+    return report.passing_share > report.waste / 2 and not main_reason(report)
 
 
 def main_finding(report: JobReport) -> Finding | None:
