@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.detect.job import JobEvent
     from paceline.detect.stacks import Stacks
     from paceline.detect.steps_of_calls import StepTimes
+    from paceline.detect.who import Suspect
     from paceline.sources.step_times import StepTimes as Table
     from paceline.trace.calls import CallLog
 
@@ -229,8 +230,29 @@ def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
     found = long_steps(median_of_ranks(times.duration_s), times.steps_per_sample)
     if found is None:
         return
-    mapping = {"kind": "long-steps", **asdict(found), "text": found.explain()}
-    print(json.dumps(mapping) if args.json else f"long steps: {found.explain()}")
+    who = _who_in_long_steps(args, found.lost_share)
+    text = found.explain("" if who is None else who.explain())
+    mapping = {"kind": "long-steps", **asdict(found), "text": text}
+    if who is not None:
+        mapping["who"] = [who.to_mapping()]
+    print(json.dumps(mapping) if args.json else f"long steps: {text}")
+
+
+def _who_in_long_steps(args: argparse.Namespace, lost_share: float) -> Suspect | None:
+    """The workers that the long steps wait for, if a trace shows them."""
+    from paceline.detect.who_host import who_in_long_steps
+    from paceline.errors import GraphError, TraceError
+    from paceline.sources import load
+
+    if args.trace is None:
+        return None
+    try:
+        return who_in_long_steps(load(args.trace, args.job), lost_share)
+    except (TraceError, GraphError) as error:
+        if str(args.trace) != args.input:
+            raise
+        print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
+        return None
 
 
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:

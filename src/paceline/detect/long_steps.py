@@ -65,8 +65,8 @@ class LongSteps:
     lost_s: float
     lost_share: float
 
-    def explain(self) -> str:
-        """The finding in words and numbers."""
+    def explain(self, who: str = "") -> str:
+        """The finding in words and numbers; the usual causes if it is not known ``who`` waits."""
         rows = "steps" if self.steps_per_row == 1 else f"rows of {self.steps_per_row} steps"
         row = f", {self.in_a_row} in a row" if self.in_a_row > 1 else ""
         when, causes = "irregularly", "slow input, shared storage and other jobs on the hosts"
@@ -76,7 +76,7 @@ class LongSteps:
         return (
             f"{100 * self.rows / self.of:.2g}% of the {rows} take {self.factor:.2f}x their "
             f"neighbours{row}, {when}: {duration(self.lost_s)} lost ({self.lost_share:.1%} of the "
-            f"time); typical of {causes}"
+            f"time); {who or f'typical of {causes}'}"
         )
 
 
