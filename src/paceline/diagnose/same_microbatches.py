@@ -100,12 +100,14 @@ def same_microbatches(graph: StepGraph, fit: Fit) -> SameMicrobatches:
     found = [_of_variant(fit, variant) for variant in fit.variants]
     shown = np.concatenate([one.shown for one in found])
     profiles = tuple(np.where(one.shown, one.profile, 0.0) for one in found)
+    nothing = np.empty(0)
+    if not shown.any():
+        no_numbers = np.empty(0, dtype=np.int64)
+        return SameMicrobatches(shown, profiles, no_numbers, nothing, 0.0, "", in_time=False)
     largest = int(np.argmax([one.shown.sum() for one in found]))
     one, variant = found[largest], fit.variants[largest]
     ops = graph.variant_ops(largest).start + variant.ops[0, 0]
-    numbers, nothing = graph.microbatch[ops].astype(np.int64), np.empty(0)
-    if not shown.any():
-        return SameMicrobatches(shown, profiles, numbers, nothing, 0.0, "", in_time=False)
+    numbers = graph.microbatch[ops].astype(np.int64)
     of_replicas = one.profile[:, one.shown]
     profile = np.median(of_replicas, axis=1)
     apart = float(np.abs(of_replicas - profile[:, None]).max())
