@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from paceline.detect.bocd import Bocd
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
@@ -240,7 +243,12 @@ def at_the_end(
     if is_warming.any() and len(slow) > 1:
         warming = counted(int(is_warming.sum()), "rank")
         text += f", {warming} not judged (steps become shorter still)"
-    is_judged = not (slow.any() or is_silent.any() or is_short.any() or is_warming.any())
+    rises = detector.unsure_rise if isinstance(detector, Detector) else np.zeros(len(slow))
+    if slow.size == is_silent.size:
+        rises = np.where(is_silent, 0.0, rises)
+    text = _unsure_text(rises, text)
+    unknown = slow.any() or is_silent.any() or is_short.any() or is_warming.any()
+    is_judged = not (unknown or rises.any())
     if isinstance(detector, Detector) and is_judged and not _has_onset(job_wide):
         text = _hidden_text(times, warm_up, detector.threshold) or text
     of_last_s = float(detector.lost_s[slow].max(initial=0.0)) * times.steps_per_sample
@@ -274,6 +282,26 @@ def _hidden_text(times: StepTimes, warm_up: int, threshold: float) -> str:
         f"not judged (in this noise a slowdown within the first {usual} samples, the warm-up, "
         f"may not show; {more})"
     )
+
+
+def _unsure_text(rises: npt.NDArray[np.float64], text: str) -> str:
+    """``text`` on the end, or what a rise leaves open that is no certain fail-slow.
+
+    Args:
+        rises: [rank] share by which its steps became longer; 0 without a rise.
+        text: the ranks that are slow at the end.
+    """
+    from statistics import median
+
+    from paceline.detect.event import counted
+
+    risen = [rise for rise in rises.tolist() if rise > 0]
+    if not risen:
+        return text
+    steps = f"the last third of the steps takes {1 + median(risen):.2f}x the first"
+    if len(rises) == 1:
+        return f"not judged ({steps}, but no change is certain)"
+    return f"{text}, {counted(len(risen), 'rank')} not judged ({steps}, but no change is certain)"
 
 
 def _is_end(event: JobEvent) -> bool:

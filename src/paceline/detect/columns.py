@@ -35,8 +35,8 @@ N_FLOATS = SMALL_RISEN + 1
 # HOLD, PAUSED: number of samples after a pause that do not count yet; whether a pause lasts.
 # SLOW: whether the rank is in an episode.
 # AGE: number of samples on the current level.
-# INITIAL: 1 on the first level, 2 on a ramp (levels.ON_RAMP), 3 after "faster" (ON_TRIAL) until
-# that level is the healthy one, then 1; else 0.
+# INITIAL: 1 on the first level, 2 on a ramp (ON_RAMP), 3 after "faster" (ON_TRIAL) until that level
+# is the healthy one, then 1; else 0.
 # SINCE, SINCE_STEP: SEEN and the step number at the begin of the last episode.
 # SETTLE: 1 plus the number of samples since a restart, until the job has settled; then 0.
 # BURSTS, BURST_LEN, BURST_AT: number of bursts, the longest in samples, and SEEN at the last.
@@ -49,6 +49,9 @@ N_FLOATS = SMALL_RISEN + 1
     BURST_AT, RISEN_AT, SWINGS, SWING_LEN, SWING_AT, PERIOD, SMALL_RISEN_AT,
 ) = range(19)  # fmt: skip
 N_WHOLES = SMALL_RISEN_AT + 1
+#: Values of INITIAL. On a ramp, MIDDLE_S is the level of the last event. After "faster", HEALTHY_S
+#: is the former one until the level has lasted as long as the warm-up.
+ON_RAMP, ON_TRIAL = 2, 3
 # Columns of ``out``, as in paceline.detect.event.Event.
 (
     OUT_KIND, OUT_RANK, OUT_SINCE, OUT_FACTOR, OUT_BEFORE, OUT_LOST, OUT_HEALTHY, OUT_BURSTS,

@@ -34,6 +34,7 @@ from paceline.detect.limits import (
     checked_durations,
 )
 from paceline.detect.planned import Likeness, Workloads
+from paceline.detect.slow_ramp import UNSURE_ERRORS, trend
 from paceline.detect.state import ArrayField, State, StateReader
 from paceline.errors import DetectError, StateError
 
@@ -248,6 +249,25 @@ class Detector:
         level_s: Array = self._floats[:, columns.LEVEL_S] * self._scale
         return level_s
 
+    @property
+    def unsure_rise(self) -> Array:
+        """[rank] share by which steps became longer with no certain fail-slow; 0 without a rise.
+
+        It compares the last third of up to 512 samples with the first third. Ranks that had an
+        event are left out.
+        """
+        seen, age = (self._wholes[:, column] for column in (columns.SEEN, columns.AGE))
+        numbers = np.minimum(np.minimum(seen, age), columns.RING)
+        on_first = (self._wholes[:, columns.INITIAL] == 1) & ~self.slow
+        rises = np.zeros(self.ranks)
+        for rank in np.flatnonzero(on_first).tolist():
+            at = (seen[rank] - 1 - np.arange(numbers[rank])) % columns.RING
+            newest_first = self._ring[rank, at].astype(np.float64)
+            rise, _, errors = trend(newest_first, len(newest_first))
+            if rise > self.threshold and errors > UNSURE_ERRORS:
+                rises[rank] = rise
+        return rises
+
     def columns(self) -> tuple[Array, npt.NDArray[np.int64]]:
         """Copies of the kernel's ``floats`` and ``wholes`` (:mod:`paceline.detect.columns`)."""
         return self._floats.copy(), self._wholes.copy()
@@ -393,10 +413,10 @@ class Detector:
         floats, wholes = self._floats, self._wholes
         floats[rows, columns.LOST_S] = floats[rows, columns.SPENT_S] = 0.0
         floats[rows, columns.SMALL_RISEN] = np.nan
-        on_ramp = wholes[rows, columns.INITIAL] == levels.ON_RAMP
+        on_ramp = wholes[rows, columns.INITIAL] == columns.ON_RAMP
         level_s, middle_s = floats[rows, columns.LEVEL_S], floats[rows, columns.MIDDLE_S]
         floats[rows, columns.MIDDLE_S] = np.where(on_ramp, level_s, middle_s)
         wholes[rows, columns.INITIAL] = np.where(on_ramp, 0, wholes[rows, columns.INITIAL])
-        on_trial = wholes[rows, columns.INITIAL] == levels.ON_TRIAL
+        on_trial = wholes[rows, columns.INITIAL] == columns.ON_TRIAL
         wholes[rows, columns.INITIAL] = np.where(on_trial, 1, wholes[rows, columns.INITIAL])
         wholes[rows, columns.SLOW] = 0

@@ -27,6 +27,8 @@ from paceline.detect.columns import (
     MEAN,
     MIDDLE_S,
     MISSING,
+    ON_RAMP,
+    ON_TRIAL,
     OUT_BEFORE,
     OUT_BURSTS,
     OUT_EVERY,
@@ -52,7 +54,16 @@ from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarit
 from paceline.detect.limits import PAUSE, SILENT_AFTER
 from paceline.detect.noise import MIDDLE_EVERY, STRAYS, SURE, bar, first_noise, learn_noise
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
-from paceline.detect.samples import FEWEST, burst_period, is_ramp, middle_mean, quantum
+from paceline.detect.samples import (
+    FEWEST,
+    burst_period,
+    is_ramp,
+    is_step,
+    mean_share,
+    middle_mean,
+    quantum,
+)
+from paceline.detect.slow_ramp import early_ramp, find_ramp, goes_on, hinge, is_steady, trend
 from paceline.detect.swings import is_swing, learn_small_rise, learn_swing, record_swing
 from paceline.detect.warm_up import (
     APART,
@@ -99,9 +110,6 @@ RAMP_OVER = 20
 MELTED = 33
 
 ONSET, WORSENING, PARTIAL, RELIEF, FASTER, SILENT = range(6)
-#: Values of the column INITIAL. On a ramp, MIDDLE_S is the level of the last event. After "faster",
-#: HEALTHY_S is the former one until the level has lasted as long as the warm-up.
-ON_RAMP, ON_TRIAL = 2, 3
 
 
 def advance(
@@ -196,21 +204,32 @@ def advance(
             f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
         window = early_rise(y, n, threshold, f, w) if is_first else 0
         if not is_first or window != 0:
+            kind, was_ramp = -1, w[INITIAL] == ON_RAMP
             if not is_first:
                 window = changed(y, ok, n, threshold, f, w)
-            kind = -1
+            if not is_first and (w[SEEN] % LEVEL_EVERY == 0 or (window > 0 and not w[SLOW])):
+                factor, before = find_ramp(
+                    y, n, threshold, threshold / EVIDENCE, scale, number[rank], f, w
+                )
+                if factor > 0:
+                    kind, since, window = ONSET, w[SINCE_STEP], 0
             if window != 0:
                 was_slow = w[SLOW]
                 kind, since, factor, before = change(
                     window, y, n, threshold, scale, number[rank], f, w
                 )
-                if kind == WORSENING and is_ramp(y, n, w[AGE]):  # one event, at the ramp's end
+                is_rise = is_ramp(y, n, w[AGE]) or (was_ramp and goes_on(y, n, w[AGE], w))
+                if kind == WORSENING and is_rise:  # one event, at the ramp's end
                     f[MIDDLE_S] = f[LEVEL_S] / before
                     kind, w[INITIAL] = -1, ON_RAMP
                 if kind == FASTER and not was_slow and was_warm_up(y, n, warm_up, w):
                     kind, f[HEALTHY_S], w[INITIAL] = -1, f[LEVEL_S], 1
                     f[STRAY : STRAY + len(WINDOWS)] = np.nan
-            elif w[INITIAL] == ON_RAMP and w[AGE] >= RAMP_OVER and not is_ramp(y, n, 0):
+            elif (
+                w[INITIAL] == ON_RAMP
+                and w[AGE] >= RAMP_OVER
+                and not (is_ramp(y, n, 0) or goes_on(y, n, 0, w))
+            ):
                 kind, since = WORSENING, number[rank, (w[SEEN] - w[AGE]) % RING]
                 factor, before = f[LEVEL_S] / f[HEALTHY_S], f[LEVEL_S] / f[MIDDLE_S]
                 f[MIDDLE_S], w[INITIAL] = f[LEVEL_S], 0
@@ -334,11 +353,6 @@ def has_melted(threshold: float, f: Any, w: Any) -> bool:
     """
     is_due = w[SLOW] and w[INITIAL] != ON_RAMP and MELTED <= w[AGE] < MIDDLE_EVERY
     return bool(is_due and f[LEVEL_S] < f[MIDDLE_S] / (1 + threshold))
-
-
-def mean_share(y: Floats, level: float) -> float:
-    """Mean of the samples relative to their level, without pauses."""
-    return float(np.mean(y[y <= PAUSE * level]) / level)
 
 
 def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
@@ -543,6 +557,7 @@ def compiled_advance() -> Callable[..., int]:
             first_of,
         ),
         *(learn_noise, first_noise),
+        *(trend, is_steady, hinge, is_step, early_ramp, find_ramp, goes_on),
     ):
         register_jitable(error_model="numpy")(helper)
     kernel: Callable[..., int] = compiled(advance)

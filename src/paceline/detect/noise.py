@@ -16,6 +16,7 @@ from paceline.detect.columns import (
     INITIAL,
     LEVEL_S,
     MIDDLE_S,
+    ON_RAMP,
     QUANTUM_S,
     SEEN,
     SLOW,
@@ -56,7 +57,7 @@ def bar(i: int, threshold: float, f: Any, w: Any) -> float:
 def learn_noise(y: Floats, n: int, is_first: bool, f: Any, w: Any) -> None:
     """Update the spread of each window's median around the level's median."""
     seen, age = w[SEEN], w[AGE]
-    if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY:
+    if seen % MIDDLE_EVERY == 0 and age >= MIDDLE_EVERY and w[INITIAL] != ON_RAMP:
         f[MIDDLE_S] = np.median(y[: min(n, age)])
     for i in range(len(WINDOWS)):
         window = WINDOWS[i]

@@ -1,4 +1,4 @@
-"""Statistics of recent samples: ramps, periodic bursts, a robust mean and rounding.
+"""Statistics of recent samples: ramps, periodic bursts, robust means and rounding.
 
 Compiled with the kernel (:mod:`paceline.detect.levels`).
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.detect.limits import PAUSE
+
 Floats = npt.NDArray[np.float64]
 
 #: Least number of samples of a new level.
 FEWEST = 3
-#: Number of samples examined for a ramp, and the least share that it rises in them.
-RAMP, RISE = 24, 0.04
+#: Number of samples examined for a ramp, the least share that it rises in them, and the least part
+#: of the rise in each half.
+RAMP, RISE, EACH_PART = 24, 0.04, 0.25
 
 
 def is_ramp(y: Floats, n: int, count: int) -> bool:
@@ -28,11 +31,22 @@ def is_ramp(y: Floats, n: int, count: int) -> bool:
     late, middle = np.median(y[:third]), np.median(y[third : 2 * third])
     early = np.median(y[2 * third : RAMP])
     rise = late - early
-    if 0 < count <= n - FEWEST:
-        jump = np.median(y[max(0, count - FEWEST) : count]) - np.median(y[count : count + FEWEST])
-        if jump > 0.5 * (np.median(y[:FEWEST]) - early):
-            return False
-    return bool(rise > RISE * early and min(late - middle, middle - early) > 0.25 * rise)
+    if count > 0 and is_step(y, n, count, early):
+        return False
+    return bool(rise > RISE * early and min(late - middle, middle - early) > EACH_PART * rise)
+
+
+def is_step(y: Floats, n: int, count: int, early: float) -> bool:
+    """Whether more than half of the rise from ``early`` came ``count`` samples ago."""
+    if count > n - FEWEST:
+        return False
+    jump = np.median(y[max(0, count - FEWEST) : count]) - np.median(y[count : count + FEWEST])
+    return bool(jump > 0.5 * (np.median(y[:FEWEST]) - early))
+
+
+def mean_share(y: Floats, level: float) -> float:
+    """Mean of the samples relative to their level, without pauses."""
+    return float(np.mean(y[y <= PAUSE * level]) / level)
 
 
 def burst_period(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:
