@@ -1,5 +1,6 @@
 """Who is slow: by hand, from synthesised traces, and from the call logs of the same jobs."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -657,3 +658,26 @@ def test_a_worker_that_is_slow_in_some_steps_is_no_spike():
     measured.durations.block(0)[rows[:, None], np.arange(0, 12, 3), 2] *= 1.5
     (found,) = who_from_trace(measured, analyze(measured))
     assert (found.ranks, found.steps) == ((2,), ())
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_long_steps_name_the_worker_that_they_wait_for(tmp_path, capsys, measures):
+    """Rank 2's loader takes 120 ms longer in every seventh step; a checkpoint names nobody."""
+    step_of = lambda n, rank: RankStep(data=120.0 * (rank == 2 and n % 7 == 6))  # noqa: E731
+    data_parallel_job(tmp_path, step_of, steps=140, measures=measures)
+    assert run(["detect", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("long steps: "))
+    assert ", every 7 steps: 2.4 s lost" in line
+    waits = "data loading: it waits 120 ms in 20 of 140 steps for its data, the others 0 s"
+    begins = "host: it begins its steps late, by 120 ms"
+    assert line.endswith(f"rank 2 (stage 0 of replica 2); {waits if measures else begins}")
+    run(["detect", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["kind"], found["who"][0]["ranks"]) == ("long-steps", [2])
+
+
+def test_long_steps_of_all_ranks_name_the_usual_causes(tmp_path, capsys):
+    step_of = lambda n, rank: RankStep(host=400.0 * (n % 25 == 24))  # noqa: E731
+    data_parallel_job(tmp_path, step_of, steps=150)
+    assert run(["detect", str(tmp_path)]) == 0
+    assert "; typical of evaluation, checkpoints and garbage" in capsys.readouterr().out
