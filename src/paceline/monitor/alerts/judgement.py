@@ -112,7 +112,7 @@ def _slowdown(rule: Rule, facts: Facts, *, is_over: bool = False) -> Alarm | Non
     slow = list(itertools.takewhile(lambda s: _is_slow(s, rule.at_least), facts.sessions))
     told, session_text = _last_named(slow, is_over=is_over)
     size = f"S {_slowdown_words(last, is_over=is_over)}: {rule.at_least:g} or more{often}."
-    # Who is slow and what helps comes before the reason, except where another session said it.
+    # The cause comes before the numbers, unless an earlier session named it.
     texts = [session_text, size] if told is last and not is_over else [size, session_text]
     headline = " ".join(filter(None, texts))
     return Alarm(
