@@ -52,6 +52,7 @@ from paceline.detect.columns import (
 )
 from paceline.detect.cycles import MAX_PERIOD, cycle_spread, find_cycle, logarithms
 from paceline.detect.limits import PAUSE, SILENT_AFTER
+from paceline.detect.losses import begin_loss, end_loss
 from paceline.detect.noise import MIDDLE_EVERY, STRAYS, SURE, bar, first_noise, learn_noise
 from paceline.detect.repeats import cycled_median, learn_cycle, learn_pairs, places
 from paceline.detect.samples import (
@@ -462,11 +463,7 @@ def change(
                 n_healthy -= EARLY  # the warm-up of the job
             if n_healthy > 0 and (is_initial or n_healthy >= MIDDLE_EVERY):
                 f[MEAN] = mean_share(y[count : count + n_healthy], level)
-            mean_s = healthy * f[MEAN]
-            f[LOST_S], f[SPENT_S] = 0.0, 0.0
-            for k in range(count):
-                f[LOST_S] += (min(y[k], PAUSE * new) - mean_s) * scale
-                f[SPENT_S] += mean_s * scale
+            begin_loss(y[:count], new, scale, f)
         w[SLOW] = 1
         return kind, since, new / healthy, before
     if w[SLOW] and new > healthy * (1 + near_healthy(threshold, f)):
@@ -491,21 +488,6 @@ def was_warm_up(y: Floats, n: int, warm_up: int, w: Any) -> bool:
     """Whether the fall to the new level ended the job's warm-up."""
     begin = w[SEEN] - w[AGE]
     return bool(begin <= warm_up or (begin < RING and is_gradual(y, n, w[AGE])))
-
-
-def end_loss(after: Floats, level: float, scale: float, f: Any) -> None:
-    """Take the samples ``after`` the end of an episode out of its loss.
-
-    Fast steps make no slow ones good.
-    """
-    lost, spent = f[LOST_S], f[SPENT_S]
-    mean_s = f[HEALTHY_S] * f[MEAN]
-    for value in after:
-        if value <= PAUSE * level:
-            lost -= (value - mean_s) * scale
-            spent -= mean_s * scale
-    if spent >= mean_s * scale / 2:  # steps of different scale cannot be subtracted
-        f[LOST_S], f[SPENT_S] = lost, spent
 
 
 def first_of(is_up: bool, window: int, y: Floats, age: int, threshold: float, level: float) -> int:
@@ -553,6 +535,7 @@ def compiled_advance() -> Callable[..., int]:
             learn_swing,
             learn_small_rise,
             record_swing,
+            begin_loss,
             end_loss,
             first_of,
         ),

@@ -16,7 +16,6 @@ from paceline.detect.columns import (
     HEALTHY_S,
     INITIAL,
     LEVEL_S,
-    LOST_S,
     MEAN,
     MIDDLE_S,
     ON_RAMP,
@@ -24,11 +23,10 @@ from paceline.detect.columns import (
     SINCE,
     SINCE_STEP,
     SLOW,
-    SPENT_S,
     STRAY,
     WINDOWS,
 )
-from paceline.detect.limits import PAUSE
+from paceline.detect.losses import begin_loss
 from paceline.detect.noise import learn_noise
 from paceline.detect.samples import EACH_PART, RAMP, RISE, is_step, mean_share, middle_mean
 from paceline.robust import SIGMA_OF_MEAN_DEVIATION
@@ -169,11 +167,7 @@ def early_ramp(
     f[MEAN] = mean_share(level, healthy)
     w[AGE] = n
     learn_noise(level, n, True, f, w)
-    mean_s = healthy * f[MEAN]
-    f[LOST_S] = f[SPENT_S] = 0.0
-    for k in range(count):
-        f[LOST_S] += (min(y[k], PAUSE * new) - mean_s) * scale
-        f[SPENT_S] += mean_s * scale
+    begin_loss(y[:count], new, scale, f)
     w[SINCE], w[SINCE_STEP] = w[SEEN] - count, number[(w[SEEN] - count) % len(number)]
     w[SLOW], w[INITIAL], w[AGE] = 1, ON_RAMP, NEWEST
     f[LEVEL_S], f[MIDDLE_S] = np.median(y[:NEWEST]), new
