@@ -56,31 +56,41 @@ def with_slower_part(
         patterns: finds causes in the durations of some steps, given their numbers.
     """
     found = _of_slower_part(whole, _slower(times), durations, steps, patterns)
-    slow = [candidate for candidate in found if candidate.cause == "worker"]
-    if slow:
-        (dp, stage), n_tests = slow[0].where["workers"][0], 1
-    else:  # of all workers, the one that comes nearest
-        _, apparent = slowness(fit_computes(durations))
-        stage, dp = (int(i) for i in np.unravel_index(int(apparent.argmax()), apparent.shape))
-        n_tests = apparent.size - len(apparent)  # two workers have one ratio
     if durations.graph.n_dp == 1:
         return found
-    over = over_peers(durations, dp, stage)
-    own = _slower(over, n_tests)
+    slow = [candidate for candidate in found if candidate.cause == "worker"]
+    others = [candidate for candidate in found if candidate.cause != "worker"]
+    lasting, apparent = slowness(fit_computes(durations))
+    n_tests = 1 if slow else lasting.size - len(lasting)  # two workers have one ratio
+    # Without a slow worker, the one that comes nearest. On a ramp, replicas have no sure level.
+    worst = _nearest(apparent, slow)
+    over = over_peers(durations, *worst)
+    if _slower(over, n_tests) is not None and ramp_of(over) is not None:
+        on_ramp = along_ramps(durations, steps, worst)
+        if on_ramp is not None:
+            return [*others, on_ramp]
+    worst = _nearest(lasting, slow)
+    own = _slower(over_peers(durations, *worst), n_tests)
     if own is None:
         return found
 
     def of_worker(part: Durations, numbers: Ints) -> Sequence[Candidate]:
         worker = worker_cause(part, fit_computes(part), numbers)
-        return [] if worker is None or worker.where["workers"][0] != [dp, stage] else [worker]
+        if worker is None or tuple(worker.where["workers"][0]) != worst:
+            return []
+        return [worker]
 
-    others = [candidate for candidate in found if candidate.cause != "worker"]
     of_all = [candidate for candidate in whole if candidate.cause == "worker"] or slow
-    if ramp_of(over) is not None:
-        on_ramp = along_ramps(durations, steps, (dp, stage))
-        if on_ramp is not None:
-            return [*others, on_ramp]
     return others + _of_slower_part(of_all, own, durations, steps, of_worker)
+
+
+def _nearest(slowness_of: Array, slow: Sequence[Candidate]) -> tuple[int, int]:
+    """(dp, stage) of the named worker, or of the one with the largest [stage, dp] slowness."""
+    if slow:
+        dp, stage = slow[0].where["workers"][0]
+    else:
+        stage, dp = np.unravel_index(int(slowness_of.argmax()), slowness_of.shape)
+    return int(dp), int(stage)
 
 
 def _slower(times: Array, n_tests: int = 1) -> Mask | None:
