@@ -15,7 +15,7 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.hosts import name_hosts
 from paceline.diagnose.remove import Effect
 from paceline.diagnose.stages import _place
-from paceline.diagnose.workers import _chance, _pattern, _text
+from paceline.diagnose.workers import _chance, _text, pattern_of
 from paceline.trace import OpKind
 from paceline.whatif.modes import TwoModes
 from paceline.whatif.result import LaunchDelay
@@ -48,11 +48,11 @@ def test_what_lengthens_a_stage(stage, forward, backward, words):
     ],
 )
 def test_how_slow_workers_lie(workers, words):
-    assert _pattern(workers, (2, 8)) == words
+    assert pattern_of(workers, (2, 8)) == words
 
 
 def test_some_stages_of_one_rank():
-    assert _pattern([[3, 0], [3, 1]], (4, 8)) == "one dp rank"
+    assert pattern_of([[3, 0], [3, 1]], (4, 8)) == "one dp rank"
 
 
 def test_sentences_name_six_steps():

@@ -20,6 +20,7 @@ from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.more_steps import MIN_UNEXPLAINED, more_steps
 from paceline.diagnose.nics import nic_cause
+from paceline.diagnose.optimizers import with_optimizers
 from paceline.diagnose.outside import outside_causes
 from paceline.diagnose.peer_groups import peer_causes
 from paceline.diagnose.regimes import with_slower_part
@@ -197,7 +198,7 @@ def _of_hardware(
 ) -> list[Candidate]:
     """Slow workers, links and peers."""
     patterns = (
-        worker_cause(durations, fit_computes(durations), steps),
+        with_optimizers(worker_cause(durations, fit_computes(durations), steps), durations),
         _of_links(durations, ideal),
         *peer_causes(durations, ideal, steps),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline import robust
+from paceline import robust, units
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import (
     MIN_STEPS,
@@ -77,7 +77,7 @@ _EDGE = {
 
 _RARE = "on one stage, a rank that is slow during a microbatch looks the same"
 
-_FEW = "on one stage with {n} microbatches a step, a rank that is slow in some steps looks the same"
+_FEW = "on one stage with {n} a step, a rank that is slow in some steps looks the same"
 
 _SLOW_INSTEAD = (
     "replica {dp} takes {over:+.0%} compared with the typical one; microbatches vary too much to "
@@ -230,7 +230,9 @@ def forward_backward_correlation(durations: Durations) -> float:
 def _few(fit: Fit, n_pp: int) -> str:
     """Another explanation, if a long microbatch cannot be told from a slow step."""
     n = max(len(variant.micro) for variant in fit.variants)
-    return _FEW.format(n=n) if n_pp == 1 and n < MIN_MICROBATCHES else ""
+    if n_pp > 1 or n >= MIN_MICROBATCHES:
+        return ""
+    return _FEW.format(n=units.count(n, "microbatch", "microbatches"))
 
 
 def _costs_without_pauses(fit: Fit, variant: VariantFit) -> Array:

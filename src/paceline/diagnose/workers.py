@@ -100,7 +100,7 @@ def worker_cause(durations: Durations, fit: Fit, steps: npt.NDArray[np.int64]) -
     evidence: dict[str, Any] = {
         "factors": factors,
         "threshold": 1 + MIN_SLOW_SHARE,
-        "pattern": _pattern(workers, slow.shape),
+        "pattern": pattern_of(workers, slow.shape),
         "steps": "all" if slow_steps[0] is None else steps[slow_steps[0]].tolist(),
         "source": "what-if paper, 5.1",
     }
@@ -209,7 +209,7 @@ def chances(lasting: Array, fit: Fit, n_steps: int) -> Array:
     return np.minimum(1.0, robust.student_chance(t, n_steps) * lasting.size)
 
 
-def _pattern(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
+def pattern_of(workers: Sequence[Sequence[int]], shape: tuple[int, ...]) -> str:
     """Arrangement of the slow workers in the job."""
     replicas, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     if len(workers) == 1:

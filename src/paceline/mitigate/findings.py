@@ -31,10 +31,11 @@ def faults_of(case: Case) -> tuple[Fault, ...]:
     peers = case.measured.job.peers
     for finding in _going_on(case):
         if finding.cause == "worker":
-            factors = zip(finding.where["workers"], finding.evidence["factors"], strict=True)
+            # A worker whose optimizer alone is slow has no factor of its computes.
+            factors = finding.evidence.get("factors") or []
             suspects += [
                 (COMPUTE, place_of(dp, stage, peers), factor, None)
-                for (dp, stage), factor in factors
+                for (dp, stage), factor in zip(finding.where["workers"], factors, strict=False)
             ]
             continue
         for dp, low, high in links_of(finding):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from paceline.diagnose import Finding
 from paceline.diagnose.groups import group_causes
+from paceline.diagnose.optimizers import slow_optimizers
 from paceline.diagnose.remove import scale_transfers
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
@@ -87,6 +88,9 @@ def replace_worker(case: Case) -> Remedy:
     part = copy_of(durations.of_steps(slow))
     for healthy in healthy_workers(part, computes_of(durations.graph), workers):
         healthy.apply(part)
+    chosen = {tuple(place) for place in workers}
+    repairs = [one.repair for one in slow_optimizers(part) if (one.dp, one.stage) in chosen]
+    scale_transfers(part, repairs)
     for variant, block in enumerate(part.blocks):
         changed.block(variant)[:, slow] = block
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"

@@ -12,7 +12,13 @@ from paceline.report.communication import communication_lines
 from paceline.report.layout import wrap
 from paceline.report.warnings import warning_lines
 from paceline.results.document import JobReport
-from paceline.results.headline import HEALTHY, MIN_PASSING, is_healthy, is_small
+from paceline.results.headline import (
+    HEALTHY,
+    MIN_PASSING,
+    is_healthy,
+    is_negative_rest,
+    is_small,
+)
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.more_steps import more_steps_text
@@ -168,7 +174,7 @@ def diagnosis_lines(
     if is_healthy(report):
         lines += [*wrap(HEALTHY_TEXT, width), Text("")]
     # A rest that costs nothing says least.
-    for finding in sorted(report.diagnosis.findings, key=_is_negative_rest):
+    for finding in sorted(report.diagnosis.findings, key=is_negative_rest):
         lines += _finding_lines(finding, report, width)
     lines += [Text("")] if report.diagnosis.findings else []
     lines += [*_remedy_lines(report, width, every=every), Text("")]
@@ -278,7 +284,3 @@ def remedy_lines(
     for note in remedy.notes:
         lines += wrap(f"  note: {note}", width, indent="    ", style="dim")
     return lines
-
-
-def _is_negative_rest(finding: Finding) -> bool:
-    return finding.cause == "unexplained" and finding.share_of_step <= 0

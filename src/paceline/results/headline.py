@@ -90,6 +90,11 @@ def is_small(finding: Finding) -> bool:
     return finding.cause != "unexplained" and abs(finding.share_of_step) < SMALL_SHARE
 
 
+def is_negative_rest(finding: Finding) -> bool:
+    """Whether the causes explain more than the loss, so that no rest is left to tell."""
+    return finding.cause == "unexplained" and finding.share_of_step <= 0
+
+
 def headline(report: JobReport) -> str:
     """The first message for an on-call engineer, in at most ``MAX_LENGTH`` characters."""
     if first := largest_cost(report):
@@ -342,6 +347,10 @@ def _worker(_: JobReport, finding: Finding) -> str:
         return "workers are slow"
     ended = "healthy_since" in finding.evidence
     first, last = (finding.evidence.get(name) or [0.0] for name in ("first_factors", "factors"))
+    if "factors" not in finding.evidence and "optimizer_factors" in finding.evidence:
+        if len(places) == 1:
+            return f"the optimizer of worker {worker(places[0])} is slow"
+        return f"the optimizers of {len(places):,} workers are slow (most: {worker(places[0])})"
     if len(places) == 1 and 0 < first[0] < last[0]:
         return f"worker {worker(places[0])} becomes slower"
     if len(places) == 1:

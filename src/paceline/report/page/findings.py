@@ -10,7 +10,7 @@ from paceline.remedies import Remedy
 from paceline.report.page.figures import host_name
 from paceline.report.page.markup import bar, escape, foreign, pairs
 from paceline.results.document import JobReport
-from paceline.results.headline import is_small
+from paceline.results.headline import is_negative_rest, is_small
 from paceline.results.words.changes import change_phrases
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.names import cause_name, confidence_text, remedy_name
@@ -30,13 +30,14 @@ _MAX_WORKERS = 12
 
 def findings_html(report: JobReport) -> str:
     """A card for each finding, in the order of the diagnosis."""
-    if not report.findings:
+    findings = [finding for finding in report.findings if not is_negative_rest(finding)]
+    if not findings:
         return "<p>No cause was found.</p>"
     ranks_of: dict[str, list[int]] = {}
     for rank, remedy in enumerate(rank_remedies(report.every_remedy), 1):
         for finding in remedy.findings:
             ranks_of.setdefault(finding, []).append(rank)
-    cards = (_card(f, ranks_of.get(f.id, []), report) for f in report.findings)
+    cards = (_card(f, ranks_of.get(f.id, []), report) for f in findings)
     return f'<ol class="cards">{"".join(cards)}</ol>'
 
 

@@ -98,6 +98,13 @@ def _worker(finding: Finding) -> Phrases:
         yield f"it takes {times(factors[0])} as long as its peers{_from(evidence)}"
     elif factor_texts:
         yield f"over their peers: {several(factor_texts, MAX_NAMED, '; ')}{_from(evidence)}"
+    if slow := evidence.get("optimizer_factors"):
+        took, peers_s = evidence["optimizer_s"][0], evidence["optimizer_peers_s"][0]
+        whose = "the optimizer of the worst" if len(slow) > 1 else "its optimizer"
+        yield (
+            f"{whose} takes {seconds(took)} a step, that of its peers {seconds(peers_s)}"
+            f"{_from(evidence, 'optimizer_threshold')}"
+        )
     if len(places) > 1 and evidence.get("pattern") in PATTERNS:
         yield PATTERNS[evidence["pattern"]]
     steps = evidence.get("steps")
