@@ -105,7 +105,8 @@ def test_an_alert_keeps_the_cause_of_its_costliest_fail_slow(job):
         "with 1 relief between); "
     )
     assert row["headline"].endswith(
-        " The cause told is that of steps 173 to 499, which lost 10.5 s."
+        " The cause told is that of steps 173 to 499, which lost 10.5 s, and not of the present "
+        "fail-slow."
     )
     happened(job, "relief", 1061, ALL, 1.15, 3.69, since=1056, slow_since_step=None)
     job.pass_time(61)

@@ -69,7 +69,10 @@ class Course:
         # The loss of a present fail-slow grows, and the headline would change with each step.
         lost_s = float(row["lost_s"] or 0.0) if row.get("relieved") else 0.0
         lost = f", which lost {duration(lost_s)}" if lost_s else ""
-        return f" The cause told is that of {_steps(row, self.job)}{lost}."
+        ended = (
+            ", and not of the present fail-slow" if self.goes_on and row is not self.last else ""
+        )
+        return f" The cause told is that of {_steps(row, self.job)}{lost}{ended}."
 
     def _since(self) -> str:
         """Since when steps are so slow, and since when the job is slow.
