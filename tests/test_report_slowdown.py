@@ -15,7 +15,7 @@ from paceline.report.page.findings import findings_html, remedies_html
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import MIN_PASSING, details, headline, is_healthy
-from paceline.results.words.shares import share_of_loss
+from paceline.results.words.shares import lost_s, share_of_loss
 from paceline.synth import SlowLink, SlowWorker, SynthSpec, synthesize
 from paceline.units import percent, seconds
 from paceline.whatif import analyze
@@ -176,6 +176,26 @@ def test_passing_variation_has_one_basis_with_a_diagnosis_and_without():
         assert f"Stragglers make steps {shown.slowdown:.2f}" in flowing(shown)
     of_waste = f"Of the {percent(report.waste)} waste, {passing} is variation that passes."
     assert (of_waste in details(report)) is (report.passing_share >= MIN_PASSING)
+
+
+@pytest.mark.parametrize("slow_from", [20, 12])
+def test_the_rows_of_the_why_table_have_one_base(slow_from):
+    """A row had 10.2% of the step and 49.2% of the loss, the next one 8.4% and 50.8%."""
+    report = in_parts(jitter=1.8, slow_from=slow_from)
+    lost = lost_s(report)
+    (rest,) = [f for f in report.findings if f.cause == "unexplained"]
+    (drop,) = [d for d in report.waterfall.drops if d.name == "unexplained"]
+    assert rest.share * lost == pytest.approx(drop.seconds)
+    inside = [f.share for f in report.findings if f.share is not None]
+    assert sum(inside) + report.other_passing_s / lost == pytest.approx(1.0)
+    for finding in report.findings:
+        if finding.share is not None:
+            of_step = finding.share * lost / report.lasted_s
+            assert finding.share_of_step == pytest.approx(of_step)
+    passing_s = report.other_passing_s
+    assert passing_s >= MIN_PASSING * report.lasted_s
+    row = f"{percent(passing_s / report.lasted_s)} {percent(passing_s / lost)} variation that pas"
+    assert row in flowing(report)
 
 
 def test_variation_that_a_finding_explains_counts_for_the_verdict():

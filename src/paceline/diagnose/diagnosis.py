@@ -14,7 +14,12 @@ from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.garbage import explained_by, garbage_cause
 from paceline.diagnose.groups import group_causes
-from paceline.diagnose.healthy_ideal import HealthyIdeal, healthy_ideal, passing_s
+from paceline.diagnose.healthy_ideal import (
+    HealthyIdeal,
+    healthy_ideal,
+    part_that_passes,
+    passing_s,
+)
 from paceline.diagnose.hosts import NO_HOSTS, name_hosts
 from paceline.diagnose.links import link_cause
 from paceline.diagnose.microbatches import sequence_cause
@@ -183,7 +188,7 @@ def _inside(
         rest = gap - cost.sum(axis=0)
         passing = passing_s(result, healthy)
         if passing is not None:  # a row of the waterfall
-            rest -= np.clip(passing, 0.0, rest.clip(0))
+            rest -= part_that_passes(passing, float(rest.mean()))
         unexplained = UNEXPLAINED
         if result.straggling and rest.mean() >= MIN_UNEXPLAINED * gap.mean():
             unexplained = replace(

@@ -72,3 +72,19 @@ def passing_s(result: WhatIf, healthy: HealthyIdeal | None) -> Array | None:
     if result.lasting is None:
         return None
     return result.simulated_s - result.lasting.slowdown * result.ideal_s
+
+
+def part_that_passes(passing: Array, rest_s: float) -> Array:
+    """[step] seconds of the passing variation that belong to the rest, which no cause explains.
+
+    Their mean is at least 0 and at most that of the rest. Single steps are not cut off: a cut would
+    leave only the steps above the typical one, and so make the mean too large.
+
+    Args:
+        passing: [step] seconds by which a step exceeds the typical one, :func:`passing_s`.
+        rest_s: mean seconds of the loss that no cause explains.
+    """
+    whole_s = float(passing.mean())
+    if whole_s <= 0:
+        return np.zeros_like(passing)
+    return passing * min(1.0, max(rest_s, 0.0) / whole_s)

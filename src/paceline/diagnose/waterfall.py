@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import Finding
-from paceline.diagnose.healthy_ideal import HealthyIdeal, passing_s
+from paceline.diagnose.healthy_ideal import HealthyIdeal, part_that_passes, passing_s
 from paceline.graph import Durations, Measured
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace.kinds import P2P_KINDS, PASSES
@@ -81,7 +81,7 @@ def waterfall(
     unexplained_s = t - t_ideal - sum(drop.seconds for drop in of_causes)
     variation_s = passing_s(result, healthy)
     if variation_s is not None:
-        passing = min(max(float(variation_s.mean()), 0.0), max(unexplained_s, 0.0))
+        passing = float(part_that_passes(variation_s, unexplained_s).mean())
         text = "variation that passes: parts wait for whichever peer is slow at the moment"
         drops.append(Drop("passing-variation", text, passing))
         unexplained_s -= passing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.trace import Trace
+from paceline.trace import Periods, Trace
 from paceline.trace.warning import BETWEEN_STEPS, STEPS_OVERLAP, Warning
 from paceline.units import seconds
 
@@ -16,6 +16,13 @@ Array = npt.NDArray[np.float64]
 #: From this share on, time between the steps matters. A job counts as straggling from the same
 #: share on.
 MATTERS = 0.03
+
+#: Least part of the steps, from the first to the last one of a trace, whose times stand for all.
+MOST = 0.9
+
+#: A step without operations is long from this many times the usual one on. Its length may hold a
+#: pause, and noise of half a step is rare.
+LONG = 1.5
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class StepGaps:
             times, or does not know the end of the step before.
         idle_s: [step, replica, pp] seconds from a worker's last operation of the step before to its
             first one, by work of its host or a wait of it; NaN as for ``gap_s``.
+        periods: times from step to step, of the steps between these, too; None: unknown.
     """
 
     steps: npt.NDArray[np.int64]
@@ -37,6 +45,7 @@ class StepGaps:
     traced_s: Array
     gap_s: Array
     idle_s: Array
+    periods: Periods | None = None
 
     @property
     def overlap_s(self) -> Array:
@@ -68,15 +77,26 @@ class StepGaps:
         gap, traced = self.gap_s[known], self.traced_s[known]
         pause, overlap = np.maximum(gap, 0.0), np.maximum(-gap, 0.0)
         notes = []
-        if (share := float(pause.sum() / (traced.sum() + gap.sum()))) >= MATTERS:
+        numbers = self._of_all_steps()
+        if numbers is None:
+            numbers = {"share": float(pause.sum() / (traced.sum() + gap.sum()))}
+            if known.sum() < MOST * (self.steps[-1] - self.steps[0]):
+                numbers["traced_only"] = 1.0
+        if (share := numbers["share"]) >= MATTERS:
             longest = int(np.argmax(pause))
+            where = "of the time lies between the steps"
+            if "traced_only" in numbers:
+                where = (
+                    "of the time of the traced steps lies before them (the times of the steps "
+                    "between them are unknown)"
+                )
             text = (
-                f"{share:.1%} of the time lies between the steps, the longest before step "
+                f"{share:.1%} {where}, the longest before step "
                 f"{self.steps[known][longest]} ({seconds(pause[longest])}): checkpoint, "
                 "evaluation, data loading? It belongs to no step, so neither S nor the tables of a "
                 "comparison count it"
             )
-            notes.append(Warning(BETWEEN_STEPS, text, {"share": share}))
+            notes.append(Warning(BETWEEN_STEPS, text, numbers))
         if (share := float(overlap.sum() / traced.sum())) >= MATTERS:
             text = (
                 f"steps overlap by {share:.1%}: workers begin a step while others still run the "
@@ -85,6 +105,42 @@ class StepGaps:
             )
             notes.append(Warning(STEPS_OVERLAP, text, {"share": share}))
         return notes
+
+    def _of_all_steps(self) -> dict[str, float] | None:
+        """The share of pauses, and the mean seconds from step to step, with the steps between.
+
+        Pauses before traced steps are known, and the others are estimated from the times from step
+        to step. A usual step between is no longer than a traced one but for a pause, of at most the
+        usual pause. The excess of a long step is a pause in the part in which that of long traced
+        steps is.
+
+        Returns:
+            The numbers; None if few steps lie between the traced ones, or if their times are
+            unknown.
+        """
+        if self.periods is None or len(self.steps) < 2:
+            return None
+        every = self.periods.within(self.steps)
+        known = np.isfinite(self.gap_s)
+        known[0] = False  # the step before it is no part of the trace
+        is_other = ~np.isin(every.steps, self.steps[known])
+        n_steps = int(self.steps[-1] - self.steps[0])
+        if len(every.steps) < MOST * n_steps or not (is_other.any() and known.any()):
+            return None
+        pause_s = np.maximum(self.gap_s[known], 0.0)
+        lasted_s = self.traced_s[known] + np.minimum(self.gap_s[known], 0.0)
+        other_s = every.seconds[is_other]
+        usual_s, other_usual_s = np.median(lasted_s), np.median(other_s)
+        usual_pause_s = min(max(other_usual_s - usual_s, 0.0), np.median(pause_s))
+        beyond_s = lasted_s + pause_s - usual_s
+        is_long = beyond_s > (LONG - 1) * usual_s
+        paused = 0.0
+        if is_long.any():
+            paused = min(1.0, pause_s[is_long].sum() / beyond_s[is_long].sum())
+        excess_s = np.where(other_s > LONG * other_usual_s, other_s - other_usual_s, 0.0)
+        others_pause_s = usual_pause_s * len(other_s) + paused * excess_s.sum()
+        share = (pause_s.sum() + others_pause_s) / every.seconds.sum()
+        return {"share": float(share), "step_s": float(every.seconds.mean())}
 
 
 def step_gaps(trace: Trace, offset_s: Array | None = None) -> StepGaps:
@@ -111,5 +167,10 @@ def step_gaps(trace: Trace, offset_s: Array | None = None) -> StepGaps:
     first = np.where(busy, begin, np.inf).min(axis=(1, 2))
     last = np.where(busy, before, -np.inf).max(axis=(1, 2))
     return StepGaps(
-        trace.steps, trace.step_start_s, trace.traced_step_s(), first - last, begin - before
+        trace.steps,
+        trace.step_start_s,
+        trace.traced_step_s(),
+        first - last,
+        begin - before,
+        trace.periods,
     )

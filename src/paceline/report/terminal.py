@@ -42,6 +42,7 @@ from paceline.results.words.waits import (
     beside_waste,
     between_steps,
     first_pause,
+    traced_only,
     waits_share,
 )
 from paceline.trace import Job
@@ -226,7 +227,10 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
     if overlap := overlap_text(report):
         lines += wrap(overlap, width, style="bold yellow")
     if (between := between_steps(report)) and not first_pause(report):
-        text = f"{between:.0%} of the time lies between the steps, which S does not show; see below"
+        where = "of the time lies between the steps"
+        if traced_only(report):
+            where = "of the time of traced steps lies before them"
+        text = f"{between:.0%} {where}, which S does not show; see below"
         lines += wrap(text, width, style="bold yellow")
     if not report.even:
         text = "Replicas have unequal numbers of microbatches, which S does not show; see below"
@@ -244,9 +248,8 @@ def _step_times(report: JobReport) -> str:
         off = f"{seconds(report.overlap_s)} overlap with the step before, {off}"
     text = f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
     if between_steps(report):
-        text += (
-            f"; {seconds(step_to_step_s(report))} from step to step, with the pause between them"
-        )
+        which = "to a traced step" if traced_only(report) else "from step to step"
+        text += f"; {seconds(step_to_step_s(report))} {which}, with the pause between them"
     return text
 
 

@@ -28,6 +28,7 @@ from paceline.results.words.shares import (
     UNKNOWN,
     interval_text,
     is_known,
+    lost_s,
     masked_note,
     part_of,
     share_of_loss,
@@ -64,7 +65,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
     passing_s = report.other_passing_s or 0.0
     passing = passing_s / report.lasted_s
     if report.straggling and passing >= MIN_PASSING:
-        rests.append((passing, _rest_of_loss(all_findings), PASSING))
+        rests.append((passing, percent(passing_s / lost_s(report)), PASSING))
     lines: list[Text] = []
     if findings or rests:
         about = "the cost of each cause, as shares of the step and of the loss; its probability"
@@ -92,12 +93,6 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
             loss = NONE if share is None else percent(share)
             lines += _entry(remedy.gain, loss, _outcome(remedy), width)
     return lines + _masked_lines(report, width) + _hint_lines(report, width)
-
-
-def _rest_of_loss(findings: Sequence[Finding]) -> str:
-    """The share of the loss that no finding has."""
-    known = [f.share for f in findings if f.share is not None and is_known(f)]
-    return percent(max(1 - sum(known), 0.0)) if known else NONE
 
 
 def _prefix(finding: Finding, report: JobReport) -> str:

@@ -24,6 +24,8 @@ from paceline.results.words.waits import (
     between_steps,
     first_pause,
     first_wait,
+    pause_numbers,
+    traced_only,
     wait_text,
 )
 from paceline.units import count, percent, seconds
@@ -70,8 +72,12 @@ def explained(report: JobReport) -> bool:
 
 
 def step_to_step_s(report: JobReport) -> float:
-    """Mean seconds from the end of a step to that of the next one, with the pause between them."""
-    return report.lasted_s / (1 - between_steps(report))
+    """Mean seconds from the end of a step to that of the next one, with the pause between them.
+
+    They are the mean of all steps, or of the traced ones if the others are unknown.
+    """
+    of_all = pause_numbers(report).get("step_s")
+    return report.lasted_s / (1 - between_steps(report)) if of_all is None else of_all
 
 
 def overlap_text(report: JobReport) -> str:
@@ -122,6 +128,8 @@ def largest_cost(report: JobReport) -> tuple[str, str] | None:
     """
     if pause := first_pause(report):
         about = f"Pauses between steps take {percent(pause)} of the time"
+        if traced_only(report):
+            about = f"Pauses before traced steps take {percent(pause)} of their time"
         return f"{about} (checkpoint, evaluation, data loading?)", _stragglers_beside(report)
     wait = _named_wait(report)
     return None if wait is None else (wait_text(report, wait), _stragglers_beside(report))

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import TraceError
 from paceline.sources import parquet
-from paceline.sources.parquet_metadata import BY_WORKER, stored_in
+from paceline.sources.parquet_metadata import BY_WORKER, PERIODS, stored_in
 from paceline.sources.parquet_parts import column_places
 from paceline.trace import Job
 
@@ -281,7 +281,7 @@ def _check_alike(files: Sequence[tuple[Path, _File]]) -> None:
 
 
 #: Keys of the metadata that hold one entry per step or rank.
-_BY_NUMBER = ("left_out", "step_start_s", "places", *BY_WORKER)
+_BY_NUMBER = ("left_out", "step_start_s", "places", PERIODS, *BY_WORKER)
 
 
 def _joined(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import TraceError
-from paceline.trace import Trace
+from paceline.trace import Periods, Trace
 
 T = TypeVar("T", bound=Trace)
 
@@ -29,6 +29,12 @@ MAX_NOTES, MAX_CHARACTERS = 200, 2000
 
 #: Times of each worker in each step, and the most of one sort in a file (about 4 MB).
 BY_WORKER, MAX_ENDS = ("previous_end_s", "data_wait_s"), 200_000
+
+#: The key of times from step to step.
+PERIODS = "period_s"
+
+#: Longest time from step to step that is read, seconds: 30 years.
+MAX_PERIOD_S = 1e9
 
 #: Longest name of a host or GPU, characters.
 MAX_NAME = 100
@@ -55,6 +61,10 @@ def metadata_of(trace: Trace) -> dict[bytes, str]:
                 for step, of_step in zip(trace.steps.tolist(), values, strict=True)
                 if np.isfinite(of_step).all()
             }
+    if trace.periods is not None and len(trace.periods.steps) <= MAX_ENDS:
+        periods = trace.periods.within(trace.steps)
+        times = zip(periods.steps.tolist(), np.round(periods.seconds, 6).tolist(), strict=True)
+        stored[PERIODS] = {str(step): time for step, time in times}
     if trace.places:
         stored["places"] = {str(rank): list(place) for rank, place in trace.places.items()}
     return {METADATA_KEY: json.dumps(stored)}
@@ -105,6 +115,7 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
         step_start_s=step_start_s,
         previous_end_s=_of_workers(trace, stored.get("previous_end_s")),
         data_wait_s=_of_workers(trace, stored.get("data_wait_s")),
+        periods=_periods(stored.get(PERIODS)),
         places={
             rank: (str(place[0])[:MAX_NAME], str(place[1])[:MAX_NAME])
             for rank, place in _by_number(stored.get("places"), (list,)).items()
@@ -116,6 +127,19 @@ def with_stored(trace: T, stored: Mapping[str, Any]) -> T:
 def _of_steps(trace: Trace, values: Any) -> npt.NDArray[np.float64]:
     times = _by_number(values, (int, float))
     return np.array([float(times.get(step, math.nan)) for step in trace.steps.tolist()])
+
+
+def _periods(values: Any) -> Periods | None:
+    """The stored times from step to step; None if there are none."""
+    times = {
+        step: float(time)
+        for step, time in _by_number(values, (int, float)).items()
+        if step < 2**63 and 0 <= time <= MAX_PERIOD_S
+    }
+    if not times:
+        return None
+    steps, seconds = zip(*sorted(times.items()), strict=True)
+    return Periods(np.array(steps, dtype=np.int64), np.array(seconds, dtype=np.float64))
 
 
 def _of_workers(trace: Trace, values: Any) -> npt.NDArray[np.float64] | None:

@@ -46,6 +46,24 @@ class Program:
         return Program(self.part[rows], self.issued[rows], self.awaited[rows], group)
 
 
+@dataclass(frozen=True, eq=False)
+class Periods:
+    """Times from step to step of a run's steps, with operations or without.
+
+    Attributes:
+        steps: [step] step numbers, ascending.
+        seconds: [step] seconds from the end of the step before to the step's own end.
+    """
+
+    steps: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+
+    def within(self, steps: npt.NDArray[np.int64]) -> Periods:
+        """Those of the steps behind the first of some ascending numbers, up to the last one."""
+        inside = (self.steps > steps[0]) & (self.steps <= steps[-1])
+        return Periods(self.steps[inside], self.seconds[inside])
+
+
 @dataclass(frozen=True)
 class Trace:
     """Operations of some steps of one job, sorted by (step, replica, pp, kind, start).
@@ -77,6 +95,8 @@ class Trace:
             end is a bound.
         truth: the injected causes of a synthesised trace; None for a real one.
         places: rank -> (host, GPU) for ranks with a known place; "" is an unknown GPU.
+        periods: times from step to step of the steps with operations and of those between them, as
+            recorded beside the operations. None: unknown.
     """
 
     job: Job
@@ -96,6 +116,7 @@ class Trace:
     previous_end_s: npt.NDArray[np.float64] | None = None
     data_wait_s: npt.NDArray[np.float64] | None = None
     places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    periods: Periods | None = None
 
     def __len__(self) -> int:
         return len(self.start)

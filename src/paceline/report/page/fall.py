@@ -17,7 +17,7 @@ from paceline.results.words.slowdown import (
     waste_parts,
     waste_range,
 )
-from paceline.results.words.waits import beside_waste, between_steps
+from paceline.results.words.waits import beside_waste, between_steps, traced_only
 from paceline.trace.warning import STEPS_OVERLAP
 from paceline.units import percent, seconds
 
@@ -39,7 +39,8 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     if report.overlap_s > 0:
         as_traced += f"; in {seconds(report.overlap_s)} the step before still runs"
     if between_steps(report):
-        as_traced += f"; {seconds(step_to_step_s(report))} from step to step"
+        which = "to a traced step" if traced_only(report) else "from step to step"
+        as_traced += f"; {seconds(step_to_step_s(report))} {which}"
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
         ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),

@@ -25,10 +25,22 @@ SURE = next(least for least, word in LIKELY if word == "likely")
 HEAVY = 0.2
 
 
+def pause_numbers(report: JobReport) -> Mapping[str, float]:
+    """The numbers of the warning on the time between the steps; empty without one."""
+    return next((w.numbers for w in report.warnings if w.code == BETWEEN_STEPS), {})
+
+
 def between_steps(report: JobReport) -> float:
-    """The share of the time between the steps, which S does not show; 0 if it is small."""
-    found = (w.numbers.get("share", 0.0) for w in report.warnings if w.code == BETWEEN_STEPS)
-    return next(found, 0.0)
+    """The share of the time between the steps, which S does not show; 0 if it is small.
+
+    The time is that of all steps, or of the traced ones if :func:`traced_only`.
+    """
+    return pause_numbers(report).get("share", 0.0)
+
+
+def traced_only(report: JobReport) -> bool:
+    """Whether the pauses are those before traced steps, and the others are unknown."""
+    return "traced_only" in pause_numbers(report)
 
 
 def waits(report: JobReport) -> list[Finding]:

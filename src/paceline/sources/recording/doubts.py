@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.sources.recording.files import RankFile
 from paceline.units import seconds
@@ -47,8 +48,10 @@ def unlike_others(files: Sequence[RankFile]) -> list[str]:
     errors is chance.
     """
     profiled_s, others_s, error_s = 0.0, 0.0, 0.0
+    before_s = np.zeros(0)
     for file in files:
-        times = file.times[file.times[:, 0] > file.times[:, 0].min(initial=0) + WARM_UP]
+        warm = file.times[:, 0].min(initial=0) + WARM_UP
+        times = file.times[file.times[:, 0] > warm]
         is_profiled = np.isin(times[:, 0], file.steps)
         if min(is_profiled.sum(), (~is_profiled).sum()) < FEWEST:
             return []
@@ -57,12 +60,34 @@ def unlike_others(files: Sequence[RankFile]) -> list[str]:
         if own_s + other_s > profiled_s + others_s:
             profiled_s, others_s = own_s, other_s
             error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
+            before_s = _before_operations_s(file)[file.steps > warm]
     apart_s = abs(profiled_s - others_s)
     if apart_s <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
         return []
+    means = f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}"
+    others_usual_s = (1 + UNLIKE) * others_s
+    if others_usual_s < profiled_s <= others_usual_s + before_s.mean():
+        return [f"{means}: {_of_pauses(before_s[before_s > UNLIKE * others_s])}"]
     return [
-        f"profiled steps take {seconds(profiled_s)} on average, all others {seconds(others_s)}: "
-        "the analysis is of profiled steps only. Either profiling slows them, or steps alternate; "
-        "record with another every, or every=1, to tell. `paceline detect` reads the times of all "
-        "steps"
+        f"{means}: the analysis is of profiled steps only. Either profiling slows them, or steps "
+        "alternate; record with another every, or every=1, to tell. `paceline detect` reads the "
+        "times of all steps"
     ]
+
+
+def _of_pauses(pauses_s: npt.NDArray[np.float64]) -> str:
+    """The reason of longer profiled steps that begin with pauses, the end of a sentence."""
+    return (
+        f"{len(pauses_s):,} profiled steps wait about {seconds(float(np.median(pauses_s)))} before "
+        "their first operation. An evaluation or a checkpoint may fall on profiled steps; record "
+        "with an every that does not divide its interval, to tell. `paceline detect` reads the "
+        "times of all steps"
+    )
+
+
+def _before_operations_s(file: RankFile) -> npt.NDArray[np.float64]:
+    """[profiled step] seconds from its begin to its first operation; 0 without operations."""
+    before_s, has_some = np.zeros(len(file.steps)), np.diff(file.first_op) > 0
+    first_ns = np.minimum.reduceat(file.ops["start_ns"], file.first_op[:-1][has_some])
+    before_s[has_some] = np.maximum(first_ns, 0) / 1e9
+    return before_s

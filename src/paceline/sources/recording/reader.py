@@ -16,6 +16,7 @@ from paceline.errors import TraceError
 from paceline.occurrence import count_in_runs
 from paceline.sources.recording.doubts import doubts, unlike_others
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
+from paceline.sources.recording.periods import step_periods
 from paceline.sources.recording.places import recorded_places
 from paceline.sources.step_times import StepTimes
 from paceline.trace import Columns, Job, OpKind, Trace, arrange
@@ -94,6 +95,7 @@ def read_from(
         step_start_s=trace.step_start_s + base_ns / 1e9,
         previous_end_s=_previous_ends(chosen, trace),
         data_wait_s=_data_waits(chosen, trace),
+        periods=step_periods(starts),
         warnings=(*trace.warnings, *warnings, *_notes(counts, ignore_kinds)),
         left_out={**left_out, **trace.left_out},
         places=recorded_places(path),
