@@ -16,6 +16,7 @@ from paceline.plan.launch.exclusions import SOFTWARE
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
+from paceline.report.model_size import model_size
 from paceline.report.plan_table import PlanTable
 from paceline.report.prices import price_text
 from paceline.report.terms import TERMS
@@ -61,8 +62,8 @@ def describe(result: SearchResult) -> str:
     size = f"{batch:,} x {result.llm.describe_samples()}"
     trained = result.legal.base.trained
     return (
-        f"{result.llm.name} on {count} ({result.cluster.name}){trained and f' · {trained}'} · "
-        f"global batch {size}{tokens}"
+        f"{result.llm.name} ({model_size(result.llm)}) on {count} ({result.cluster.name})"
+        f"{trained and f' · {trained}'} · global batch {size}{tokens}"
     )
 
 
@@ -274,6 +275,8 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": result.llm.name,
+        "parameters": result.llm.parameters,
+        "active_parameters": result.llm.active_parameters,
         "cluster": result.cluster.name,
         "gpus": [int(gpus.min()), int(gpus.max())],
         "global_batch": result.legal.base.global_batch,
