@@ -93,7 +93,13 @@ def test_each_step_of_the_table_has_its_interval(found):
     record = json.loads(json.dumps(report.to_mapping(found, 1)))["plans"][0]
     assert (record["low_s"], record["high_s"]) == (within.low_s, within.high_s)
     screen = " ".join(" ".join(line.plain for line in report.lines(found, 2, 120)).split())
-    assert f"80% of measured steps lie within the seconds given ({within.about})" in screen
+    assert "80% within: 80% of measured steps lie in this range of seconds. The range" in screen
+    assert f"seconds. {within.about} No measured step has" in screen
+    assert f"80% of measured steps. {within.about}</dd>" in page(found, 2).decode()
+    prediction = _text(prediction_report.lines(predict(found.llm, found.plan(0), "a100-80g"), 120))
+    assert re.search(
+        rf"80% of such steps take [\d.]+ ms to [\d.]+ ms\. {within.about} ", prediction
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     if len(speed[0]) > width:
         speed = [first, *wrap(rate, width)]
     low, high, evidence = prediction.interval
-    rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)} ({evidence})"
+    rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)}. {evidence}"
     return [
         *wrap(title, width, style="bold"),
         *wrap(about, width),

@@ -103,7 +103,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
         *table.legend,
-        f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
+        f"{LEVEL:.0%} within: {LEVEL:.0%} of measured steps lie in this range of seconds.",
+        result.interval(0).about,
         *_unseen(result),
         *_mfu(result, table.left_out),
         _reserve(result),
@@ -163,7 +164,7 @@ def _unseen(result: SearchResult) -> list[str]:
     llm, plan = result.llm, result.plan(0)
     unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
     return (
-        [f"No measured step has {' or '.join(unseen)}: such steps may lie outside the interval."]
+        [f"No measured step has {' or '.join(unseen)}: such steps may lie outside the range."]
         if unseen
         else []
     )
