@@ -54,4 +54,5 @@ def _gain(remedy: Remedy | None) -> str:
     if remedy is None:
         return "no gain is predicted"
     at_most = "at most " if remedy.is_bound else ""
-    return f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"
+    text = f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"
+    return f"{text}, if its stage has as much work as the others" if remedy.is_conditional else text
