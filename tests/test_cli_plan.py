@@ -43,7 +43,8 @@ def test_the_table(job: Path, capsys: Captured) -> None:
     assert run(["plan", str(job), "--top", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "small on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens · 10 billion tokens" in out
+    head = "small (124M parameters) on 8 GPUs (a100-80g) · global batch 64 x 1,024 tokens"
+    assert f"{head} · 10 billion tokens" in " ".join(out.split())
     assert "All plans below: 8 GPUs" in out
     assert ", fp16." in next(line for line in out.splitlines() if line.startswith("All plans"))
     # With one number of GPUs the fastest plan is the cheapest: no star.
@@ -58,7 +59,7 @@ def test_options_instead_of_a_file_and_a_range_of_gpus(capsys: Captured) -> None
     argv = ["plan", "--model", "gpt2-355m", "--gpu", "a100-80g", "--gpus", "4,8"]
     assert run([*argv, "--global-batch", "64", "--tokens", "1B", "--objective", "cost"]) == 0
     out = capsys.readouterr().out
-    assert "gpt2-355m on 4 to 8 GPUs" in out
+    assert "gpt2-355m (355M parameters) on 4 to 8 GPUs" in out
     assert "ranked by least GPU-time" in out
     assert any(line.startswith("   1*") for line in out.splitlines())
     assert "* no other plan is both faster and cheaper." in out
@@ -101,7 +102,8 @@ FEW = ["--max-pp", "1", "--micro-batch", "1", "--recompute", "none"]
 def test_adapters_are_named(job: Path, tmp_path: Path, capsys: Captured) -> None:
     argv = ["plan", str(job), "--adapter-rank", "16", "--zero", "1"]
     assert run([*argv, "-o", str(tmp_path / "out")]) == 0
-    head = "small on 8 GPUs (a100-80g) · LoRA of rank 16 · global batch 64 x 1,024 tokens"
+    job_text = "small (124M parameters) on 8 GPUs (a100-80g)"
+    head = f"{job_text} · LoRA of rank 16 · global batch 64 x 1,024 tokens"
     assert head in " ".join(capsys.readouterr().out.split())
     assert head in (tmp_path / "out" / "report.html").read_text()
     assert json.loads((tmp_path / "out" / "result.json").read_text())["adapter_rank"] == 16

@@ -21,6 +21,7 @@ from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import details, headline
 from paceline.results.words.evidence import evidence_phrases
+from paceline.results.words.readings import UNRECORDED
 from recordings import RankStep, data_parallel_job
 
 
@@ -225,6 +226,32 @@ def test_the_worker_whose_host_delays_an_operation_is_named(tmp_path):
     assert hidden.step_time_s == pytest.approx(0.070, abs=0.002)
     assert hidden.gain == pytest.approx(50 / 120, abs=0.02)
     assert who_from_hosts(case.measured, case.result).ranks == (1,)
+
+
+@pytest.mark.parametrize("of_ms", [(25.0, 25.0, 25.0, 25.0), (25.0, 27.0, 26.0, 24.0)])
+def test_where_all_workers_wait_alike_a_collective_may_not_be_recorded(tmp_path, of_ms):
+    """All ranks wait before the optimizer for one that is late to the loop's own all-reduce."""
+    trace = job(tmp_path, lambda *_: 0.0, gc_ms=lambda _, rank: of_ms[rank])
+    case = case_of(trace)
+    delay = next(f for f in case.diagnosis.findings if f.cause == "launch-delay")
+    assert "workers" not in delay.where
+    assert delay.evidence["alike_s"] == pytest.approx(min(of_ms) / 1e3, abs=2e-6)
+    said = "most of it before optimizer, where all workers wait alike (2"
+    assert said in delay.text
+    report = report_of(case)
+    text = " ".join(" ".join(line.plain for line in screen(report, 120, colour=False)).split())
+    for part in (said, UNRECORDED):
+        assert part in text
+    assert f"P{UNRECORDED[1:]}." in details(report)
+    assert "(do logging, copies to the host and synchronisation there less often, or in a" in text
+
+
+@pytest.mark.parametrize("of_ms", [(5.0, 25.0, 25.0, 25.0), (25.0, 36.0, 25.0, 25.0)])
+def test_workers_that_wait_differently_wait_in_no_collective(tmp_path, of_ms):
+    trace = job(tmp_path, lambda *_: 0.0, gc_ms=lambda _, rank: of_ms[rank])
+    delay = next(f for f in case_of(trace).diagnosis.findings if f.cause == "launch-delay")
+    assert "alike" not in delay.text
+    assert "alike_s" not in delay.evidence
 
 
 def test_a_fail_slow_of_a_loader_names_its_rank(tmp_path):

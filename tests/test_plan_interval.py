@@ -22,6 +22,13 @@ from paceline.plan.predict import predict
 from paceline.plan.runs import read_runs
 
 LLAMA = llm_preset("llama3-8b")
+A100S = "of dense models in 16 bits on A100s, published with vTrain"
+FSDP = "of PyTorch FSDP on A100s and H100s, published by MosaicML"
+OF_NVIDIA = "published by NVIDIA"
+NVIDIA = f"{OF_NVIDIA} and in MLPerf Training"
+OTHER_GPU = "None of them ran on this GPU, so the range is wider."
+FEW = "These are few, so it is at least as wide as that of fp8 steps."
+FP8, NVFP4, LORA = {"precision": "fp8"}, {"precision": "nvfp4"}, {"adapter_rank": 8}
 PLAN = Plan(dp=8, tp=1, pp=1, micro_batch=1, global_batch=8)
 
 
@@ -46,7 +53,26 @@ def test_seconds_are_scaled_and_other_gpus_are_less_sure():
     assert (a100.low_s, a100.high_s) == (2 * EVIDENCE["wide"].low, 2 * EVIDENCE["wide"].high)
     h100 = interval(LLAMA, PLAN, cluster_preset("h100"), 2.0)
     assert h100.low_s == 2 * EVIDENCE["quantised"].low
-    assert "none of them is of this GPU" in h100.about
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "gpu", "about"),
+    [
+        ("llama3-8b", {}, "a100-80g", f"52 measured steps {A100S}."),
+        ("llama3-8b", {}, "h100", f"52 measured steps {A100S}. {OTHER_GPU}"),
+        ("llama3-8b", {"zero": 3}, "h100", f"216 measured steps {FSDP}."),
+        ("llama3-8b", {"zero": 3}, "b200", f"216 measured steps {FSDP}. {OTHER_GPU}"),
+        ("llama3-8b", FP8, "h100", f"64 measured steps of dense models in fp8, {NVIDIA}."),
+        ("llama3-8b", NVFP4, "b200", f"14 measured steps in NVFP4, {NVIDIA}. {FEW}"),
+        ("llama3-8b", LORA, "h100", f"95 measured steps with LoRA, {NVIDIA}."),
+        ("mixtral-8x7b", {}, "h100", f"92 measured steps of mixtures of experts, {OF_NVIDIA}."),
+        ("gpt-oss-120b", {}, "h100", f"9 measured steps of GPT-OSS with fused attention. {FEW}"),
+    ],
+)
+def test_the_basis_of_an_interval_is_told_in_sentences(model, change, gpu, about):
+    plan = replace(PLAN, **change)
+    said = interval(llm_preset(model), plan, cluster_preset(gpu), 1.0).about
+    assert said == f"The range rests on {about}"
 
 
 def test_a_calibration_has_the_interval_of_its_runs():
@@ -59,7 +85,7 @@ def test_a_calibration_has_the_interval_of_its_runs():
     fit = calibrate(jobs, measured, cluster).cluster
     narrow = interval(*jobs[1], fit, 1.0)
     assert narrow.high_s - narrow.low_s < 0.1
-    assert "runs of the calibration" in narrow.about
+    assert narrow.about == f"The range rests on the errors of the calibration's {MIN_RUNS} runs."
     beyond = interval(LLAMA, replace(PLAN, dp=64, global_batch=64), fit, 1.0)
     assert (beyond.low_s, beyond.high_s) == (EVIDENCE["wide"].low, EVIDENCE["wide"].high)
 

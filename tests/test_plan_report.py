@@ -16,6 +16,7 @@ from paceline.plan.predict import predict
 from paceline.plan.search import search
 from paceline.report import prediction as prediction_report
 from paceline.report import search as report
+from paceline.report.model_size import model_size
 from paceline.report.page.frame import static
 from paceline.report.plan_table import columns, row
 from paceline.report.search_page import page
@@ -92,7 +93,35 @@ def test_each_step_of_the_table_has_its_interval(found):
     record = json.loads(json.dumps(report.to_mapping(found, 1)))["plans"][0]
     assert (record["low_s"], record["high_s"]) == (within.low_s, within.high_s)
     screen = " ".join(" ".join(line.plain for line in report.lines(found, 2, 120)).split())
-    assert f"80% of measured steps lie within the seconds given ({within.about})" in screen
+    assert "80% within: 80% of measured steps lie in this range of seconds. The range" in screen
+    assert f"seconds. {within.about} No measured step has" in screen
+    assert f"80% of measured steps. {within.about}</dd>" in page(found, 2).decode()
+    prediction = _text(prediction_report.lines(predict(found.llm, found.plan(0), "a100-80g"), 120))
+    assert re.search(
+        rf"80% of such steps take [\d.]+ ms to [\d.]+ ms\. {within.about} ", prediction
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("gpt2-355m", "355M parameters"),
+        ("llama3.1-8b", "8.03B parameters"),
+        ("mixtral-8x7b", "46.7B parameters, 12.9B active"),
+    ],
+)
+def test_a_model_is_told_with_its_parameters(model, size):
+    """Of Mixtral 8x7B Mistral publishes 46.7B and 12.9B, of Llama 3.1 8B Meta 8.03B."""
+    assert model_size(llm_preset(model)) == size
+
+
+def test_searches_and_predictions_begin_with_the_models_parameters(found):
+    prediction = predict(found.llm, found.plan(0), found.cluster)
+    for screen in (report.lines(found, 2, 120), prediction_report.lines(prediction, 120)):
+        assert screen[0].plain.startswith("gpt2-355m (355M parameters) on 8 ")
+    assert "gpt2-355m (355M parameters) on 8 GPUs" in page(found, 2).decode()
+    record = report.to_mapping(found, 1)
+    assert record["parameters"] == record["active_parameters"] == found.llm.parameters
 
 
 def test_a_predictions_memory_adds_up_in_the_unit_of_its_gpu(found):

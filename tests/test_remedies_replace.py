@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from paceline.errors import RemedyError
+from paceline.remedies import REMEDIES, advise
 from paceline.remedies.replace import KINDS, fix_link, fix_nic, replace_worker
+from paceline.results.document import JobReport
+from paceline.results.facts import best_gain
+from paceline.results.words.readings import other_reading
 from paceline.synth import SlowLink, SlowNic, SlowWorker, SynthSpec
 from remedy_cases import case_of, error_of
 from remedy_jobs import LayeredJob
@@ -75,6 +79,29 @@ def test_fixing_a_nic(dp, pp, seed, noise, probability):
     remedy = fix_nic(case)
     assert error_of(remedy, healthy) < 0.01
     assert {group["stage"] for group in remedy.change["groups"]} == {0}
+
+
+@pytest.mark.parametrize("workers", [None, [[0, 1]]])
+def test_without_peers_a_stage_as_full_as_the_others_tells_the_gain(workers):
+    """With one replica a slow worker looks like an overfull stage: the remedy has a condition."""
+    healthy = job(1, 3, 0, 0.02)
+    slow = replace(healthy, slow_workers=(SlowWorker(0, 1, 1.5),))
+    case = case_of(slow, **({} if workers is None else {"workers": workers}))
+    remedy = replace_worker(case)
+    assert error_of(remedy, healthy) < 0.01
+    assert remedy.is_conditional
+    assert remedy.change["workers"] == [[0, 1]]
+    assert "stage 1, if its stage has as much work as the others" in remedy.action
+    assert remedy.findings == ()  # it answers the other reading of the finding on the stage
+    finding = case.diagnosis.findings[0]
+    advice = advise(case, REMEDIES)
+    assert other_reading(finding, advice.remedies).endswith(
+        f"read as worker fault: replace worker saves {remedy.gain:.1%} of the step, if its stage "
+        "has as much work as the others"
+    )
+    report = JobReport.of(case.result, advice)
+    split = next(r for r in advice.remedies if r.remedy == "stage-layout")
+    assert best_gain(report) == split.gain < remedy.gain
 
 
 def test_one_replica_has_no_peers():

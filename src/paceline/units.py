@@ -147,6 +147,12 @@ def day_count(value: float) -> str:
     return f"{value:,.1f}" if value >= 9.995 else f"{value:.3g}"
 
 
+def parameter_count(number: int) -> str:
+    """``355M``, ``14.8B``, ``1,027B``: parameters of a model in millions or billions."""
+    unit, scale = ("B", 1e9) if number >= 999_500_000 else ("M", 1e6)
+    return f"{significant(number / scale, 3)}{unit}"
+
+
 def times(ratio: float) -> str:
     """``1.80 times``: how often one time goes into another."""
     if not math.isfinite(ratio):

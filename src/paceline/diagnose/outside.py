@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.data_waits import data_waits, with_data_waits
-from paceline.diagnose.delayed_ops import DelayedOps, delayed_ops
+from paceline.diagnose.delayed_ops import DelayedOps, alike_s, delayed_ops
 from paceline.diagnose.drift import MIN_STEPS, drift_left
 from paceline.diagnose.finding import NOWHERE, Finding
 from paceline.diagnose.late_starts import LateStarts, late_starts
@@ -142,9 +142,11 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     is_open = sure_s < MIN_DELAY_SHARE * simulated_s
     may_overlap = is_open and (at_start or late is not None)
     confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
-    delayed = None
+    delayed = shared_s = None
     if late is None and not at_start:
-        delayed = delayed_ops(measured, label, MIN_DELAY_SHARE * simulated_s)
+        least_s = MIN_DELAY_SHARE * simulated_s
+        delayed = delayed_ops(measured, label, least_s)
+        shared_s = alike_s(measured, label, least_s) if delayed is None else None
     place: dict[str, Any] = {"group": {"kind": label}}
     if late is not None:
         place["workers"] = [list(worker) for worker in late.workers]
@@ -156,7 +158,8 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
         id="launch-delay",
         cause="launch-delay",
         text=f"{share:.1%} of the step passes between operations, "
-        + _delayed_place(measured, result, late or delayed, label, at_start, may_overlap),
+        + _delayed_place(measured, result, late or delayed, label, at_start, may_overlap)
+        + (f", where all workers wait alike ({seconds(shared_s)} a step)" if shared_s else ""),
         share=None,
         share_of_step=share,
         interval=(low, high),
@@ -171,6 +174,7 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             "source": "what-if paper, 6",
             **_late_evidence(late, result),
             **_delayed_evidence(delayed, result),
+            **({} if shared_s is None else {"alike_s": shared_s}),
         },
         ambiguous=OVERLAP if may_overlap else "",
     )

@@ -169,7 +169,8 @@ def _report_row(report: JobReport, correlation: float) -> Row:
     )
     low, high = report.slowdown_interval or (None, None)
     clocks, modes, fall = report.clock_offsets_s, report.step_modes, report.waterfall
-    best = max(report.remedies, key=lambda remedy: remedy.gain, default=None)
+    remedies = [remedy for remedy in report.remedies if not remedy.is_conditional]
+    best = max(remedies, key=lambda remedy: remedy.gain, default=None)
     return {
         **{name: getattr(report, name) for name in names},
         "slowdown_judged": report.judged_slowdown,

@@ -17,6 +17,9 @@ from paceline.model.plan import Plan
 #: Share of measured steps that should lie within an interval.
 LEVEL = 0.8
 
+#: Fewer groups of steps cannot carry ``LEVEL`` (``LEAST`` in ``benchmarks/fit_intervals.py``).
+ENOUGH_GROUPS = 9
+
 
 class Evidence(NamedTuple):
     """Published steps compared with predictions by the presets.
@@ -25,7 +28,7 @@ class Evidence(NamedTuple):
         low, high: measured over predicted, at the ends of the interval.
         rows: number of steps.
         groups: number of combinations of source, GPU, model and precision.
-        about: description of the steps.
+        about: description of the steps, after "measured steps".
     """
 
     low: float
@@ -34,13 +37,21 @@ class Evidence(NamedTuple):
     groups: int
     about: str
 
+    @property
+    def text(self) -> str:
+        """The evidence in sentences."""
+        text = f"The range rests on {self.rows} measured steps {self.about}."
+        if self.groups < ENOUGH_GROUPS:
+            text += " These are few, so it is at least as wide as that of fp8 steps."
+        return text
+
 
 class Interval(NamedTuple):
     """The range of a measured step in ``LEVEL`` of cases.
 
     Attributes:
         low_s, high_s: its ends.
-        about: its basis.
+        about: its basis, in sentences.
     """
 
     low_s: float
@@ -64,7 +75,8 @@ def kind_of(llm: LLM, plan: Plan) -> str:
 
 
 _NVIDIA = "published by NVIDIA and in MLPerf Training"
-_FSDP = "steps of PyTorch FSDP on A100 and H100 published by MosaicML"
+_A100 = "of dense models in 16 bits on A100s, published with vTrain"
+_FSDP = "of PyTorch FSDP on A100s and H100s, published by MosaicML"
 
 #: Kind of job -> output of ``benchmarks/fit_intervals.py`` for the shared rows. "wide" is the
 #: interval before ``PARTIAL_4NIC`` was fitted to its rows, for 0.96 to 1.20 afterwards would be too
@@ -73,13 +85,13 @@ _FSDP = "steps of PyTorch FSDP on A100 and H100 published by MosaicML"
 #: three GPUs (``benchmarks/fsdp.py``), for eager PyTorch.
 EVIDENCE = MappingProxyType(
     {
-        "wide": Evidence(0.96, 1.25, 52, 52, "16-bit steps of dense models on A100s (vTrain)"),
-        "quantised": Evidence(0.84, 1.19, 64, 24, f"fp8 steps of dense models {_NVIDIA}"),
-        "nvfp4": Evidence(0.84, 1.19, 14, 6, f"NVFP4 steps {_NVIDIA}, and fp8 ones"),
-        "lora": Evidence(0.90, 1.19, 95, 42, f"LoRA steps {_NVIDIA}"),
+        "wide": Evidence(0.96, 1.25, 52, 52, _A100),
+        "quantised": Evidence(0.84, 1.19, 64, 24, f"of dense models in fp8, {_NVIDIA}"),
+        "nvfp4": Evidence(0.84, 1.19, 14, 6, f"in NVFP4, {_NVIDIA}"),
+        "lora": Evidence(0.90, 1.19, 95, 42, f"with LoRA, {_NVIDIA}"),
         "fsdp": Evidence(0.91, 1.21, 216, 27, _FSDP),
-        "sinks": Evidence(0.84, 1.70, 9, 7, "steps of GPT-OSS with fused attention, and fp8 ones"),
-        "moe": Evidence(0.81, 1.35, 92, 27, "steps of mixtures of experts published by NVIDIA"),
+        "sinks": Evidence(0.84, 1.70, 9, 7, "of GPT-OSS with fused attention"),
+        "moe": Evidence(0.81, 1.35, 92, 27, "of mixtures of experts, published by NVIDIA"),
     }
 )
 
@@ -142,12 +154,12 @@ def interval(llm: LLM, plan: Plan, cluster: Cluster, step_time_s: float) -> Inte
     calibration = cluster.calibration
     if calibration is not None and not calibration.outside(llm, plan):
         factor = math.exp(_CALIBRATED * calibration.mape)
-        about = f"errors of the {calibration.runs} runs of the calibration"
+        about = f"The range rests on the errors of the calibration's {calibration.runs} runs."
         return Interval(step_time_s / factor, step_time_s * factor, about)
     kind = kind_of(llm, plan)
     evidence = EVIDENCE[kind]
-    low, high, about = evidence.low, evidence.high, f"{evidence.rows} {evidence.about}"
+    low, high, about = evidence.low, evidence.high, evidence.text
     if kind in _GPUS_OF and not any(name in cluster.gpu.name for name in _GPUS_OF[kind]):
         low = min(low, EVIDENCE["quantised"].low)
-        about += "; none of them is of this GPU, so the interval is as wide as that of fp8 steps"
+        about += " None of them ran on this GPU, so the range is wider."
     return Interval(step_time_s * low, step_time_s * high, about)

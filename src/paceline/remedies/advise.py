@@ -86,11 +86,13 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
     proposed: list[Remedy] = []
     refused: dict[str, str] = {}
     causes = {finding.cause for finding in case.diagnosis.findings}
+    others = {finding.alternative for finding in case.diagnosis.findings}
 
     def ask(kind: RemedyKind) -> Remedy | str:
         if not causes and not kind.architecture:
             return "the job has no findings"
-        if kind.causes and not kind.causes & causes:
+        answered = causes | (others if kind.repairs else set())
+        if kind.causes and not kind.causes & answered:
             return f"no finding of {' or '.join(sorted(kind.causes))}"
         try:
             return kind.proposed(case)

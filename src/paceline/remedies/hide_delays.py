@@ -37,6 +37,9 @@ LATE_SHARE = 0.5
 #: Most late workers in the advice.
 MAX_NAMED = 4
 
+#: The practice of hiding delays whose cause the trace does not show.
+HOW = "do logging, copies to the host and synchronisation there less often, or in a thread"
+
 #: Places of sorts of delay that are no kind of operation.
 PLACES = {START: "at the start of steps", LATE: "at the start of late workers' steps"}
 
@@ -204,7 +207,7 @@ def _action(
         f"{PLACES.get(name, f'before {graph.kind_name(name)}')} {gains[name]:.1%}" for name in sorts
     )
     place = "between operations" if hide == ALL else f"before {graph.kind_name(hide)}"
-    return f"hide the delays {place}" + (f" (alone: {gain_text})" if gain_text else "")
+    return f"hide the delays {place} ({HOW}" + (f"; alone: {gain_text})" if gain_text else ")")
 
 
 def _notes(hide: str) -> tuple[str, ...]:

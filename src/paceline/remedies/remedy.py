@@ -190,6 +190,11 @@ class Remedy:
         """Whether ``gain`` is an upper bound: how much of it is won is not known."""
         return bool(self.change.get("bound"))
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether ``gain`` holds under one reading of the trace, not the diagnosis's first one."""
+        return bool(self.change.get("if_equal_stages"))
+
     def to_mapping(self) -> dict[str, Any]:
         """The remedy in the form of the JSON output."""
         return {

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Finding
+from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.groups import group_causes
 from paceline.diagnose.optimizers import slow_optimizers
 from paceline.diagnose.remove import scale_transfers
+from paceline.diagnose.stages import loads
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
@@ -77,6 +79,9 @@ def replace_worker(case: Case) -> Remedy:
         RemedyError: the job does not have the workers named.
         NotApplicableError: no worker is slow, or none has healthy peers.
     """
+    stage = _worker_or_stage(case)
+    if stage is not None:
+        return _replace_alone(case, stage)
     workers = blamed_workers(case)
     durations = case.measured.durations
     if durations.graph.n_dp == 1:
@@ -103,6 +108,43 @@ def replace_worker(case: Case) -> Remedy:
         notes=(
             "a healthy worker is assumed to be as fast as its peers: the median of the same op "
             "over the other data-parallel ranks, with the cost of its own microbatches",
+        ),
+    )
+
+
+def _worker_or_stage(case: Case) -> int | None:
+    """The stage that is overfull, or has a slow worker; None unless one replica leaves that open.
+
+    Of the option ``workers`` that stage's worker alone is allowed.
+    """
+    finding = finding_of(case, "stage-imbalance")
+    if case.measured.graph.n_dp > 1 or finding is None or finding.alternative != "worker":
+        return None
+    stage = int(finding.where["stage"])
+    places = case.options.get("workers")
+    return stage if places is None or [list(p) for p in places] == [[0, stage]] else None
+
+
+def _replace_alone(case: Case, stage: int) -> Remedy:
+    """Gain of a replaced worker without peers, if its stage has as much work as the others."""
+    fit = fit_computes(case.measured.durations)
+    own = fit.stage_of_place == stage
+    load_s = loads(fit)  # [kind, stage]
+    others_s = np.delete(load_s, stage, axis=1).mean(axis=1)
+    scale = np.where(own, (others_s / load_s[:, stage])[:, None], 1.0)  # [kind, place]
+    changed = copy_of(case.measured.durations)
+    for v, variant in enumerate(fit.variants):
+        changed.block(v)[variant.ops] *= scale[:, :, None, None, None]
+    return outcome(
+        case,
+        WORKER,
+        f"replace worker {name_workers(case.measured.job, [(0, stage)])}, if its stage has as "
+        "much work as the others",
+        case.predicted(changed),
+        {"workers": [[0, stage]], "if_equal_stages": True},
+        notes=(
+            "with one replica no peer shows the speed of a healthy worker: its computes are "
+            "assumed to take the mean of the other stages",
         ),
     )
 

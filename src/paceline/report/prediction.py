@@ -16,6 +16,7 @@ from paceline.plan.interval import LEVEL
 from paceline.plan.predict import Prediction
 from paceline.report import perfetto
 from paceline.report.layout import wrap
+from paceline.report.model_size import model_size
 from paceline.report.prices import price_text
 from paceline.report.scene import scene_of
 from paceline.report.terms import TERMS
@@ -133,10 +134,7 @@ def lines(prediction: Prediction, width: int) -> list[Text]:
 
 def _head(prediction: Prediction, width: int) -> list[Text]:
     llm, plan, cluster = prediction.llm, prediction.plan, prediction.cluster
-    size = f"{llm.parameters / 1e9:,.1f} billion parameters"
-    if llm.moe is not None:
-        size += f", {llm.active_parameters / 1e9:,.1f} active"
-    title = f"{llm.name} ({size}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
+    title = f"{llm.name} ({model_size(llm)}) on {plan.gpus:,} {cluster.gpu.name} ({cluster.name})"
     about = (
         f"{plan.describe()} · {plan.trained and f'{plan.trained} · '}"
         f"{count(plan.microbatches, 'microbatch', 'microbatches')} · "
@@ -156,7 +154,7 @@ def _head(prediction: Prediction, width: int) -> list[Text]:
     if len(speed[0]) > width:
         speed = [first, *wrap(rate, width)]
     low, high, evidence = prediction.interval
-    rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)} ({evidence})"
+    rests = f"{LEVEL:.0%} of such steps take {seconds(low)} to {seconds(high)}. {evidence}"
     return [
         *wrap(title, width, style="bold"),
         *wrap(about, width),

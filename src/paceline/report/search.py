@@ -16,6 +16,7 @@ from paceline.plan.launch.exclusions import SOFTWARE
 from paceline.plan.model_warnings import model_warnings
 from paceline.plan.search import SearchResult
 from paceline.report.layout import wrap
+from paceline.report.model_size import model_size
 from paceline.report.plan_table import PlanTable
 from paceline.report.prices import price_text
 from paceline.report.terms import TERMS
@@ -61,8 +62,8 @@ def describe(result: SearchResult) -> str:
     size = f"{batch:,} x {result.llm.describe_samples()}"
     trained = result.legal.base.trained
     return (
-        f"{result.llm.name} on {count} ({result.cluster.name}){trained and f' · {trained}'} · "
-        f"global batch {size}{tokens}"
+        f"{result.llm.name} ({model_size(result.llm)}) on {count} ({result.cluster.name})"
+        f"{trained and f' · {trained}'} · global batch {size}{tokens}"
     )
 
 
@@ -102,7 +103,8 @@ def lines(result: SearchResult, top: int, width: int) -> list[Text]:
         text += wrap(f"{count:>14,}  {reason}", width, indent=" " * 16)
     notes = [
         *table.legend,
-        f"{LEVEL:.0%} of measured steps lie within the seconds given ({result.interval(0).about}).",
+        f"{LEVEL:.0%} within: {LEVEL:.0%} of measured steps lie in this range of seconds.",
+        result.interval(0).about,
         *_unseen(result),
         *_mfu(result, table.left_out),
         _reserve(result),
@@ -162,7 +164,7 @@ def _unseen(result: SearchResult) -> list[str]:
     llm, plan = result.llm, result.plan(0)
     unseen = [*beyond_evidence(llm, plan, result.cluster), *untested_blocks(llm)]
     return (
-        [f"No measured step has {' or '.join(unseen)}: such steps may lie outside the interval."]
+        [f"No measured step has {' or '.join(unseen)}: such steps may lie outside the range."]
         if unseen
         else []
     )
@@ -274,6 +276,8 @@ def to_mapping(result: SearchResult, top: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": result.llm.name,
+        "parameters": result.llm.parameters,
+        "active_parameters": result.llm.active_parameters,
         "cluster": result.cluster.name,
         "gpus": [int(gpus.min()), int(gpus.max())],
         "global_batch": result.legal.base.global_batch,

@@ -75,6 +75,7 @@ def page(
         plans=table(
             ("rank", *head), _page_rows(result, best, common), name="plans", numeric_from=2
         ),
+        basis=escape(result.interval(0).about),
         front=_front_table(result, common),
         pruned=table(
             ("why", "plans"), [(foreign(reason), f"{n:,}") for reason, n in pruned_counts(result)]

@@ -18,8 +18,8 @@ def main_cause(report: JobReport) -> str:
 
 
 def best_gain(report: JobReport) -> float | None:
-    """The largest gain of a remedy; None without remedies."""
-    return max((remedy.gain for remedy in report.remedies), default=None)
+    """The largest gain of a remedy that holds under the diagnosis; None without remedies."""
+    return max((r.gain for r in report.remedies if not r.is_conditional), default=None)
 
 
 def fleet_facts(report: JobReport, correlation: float) -> dict[str, Any]:

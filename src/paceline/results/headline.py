@@ -213,7 +213,7 @@ def _details(report: JobReport) -> list[str]:
         )
     reading = other_reading(finding, report.every_remedy)
     if reading:
-        sentences.append(_sentence(f"O{reading[1:]}"))
+        sentences.append(_sentence(f"{reading[0].upper()}{reading[1:]}"))
     best = best_remedy(finding, report.every_remedy)
     if best is not None:
         low, high = best.interval

@@ -9,9 +9,17 @@ from paceline.remedies import REMEDIES, Remedy
 from paceline.results.words.names import cause_name, remedy_name
 from paceline.units import percent
 
+#: Why all workers may wait alike between operations, and how to find out.
+UNRECORDED = (
+    "perhaps the loop has a collective or a synchronisation there that is not recorded, in which "
+    "all wait for one rank. Record it (`with recorder.op(...)`), and the late rank shows"
+)
+
 
 def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
     """``or: ...`` with both gains, if another explanation fits equally well; otherwise None.
+
+    Where all workers wait alike, it says what the recording may lack.
 
     Args:
         finding: a finding with ``ambiguous``, the other explanation, and ``alternative``, its
@@ -19,7 +27,7 @@ def other_reading(finding: Finding, remedies: Sequence[Remedy]) -> str | None:
         remedies: all remedies of the job.
     """
     if not finding.ambiguous:
-        return None
+        return UNRECORDED if "alike_s" in finding.evidence else None
     text = f"or: {finding.ambiguous}"
     if not finding.alternative:
         return text
@@ -46,4 +54,5 @@ def _gain(remedy: Remedy | None) -> str:
     if remedy is None:
         return "no gain is predicted"
     at_most = "at most " if remedy.is_bound else ""
-    return f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"
+    text = f"{_lower(remedy_name(remedy.remedy))} saves {at_most}{percent(remedy.gain)} of the step"
+    return f"{text}, if its stage has as much work as the others" if remedy.is_conditional else text
