@@ -30,7 +30,7 @@ _MAX_WORKERS = 12
 
 def findings_html(report: JobReport) -> str:
     """A card for each finding, in the order of the diagnosis."""
-    findings = [finding for finding in report.findings if not is_negative_rest(finding)]
+    findings = [finding for finding in report.findings or () if not is_negative_rest(finding)]
     if not findings:
         return "<p>No cause was found.</p>"
     ranks_of: dict[str, list[int]] = {}
