@@ -663,7 +663,10 @@ def test_a_worker_that_is_slow_in_some_steps_is_no_spike():
 @pytest.mark.parametrize("measures", [True, False])
 def test_long_steps_name_the_worker_that_they_wait_for(tmp_path, capsys, measures):
     """Rank 2's loader takes 120 ms longer in every seventh step; a checkpoint names nobody."""
-    step_of = lambda n, rank: RankStep(data=120.0 * (rank == 2 and n % 7 == 6))  # noqa: E731
+
+    def step_of(number, rank):
+        return RankStep(data=120.0 * (rank == 2 and number % 7 == 6))
+
     data_parallel_job(tmp_path, step_of, steps=140, measures=measures)
     assert run(["detect", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("long steps: "))
@@ -677,7 +680,10 @@ def test_long_steps_name_the_worker_that_they_wait_for(tmp_path, capsys, measure
 
 
 def test_long_steps_of_all_ranks_name_the_usual_causes(tmp_path, capsys):
-    step_of = lambda n, rank: RankStep(host=400.0 * (n % 25 == 24))  # noqa: E731
+
+    def step_of(number, _):
+        return RankStep(host=400.0 * (number % 25 == 24))
+
     data_parallel_job(tmp_path, step_of, steps=150)
     assert run(["detect", str(tmp_path)]) == 0
     assert "; typical of evaluation, checkpoints and garbage" in capsys.readouterr().out

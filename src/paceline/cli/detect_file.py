@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.cli import detect_metrics, detect_ras, detect_report, telemetry, trace_input
@@ -12,7 +13,7 @@ from paceline.cli.detect_stream import update
 from paceline.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -241,18 +242,13 @@ def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
 def _who_in_long_steps(args: argparse.Namespace, lost_share: float) -> Suspect | None:
     """The workers that the long steps wait for, if a trace shows them."""
     from paceline.detect.who_host import who_in_long_steps
-    from paceline.errors import GraphError, TraceError
     from paceline.sources import load
 
     if args.trace is None:
         return None
-    try:
+    with _unusable_recording(args):
         return who_in_long_steps(load(args.trace, args.job), lost_share)
-    except (TraceError, GraphError) as error:
-        if str(args.trace) != args.input:
-            raise
-        print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
-        return None
+    return None
 
 
 def _tell_hang(args: argparse.Namespace, times: Table, log: CallLog | None) -> None:
@@ -370,6 +366,19 @@ def _calls(args: argparse.Namespace) -> tuple[CallLog, StepTimes]:
     return log, times
 
 
+@contextmanager
+def _unusable_recording(args: argparse.Namespace) -> Iterator[None]:
+    """Turn an error of the trace into a note, where the recording itself is the trace."""
+    from paceline.errors import GraphError, TraceError
+
+    try:
+        yield
+    except (TraceError, GraphError) as error:
+        if str(args.trace) != args.input:
+            raise
+        print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
+
+
 def _locate(
     args: argparse.Namespace,
     events: list[JobEvent],
@@ -379,26 +388,20 @@ def _locate(
     """Events with the slow ranks, if a trace or a call log shows them."""
     from paceline.detect import locate
     from paceline.detect.who_calls import is_comparable, who_from_calls
-    from paceline.errors import GraphError, TraceError
     from paceline.mitigate.advice import advice
     from paceline.sources import load
 
     onsets = [event for event in events if event.kind == "onset"]
     if args.trace is not None and onsets:
-        try:
+        with _unusable_recording(args):
             trace = load(args.trace, args.job)
             events = locate.locate_in_trace(events, trace, advise=advice)
-        except (TraceError, GraphError) as error:
-            if str(args.trace) != args.input:
-                raise
-            print(f"note: the slow rank is unknown: {error}", file=sys.stderr)
-            return events
-        if all(event.suspects is None for event in events):
-            print(
-                f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in a "
-                "fail-slow; the slow rank is unknown",
-                file=sys.stderr,
-            )
+            if all(event.suspects is None for event in events):
+                print(
+                    f"note: {args.trace} has steps {trace.steps[0]} to {trace.steps[-1]}, none in "
+                    "a fail-slow; the slow rank is unknown",
+                    file=sys.stderr,
+                )
     elif log is not None and step_times is not None and onsets:
         if args.input is None:
             events = locate.locate_in_calls(events, log, step_times)

@@ -17,7 +17,7 @@ from paceline.detect.who import Suspect
 from paceline.detect.who_host import slow_host
 from paceline.detect.who_trace import ranks_of
 from paceline.diagnose import step_to_step_s
-from paceline.diagnose.growing import over_peers
+from paceline.diagnose.worker_ramps import over_peers
 from paceline.graph import Measured
 from paceline.jumps import jump_of
 from paceline.whatif import WhatIf

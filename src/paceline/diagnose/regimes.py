@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import fit_computes
-from paceline.diagnose.growing import along_ramps, over_peers
 from paceline.diagnose.remove import Effect, Scaled
 from paceline.diagnose.step_runs import clusters, runs_of, when
+from paceline.diagnose.worker_ramps import along_ramps, over_peers
 from paceline.diagnose.workers import slowness, worker_cause
 from paceline.graph import Durations
 from paceline.jumps import MIN_STEPS, Mask, slower_steps
-from paceline.ramps import ramp_of
 from paceline.whatif.modes import two_modes
 
 Array = npt.NDArray[np.float64]
@@ -64,8 +63,7 @@ def with_slower_part(
     n_tests = 1 if slow else lasting.size - len(lasting)  # two workers have one ratio
     # Without a slow worker, the one that comes nearest. On a ramp, replicas have no sure level.
     worst = _nearest(apparent, slow)
-    over = over_peers(durations, *worst)
-    if _slower(over, n_tests) is not None and ramp_of(over) is not None:
+    if _slower(over_peers(durations, *worst), n_tests) is not None:
         on_ramp = along_ramps(durations, steps, worst)
         if on_ramp is not None:
             return [*others, on_ramp]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.diagnose.candidate import Candidate
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.microbatches import sequence_cause
 from paceline.diagnose.remove import without
@@ -49,7 +50,7 @@ def propose(case: Case) -> Remedy:
             f"even microbatches gain {max(gain, 0.0):.1%} (under {MIN_GAIN:.0%})"
         )
     varied = cause.evidence["coefficient_of_variation"]
-    less_s = _without_extra_work(case)
+    less_s = _without_extra_work(case, cause)
     change = {"coefficient_of_variation": varied}
     if less_s is not None:
         change["without_extra_work_s"] = less_s
@@ -77,14 +78,12 @@ def propose(case: Case) -> Remedy:
     )
 
 
-def _without_extra_work(case: Case) -> float | None:
+def _without_extra_work(case: Case, cause: Candidate) -> float | None:
     """Mean step if the only long microbatch took as long as the usual one; None without one."""
     durations = case.measured.durations
     fit = fit_computes(durations)
     same = same_microbatches(case.measured.graph, fit)
-    cause = sequence_cause(durations, fit)
-    one_shape = len(fit.variants) == 1
-    if cause is None or not one_shape or not len(same.profile) or len(same.long) > 1:
+    if len(fit.variants) > 1 or not len(same.profile) or len(same.long) > 1:
         return None
     extra = np.where(np.arange(len(same.profile)) == same.long[0], same.profile, 0.0)
     factor = fit.slope[:, :, None, None, None] * extra[:, None, None]

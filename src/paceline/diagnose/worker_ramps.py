@@ -6,7 +6,7 @@ the rest is judged as a worker that is equally slow in all steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from paceline.graph import Durations
 from paceline.graph.computes import KINDS, compute_s, computes_of
 from paceline.jumps import MIN_STEPS
 from paceline.ramps import Ramp, ramp_of
-from paceline.trace import OpKind
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,11 +35,16 @@ USUAL = 0.75
 _TINY_S, _LEAST_FACTOR = 1e-9, 1e-3
 
 
-def over_peers(durations: Durations, dp: int, stage: int, kinds: Sequence[OpKind] = KINDS) -> Array:
+def over_peers(durations: Durations, dp: int, stage: int) -> Array:
     """[step] a worker's compute time over the median of its stage's other workers."""
-    seconds = compute_s(durations, kinds)[stage]  # [dp, step]
-    peers = np.median(np.delete(seconds, dp, axis=0), axis=0)
-    ratio: Array = seconds[dp] / np.maximum(peers, _TINY_S)
+    return _over_peers(compute_s(durations), (dp, stage))
+
+
+def _over_peers(seconds: Array, worker: Worker) -> Array:
+    """[step] the same from [stage, dp, step] seconds."""
+    dp, stage = worker
+    peers = np.median(np.delete(seconds[stage], dp, axis=0), axis=0)
+    ratio: Array = seconds[stage, dp] / np.maximum(peers, _TINY_S)
     return ratio
 
 
@@ -52,6 +56,10 @@ def along_ramps(durations: Durations, steps: Ints, worst: Worker) -> Candidate |
         steps: [step] step numbers.
         worst: the worker that comes nearest to a slow one.
     """
+    by_kind = [compute_s(durations, (kind,)) for kind in KINDS]
+    seconds = np.sum(by_kind, axis=0)
+    if ramp_of(_over_peers(seconds, worst)) is None:
+        return None
     fit = fit_computes(durations)
     _, apparent = slowness(fit)
     near = np.argsort(-apparent, axis=None)[:MOST]
@@ -61,17 +69,14 @@ def along_ramps(durations: Durations, steps: Ints, worst: Worker) -> Candidate |
     ramps = {
         place: ramp
         for place in places
-        if (ramp := ramp_of(over_peers(durations, *place))) is not None
+        if (ramp := ramp_of(_over_peers(seconds, place))) is not None
         and ramp.fitted.max() >= 1 + ALWAYS_SLOW_SHARE
     }
     if worst not in ramps:
         return None
     slowness_of = {
         place: np.log(
-            [
-                np.maximum(ramp.of(over_peers(durations, *place, kinds=(kind,))), _LEAST_FACTOR)
-                for kind in KINDS
-            ]
+            [np.maximum(ramp.of(_over_peers(of_kind, place)), _LEAST_FACTOR) for of_kind in by_kind]
         )
         for place, ramp in ramps.items()
     }  # [kind, step]
