@@ -170,7 +170,7 @@ def test_no_gain_is_above_the_s_that_is_told(traces, capsys):
         assert run(argv) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "no contradiction" not in out
-        assert ("if its ideal leaves out the slow workers." in out) == (argv[0] != "remedy")
+        assert ("if the slow workers were as fast as the others" in out) == (argv[0] != "remedy")
 
 
 def test_a_gain_above_s_is_explained():

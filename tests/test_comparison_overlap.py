@@ -13,6 +13,7 @@ from paceline.remedies import REMEDIES, Case, advise
 from paceline.remedies.replace import replace_worker
 from paceline.report.comparison import comparison_lines
 from paceline.report.comparison.rows import tables
+from paceline.report.page.fall import key_numbers
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import details
@@ -55,9 +56,12 @@ def test_much_overlap_is_told_at_the_top(tmp_path, pause_ms):
     result = paceline.analyze(measured)
     case = Case(measured, result, diagnose(measured, result))
     report = JobReport.of(result, advise(case, REMEDIES))
-    head = " ".join(line.plain for line in screen(report, 200, colour=False)[:6])
-    told = "Steps overlap: from step to step the job takes 370 ms, 4" in head
-    assert told == (pause_ms > 0)
+    head = " ".join(line.plain for line in screen(report, 200, colour=False)[:8])
+    assert ("Doubtful: 81% of the step passes between operations" in head) == (pause_ms > 0)
+    told = "from step to step 370 ms (" in head
+    assert told is (pause_ms > 0) is ("overlap with the step before" in head)
+    tile = key_numbers(report, None).partition("Mean step, actual")[2][:100]
+    assert ("<dd>370 ms</dd><dd>from step to step; " in tile) == told
     assert ("Steps overlap" in details(report)[0] if details(report) else False) == told
 
 

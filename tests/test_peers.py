@@ -181,7 +181,7 @@ def test_the_map_numbers_peers():
     assert ruler.split() == ["stage", "0.0", "0.1", "1.0", "1.1"]
     assert row.split() == ["0", "1.00", "1.50", "1.25", "2.00"]
     plain_title, plain_ruler, _ = map_of([[1.0, 1.5, 1.25, 2.0]], 80, 1)
-    assert plain_title.endswith("stages down, dp ranks across")
+    assert plain_title.endswith("stages down, data-parallel (dp) ranks across")
     assert plain_ruler.split() == ["stage", "0", "1", "2", "3"]
 
 

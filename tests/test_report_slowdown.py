@@ -53,14 +53,15 @@ def test_the_ideal_of_two_replicas_is_told_as_an_interval():
     for text in (flowing(slow), key_numbers(slow, None)):
         assert f"{told} to {mean}" in text
         assert f"{percent(low)} to {percent(high)}" in text
-        assert "he ideal step takes at most" in text
-        assert f"it would take {told}. Of two replicas, the trace cannot show which one" in text
+        assert f"comes from all peers, including the slow workers ({mean})" in text
+        assert f"as fast as the others ({told}). Of two replicas, the trace cannot show" in text
+        assert f"{slow.slowdown:.3f} to {slow.slowdown_healthy:.3f}" in text
     assert f"{slow.slowdown:.2f} to {slow.slowdown_healthy:.2f} times as long" in flowing(slow)
     assert headline(slow).startswith(
         f"This job wastes {percent(low, 0)} to {percent(high, 0)} of its GPUs: worker dp 1"
     )
     assert "no contradiction" not in flowing(slow)
-    assert f"ideal {healthy}, simulated" in flowing(sound)
+    assert f"T_ideal {healthy}, simulated T" in flowing(sound)
 
 
 def test_cost_and_repair_of_one_slow_replica_are_one_number():
@@ -73,7 +74,8 @@ def test_cost_and_repair_of_one_slow_replica_are_one_number():
 
 def test_two_replicas_without_a_diagnosis_have_an_ideal_of_at_most_their_mean():
     report = replace(of_two_replicas(), findings=None, slowdown_healthy=None)
-    assert f"ideal at most {seconds(float(report.ideal_s.mean()))}, simulated" in flowing(report)
+    ideal = seconds(float(report.ideal_s.mean()))
+    assert f"T_ideal at most {ideal}, simulated T" in flowing(report)
 
 
 def test_a_slow_worker_among_many_moves_the_ideal_too_little_to_be_told():
@@ -163,9 +165,9 @@ def test_passing_variation_has_one_basis_with_a_diagnosis_and_without():
     assert passing == percent(undiagnosed.passing_share)
     told = f"Of the {percent(report.waste)} waste, {passing} is variation that passes. Without it,"
     assert told in flowing(report)
-    ideal = f"S is {report.largest_slowdown:.3f} if its ideal leaves out the slow workers."
+    ideal = f"and {report.largest_slowdown:.3f} if the slow workers were as fast as the others"
     assert ideal in flowing(report)
-    numbers = f"S {report.slowdown:.3f} waste {percent(report.waste)} to"
+    numbers = f"{report.largest_slowdown:.3f} waste = 1 - 1/S = {percent(report.waste)} to"
     assert numbers in flowing(report)
     assert f"{passing} is variation that passes" in flowing(undiagnosed)
     # The waterfall repairs the worker first, which no longer hides the others' variation.

@@ -51,8 +51,8 @@ def test_a_slow_job_is_told_with_its_numbers(slow: JobReport) -> None:
     text = text_of(slow)
     assert "synthesised: dp 4 × pp 2 on 8 GPUs · 3 steps, 0 to 2" in text
     assert f"Stragglers make steps {slow.slowdown:.2f} times as long as they could be" in text
-    assert f"S {slow.slowdown:.3f}" in text
-    assert f"waste {slow.waste:.1%} = {slow.waste * 8:.1f} of 8 GPUs" in text
+    assert f"S = T / T_ideal = {slow.slowdown:.3f}" in text
+    assert f"waste = 1 - 1/S = {slow.waste:.1%}: {slow.waste * 8:.1f} of 8 GPUs" in text
     assert "% off: fine)" in text
     assert f"2,1      {slow.by_worker[1, 2]:.3f}" in text
     assert f"backward-compute  {slow.by_kind['backward-compute']:.3f}"[:16] in text
@@ -68,7 +68,7 @@ def test_a_healthy_job_is_said_to_be_so_with_all_numbers() -> None:
     healthy = synth(slow_workers=())
     text = text_of(healthy)
     assert f"Healthy: stragglers make steps {healthy.slowdown - 1:.1%} longer (under 3%)" in text
-    assert f"S {healthy.slowdown:.3f}" in text
+    assert f"S = T / T_ideal = {healthy.slowdown:.3f}" in text
     assert "M_W" in text
     assert "stage 0 " in re.sub(" +", " ", text)
 

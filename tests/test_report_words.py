@@ -261,8 +261,8 @@ def test_a_share_of_the_loss_is_unknown_if_its_interval_is_wider_than_the_loss()
         " ".join(line.plain for line in lines(report, 10_000))
         for lines in (why_lines, diagnosis_lines)
     )
-    assert "of the step; its share of the loss is unknown" in page
-    assert "of the step, its share of the loss is unknown" in whole
+    assert "of the step; its share of the loss differs too much" in page
+    assert "of the step, its share of the loss differs too much" in whole
     assert " unknown  " in brief
     for text in (page, brief, whole):
         assert "68.2%" not in text

@@ -38,7 +38,7 @@ LATE_SHARE = 0.5
 MAX_NAMED = 4
 
 #: The practice of hiding delays whose cause the trace does not show.
-HOW = "do logging, copies to the host and synchronisation there less often, or in a thread"
+HOW = "log, copy to the host and synchronise less often {place}, or in a thread"
 
 #: Places of sorts of delay that are no kind of operation.
 PLACES = {START: "at the start of steps", LATE: "at the start of late workers' steps"}
@@ -207,7 +207,8 @@ def _action(
         f"{PLACES.get(name, f'before {graph.kind_name(name)}')} {gains[name]:.1%}" for name in sorts
     )
     place = "between operations" if hide == ALL else f"before {graph.kind_name(hide)}"
-    return f"hide the delays {place} ({HOW}" + (f"; alone: {gain_text})" if gain_text else ")")
+    parts = f" (those {gain_text})" if gain_text else ""
+    return f"{HOW.format(place=place)}{parts}"
 
 
 def _notes(hide: str) -> tuple[str, ...]:

@@ -92,8 +92,8 @@ def _worst(slowdown: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.int64]:
 def _title(shape: tuple[int, ...], grid: _Map) -> Text:
     n_pp, n_dp = shape
     title = Text().append("workers", style="bold")
-    across = "dp ranks" if grid.peers == 1 else "dp.peer"
-    title.append(f": S of each with only it as measured; stages down, {across} across", style="dim")
+    across = "data-parallel (dp) ranks" if grid.peers == 1 else "dp.peer"
+    title.append(f": S of each alone; pipeline stages down, {across} across", style="dim")
     cuts = []
     if len(grid.dps) < n_dp:
         cuts.append(f"{len(grid.dps)} of {n_dp} {'dp ranks' if grid.peers == 1 else 'replicas'}")

@@ -24,7 +24,6 @@ from paceline.results.headline import (
     little_text,
     main_reason,
     mostly_passing,
-    overlap_text,
     passing_text,
     step_to_step_s,
 )
@@ -125,14 +124,15 @@ def screen(report: JobReport, width: int, *, colour: bool) -> list[Text]:
 
 def _head(report: JobReport, width: int) -> list[Text]:
     gpus = report.job.world_size
-    waste = f"{waste_range(report)} = {_gpus(report)} of {count(gpus, 'GPU')}"
+    slowdown = slowdown_range(report, 3)
+    waste = f"{waste_range(report)}: {_gpus(report)} of {count(gpus, 'GPU')}"
     if without := beside_waste(report):
         waste += f" ({without})"
     parts, note = parts_text(report), bound_note(report)
     return [
         *wrap(_job_line(report), width, style="bold"),
         *_verdict(report, width),
-        *wrap(f"S {report.slowdown:.3f}   waste {waste}", width, style="bold"),
+        *wrap(f"S = T / T_ideal = {slowdown}   waste = 1 - 1/S = {waste}", width, style="bold"),
         *(wrap(parts, width) if parts else []),
         *wrap(_step_times(report), width),
         *(wrap(note, width, style="dim") if note else []),
@@ -219,13 +219,11 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
     if report.doubtful and not explained(report):
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
         if report.launch_slowdown > 1:
+            between = 1 - float(report.simulated_s.mean()) / report.lasted_s
             text = (
-                f"Doubtful: {report.discrepancy:.0%} of the step passes between operations; see "
-                "the warnings"
+                f"Doubtful: {between:.0%} of the step passes between operations; see the warnings"
             )
         lines += wrap(text, width, style="bold yellow")
-    if overlap := overlap_text(report):
-        lines += wrap(overlap, width, style="bold yellow")
     if (between := between_steps(report)) and not first_pause(report):
         where = "of the time lies between the steps"
         if traced_only(report):
@@ -243,10 +241,16 @@ def _step_times(report: JobReport) -> str:
         seconds(float(times.mean())) for times in (report.traced_s, report.simulated_s)
     )
     judged = "over 5%" if report.doubtful else "fine"
-    off = f"{report.discrepancy:.1%} off: {judged}"
-    if report.overlap_s > 0:
-        off = f"{seconds(report.overlap_s)} overlap with the step before, {off}"
-    text = f"mean step: ideal {ideal_range(report)}, simulated {simulated}, traced {traced} ({off})"
+    off = f"({report.discrepancy:.1%} off: {judged})"
+    lasted = seconds(report.lasted_s)
+    overlaps = lasted != traced
+    text = (
+        f"mean step: T_ideal {ideal_range(report)}, simulated T {simulated}, "
+        f"{'from step to step' if overlaps else 'traced'} {lasted} {off}"
+    )
+    if overlaps:
+        overlap = seconds(report.overlap_s)
+        text += f"; traced {traced}, of which {overlap} overlap with the step before"
     if between_steps(report):
         which = "to a traced step" if traced_only(report) else "from step to step"
         text += f"; {seconds(step_to_step_s(report))} {which}, with the pause between them"

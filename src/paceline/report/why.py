@@ -26,6 +26,7 @@ from paceline.results.words.names import cause_name, confidence_text, drop_name
 from paceline.results.words.readings import other_reading
 from paceline.results.words.shares import (
     UNKNOWN,
+    WHY_UNKNOWN,
     interval_text,
     is_known,
     lost_s,
@@ -36,7 +37,7 @@ from paceline.results.words.shares import (
     shares,
     size_of_loss,
 )
-from paceline.results.words.slowdown import bound_note, parts_text, waste_range
+from paceline.results.words.slowdown import bound_note, parts_text, slowdown_range, waste_range
 from paceline.results.words.waits import beside_waste
 from paceline.units import NONE, count, percent, seconds
 
@@ -76,6 +77,7 @@ def why_lines(report: JobReport, width: int, most: int = 4) -> list[Text]:
         loss = NONE if finding.share is None else percent(finding.share)
         if finding.share is not None and not is_known(finding):
             loss = UNKNOWN
+            text += f"; {WHY_UNKNOWN}"
         lines += _entry(cost, loss, text, width)
         if reading := other_reading(finding, report.remedies):
             indent = " " * _SHARES
@@ -158,7 +160,7 @@ def diagnosis_lines(
     low, high = report.diagnosis.slowdown_interval
     parts, note = parts_text(report), bound_note(report)
     head = (
-        f"S {report.slowdown:.3f} (90% interval {low:.3f} to {high:.3f}), "
+        f"S {slowdown_range(report, 3)} (90% interval {low:.3f} to {high:.3f}), "
         f"waste {waste_range(report)}"
     )
     if without := beside_waste(report):

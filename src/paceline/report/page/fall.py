@@ -14,6 +14,7 @@ from paceline.results.words.slowdown import (
     beside_s,
     bound_note,
     ideal_range,
+    slowdown_range,
     waste_parts,
     waste_range,
 )
@@ -32,24 +33,25 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
         0.0 if gpu_hour_cost is None else n * 24 * gpu_hour_cost for n in (lost_gpus, most_gpus)
     ]
     per_day = f"; costs {_range(report, *map(_hours, costs))} a day" if costs[0] >= 1 else ""
-    actual, simulated = (float(times.mean()) for times in (report.traced_s, report.simulated_s))
+    traced, simulated = (float(times.mean()) for times in (report.traced_s, report.simulated_s))
     of_gpus = f"{_range(report, _gpus(lost_gpus), _gpus(most_gpus))} of {gpus:,} GPUs"
     parts = (of_gpus + per_day, waste_parts(report), beside_waste(report))
-    as_traced = "as traced"
-    if report.overlap_s > 0:
-        as_traced += f"; in {seconds(report.overlap_s)} the step before still runs"
+    lasted, as_traced = seconds(report.lasted_s), "as traced"
+    if lasted != seconds(traced):
+        overlap = seconds(report.overlap_s)
+        as_traced = f"from step to step; traced {seconds(traced)}, as {overlap} overlap"
     if between_steps(report):
         which = "to a traced step" if traced_only(report) else "from step to step"
         as_traced += f"; {seconds(step_to_step_s(report))} {which}"
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
-        ("Slowdown S", f"{report.slowdown:.3f}", _beside_s(report, low, high)),
+        ("Slowdown S", slowdown_range(report, 3), _beside_s(report, low, high)),
         ("Waste", waste_range(report), "; ".join(filter(None, parts))),
-        ("Mean step, actual", seconds(actual), as_traced),
+        ("Mean step, actual", lasted, as_traced),
         (
             "… without launch delays",
             seconds(simulated),
-            f"they take {percent((actual - report.overlap_s - simulated) / actual)}",
+            f"they take {percent((report.lasted_s - simulated) / report.lasted_s)}",
         ),
         ("… ideal", ideal_range(report), "without stragglers"),
         ("Simulation against trace", percent(report.discrepancy), judged),

@@ -12,6 +12,7 @@ from paceline.units import percent
 MAX_WIDTH = 1.0
 
 UNKNOWN = "unknown"
+WHY_UNKNOWN = "its share of the loss differs too much from step to step to be told"
 
 #: The name of launch delays for a reader who has no title above them.
 WAITS = "Waits between operations"
@@ -32,7 +33,7 @@ def is_known(finding: Finding) -> bool:
 def share_text(finding: Finding) -> str:
     """``98.6% of the loss (90%: 90.1% to 99.5%)`` for a finding inside S."""
     if finding.share is None or not is_known(finding):
-        return f"its share of the loss is {UNKNOWN}"
+        return WHY_UNKNOWN
     return f"{percent(finding.share)} of the loss ({interval_text(finding)})"
 
 

@@ -14,10 +14,10 @@ def by_paper(report: JobReport) -> str:
     )
 
 
-def slowdown_range(report: JobReport) -> str:
+def slowdown_range(report: JobReport, digits: int = 2) -> str:
     """``1.40``, or ``1.40 to 2.18`` if S is a lower bound."""
-    low, high = report.slowdown, report.largest_slowdown
-    return f"{low:.2f} to {high:.2f}" if report.bounded else f"{low:.2f}"
+    low, high = (f"{s:.{digits}f}" for s in (report.slowdown, report.largest_slowdown))
+    return f"{low} to {high}" if report.bounded else low
 
 
 def without_passing(report: JobReport) -> str:
@@ -38,11 +38,9 @@ def waste_range(report: JobReport, digits: int = 1) -> str:
 
 
 def beside_s(report: JobReport) -> str:
-    """``1.012 lasts``, ``2.180 without the slow workers in its ideal``; empty without facts."""
+    """``1.012 lasts``, ``0.985 by the paper's reference``; empty without facts."""
     lasts = f"{report.lasting_slowdown:.3f} lasts" if report.passing_share > 0 else ""
-    largest = f"{report.largest_slowdown:.3f}"
-    bound = f"{largest} without the slow {slow_hardware(report)} in its ideal"
-    return "; ".join(filter(None, (lasts, bound if report.bounded else "", by_paper(report))))
+    return "; ".join(filter(None, (lasts, by_paper(report))))
 
 
 def waste_parts(report: JobReport) -> str:
@@ -51,7 +49,7 @@ def waste_parts(report: JobReport) -> str:
     The parts are those of the lower end if the waste is a range.
     """
     passing = report.passing_share
-    if passing <= 0:
+    if percent(passing) == percent(0):
         return ""
     if report.bounded:
         return f"of {percent(report.waste)}, {percent(passing)} is variation that passes"
@@ -59,19 +57,15 @@ def waste_parts(report: JobReport) -> str:
 
 
 def parts_text(report: JobReport) -> str:
-    """Sentences on the parts of S and of the waste, and on other ideals; empty without facts."""
+    """Sentences on the parts of S and of the waste; empty without facts."""
     sentences = []
     passing = report.passing_share
-    if passing > 0:
+    if percent(passing) != percent(0):
         lasts = "" if report.bounded else f"{percent(report.waste - passing)} lasts and "
         sentences.append(
             f"Of the {percent(report.waste)} waste, {lasts}{percent(passing)} is variation that "
             f"passes. Without it, S is {report.lasting_slowdown:.3f}."
         )
-    if report.bounded:
-        slow = slow_hardware(report)
-        largest = f"{report.largest_slowdown:.3f}"
-        sentences.append(f"S is {largest} if its ideal leaves out the slow {slow}.")
     if report.slow_mode_shares:
         sentences.append(f"S is {by_paper(report)}.")
     return " ".join(sentences)
@@ -95,18 +89,19 @@ def slow_hardware(report: JobReport) -> str:
 
 
 def bound_note(report: JobReport) -> str:
-    """Why T_ideal is an upper bound, and the bound on its other side; empty if S is none."""
+    """Why S and T_ideal are ranges; empty if they are none."""
     if not report.bounded:
         return ""
     ideal, healthy = (seconds(s) for s in (float(report.ideal_s.mean()), report.healthy_step_s))
     slow = slow_hardware(report)
     text = (
-        f"the ideal step takes at most {ideal}: this ideal comes from all peers, including the "
-        f"slow {slow}. If the slow {slow} were as fast as the others, it would take {healthy}"
+        f"S is {report.slowdown:.3f} if the ideal comes from all peers, including the slow {slow} "
+        f"({ideal}), and {report.largest_slowdown:.3f} if the slow {slow} were as fast as the "
+        f"others ({healthy})"
     )
     if report.other_passing_s:
         passing = seconds(report.other_passing_s)
-        text += f", and variation that passes would cost {passing}"
+        text += f". Then variation that passes would cost {passing}"
     if report.job.replicas == 2 and slow == HARDWARE["worker"]:
         text += ". Of two replicas, the trace cannot show which one has the usual speed"
     return text
