@@ -15,6 +15,7 @@ import numpy.typing as npt
 from paceline.detect.who import Suspect, alike_groups, lower_median, name_ranks, name_steps
 from paceline.graph import Durations, Measured
 from paceline.trace.kinds import LOCAL_KINDS, OpKind
+from paceline.units import percent
 from paceline.whatif import Part, Scenario, WhatIf, ideal_durations, simulate_scenarios
 
 Worker = tuple[int, int]  # (dp, pp)
@@ -255,11 +256,18 @@ def _suspect(kind: str, workers: Sequence[Worker], measured: Measured, judged: _
     alone_s = judged.seconds_of([Scenario.only(Part.of_workers(workers))]).mean()
     ideal_s, job_s = judged.ideal_s.mean(), judged.job_s.mean()
     factor = float(alone_s / ideal_s)
-    s_w_text = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w = {s_w[0]:.2f}"
+    s_w_text = f"S_w {min(s_w):.2f} to {max(s_w):.2f}" if len(s_w) > 1 else f"S_w {s_w[0]:.2f}"
     text = (
         f"alone {'they make' if len(workers) > 1 else 'it makes'} a step {factor:.2f}x as long as "
-        f"if all were alike ({s_w_text}); the whole job takes {job_s / ideal_s:.2f}x"
+        f"the mean of all ranks would, the whole job {job_s / ideal_s:.2f}x ({s_w_text})"
     )
+    if job_s > alone_s > ideal_s:
+        verb = "they cause" if len(workers) > 1 else "it causes"
+        share = percent(float((alone_s - ideal_s) / (job_s - ideal_s)), 0)
+        text = (
+            f"alone {verb} {share} of the stragglers' cost ({s_w_text} of S "
+            f"{job_s / ideal_s:.2f}; both count from the mean of all ranks, the slow included)"
+        )
     if kind == "communication" and len(workers) == judged.s_w.size:  # without a peer
         text = (
             f"transfers that take longer in some steps make a step {factor:.2f}x as long as if all "
