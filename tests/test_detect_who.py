@@ -558,7 +558,8 @@ def test_each_of_two_slow_ranks_has_its_own_begin(tmp_path, first):
     assert {s.ranks: s.since_step for s in found.suspects} == {(1,): 60, (2,): None}
     later, lasting = found.suspects
     assert later.text.startswith("in the 40 steps of the trace since then, alone it causes ")
-    assert lasting.text.startswith(f"in the {100 - first} slow steps of the trace, alone it causes ")
+    slow_steps = f"in the {100 - first} slow steps of the trace"
+    assert lasting.text.startswith(f"{slow_steps}, alone it causes ")
 
 
 def test_the_only_rank_of_a_job_is_not_named(tmp_path):
