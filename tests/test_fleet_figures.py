@@ -307,6 +307,7 @@ def test_names_of_others_are_no_code(tmp_path):
 
 
 def test_the_worst_jobs_are_linked_to_their_results(small):
+    assert run(["fleet", small.address, "--report"]) == 0
     text = small.store.read("report.html").decode()
     (link,) = re.findall(r'href="(results/[^"]*)"', text)
     assert json.loads(small.store.read(link))["row"]["slowdown"] >= 1.1
