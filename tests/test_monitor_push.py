@@ -128,6 +128,8 @@ class TestCommand:
         assert client.job("job-17")["degrees"]["dp_size"] == 2
         # The recording may be over: the job does not become silent.
         assert client.job("job-17")["status"] == "new"
+        assert said("push", tmp_path / "job-17", "--to", url, "--end")[0] == 0
+        assert client.job("job-17")["status"] == "ended"
         assert found["gpu_hours_lost"] == pytest.approx(hours_in(found, 4))
 
     def test_a_long_recording_is_pushed_to_its_end(self, said, url, tmp_path, monkeypatch):
@@ -155,6 +157,7 @@ class TestCommand:
             ((tmp_path / "empty", "--to", "host:1"), "no address of a monitor"),
             ((tmp_path / "empty", "--to", url, "--session-steps", "0"), "must be 1 or more"),
             ((tmp_path / "empty", "--to", url, "--job", tmp_path / "text"), "knows its job"),
+            ((tmp_path / "empty", "--to", url, "--end", "--follow"), "for a job that is over"),
         ):
             code, _, err = said("push", *args)
             assert (code, err.count("\n")) == (2, 1), err

@@ -24,7 +24,7 @@ The token is taken from the environment: PACELINE_TOKEN (scope push; --wait need
 that are public). PACELINE_MONITOR stands for --to. An interrupted push continues where it stopped,
 and a trace or batch that is pushed twice counts once. (If a job has pushed its own recording, a
 push by hand adds one session of all its profiled steps.) A push without --follow does not tell
-that the job runs, so that a finished job does not become silent.
+that the job runs, so that a finished job does not become silent; --end tells that it is over.
 """
 
 
@@ -76,6 +76,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=10,
         help="with --follow: profiled steps of a session (default 10)",
     )
+    parser.add_argument("--end", action="store_true", help="then tell the service: the job is over")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--wait", action="store_true", help="wait for the analysis, print its end")
     case_input.add_json(parser)
@@ -97,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise MonitorError(f"{args.target} does not exist")
     if args.session_steps < 1:
         raise MonitorError("--session-steps must be 1 or more")
+    if args.end and args.follow:
+        raise MonitorError("--end is for a job that is over, and --follow for one that runs")
     hosts = {}
     if args.hosts:
         from paceline.sources.hosts import read_hosts
@@ -108,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(_arrived(client.url, pushed), flush=True)  # a wait may be refused
     sessions = [client.wait(number) for number in pushed.sessions] if args.wait else []
+    if args.end:
+        client.end(pushed.name)
     _show(args, pushed, sessions)
     return 0 if all(session["status"] == "done" for session in sessions) else 2
 
