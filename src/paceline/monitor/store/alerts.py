@@ -100,7 +100,8 @@ def change(
 ) -> list[Told]:
     """Start, update and end alerts with their messages, in one transaction.
 
-    Channels told of an alert before a session had found its cause are told once more.
+    Channels told of an alert before a session had found its cause are told once more. A channel
+    whose message had the same cause and place is not.
 
     Args:
         engine: the store.
@@ -161,16 +162,14 @@ def _update(
             changed[name] = choose(factors, default=None)
         connection.execute(update(alerts).where(alerts.c.id == row["id"]).values(**changed))
     learned = {
-        row["id"]: row["fingerprint"]
-        for row, alert in updates
-        if _is_unknown(row) and not _is_unknown(alert)
+        row["id"]: alert for row, alert in updates if is_unknown(row) and not is_unknown(alert)
     }
-    channels = _told(connection, list(learned), ("delivered",))
+    channels = _told(connection, list(learned), ("delivered",), learned)
     _tell(connection, engine, list(channels.items()), "updated", next_at)
-    return [Told(number, "updated", learned[number]) for number in channels]
+    return [Told(number, "updated", learned[number]["fingerprint"]) for number in channels]
 
 
-def _is_unknown(alert: Mapping[str, Any]) -> bool:
+def is_unknown(alert: Mapping[str, Any]) -> bool:
     """Whether no session has named the cause of an alert."""
     return alert["session_id"] is None or alert["cause"] in (None, "unexplained")
 
@@ -207,18 +206,35 @@ def _end(
 
 
 def _told(
-    connection: Connection, numbers: Sequence[int], states: Sequence[str]
+    connection: Connection,
+    numbers: Sequence[int],
+    states: Sequence[str],
+    news: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[int, list[str]]:
-    """Alert -> channels whose message of its start is in one of these states."""
-    query = select(deliveries.c.alert_id, deliveries.c.channel).where(
+    """Alert -> channels whose message of its start is in one of these states.
+
+    Args:
+        connection: connection to the store.
+        numbers: the alerts.
+        states: states of messages.
+        news: alert -> its present row. Channels that were told its cause and place are left out.
+    """
+    columns = ("alert_id", "channel", "told_cause", "told_place")
+    query = select(*(deliveries.c[name] for name in columns)).where(
         deliveries.c.alert_id.in_(numbers),
         deliveries.c.status == "firing",
         deliveries.c.state.in_(states),
     )
     channels: dict[int, list[str]] = {}
-    for number, channel in connection.execute(query.order_by(deliveries.c.id)):
-        channels.setdefault(number, []).append(channel)
+    for row in connection.execute(query.order_by(deliveries.c.id)):
+        if news is None or _is_new(news[row.alert_id], row.told_cause, row.told_place):
+            channels.setdefault(row.alert_id, []).append(row.channel)
     return channels
+
+
+def _is_new(alert: Mapping[str, Any], cause: str | None, place: str | None) -> bool:
+    """Whether an alert says more than the cause and place that a channel was told."""
+    return alert["cause"] != cause or alert["place"] not in (None, place)
 
 
 def _tell(
@@ -308,6 +324,22 @@ def mark(engine: Engine, ids: Sequence[int], **values: Any) -> None:
     """Change messages."""
     with engine.begin() as connection:
         connection.execute(update(deliveries).where(deliveries.c.id.in_(ids)).values(**values))
+
+
+def delivered(engine: Engine, rows: Sequence[Row], next_at: float) -> None:
+    """Messages were delivered, with the cause and place of their rows.
+
+    Args:
+        engine: the store.
+        rows: rows of :func:`waiting`.
+        next_at: time of their repetition, where their channel repeats.
+    """
+    told = {"told_cause": bindparam("cause"), "told_place": bindparam("place")}
+    statement = update(deliveries).where(deliveries.c.id == bindparam("number"))
+    statement = statement.values(state="delivered", next_at=next_at, error=None, attempts=1, **told)
+    values = [{"number": row["id"], "cause": row["cause"], "place": row["place"]} for row in rows]
+    with engine.begin() as connection:
+        connection.execute(statement, values)
 
 
 def forget(engine: Engine, ids: Sequence[int]) -> None:
