@@ -90,8 +90,9 @@ class Courier(threading.Thread):
         silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
-        # A receiver that got no begin of an alert needs no end.
-        forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
+        # A receiver that got no begin of an alert needs no end, nor news of what was over at once.
+        untold = begins | {r["alert_id"] for r in silenced if r["ended_at"] == r["started_at"]}
+        forgotten = [r["id"] for r in silenced if r["alert_id"] in over & untold]
         # The cause of an ended alert is not needed, nor one that a worsening has made unknown.
         late = [
             row["id"]

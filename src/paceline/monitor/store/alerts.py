@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
 from paceline.monitor.store.audit import SERVICE, Actor, record
@@ -31,6 +32,7 @@ from paceline.monitor.store.tables import (
     IS_DONE,
     alerts,
     deliveries,
+    events,
     jobs,
     sessions,
     silences,
@@ -66,6 +68,21 @@ class Firing:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """An alert of something that is over already: it is told once, as resolved.
+
+    Attributes:
+        alert: the row, without id.
+        channels: channels that receive the message.
+        began: time of its begin, seconds since 1970. An alert that ended later has told it.
+    """
+
+    alert: Row
+    channels: Sequence[str]
+    began: float
+
+
+@dataclass(frozen=True)
 class Ending:
     """An alert that ends.
 
@@ -97,6 +114,7 @@ def change(
     endings: Sequence[Ending],
     now: float,
     next_at: float,
+    over: Sequence[Passed] = (),
 ) -> list[Told]:
     """Start, update and end alerts with their messages, in one transaction.
 
@@ -109,9 +127,10 @@ def change(
         endings: alerts that end; those that do not fire are left out.
         now: seconds since 1970.
         next_at: time of the messages.
+        over: alerts of what is over already.
     """
     names = [one.alert["fingerprint"] for one in firing] + [end.fingerprint for end in endings]
-    if not names:
+    if not names and not over:
         return []
     with engine.begin() as connection:
         # Instances that change the same alerts lock and insert them in one order.
@@ -125,7 +144,33 @@ def change(
         ends = [(rows[end.fingerprint], end) for end in endings if end.fingerprint in rows]
         told = _begin(connection, engine, begins, next_at)
         told += _update(connection, engine, updates, next_at)
-        return told + _end(connection, engine, ends, now, next_at)
+        told += _end(connection, engine, ends, now, next_at)
+        return told + _pass(connection, engine, over, now, next_at)
+
+
+def _pass(
+    connection: Connection, engine: Engine, over: Sequence[Passed], now: float, next_at: float
+) -> list[Told]:
+    if not over:
+        return []
+    # No firing row keeps two instances from telling the same, so the job's row is locked.
+    numbers = sorted({one.alert["job_id"] for one in over})
+    locked = select(jobs.c.id).where(jobs.c.id.in_(numbers)).order_by(jobs.c.id)
+    connection.execute(locked.with_for_update(key_share=True)).all()
+    latest = latest_of(connection, [one.alert["fingerprint"] for one in over])
+    told: list[Told] = []
+    messages: list[tuple[int, Sequence[str]]] = []
+    for one in over:
+        row = latest.get(one.alert["fingerprint"])
+        if row is not None and (row["status"] == "firing" or row["ended_at"] >= one.began):
+            continue
+        values = {**one.alert, "status": "resolved", "ended_at": now}
+        key = connection.execute(insert(alerts).values(**values)).inserted_primary_key
+        assert key is not None
+        told.append(Told(int(key[0]), "resolved", one.alert["fingerprint"]))
+        messages.append((int(key[0]), one.channels))
+    _tell(connection, engine, messages, "resolved", next_at)
+    return told
 
 
 def _begin(
@@ -334,7 +379,7 @@ def delivered(engine: Engine, rows: Sequence[Row], next_at: float) -> None:
         rows: rows of :func:`waiting`.
         next_at: time of their repetition, where their channel repeats.
     """
-    told = {"told_cause": bindparam("cause"), "told_place": bindparam("place")}
+    told: Row = {"told_cause": bindparam("cause"), "told_place": bindparam("place")}
     statement = update(deliveries).where(deliveries.c.id == bindparam("number"))
     statement = statement.values(state="delivered", next_at=next_at, error=None, attempts=1, **told)
     values = [{"number": row["id"], "cause": row["cause"], "place": row["place"]} for row in rows]
@@ -448,6 +493,20 @@ def slow_jobs(engine: Engine, seen_after: float) -> list[int]:
                 select(jobs.c.id).where(slow, jobs.c.seen_at >= seen_after)
             ).scalars()
         )
+
+
+def relieved_jobs(engine: Engine, since: float) -> list[int]:
+    """Running jobs with a relief since then."""
+    query = select(events.c.job_id).join(jobs, jobs.c.id == events.c.job_id).distinct()
+    query = query.where(
+        jobs.c.status == "running",
+        jobs.c.seen_at >= since,
+        events.c.at >= since,
+        events.c.kind.in_(LEVEL_KINDS),
+        events.c.kind.not_in(SLOW_KINDS),
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())
 
 
 def recent_jobs(engine: Engine, since: float) -> list[int]:
