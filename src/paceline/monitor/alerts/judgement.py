@@ -253,26 +253,34 @@ def _alarm_of(rule: Rule, facts: Facts, course: Course) -> Alarm:
     """The alarm of fail-slows: the level of the last one, the cause of the told one."""
     last, (row, session) = course.last, _told(facts, course)
     cost = _cost(rule, facts, course) if course.goes_on else ""
+    place = _place(facts, row, session)
     alarm = Alarm(
-        course.headline(cost) + course.of_steps(row),
+        course.headline(cost) + course.history(row, place),
+        place=place,
         since=_main_at(last),
         began=began_at(last),
         level=last["factor"] if last.get("of_level") else None,
     )
     if session is not None:
-        place, number = session["place"], session["id"]
-        return replace(alarm, cause=session["cause"], place=place, session_id=number)
+        return replace(alarm, cause=session["cause"], session_id=session["id"])
     ranks, n_ranks = tuple(row["ranks"]), _n_ranks(facts.job)
     share = 1 - 1 / row["factor"] if (row["factor"] or 0.0) > 1 else 0.0
-    is_all = len(ranks) == n_ranks
-    place = f"all {len(ranks):,} ranks" if is_all else name_ranks(ranks)
     return replace(
         alarm,
         cause="fail-slow",
-        place=place if ranks else None,
         gain=f"{share:.1%} of each step; {_next_act(len(ranks), n_ranks)}",
-        ranks=() if is_all else ranks,
+        ranks=() if len(ranks) == n_ranks else ranks,
     )
+
+
+def _place(facts: Facts, row: Mapping[str, Any], session: Mapping[str, Any] | None) -> str | None:
+    """The place of a fail-slow: that of its cause, else its ranks; None if unknown."""
+    if session is not None:
+        return None if session["place"] is None else str(session["place"])
+    ranks = tuple(row["ranks"])
+    if len(ranks) == _n_ranks(facts.job):
+        return f"all {len(ranks):,} ranks" if ranks else None
+    return name_ranks(ranks) if ranks else None
 
 
 def _told(facts: Facts, course: Course) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
@@ -323,8 +331,8 @@ def final_headline(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> str | 
     course = _course_of(rule, facts, alert)
     if course is None:
         return None
-    row, _ = _told(facts, course)
-    return course.headline() + course.of_steps(row)
+    row, session = _told(facts, course)
+    return course.headline() + course.history(row, _place(facts, row, session))
 
 
 def _final_of_sessions(rule: Rule, facts: Facts) -> str | None:
