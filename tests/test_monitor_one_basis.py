@@ -281,3 +281,14 @@ def test_a_session_from_before_the_fail_slow_is_not_its_headline(bounded, tmp_pa
             assert ("Worker fault" in listed) != is_old
             assert "2.50 by step times" in listed
             assert f"{1 - 1 / 2.5:.1%}" in listed  # more than the session shows
+
+
+def test_a_listing_of_one_job_speaks_of_it_in_the_singular(tmp_path):
+    with monitor(tmp_path) as site:
+        job = jobs.register(site.service.engine, "default", "job", 0.0)
+        words = "The only job does not have these words and this status."
+        assert words in page(site, "/?q=nothing")
+        jobs.end(site.service.engine, job.id, 1.0)
+        assert "The only job has ended." in page(site, "/")
+        jobs.register(site.service.engine, "default", "other", 0.0)
+        assert "None of 2 jobs has these words" in page(site, "/?q=nothing")
