@@ -68,6 +68,7 @@ def test_no_file_of_an_earlier_version_is_gone():
         "store-0009.sql",
         "store-0010.sql",
         "store-0011.sql",
+        "store-0012.sql",
     }
 
 

@@ -466,7 +466,7 @@ def test_an_alert_that_ends_tells_the_loss_of_all_fail_slows_that_it_covered(wor
     assert row["headline"] == (
         "Fail-slow: steps took 1.40x to 2.00x as long since step 200, with 1 relief between; "
         "6.8 minutes lost in all. Steps are healthy again since step 650. "
-        "The cause told is that of steps 200 to 599, which lost 6.7 minutes."
+        "Steps 200 to 599 lost 6.7 minutes of it: rank 3."
     )
 
 

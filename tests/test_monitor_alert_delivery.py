@@ -353,6 +353,59 @@ def test_a_cause_that_is_known_at_once_is_in_the_first_message(tmp_path, hook):
     assert len(hook.received) == 1
 
 
+def test_a_cause_that_is_learned_again_after_a_worsening_is_not_told_again(tmp_path, hook):
+    """A newcomer's rank became slower and slower: each trace named it, at each level."""
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    sender = courier(world)
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    world.session(1.4)
+    sender.round()
+    (begin,) = hook.wait(1)
+    assert begin["alerts"][0]["cause"] == "worker"
+    world.now += 1
+    world.happened("worsening", 300, factor=2.5)  # a larger rise, of which no trace tells yet
+    assert world.rows()[0]["cause"] == "fail-slow"
+    world.session(2.5)
+    assert world.rows()[0]["cause"] == "worker"
+    world.now += 1
+    sender.round()
+    assert len(hook.received) == 1
+
+
+def test_another_cause_after_a_worsening_is_told(tmp_path, hook):
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    sender = courier(world)
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    world.session(1.4)
+    sender.round()
+    world.now += 1
+    world.happened("worsening", 300, factor=2.5)
+    world.session(2.5, cause="link")
+    world.now += 1
+    sender.round()
+    assert [m["alerts"][0]["cause"] for m in hook.wait(2)] == ["worker", "link"]
+    assert hook.wait(2)[1]["title"] == "[CAUSE] job-1: fail-slow"
+
+
+def test_a_cause_that_a_worsening_makes_unknown_before_its_message_is_not_told(tmp_path, hook):
+    world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
+    sender = courier(world)
+    world.happened("onset", 100)
+    world.set_job(slow_since_step=100)
+    sender.round()
+    world.session(1.4)
+    world.now += 1
+    world.happened("worsening", 300, factor=2.5)
+    sender.round()
+    assert len(hook.received) == 1  # it would name no cause
+    world.session(2.5)
+    world.now += 1
+    sender.round()
+    assert [m["alerts"][0]["cause"] for m in hook.wait(2)] == ["fail-slow", "worker"]
+
+
 def test_the_cause_of_what_is_over_is_not_told(tmp_path, hook):
     world = hooked(tmp_path, hook, more="rules: {slow-job: false}\n")
     sender = courier(world)

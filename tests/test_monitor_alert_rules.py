@@ -153,11 +153,11 @@ def test_an_alert_that_got_worse_says_when_the_fail_slow_began():
     onset = {"factor": 1.5, "since_step": 70, "ranks": [3], "lost_s": 100.0, "at": 0.0}
     worse = {**onset, "kind": "worsening"}
     alarm = judge(RULES["fail-slow"], facts(onset=worse, slow_since_step=20))
-    text = "1.50x as long (slow since step 20; at this level since step 70);"
-    assert text in alarm.headline
+    assert "1.50x as long since step 70; " in alarm.headline
+    assert alarm.headline.endswith(" at this level. They have been slow since step 20.")
     for same in ({**onset, "kind": "onset"}, {**worse, "since_step": 20}):
         alarm = judge(RULES["fail-slow"], facts(onset=same, slow_since_step=20))
-        assert "(slow since" not in alarm.headline
+        assert "They have been" not in alarm.headline
 
 
 #: A fault of one rank from step 200 on, on a machine that was busy before: the detector's events
@@ -183,19 +183,20 @@ def level_after(n, changes=CHANGES):
 
 
 @pytest.mark.parametrize(
-    ("n_events", "text"),
+    ("n_events", "text", "end"),
     [
-        (1, "1.52x as long since step 57;"),
-        (3, "4.73x as long (slow since step 57; at this level since step 200);"),
-        (6, "4.26x as long (slow since step 57, mostly since step 200; "
-            "at this level since step 332);"),
-        (8, "3.72x as long (slow since step 57, mostly since step 200; "
-            "at this level since step 365);"),
+        (1, "1.52x as long since step 57;", ""),
+        (3, "4.73x as long since step 200;", " They have been slow since step 57."),
+        (6, "4.26x as long since step 332;",
+            " They have been slow since step 57, mostly since step 200."),
+        (8, "3.72x as long since step 365;",
+            " They have been slow since step 57, mostly since step 200."),
     ],
 )  # fmt: skip
-def test_the_steps_at_which_a_fail_slow_began_stay(n_events, text):
+def test_the_steps_at_which_a_fail_slow_began_stay(n_events, text, end):
     alarm = judge(RULES["fail-slow"], facts(onset=level_after(n_events), slow_since_step=57))
     assert text in alarm.headline
+    assert alarm.headline.endswith(f" at this level.{end}")
 
 
 #: A fault from step 300 on, with disturbances that pass: the detector's events of a real job.
@@ -213,16 +214,17 @@ def test_a_disturbance_that_passed_is_not_the_largest_rise():
     for n_events, step in ((5, 478), (6, 856)):
         onset = level_after(n_events, DISTURBED)
         alarm = judge(RULES["fail-slow"], facts(onset=onset, slow_since_step=300))
-        assert f"(slow since step 300; at this level since step {step});" in alarm.headline
+        assert f"as long since step {step}; " in alarm.headline
+        assert alarm.headline.endswith(" They have been slow since step 300.")
 
 
 def test_the_first_step_of_a_fail_slow_is_that_of_its_first_event():
     """The median of the ranks' steps lies elsewhere, and the row has none after the relief."""
     for median in (57, 200, 205, None):
-        for n_events, text in ((3, "at this level since step 200"), (6, "mostly since step 200")):
+        for n_events, text in ((3, "as long since step 200"), (6, "mostly since step 200")):
             onset = level_after(n_events)
             alarm = judge(RULES["fail-slow"], facts(onset=onset, slow_since_step=median))
-            assert "(slow since step 57" in alarm.headline
+            assert "They have been slow since step 57" in alarm.headline
             assert text in alarm.headline
 
 

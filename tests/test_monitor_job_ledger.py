@@ -11,9 +11,10 @@ def rows_of(*steps):
     """Rows from (start, step, came at, seconds)."""
     rows = np.zeros(len(steps), ROW)
     for name, column in zip(
-        ("start", "step", "at", "max_s"), zip(*steps, strict=True), strict=True
+        ("start", "step", "at", "median_s"), zip(*steps, strict=True), strict=True
     ):
         rows[name] = column
+    rows["max_s"] = rows["median_s"]
     return rows
 
 
@@ -61,8 +62,8 @@ def test_an_event_counts_in_its_own_start():
 
 def test_the_slower_of_two_groups_of_ranks_counts():
     rows = rows_of(*start(0, 1, 400, 0, 1.0))
-    rows["max_s"][100:300] = 2.0
-    rows["at"] = np.cumsum(rows["max_s"])
+    rows["median_s"][100:300] = 2.0
+    rows["at"] = np.cumsum(rows["median_s"])
     events = [
         event("onset", 0, 101, 2.0, [0]),
         event("onset", 0, 151, 1.25, [1]),
@@ -87,6 +88,30 @@ def test_two_starts_that_came_at_once_have_no_clock():
     assert job_ledger(rows, []).total_s == pytest.approx(198)
 
 
+def test_steps_of_which_another_rank_is_the_slowest_each_time_add_up_to_the_wall_time():
+    """One of four ranks ends a step 0.1 s late, at which the others' next step is as much longer.
+
+    The late rank's next step is as much shorter. Each rank's steps take the wall time, 104 s.
+    """
+    took_s = np.ones((100, 4))
+    for step in range(0, 80, 2):
+        late = step // 2 % 4
+        took_s[step, late] += 0.1
+        took_s[step + 1] += 0.1
+        took_s[step + 1, late] -= 0.1
+    wall_s = took_s[:, 0].sum()
+    assert took_s.sum(axis=0) == pytest.approx(wall_s)
+    rows = rows_of(*start(0, 1, 100, 0, 1.0))
+    rows["median_s"], rows["max_s"] = np.median(took_s, axis=1), took_s.max(axis=1)
+    rows["at"] = np.cumsum(rows["median_s"])
+    for at in (rows["at"], 1e9):  # as they ended; sent after the event
+        rows["at"] = at
+        ledger = job_ledger(rows, [])
+        assert ledger.total_s == pytest.approx(wall_s)
+        assert sum(s for s in ledger.seconds.values() if s) == pytest.approx(wall_s)
+        assert ledger.seconds["unknown"] == pytest.approx(0, abs=1e-3)
+
+
 def test_missing_steps_are_a_note():
     rows = rows_of(*start(0, 1, 200, 0, 1.0))
     ledger = job_ledger(rows[[*range(50), *range(60, 200)]], [])
@@ -99,7 +124,7 @@ def test_missing_steps_are_a_note():
 def test_no_step_is_no_ledger():
     assert job_ledger(np.zeros(0, ROW), []) is None
     rows = np.zeros(3, ROW)
-    rows["max_s"] = np.nan
+    rows["median_s"] = np.nan
     assert job_ledger(rows, []) is None
 
 

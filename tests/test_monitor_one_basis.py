@@ -222,6 +222,30 @@ def test_the_part_of_s_for_alerts_has_its_own_name(tmp_path, cause, kind, words)
         assert row_of(site)["slowdown_lasting_kind"] is None
 
 
+def test_the_table_of_sessions_says_why_a_larger_s_is_healthy(tmp_path):
+    """A newcomer's page called S 1.110 healthy, S 1.079 unexplained, and gave no reason."""
+    says = {
+        "healthy": "No lasting straggler; variation that passes costs 7.5%.",
+        "unexplained": "This job wastes 7% of its GPUs: 4% is variation that passes.",
+        "worker": "Worker dp 2 is slow.",
+    }
+    with monitor(tmp_path) as site:
+        engine = site.service.engine
+        job = jobs.register(engine, "default", "job", 0.0, gpus=4)
+        for (cause, headline), slowdown in zip(says.items(), (1.110, 1.079, 1.3), strict=True):
+            trace = {"sha256": cause, "size_bytes": 1, "file_name": "t", "meta": {}}
+            number = sessions.enqueue(engine, job.id, trace, site.service.clock())
+            values = {"slowdown": slowdown, "waste": 0.1, "cause": cause, "headline": headline}
+            sessions.finish(engine, number, {**values, "gpu_hours_lost": 0.1, "status": "done"})
+        html = site.ask("GET", "/jobs/job", token=site.token("read")).text
+    cells = re.findall(r'<td class="why">(\w+)[^<]*(?:<small><bdi>([^<]*)</bdi>)?', html)
+    assert sorted(cells) == [
+        ("Healthy", says["healthy"]),
+        ("Unexplained", says["unexplained"]),
+        ("Worker", ""),  # the cause is the reason
+    ]
+
+
 def test_ends_of_rows_without_a_range():
     row = {"slowdown": 1.25, "slowdown_lasting": 1.2, "slowdown_healthy": None, "waste": 0.2}
     assert (largest_slowdown(row), largest_lasting(row), waste_range(row)) == (
@@ -257,3 +281,14 @@ def test_a_session_from_before_the_fail_slow_is_not_its_headline(bounded, tmp_pa
             assert ("Worker fault" in listed) != is_old
             assert "2.50 by step times" in listed
             assert f"{1 - 1 / 2.5:.1%}" in listed  # more than the session shows
+
+
+def test_a_listing_of_one_job_speaks_of_it_in_the_singular(tmp_path):
+    with monitor(tmp_path) as site:
+        job = jobs.register(site.service.engine, "default", "job", 0.0)
+        words = "The only job does not have these words and this status."
+        assert words in page(site, "/?q=nothing")
+        jobs.end(site.service.engine, job.id, 1.0)
+        assert "The only job has ended." in page(site, "/")
+        jobs.register(site.service.engine, "default", "other", 0.0)
+        assert "None of 2 jobs has these words" in page(site, "/?q=nothing")

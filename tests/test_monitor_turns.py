@@ -186,6 +186,14 @@ class TestJobs:
         assert done[large.id] >= 1500
         assert [kind for kind, *_ in site.events(large)] == ["onset", "relief"]
 
+    def test_the_events_of_a_batch_are_told_when_all_of_it_is_judged(self, site, short_turns):
+        """Else a fail-slow that it ends would be told as one that goes on."""
+        job, stored = site.job("late"), []
+        site.detectors._on_event = lambda *_: stored.append(len(site.events(job)))
+        site.push(job, one_batch(story(steps=2000, slow=slice(1500, 1900))))
+        site.run()
+        assert stored == [2, 2]
+
     def test_taking_up_a_job_after_a_restart_does_not_hold_up_another(self, site, short_turns):
         large, small = site.job("large"), site.job("small")
         site.files.append(large.id, one_batch(story(steps=2000, slow=slice(1000, 1200))))

@@ -165,7 +165,7 @@ def test_the_numbers_are_optimal_for_the_replicas_alone(seed):
         ({"dp": 1}, "one replica"),
         ({}, "too little for one of its 8 microbatches to move"),
         ({"vpp": 2, "slow_workers": (SlowWorker(0, 0, 1.2),)}, "too little for 4 of its 8"),
-        ({"microbatches": 1}, "the least possible"),
+        ({"microbatches": 1}, "have 1 microbatch, the least possible"),
         ({"vpp": 2, "microbatches": 4}, "the least possible"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.errors import DetectError
 from paceline.ledger.categories import CATEGORIES, label
 from paceline.ledger.ledger import Ledger
+from paceline.units import count
 
 
 def fleet_ledger(ledgers: Sequence[Ledger]) -> Ledger:
@@ -33,7 +34,7 @@ def fleet_ledger(ledgers: Sequence[Ledger]) -> Ledger:
             notes.append(f"{label(name)}: {untold} of {len(ledgers)} logs do not tell")
     same = gpus[0] if len(set(gpus)) == 1 else None
     return Ledger(
-        f"{len(ledgers)} jobs",
+        count(len(ledgers), "job"),
         sum(ledger.total_s for ledger in ledgers),
         seconds,
         reasons,

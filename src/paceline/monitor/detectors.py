@@ -406,7 +406,10 @@ class Detectors:
     def _digest_some(
         self, live: LiveJob, closed: Iterator[Closed | Ending | None], last: Any
     ) -> bool:
-        """Store rows and events of the steps closed in this turn; True if these are all."""
+        """Store rows of the steps closed in this turn, and after the last turn the events.
+
+        Returns whether this was the last turn.
+        """
         rows: list[Any] = []
         are_all = True
         live.used_at = self._clock()
@@ -423,7 +426,8 @@ class Detectors:
             append_rows(folder, np.array(rows))
             self._keeper.add_rows(live.job.id, np.array(rows))
             self._look_at_first_steps(live, folder, len(rows))
-        self._store_events(live)
+        if are_all:  # nobody hears of the begin of a fail-slow that the batch ends
+            self._store_events(live)
         return are_all
 
     def _look_at_first_steps(self, live: LiveJob, folder: Path, new: int) -> None:
@@ -435,24 +439,27 @@ class Detectors:
                 live.note_slow_start(slow, series)
 
     def _store_events(self, live: LiveJob) -> None:
-        """Store events in order; events that fail now wait for the next tick."""
+        """Store events in order, then tell them; those that fail now wait for the next tick."""
+        new: list[int] = []
         while live.events:
             row = live.events[0]
             try:
                 if live.is_replayed(row) and self._is_stored(row):
                     del live.events[0]
                     continue
-                number, new = event_rows.add(self._engine, row, self._keeper.held)
+                number, is_new = event_rows.add(self._engine, row, self._keeper.held)
             except Exception as error:
                 _say("an event", error)
-                return
+                break
             del live.events[0]
             live.level_changed |= row["kind"] in LEVEL_KINDS
-            if new:
+            if is_new:
                 message = {"job": live.job.name, "job_id": live.job.id, "id": number}
                 message |= {"kind": row["kind"], "text": row["text"]}
                 self._bus.publish(live.job.project, "event", message)
-                self._on_event(live.job.id, number)
+                new.append(number)
+        for number in new:
+            self._on_event(live.job.id, number)
 
     def _is_stored(self, row: dict[str, Any]) -> bool:
         """Whether an earlier detector found the same onset or relief at another step."""

@@ -1,4 +1,8 @@
-"""The ledger of a job's wall time, from the monitor's step times."""
+"""The ledger of a job's wall time, from the monitor's step times.
+
+A step takes the median of its ranks. The steps of one rank follow each other and add up to the wall
+time. The slowest ranks of two steps may overlap, so their times may add up to more.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +108,7 @@ def job_ledger(
     Returns:
         None before the first step.
     """
-    timed = rows[np.isfinite(rows["max_s"]) & (rows["max_s"] > 0)] if len(rows) else rows
+    timed = rows[np.isfinite(rows["median_s"]) & (rows["median_s"] > 0)] if len(rows) else rows
     if not len(timed):
         return None
     timeline = _timeline(timed, has_ended=has_ended)
@@ -147,12 +151,12 @@ def _has_clock(rows: npt.NDArray[Any]) -> bool:
     between_s = float(rows["at"][-1] - rows["at"][0])
     # Steps that arrived with the first may have run at any earlier time.
     behind = rows["at"] > rows["at"][0]
-    return float(rows["max_s"][behind].sum()) <= between_s * (1 + _MOST_OVERLAP)
+    return float(rows["median_s"][behind].sum()) <= between_s * (1 + _MOST_OVERLAP)
 
 
 def _as_they_came(rows: npt.NDArray[Any]) -> Steps:
     """Latest possible ends of steps: before their arrival, and before the next step's begin."""
-    until = np.cumsum(rows["max_s"], dtype=np.float64)
+    until = np.cumsum(rows["median_s"], dtype=np.float64)
     slack = np.minimum.accumulate((rows["at"] - until)[::-1])[::-1]
     return _steps(rows, until + slack)
 
@@ -160,12 +164,12 @@ def _as_they_came(rows: npt.NDArray[Any]) -> Steps:
 def _back_to_back(parts: Sequence[npt.NDArray[Any]]) -> list[Steps]:
     timed, begin_s = [], 0.0
     for rows in parts:
-        timed.append(_steps(rows, begin_s + np.cumsum(rows["max_s"], dtype=np.float64)))
+        timed.append(_steps(rows, begin_s + np.cumsum(rows["median_s"], dtype=np.float64)))
         begin_s = float(timed[-1].end_s[-1])
     return timed
 
 
 def _steps(rows: npt.NDArray[Any], end_s: npt.NDArray[np.float64]) -> Steps:
     ones = np.ones(len(rows), dtype=np.int64)
-    spent_s = rows["max_s"]
+    spent_s = rows["median_s"]
     return Steps(rows["step"].astype(np.int64), ones, end_s - spent_s, end_s, spent_s)

@@ -18,6 +18,7 @@ from paceline.remedies.outcome import outcome
 from paceline.remedies.remedy import Case, Remedy, RemedyKind
 from paceline.remedies.replace import links_of
 from paceline.remedies.resize import Resizer, resizer
+from paceline.units import count
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -137,7 +138,8 @@ def propose(case: Case) -> Remedy:
         raise NotApplicableError("there is one replica (dp 1): no other can take its microbatches")
     resize = resizer(measured)
     if resize.counts.max() == resize.unit:
-        raise NotApplicableError(f"replicas have {resize.unit} microbatches, the least possible")
+        least = count(resize.unit, "microbatch", "microbatches")
+        raise NotApplicableError(f"replicas have {least}, the least possible")
     counts, alone_s = best_counts(resize)
     slowest = float(alone_s.max() / np.median(alone_s)) - 1
     if (counts == resize.counts).all():

@@ -219,7 +219,7 @@ def _fall_lines(report: JobReport, gpu_hour_cost: float | None) -> list[Text]:
     if fall.actual_s * hours < 1:
         unit, units = "GPU-seconds", hours * 3600
     money = "" if gpu_hour_cost is None else f"{'cost':>12}"
-    about = f"per step; {unit} over the {len(report.steps)} steps"
+    about = f"per step; {unit} over the {count(len(report.steps), 'step')}"
     lines = [_title("where the time goes", about)]
     rows = [("Actual step", fall.actual_s)]
     rows += [(drop_name(drop.name), -drop.seconds) for drop in fall.drops]

@@ -48,7 +48,7 @@ class Course:
         return lost_so_far_s(row, self.job)
 
     def headline(self, cost: str = "") -> str:
-        """The level, since when, and the loss; the relief where it is over.
+        """The level, since when, and the loss; then when it began, or the relief.
 
         Args:
             cost: what the fail-slow costs, in place of the loss in all.
@@ -56,52 +56,69 @@ class Course:
         lost_s = sum(self.lost_s(row) for row in self.rows)
         lost = f"{duration(lost_s)} lost {'so far' if self.goes_on else 'in all'}" if lost_s else ""
         if self.goes_on:
-            level = f"take {self.last['factor']:.2f}x as long{self._since()}"
+            level = f"take {self.last['factor']:.2f}x as long since step {self._level_step:,}"
         else:
             level = f"took {self._levels()} as long{self._from()}"
         phrases = [f"Fail-slow: steps {level}", cost or lost]
-        return f"{'; '.join(filter(None, phrases))}.{self._relief()}"
+        return f"{'; '.join(filter(None, phrases))}.{self._begin()}{self._relief()}"
 
-    def of_steps(self, row: Row) -> str:
-        """A sentence that says to which of several fail-slows the told cause belongs."""
+    def history(self, row: Row, place: str | None) -> str:
+        """Sentences about the fail-slows before, and to which one the told cause belongs.
+
+        Args:
+            row: the fail-slow whose cause is told.
+            place: place of its cause.
+        """
         if len(self.rows) == 1:
             return ""
-        # The loss of a present fail-slow grows, and the headline would change with each step.
-        lost_s = float(row["lost_s"] or 0.0) if row.get("relieved") else 0.0
-        lost = f", which lost {duration(lost_s)}" if lost_s else ""
-        ended = (
-            ", and not of the present fail-slow" if self.goes_on and row is not self.last else ""
-        )
-        return f" The cause told is that of {_steps(row, self.job)}{lost}{ended}."
+        who = (place or "").partition(";")[0]  # hosts come behind it
+        if not self.goes_on:
+            words = f" {_steps(row, self.job).capitalize()} {self._share(row)}"
+            return f"{words}: {who}." if who else f"{words}. The cause told is theirs."
+        earlier = self.rows[:-1]
+        is_present = row is self.last
+        costliest = max(earlier, key=self.lost_s) if is_present else row
+        words = f"{_steps(costliest, self.job)} were slow{self._loss(costliest)}"
+        if who and not is_present:
+            words += f", {who}"
+        if len(earlier) > 1:
+            first = began_step(earlier[0], self.job)
+            words = f"{counted(len(earlier), 'fail-slow')} since step {first:,}; {words}"
+        cause = "" if is_present else " The cause told is of these steps, not of the present ones."
+        return f" Earlier: {words}.{cause}"
 
-    def _since(self) -> str:
-        """Since when steps are so slow, and since when the job is slow.
+    def _share(self, row: Row) -> str:
+        lost_s = self.lost_s(row)
+        return f"lost {duration(lost_s)} of it" if lost_s else "were slow"
 
-        Later events change the level. The first step of the fail-slow, and that of its largest
-        rise, stay.
+    def _loss(self, row: Row) -> str:
+        lost_s = self.lost_s(row)
+        return f" ({duration(lost_s)} lost)" if lost_s else ""
+
+    @property
+    def _level_step(self) -> int:
+        """First step of the present level; later events may change the level."""
+        return max(began_step(self.last, self.job), int(self.last["since_step"]))
+
+    def _begin(self) -> str:
+        """A sentence that says since when the job is slow, where the level has changed since.
+
+        The first step of the fail-slow, and that of its largest rise, stay.
         """
-        first = began_step(self.last, self.job)
-        step = max(first, int(self.last["since_step"]))
+        first, step = began_step(self.last, self.job), self._level_step
+        if not self.goes_on or first == step:
+            return ""
         main = int(self.last.get("main_step") or step)
-        earlier = f"first slow since step {began_step(self.rows[0], self.job):,}{self._reliefs()}"
-        if first == step and len(self.rows) == 1:
-            return f" since step {step:,}"
-        phrases = [f"slow since step {first:,}"]
-        if first < step:
-            mostly = f", mostly since step {main:,}" if first < main < step else ""
-            phrases = [phrases[0] + mostly, f"at this level since step {step:,}"]
-        return f" ({'; '.join([*phrases, *([earlier] if len(self.rows) > 1 else [])])})"
+        mostly = f", mostly since step {main:,}" if first < main < step else ""
+        return f" They have been slow since step {first:,}{mostly}."
 
     def _from(self) -> str:
         """Since when steps took longer, of what is over."""
-        first, row = began_step(self.rows[0], self.job), self.by_cost()[0]
-        main = int(row.get("main_step") or row["since_step"])
-        mostly = f", mostly since step {main:,}" if began_step(row, self.job) < main else ""
-        return f" since step {first:,}{mostly}{self._reliefs()}"
-
-    def _reliefs(self) -> str:
-        n = len(self.rows) - 1
-        return f", with {counted(n, 'relief')} between" if n else ""
+        first, n = began_step(self.rows[0], self.job), len(self.rows) - 1
+        if n:
+            return f" since step {first:,}, with {counted(n, 'relief')} between"
+        main = int(self.last.get("main_step") or self.last["since_step"])
+        return f" since step {first:,}" + (f", mostly since step {main:,}" if first < main else "")
 
     def _relief(self) -> str:
         """A sentence that says how the last fail-slow ended."""

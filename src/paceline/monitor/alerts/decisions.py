@@ -21,6 +21,7 @@ from paceline.monitor.alerts.judgement import (
     holds,
     is_named,
     judge,
+    passed,
     renewed,
 )
 from paceline.monitor.alerts.rule import IMPORTANCE_LABEL, IMPORTANCES, Rule
@@ -39,12 +40,14 @@ class Decision:
         ends: alerts that end, and why; "" if the alarm just ended.
         absorbed: numbers of the alerts that end since another one tells their change.
         final: number of an alert that ends -> its last headline, where it changes.
+        over: rules and alarms of what was over before an alert could begin.
     """
 
     begins: list[tuple[Rule, Alarm]] = field(default_factory=list)
     ends: list[tuple[Row, str]] = field(default_factory=list)
     absorbed: set[int] = field(default_factory=set)
     final: dict[int, str] = field(default_factory=dict)
+    over: list[tuple[Rule, Alarm]] = field(default_factory=list)
 
 
 def decide(
@@ -83,6 +86,8 @@ def decide(
         if alert is not None:
             alarm = renewed(rule, facts, alert) or alarm
         if alarm is None:
+            late = passed(rule, facts, row) if covers and not has_ended else None
+            decision.over.extend([] if late is None else [(rule, late)])
             continue
         if alert is not None:
             told.renew(alert, alarm)

@@ -90,10 +90,16 @@ class Courier(threading.Thread):
         silenced = [row for row in rows if any(_silences(silence, row) for silence in quiet)]
         over = {r["alert_id"] for r in silenced if r["alert_status"] == RESOLVED}
         begins = {row["alert_id"] for row in rows if row["status"] == FIRING}
-        # A receiver that got no begin of an alert needs no end.
-        forgotten = [r["id"] for r in silenced if r["alert_id"] in over & begins]
-        # The cause of an ended alert is not needed.
-        late = [r["id"] for r in rows if (r["status"], r["alert_status"]) == (UPDATED, RESOLVED)]
+        # A receiver that got no begin of an alert needs no end, nor news of what was over at once.
+        untold = begins | {r["alert_id"] for r in silenced if r["ended_at"] == r["started_at"]}
+        forgotten = [r["id"] for r in silenced if r["alert_id"] in over & untold]
+        # The cause of an ended alert is not needed, nor one that a worsening has made unknown.
+        late = [
+            row["id"]
+            for row in rows
+            if row["status"] == UPDATED
+            and (row["alert_status"] == RESOLVED or store.is_unknown(row))
+        ]
         forgotten += late
         if forgotten:
             store.forget(self._service.engine, forgotten)
@@ -109,7 +115,6 @@ class Courier(threading.Thread):
 
     def _send(self, rows: Sequence[Row], now: float) -> None:
         notices = [self._notice(row) for row in rows]
-        ids = [row["id"] for row in rows]
         fields = {"channel": self._channel.name, "alerts": [row["alert_id"] for row in rows]}
         self._service.may_send()
         try:
@@ -122,9 +127,7 @@ class Courier(threading.Thread):
             self._failed(rows, f"{type(error).__name__} in the service; see its log", now)
             return
         next_at = now + self._channel.repeat_s
-        store.mark(
-            self._service.engine, ids, state="delivered", next_at=next_at, error=None, attempts=1
-        )
+        store.delivered(self._service.engine, rows, next_at)
         log(logging.INFO, "alert delivered", status=rows[0]["status"], **fields)
         if rows[0]["status"] == FIRING:  # its end may wait behind it
             self.wake()

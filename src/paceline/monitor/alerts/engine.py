@@ -67,7 +67,7 @@ class Alerts:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._news = News(self._judge_news)
-        self._judged_at = self._levels_judged_at = 0.0
+        self._judged_at = self._levels_judged_at = self._reliefs_judged_at = 0.0
         self._quiet: dict[str, set[int]] = {}  # silent jobs of each rule at the last tick
 
     def begin(self) -> None:
@@ -127,6 +127,11 @@ class Alerts:
         for row in firing:
             if row["rule"] in of_slow:
                 told.setdefault(row["job_id"], set()).add(row["rule"])
+        if of_slow and not 0 <= now - self._reliefs_judged_at < SETTLED_S:
+            # Judged at the event, a job's row may not have said yet that the job runs.
+            since = max(self._reliefs_judged_at, now - _OLD_S) - SETTLED_S
+            jobs.update(dict.fromkeys(store.relieved_jobs(self._service.engine, since), True))
+            self._reliefs_judged_at = now
         # The losses of the others have grown. Alerts of slow jobs change only with news.
         jobs.update(dict.fromkeys({i for i in slow if told.get(i) != of_slow}, True))
         for row in firing:
@@ -189,6 +194,7 @@ class Alerts:
             latest = store.latest_of(connection, fingerprints)
         silences = store.list_silences(self._service.engine, "*", now)
         begins: list[tuple[Rule, Alarm, Facts]] = []
+        over: list[tuple[Rule, Alarm, Facts]] = []
         endings: list[store.Ending] = []
         for job_id, (job, sessions) in rows.items():
             level, settled = levels.get(job_id, _NO_CHANGES), jobs[job_id]
@@ -202,6 +208,7 @@ class Alerts:
             of_job = {name: latest[place] for name, place in names.items() if place in latest}
             decision = decide(rules, facts, of_job, silences, self._channels)
             begins += [(rule, alarm, facts) for rule, alarm in decision.begins]
+            over += [(rule, alarm, facts) for rule, alarm in decision.over]
             endings += [
                 store.Ending(
                     row["fingerprint"],
@@ -211,27 +218,42 @@ class Alerts:
                 )
                 for row, why in decision.ends
             ]
-        self._apply(begins, endings, now)
+        self._apply(begins, over, endings, now)
 
     def _apply(
         self,
         begins: Sequence[tuple[Rule, Alarm, Facts]],
+        over: Sequence[tuple[Rule, Alarm, Facts]],
         endings: Sequence[store.Ending],
         now: float,
     ) -> None:
-        firing = []
-        for (rule, alarm, facts), where in zip(begins, self._places(begins), strict=True):
-            importance = importance_of(rule, facts.job)
-            channels = self._channels(rule.name, facts.job["project"], importance)
-            firing.append(store.Firing(_row(rule, alarm, facts, importance, where), channels))
         wait_s = self.settings.group_wait_s
-        told = store.change(self._service.engine, firing, endings, now, now + wait_s)
+        told = store.change(
+            self._service.engine,
+            [store.Firing(*content) for content in self._contents(begins)],
+            endings,
+            now,
+            now + wait_s,
+            [
+                store.Passed(*content, float(alarm.began or now))
+                for content, (_, alarm, _) in zip(self._contents(over), over, strict=True)
+            ],
+        )
         job_ids = sorted({int(change.fingerprint.rpartition("/")[2]) for change in told})
         keys = keys_of(self._service.engine, job_ids) if told else {}
         for change in told:
             rule_name, _, number = change.fingerprint.rpartition("/")
             if int(number) in keys:
                 self._tell(keys[int(number)], rule_name, change.status, change.id)
+
+    def _contents(self, alarms: Sequence[tuple[Rule, Alarm, Facts]]) -> list[tuple[Row, list[str]]]:
+        """Rows of alerts that start now, and the channels that are told."""
+        contents = []
+        for (rule, alarm, facts), where in zip(alarms, self._places(alarms), strict=True):
+            importance = importance_of(rule, facts.job)
+            channels = self._channels(rule.name, facts.job["project"], importance)
+            contents.append((_row(rule, alarm, facts, importance, where), channels))
+        return contents
 
     def _channels(self, rule: str, project: str, importance: str) -> list[str]:
         routes = self.settings.routes

@@ -28,6 +28,8 @@ from paceline.units import duration, gpu_hours, moment, percent, seconds
 EXPLAINS = 0.5
 #: A larger gain counts as this one.
 _MAX_GAIN = 0.99
+#: A relief is news for an hour. So a new rule, or a first start, tells nothing of the days before.
+_NEWS_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -186,12 +188,46 @@ def _fail_slow(rule: Rule, facts: Facts) -> Alarm | None:
     onset = facts.onset
     if onset is None or onset["factor"] is None or not may_go_on(facts.job):
         return None
-    at_stake = gpu_hours_at_stake(facts.job["gpus"], onset["factor"], rule.horizon_h)
-    if at_stake is not None and at_stake <= rule.gpu_hours:
-        return None
-    if lost_so_far_s(onset, facts.job) < rule.lost_s:
+    if not _is_costly(rule, facts.job, onset["factor"], lost_so_far_s(onset, facts.job)):
         return None
     return _alarm_of(rule, facts, Course(facts.job, [dict(onset)], goes_on=True))
+
+
+def _is_costly(rule: Rule, job: Mapping[str, Any], factor: float, lost_s: float) -> bool:
+    """Whether a fail-slow of this factor puts enough at stake, and has lost enough."""
+    at_stake = gpu_hours_at_stake(job["gpus"], factor, rule.horizon_h)
+    return (at_stake is None or at_stake > rule.gpu_hours) and lost_s >= rule.lost_s
+
+
+def passed(rule: Rule, facts: Facts, alert: Mapping[str, Any] | None) -> Alarm | None:
+    """The alarm of fail-slows that were over before an alert of them could begin; None without any.
+
+    The step times of a job that sends late come when its fail-slow is over.
+
+    Args:
+        rule: its rule.
+        facts: the state of its job.
+        alert: row of the job's latest alert by the rule; None without one.
+    """
+    if rule.kind != "fail-slow" or not may_go_on(facts.job):
+        return None
+    if alert is not None and alert["status"] == "firing":
+        return None
+    told_until = -math.inf if alert is None else float(alert["ended_at"])
+    rows = [
+        dict(row)
+        for row in facts.episodes
+        if row.get("relieved")
+        and began_at(row) > told_until
+        and row["relieved_at"] >= facts.now - _NEWS_S
+        and row["factor"] is not None
+        and _is_costly(rule, facts.job, row.get("peak", row["factor"]), row["lost_s"] or 0.0)
+    ]
+    if not rows:
+        return None
+    alarm = _alarm_of(rule, facts, Course(facts.job, rows, goes_on=False))
+    words = f"{alarm.headline} It was over before this alert could begin."
+    return replace(alarm, headline=words, began=began_at(rows[0]))
 
 
 def renewed(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> Alarm | None:
@@ -217,26 +253,34 @@ def _alarm_of(rule: Rule, facts: Facts, course: Course) -> Alarm:
     """The alarm of fail-slows: the level of the last one, the cause of the told one."""
     last, (row, session) = course.last, _told(facts, course)
     cost = _cost(rule, facts, course) if course.goes_on else ""
+    place = _place(facts, row, session)
     alarm = Alarm(
-        course.headline(cost) + course.of_steps(row),
+        course.headline(cost) + course.history(row, place),
+        place=place,
         since=_main_at(last),
         began=began_at(last),
         level=last["factor"] if last.get("of_level") else None,
     )
     if session is not None:
-        place, number = session["place"], session["id"]
-        return replace(alarm, cause=session["cause"], place=place, session_id=number)
+        return replace(alarm, cause=session["cause"], session_id=session["id"])
     ranks, n_ranks = tuple(row["ranks"]), _n_ranks(facts.job)
     share = 1 - 1 / row["factor"] if (row["factor"] or 0.0) > 1 else 0.0
-    is_all = len(ranks) == n_ranks
-    place = f"all {len(ranks):,} ranks" if is_all else name_ranks(ranks)
     return replace(
         alarm,
         cause="fail-slow",
-        place=place if ranks else None,
         gain=f"{share:.1%} of each step; {_next_act(len(ranks), n_ranks)}",
-        ranks=() if is_all else ranks,
+        ranks=() if len(ranks) == n_ranks else ranks,
     )
+
+
+def _place(facts: Facts, row: Mapping[str, Any], session: Mapping[str, Any] | None) -> str | None:
+    """The place of a fail-slow: that of its cause, else its ranks; None if unknown."""
+    if session is not None:
+        return None if session["place"] is None else str(session["place"])
+    ranks = tuple(row["ranks"])
+    if len(ranks) == _n_ranks(facts.job):
+        return f"all {len(ranks):,} ranks" if ranks else None
+    return name_ranks(ranks) if ranks else None
 
 
 def _told(facts: Facts, course: Course) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
@@ -287,8 +331,8 @@ def final_headline(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> str | 
     course = _course_of(rule, facts, alert)
     if course is None:
         return None
-    row, _ = _told(facts, course)
-    return course.headline() + course.of_steps(row)
+    row, session = _told(facts, course)
+    return course.headline() + course.history(row, _place(facts, row, session))
 
 
 def _final_of_sessions(rule: Rule, facts: Facts) -> str | None:

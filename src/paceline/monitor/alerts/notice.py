@@ -57,13 +57,19 @@ class Notice:
         """The notice as lines of text."""
         pairs = [("Cause", self.cause), ("Where", self.place), ("Best fix", self.gain)]
         pairs.append(("Runbook", self.runbook))
-        details = [f"{name}: {text}" for name, text in pairs if text] if self.is_firing else []
+        pairs = pairs if self.is_firing else pairs[:2] if self.is_only else []
+        details = [f"{name}: {text}" for name, text in pairs if text]
         return [self.headline, *details, self.url]
 
     @property
     def is_firing(self) -> bool:
         """Whether the alert began."""
         return self.status == FIRING
+
+    @property
+    def is_only(self) -> bool:
+        """Whether it is the only notice of its alert, which was over when it began."""
+        return self.started_at == self.ended_at
 
     @property
     def title(self) -> str:

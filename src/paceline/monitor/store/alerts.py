@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from paceline.detect.event import LEVEL_KINDS, SLOW_KINDS
 from paceline.errors import MonitorError
 from paceline.monitor.log import log
 from paceline.monitor.store.audit import SERVICE, Actor, record
@@ -31,6 +32,7 @@ from paceline.monitor.store.tables import (
     IS_DONE,
     alerts,
     deliveries,
+    events,
     jobs,
     sessions,
     silences,
@@ -66,6 +68,21 @@ class Firing:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """An alert of something that is over already: it is told once, as resolved.
+
+    Attributes:
+        alert: the row, without id.
+        channels: channels that receive the message.
+        began: time of its begin, seconds since 1970. An alert that ended later has told it.
+    """
+
+    alert: Row
+    channels: Sequence[str]
+    began: float
+
+
+@dataclass(frozen=True)
 class Ending:
     """An alert that ends.
 
@@ -97,10 +114,12 @@ def change(
     endings: Sequence[Ending],
     now: float,
     next_at: float,
+    over: Sequence[Passed] = (),
 ) -> list[Told]:
     """Start, update and end alerts with their messages, in one transaction.
 
-    Channels told of an alert before a session had found its cause are told once more.
+    Channels told of an alert before a session had found its cause are told once more. A channel
+    whose message had the same cause and place is not.
 
     Args:
         engine: the store.
@@ -108,9 +127,10 @@ def change(
         endings: alerts that end; those that do not fire are left out.
         now: seconds since 1970.
         next_at: time of the messages.
+        over: alerts of what is over already.
     """
     names = [one.alert["fingerprint"] for one in firing] + [end.fingerprint for end in endings]
-    if not names:
+    if not names and not over:
         return []
     with engine.begin() as connection:
         # Instances that change the same alerts lock and insert them in one order.
@@ -124,7 +144,33 @@ def change(
         ends = [(rows[end.fingerprint], end) for end in endings if end.fingerprint in rows]
         told = _begin(connection, engine, begins, next_at)
         told += _update(connection, engine, updates, next_at)
-        return told + _end(connection, engine, ends, now, next_at)
+        told += _end(connection, engine, ends, now, next_at)
+        return told + _pass(connection, engine, over, now, next_at)
+
+
+def _pass(
+    connection: Connection, engine: Engine, over: Sequence[Passed], now: float, next_at: float
+) -> list[Told]:
+    if not over:
+        return []
+    # No firing row keeps two instances from telling the same, so the job's row is locked.
+    numbers = sorted({one.alert["job_id"] for one in over})
+    locked = select(jobs.c.id).where(jobs.c.id.in_(numbers)).order_by(jobs.c.id)
+    connection.execute(locked.with_for_update(key_share=True)).all()
+    latest = latest_of(connection, [one.alert["fingerprint"] for one in over])
+    told: list[Told] = []
+    messages: list[tuple[int, Sequence[str]]] = []
+    for one in over:
+        row = latest.get(one.alert["fingerprint"])
+        if row is not None and (row["status"] == "firing" or row["ended_at"] >= one.began):
+            continue
+        values = {**one.alert, "status": "resolved", "ended_at": now}
+        key = connection.execute(insert(alerts).values(**values)).inserted_primary_key
+        assert key is not None
+        told.append(Told(int(key[0]), "resolved", one.alert["fingerprint"]))
+        messages.append((int(key[0]), one.channels))
+    _tell(connection, engine, messages, "resolved", next_at)
+    return told
 
 
 def _begin(
@@ -161,16 +207,14 @@ def _update(
             changed[name] = choose(factors, default=None)
         connection.execute(update(alerts).where(alerts.c.id == row["id"]).values(**changed))
     learned = {
-        row["id"]: row["fingerprint"]
-        for row, alert in updates
-        if _is_unknown(row) and not _is_unknown(alert)
+        row["id"]: alert for row, alert in updates if is_unknown(row) and not is_unknown(alert)
     }
-    channels = _told(connection, list(learned), ("delivered",))
+    channels = _told(connection, list(learned), ("delivered",), learned)
     _tell(connection, engine, list(channels.items()), "updated", next_at)
-    return [Told(number, "updated", learned[number]) for number in channels]
+    return [Told(number, "updated", learned[number]["fingerprint"]) for number in channels]
 
 
-def _is_unknown(alert: Mapping[str, Any]) -> bool:
+def is_unknown(alert: Mapping[str, Any]) -> bool:
     """Whether no session has named the cause of an alert."""
     return alert["session_id"] is None or alert["cause"] in (None, "unexplained")
 
@@ -207,18 +251,35 @@ def _end(
 
 
 def _told(
-    connection: Connection, numbers: Sequence[int], states: Sequence[str]
+    connection: Connection,
+    numbers: Sequence[int],
+    states: Sequence[str],
+    news: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[int, list[str]]:
-    """Alert -> channels whose message of its start is in one of these states."""
-    query = select(deliveries.c.alert_id, deliveries.c.channel).where(
+    """Alert -> channels whose message of its start is in one of these states.
+
+    Args:
+        connection: connection to the store.
+        numbers: the alerts.
+        states: states of messages.
+        news: alert -> its present row. Channels that were told its cause and place are left out.
+    """
+    columns = ("alert_id", "channel", "told_cause", "told_place")
+    query = select(*(deliveries.c[name] for name in columns)).where(
         deliveries.c.alert_id.in_(numbers),
         deliveries.c.status == "firing",
         deliveries.c.state.in_(states),
     )
     channels: dict[int, list[str]] = {}
-    for number, channel in connection.execute(query.order_by(deliveries.c.id)):
-        channels.setdefault(number, []).append(channel)
+    for row in connection.execute(query.order_by(deliveries.c.id)):
+        if news is None or _is_new(news[row.alert_id], row.told_cause, row.told_place):
+            channels.setdefault(row.alert_id, []).append(row.channel)
     return channels
+
+
+def _is_new(alert: Mapping[str, Any], cause: str | None, place: str | None) -> bool:
+    """Whether an alert says more than the cause and place that a channel was told."""
+    return alert["cause"] != cause or alert["place"] not in (None, place)
 
 
 def _tell(
@@ -308,6 +369,22 @@ def mark(engine: Engine, ids: Sequence[int], **values: Any) -> None:
     """Change messages."""
     with engine.begin() as connection:
         connection.execute(update(deliveries).where(deliveries.c.id.in_(ids)).values(**values))
+
+
+def delivered(engine: Engine, rows: Sequence[Row], next_at: float) -> None:
+    """Messages were delivered, with the cause and place of their rows.
+
+    Args:
+        engine: the store.
+        rows: rows of :func:`waiting`.
+        next_at: time of their repetition, where their channel repeats.
+    """
+    told: Row = {"told_cause": bindparam("cause"), "told_place": bindparam("place")}
+    statement = update(deliveries).where(deliveries.c.id == bindparam("number"))
+    statement = statement.values(state="delivered", next_at=next_at, error=None, attempts=1, **told)
+    values = [{"number": row["id"], "cause": row["cause"], "place": row["place"]} for row in rows]
+    with engine.begin() as connection:
+        connection.execute(statement, values)
 
 
 def forget(engine: Engine, ids: Sequence[int]) -> None:
@@ -416,6 +493,20 @@ def slow_jobs(engine: Engine, seen_after: float) -> list[int]:
                 select(jobs.c.id).where(slow, jobs.c.seen_at >= seen_after)
             ).scalars()
         )
+
+
+def relieved_jobs(engine: Engine, since: float) -> list[int]:
+    """Running jobs with a relief since then."""
+    query = select(events.c.job_id).join(jobs, jobs.c.id == events.c.job_id).distinct()
+    query = query.where(
+        jobs.c.status == "running",
+        jobs.c.seen_at >= since,
+        events.c.at >= since,
+        events.c.kind.in_(LEVEL_KINDS),
+        events.c.kind.not_in(SLOW_KINDS),
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())
 
 
 def recent_jobs(engine: Engine, since: float) -> list[int]:

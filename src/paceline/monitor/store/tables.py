@@ -289,6 +289,8 @@ deliveries = Table(
     Column("attempts", Integer, nullable=False, default=0),
     Column("next_at", Float, nullable=False),
     Column("error", Text),
+    Column("told_cause", Text),  # what the delivered message said, or None
+    Column("told_place", Text),
     UniqueConstraint("alert_id", "channel", "status"),
     Index(None, "state", "next_at"),
 )

@@ -10,6 +10,7 @@ from paceline.report.comparison import words
 from paceline.report.comparison.rows import Row, Table, change_cells, key_numbers, tables
 from paceline.report.layout import wrap
 from paceline.trace.warning import STEPS_LEFT_OUT
+from paceline.units import count
 
 _MAX_ROWS = 5  # rows of workers and hosts
 _NUMBER = 12  # width of a column of numbers
@@ -112,5 +113,5 @@ def warnings_of(side: Side) -> list[str]:
     notes = []
     if left_out and not any(d.code == STEPS_LEFT_OUT for d in side.result.doubts):
         step, reason = next(iter(left_out.items()))
-        notes = [f"{len(left_out)} steps left out, for example step {step}: {reason}"]
+        notes = [f"{count(len(left_out), 'step')} left out, for example step {step}: {reason}"]
     return [*side.result.warnings, *notes]

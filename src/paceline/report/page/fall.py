@@ -20,7 +20,7 @@ from paceline.results.words.slowdown import (
 )
 from paceline.results.words.waits import beside_waste, between_steps, traced_only
 from paceline.trace.warning import STEPS_OVERLAP
-from paceline.units import percent, seconds
+from paceline.units import count, percent, seconds
 
 
 def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
@@ -127,7 +127,8 @@ def waterfall_html(report: JobReport, gpu_hour_cost: float | None) -> str:
     rows = _waterfall_rows(fall)
     scale = max(max(row.top_s, row.bottom_s) for row in rows) or 1.0
     gpus, n_steps = report.job.world_size, len(report.steps)
-    head = ["", "", "per step", "share", f"GPU-hours, {n_steps} steps", "GPU-hours a day"]
+    hours_of = f"GPU-hours, {count(n_steps, 'step')}"
+    head = ["", "", "per step", "share", hours_of, "GPU-hours a day"]
     head += [] if gpu_hour_cost is None else ["cost a day"]
     lines = []
     for row in rows:
