@@ -195,6 +195,11 @@ class Remedy:
         """Whether ``gain`` holds under one reading of the trace, not the diagnosis's first one."""
         return bool(self.change.get("if_equal_stages"))
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Key of its place in lists: conditional remedies come last, the larger gain before."""
+        return self.is_conditional, -self.gain
+
     def to_mapping(self) -> dict[str, Any]:
         """The remedy in the form of the JSON output."""
         return {
