@@ -112,6 +112,20 @@ def test_beside_slow_computes_of_another_worker(tmp_path):
     assert [fault.worker for fault in faults_of(case)] == [(2, 0)]
 
 
+def test_a_late_end_hides_behind_slow_computes(tmp_path):
+    """Without a barrier, rank 1 begins 30 ms late while rank 2 computes 24 ms longer: 97 ms a step.
+
+    Without the slow optimizer rank 2 sets the pace (91 ms). Without the slow computes rank 1 still
+    does. By themselves, steps would count both: 121 ms.
+    """
+    case = job(tmp_path, [3.0, 33.0, 3.0], forward=[20.0, 20.0, 44.0])
+    remedies = {remedy.remedy: remedy for remedy in advise(case, REMEDIES).remedies}
+    mended, replaced = remedies["mend-optimizer"], remedies["replace-worker"]
+    assert mended.gain == pytest.approx(6 / 97, abs=0.003)
+    assert mended.step_time_s == pytest.approx(0.091, abs=0.001)
+    assert replaced.gain == pytest.approx(0, abs=0.003)
+
+
 def test_beside_another_worker_that_becomes_slow(tmp_path):
     """The optimizer is slow in all steps; the computes are from step 12 on."""
 

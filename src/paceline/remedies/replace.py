@@ -17,10 +17,11 @@ from paceline.diagnose.stages import loads
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
+from paceline.remedies.carried import carried
 from paceline.remedies.healthy import Worker, healthy_workers
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import Job
 from paceline.trace.job import place_name
 from paceline.whatif import ideal_durations
@@ -99,12 +100,14 @@ def replace_worker(case: Case) -> Remedy:
     for variant, block in enumerate(part.blocks):
         changed.block(variant)[:, slow] = block
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
+    before, after = _before_and_after(case, changed)
     return outcome(
         case,
         WORKER,
         f"replace {noun} {name_workers(case.measured.job, workers)}{_healthy_since(case)}",
-        case.predicted(changed),
+        after,
         {"workers": [list(worker) for worker in workers]},
+        before=before,
         notes=(
             "a healthy worker is assumed to be as fast as its peers: the median of the same op "
             "over the other data-parallel ranks, with the cost of its own microbatches",
@@ -131,16 +134,23 @@ def mend_optimizer(case: Case) -> Remedy:
     for variant, block in enumerate(part.blocks):
         changed.block(variant)[:, slow] = block
     noun = "optimizer of worker" if len(workers) == 1 else "optimizers of workers"
+    before, after = _before_and_after(case, changed)
     return outcome(
         case,
         OPTIMIZERS,
         f"mend the slow {noun} {name_workers(case.measured.job, workers)} (work of its host in "
         "each optimizer step, its memory), or replace it",
-        case.predicted(changed),
+        after,
         {"workers": [list(worker) for worker in workers]},
         findings=(finding.id,),
+        before=before,
         notes=("it is assumed to take the median time of its peers' optimizers",),
     )
+
+
+def _before_and_after(case: Case, changed: Durations) -> tuple[Prediction, Prediction]:
+    """The job as it is and with other durations; late ends are carried over where steps overlap."""
+    return carried(case, changed) or (case.before, case.predicted(changed))
 
 
 def _mend_optimizers(durations: Durations, workers: Sequence[Worker]) -> None:
