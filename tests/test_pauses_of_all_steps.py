@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.comparison import compare
+from paceline.diagnose import diagnose
 from paceline.graph import from_trace
 from paceline.record.recorder import Recorder
+from paceline.remedies import REMEDIES, Case, advise
 from paceline.report.page.fall import key_numbers
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import headline, step_to_step_s
 from paceline.sources.parquet_metadata import with_stored
 from paceline.trace.warning import BETWEEN_STEPS
-from recordings import MS, SetClock, play
+from paceline.whatif import analyze
+from recordings import MS, RankStep, SetClock, data_parallel_job, play
 
 STEPS = 121
 
@@ -137,3 +141,52 @@ def test_a_pause_before_profiled_steps_is_named_as_what_makes_them_longer(tmp_pa
     assert text.startswith("profiled steps take 300 ms on average, all others 100 ms: 6 profiled ")
     assert "6 profiled steps wait about 400 ms before their first operation" in text
     assert "Either profiling slows them" not in text
+
+
+def evaluated(folder, every, data_ms=0.0, evaluation_ms=400.0):
+    """Two ranks that meet before each step: 70 ms, and an evaluation in every 20th step."""
+
+    def step(number, rank):
+        evaluation = evaluation_ms if number and number % 20 == 0 else 0.0
+        return RankStep(data=data_ms if rank else 0.0, host=evaluation)
+
+    kept = {"steps": STEPS, "ranks": 2, "every": every, "meets": True, "measures": True}
+    return data_parallel_job(folder, step, **kept)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_comparison_counts_the_pauses_of_all_steps(tmp_path, every):
+    """The evaluation becomes half as long; it falls before every other profiled step."""
+    before = evaluated(tmp_path / "before", every)
+    after = evaluated(tmp_path / "after", every, evaluation_ms=200.0)
+    comparison = compare(before, after)
+    assert comparison.pause_s == pytest.approx((0.020, 0.010), abs=2e-3)
+    whole = comparison.time_with_pauses
+    assert (whole.before_s, whole.after_s) == pytest.approx((0.090, 0.080), abs=2e-3)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_waits_for_data_are_a_share_of_all_steps(tmp_path, every):
+    """Rank 1 waits 20 ms for each batch: 20 of 110 ms."""
+    measured = from_trace(evaluated(tmp_path, every, data_ms=20.0))
+    result = analyze(measured)
+    diagnosis = diagnose(measured, result)
+    (waits,) = (f for f in diagnosis.findings if f.cause == "data-loading")
+    assert waits.share_of_step == pytest.approx(20 / 110, abs=4e-3)
+    case = Case(measured, result, diagnosis)
+    (ahead,) = (r for r in advise(case, REMEDIES).remedies if r.remedy == "load-ahead")
+    assert ahead.gain == pytest.approx(20 / 110, abs=4e-3)
+    assert ahead.step_time_s == pytest.approx(0.090, abs=2e-3)
+
+
+def test_waits_before_profiled_steps_alone_are_at_most_the_pauses_of_all_steps(tmp_path):
+    """Rank 1 waits 400 ms for the first batch behind each tenth step: 40 of 110 ms."""
+
+    def step(number, rank):
+        return RankStep(data=400.0 if rank and number and number % 10 == 0 else 0.0)
+
+    kept = {"steps": STEPS, "ranks": 2, "every": 10, "meets": True, "measures": True}
+    measured = from_trace(data_parallel_job(tmp_path, step, **kept))
+    diagnosis = diagnose(measured, analyze(measured))
+    (waits,) = (f for f in diagnosis.findings if f.cause == "data-loading")
+    assert waits.share_of_step == pytest.approx(40 / 110, abs=4e-3)

@@ -8,6 +8,7 @@ import pytest
 from paceline.errors import RemedyError
 from paceline.remedies import REMEDIES, advise
 from paceline.remedies.replace import KINDS, fix_link, fix_nic, replace_worker
+from paceline.report.page.findings import rank_remedies
 from paceline.results.document import JobReport
 from paceline.results.facts import best_gain
 from paceline.results.words.readings import other_reading
@@ -102,6 +103,11 @@ def test_without_peers_a_stage_as_full_as_the_others_tells_the_gain(workers):
     report = JobReport.of(case.result, advice)
     split = next(r for r in advice.remedies if r.remedy == "stage-layout")
     assert best_gain(report) == split.gain < remedy.gain
+    # Splitting the layers anew needs no condition, so it stands first in spite of its gain.
+    order = [r.is_conditional for r in advice.remedies]
+    assert order == sorted(order)
+    assert advice.remedies[-1] == remedy
+    assert rank_remedies(report.every_remedy[::-1])[: len(order)] == list(advice.remedies)
 
 
 def test_one_replica_has_no_peers():

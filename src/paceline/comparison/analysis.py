@@ -211,19 +211,11 @@ class _Tables:
 
     def _with_pauses(self) -> tuple[TimeChange | None, tuple[float, float] | None]:
         """The time of a step and the pause before it, and the pause, by steps with a known one."""
-        jobs = (self.job_before, self.job_after)
-        known = [np.isfinite(job.measured.pause_s) for job in jobs]
-        if self.unit != "step" or min(steps.sum() for steps in known) < MIN_STEPS:
+        sides = [_with_pauses_s(job) for job in (self.job_before, self.job_after)]
+        if self.unit != "step" or min(len(times_s) for times_s, _ in sides) < MIN_STEPS:
             return None, None
-        before, after = (
-            means_of(step_to_step_s(job.measured, job.case.result)[steps])
-            for job, steps in zip(jobs, known, strict=True)
-        )
-        pauses = [
-            float(job.measured.pause_s[steps].mean())
-            for job, steps in zip(jobs, known, strict=True)
-        ]
-        return _time_change(before, after), (pauses[0], pauses[1])
+        before, after = (means_of(times_s) for times_s, _ in sides)
+        return _time_change(before, after), (sides[0][1], sides[1][1])
 
     def _gpu_time(self, time: TimeChange) -> TimeChange | None:
         gpus = [job.measured.job.world_size for job in (self.job_before, self.job_after)]
@@ -318,6 +310,20 @@ class _Tables:
 
     def _work(self, name: str) -> Progress | None:
         return self.progress(name) if self.progress else None
+
+
+def _with_pauses_s(job: _Job) -> tuple[Array, float]:
+    """[step] seconds from step to step, and the mean pause in them.
+
+    They are those of all recorded steps where a recording knows these. An evaluation in each
+    twentieth step may fall before profiled steps only.
+    """
+    every, pause_s = job.measured.all_steps, job.measured.pause_s
+    if every is not None:
+        return every.seconds, every.pause_s
+    known = np.isfinite(pause_s)
+    times_s = step_to_step_s(job.measured, job.case.result)[known]
+    return times_s, float(pause_s[known].mean()) if known.any() else 0.0
 
 
 def _time_change(before: Means, after: Means) -> TimeChange:

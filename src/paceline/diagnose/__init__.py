@@ -2,7 +2,7 @@
 
 from paceline.diagnose.arrangement import communication
 from paceline.diagnose.communication import Communication, Exposure
-from paceline.diagnose.data_waits import step_to_step_s, waits_in_steps_s
+from paceline.diagnose.data_waits import step_to_step_s, usual_step_s, waits_in_steps_s
 from paceline.diagnose.diagnosis import MIN_OF_STEP, Diagnosis, diagnose
 from paceline.diagnose.finding import CAUSES, Finding
 from paceline.diagnose.microbatches import forward_backward_correlation
@@ -21,6 +21,7 @@ __all__ = [
     "diagnose",
     "forward_backward_correlation",
     "step_to_step_s",
+    "usual_step_s",
     "waits_in_steps_s",
     "waterfall",
 ]

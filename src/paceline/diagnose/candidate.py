@@ -18,6 +18,7 @@ class Candidate:
         effect: what the cause does to durations.
         chance: upper bound on the chance that noise alone shows the pattern somewhere in the job.
         alternative: the other possible cause, where ``ambiguous`` names one.
+        part: what of a worker is slow, if its other operations may be healthy; mostly empty.
     """
 
     cause: str
@@ -28,3 +29,9 @@ class Candidate:
     ambiguous: str = ""
     chance: float = 0.0
     alternative: str = ""
+    part: str = ""
+
+    @property
+    def id(self) -> str:
+        """Short name, unique among the causes of hardware."""
+        return self.part or self.cause

@@ -36,6 +36,24 @@ def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
     return result.lasted_s + np.nan_to_num(measured.pause_s)
 
 
+def usual_step_s(measured: Measured, result: WhatIf) -> Array:
+    """[step] the same, with the mean pause of all recorded steps where that is known.
+
+    Profiled steps may be those behind each evaluation.
+    """
+    if measured.all_steps is None:
+        return step_to_step_s(measured, result)
+    usual_s: Array = result.lasted_s + measured.all_steps.pause_s
+    return usual_s
+
+
+def _mean_pause_s(measured: Measured) -> float:
+    """Mean seconds of the pause before a step, of all recorded steps where they are known."""
+    if measured.all_steps is not None:
+        return measured.all_steps.pause_s
+    return float(np.nan_to_num(measured.pause_s).mean())
+
+
 def waits_in_steps_s(measured: Measured, lost_s: Array) -> Array | None:
     """[step] seconds of launch delays in which the job waited for data; None: not measured.
 
@@ -88,7 +106,8 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     others[:, named[:, 0], named[:, 1]] = 0.0
     avoidable = longest - others.max(axis=(1, 2)) if len(named) else longest
     open_s = np.maximum(result.lost_s, 0.0) + np.nan_to_num(measured.pause_s)
-    cost_s = np.minimum(avoidable, open_s)
+    cost_s = _of_all_steps(np.minimum(avoidable, open_s), measured, result)
+    whole_s = usual_step_s(measured, result)
     share = float(cost_s.mean() / whole_s.mean())
     if share < MIN_SHARE:
         return None
@@ -119,11 +138,25 @@ def data_waits(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
             "wait_s": typical,
             "peers_s": peers_s,
             "steps": "all" if long.all() else measured.steps[long].tolist(),
-            "pause_s": float(np.nan_to_num(measured.pause_s).mean()),
+            "pause_s": _mean_pause_s(measured),
             "threshold": MIN_SHARE,
         },
         cost_s=cost_s,
     )
+
+
+def _of_all_steps(cost_s: Array, measured: Measured, result: WhatIf) -> Array:
+    """[step] costs whose mean is at most the time that no operation fills in all recorded steps.
+
+    Waits may be long before profiled steps alone, as the first one behind each evaluation. A step
+    whose pause is not known costs the mean of the others.
+    """
+    known = np.isfinite(measured.pause_s)
+    if measured.all_steps is None or not cost_s[known].any():
+        return cost_s
+    cost_s = np.where(known, cost_s, cost_s[known].mean())
+    open_s = float(np.maximum(result.lost_s, 0.0).mean()) + _mean_pause_s(measured)
+    return cost_s * min(1.0, open_s / float(cost_s.mean()))
 
 
 def waits_beyond_s(measured: Measured) -> Array | None:
@@ -166,7 +199,7 @@ def with_data_waits(
         return found
     lost_s = float(np.maximum(result.lost_s, 0.0).mean())
     cost_s = 0.0 if waits.cost_s is None else float(waits.cost_s.mean())
-    pause_s = float(np.nan_to_num(measured.pause_s).mean())
+    pause_s = _mean_pause_s(measured)
     in_steps_s = cost_s - pause_s
     explains = in_steps_s >= MIN_BEYOND * lost_s
     has_delays = any(f.id == "launch-delay" for f in found)

@@ -157,7 +157,7 @@ def _inside(
         result.steps,
         lambda part, steps: _of_hardware(part, ideal_durations(part), steps),
     )
-    slow = [candidate for candidate in candidates if candidate.cause == "worker"]
+    slow = [candidate for candidate in candidates if candidate.id == "worker"]
     candidates = [
         candidate
         for candidate in candidates
@@ -202,8 +202,9 @@ def _of_hardware(
     durations: Durations, ideal: Array, steps: npt.NDArray[np.int64]
 ) -> list[Candidate]:
     """Slow workers, links and peers."""
+    worker = worker_cause(durations, fit_computes(durations), steps)
     patterns = (
-        with_optimizers(worker_cause(durations, fit_computes(durations), steps), durations),
+        *with_optimizers(worker, durations),
         _of_links(durations, ideal),
         *peer_causes(durations, ideal, steps),
     )
@@ -256,7 +257,7 @@ class _Judge:
         if sampling_error:
             evidence["share_sampling_error"] = sampling_error / gap
         return Finding(
-            id=candidate.cause,
+            id=candidate.id,
             cause=candidate.cause,
             text=candidate.text,
             share=float(cost.mean()) / gap,

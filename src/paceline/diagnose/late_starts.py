@@ -109,7 +109,7 @@ def begun_earlier(measured: Measured, earlier_s: Array) -> Durations:
     """The launch delays of workers that begin [step, dp, pp] ``earlier_s`` seconds earlier."""
     graph = measured.graph
     delays = Durations(graph, measured.delays.n_steps, measured.delays.values.copy())
-    for v, stage, ops in _first_ops(graph):
+    for v, stage, ops in first_ops(graph):
         block = delays.block(v)
         block[ops] -= np.minimum(earlier_s[:, graph.variant_dps[v], stage], block[ops].clip(0))
     return delays
@@ -119,7 +119,7 @@ def begin_s(measured: Measured) -> Array:
     """[step, dp, pp] seconds from the step's begin to each worker's; NaN: it waits for others."""
     graph = measured.graph
     begin = np.full((measured.durations.n_steps, graph.n_dp, graph.n_pp), np.nan)
-    for v, stage, ops in _first_ops(graph):
+    for v, stage, ops in first_ops(graph):
         begin[:, graph.variant_dps[v], stage] = measured.delays.block(v)[ops].min(axis=0)
     return begin
 
@@ -140,7 +140,7 @@ def without_overlap(measured: Measured, overlap_s: Array) -> Measured:
     return replace(measured, delays=begun_earlier(measured, earlier_s))
 
 
-def _first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:
+def first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:
     """Variant, stage, and the operations that wait for nothing there, sends and recvs apart.
 
     A stage that begins with a receive waits for its neighbour, so its begin tells nothing.

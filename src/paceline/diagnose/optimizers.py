@@ -38,6 +38,9 @@ _SHARDS = (
     "then even shards help"
 )
 
+#: Id of the finding on workers of which the optimizer alone is slow.
+OPTIMIZER = "optimizer"
+
 _TINY_S = 1e-9
 
 
@@ -108,26 +111,30 @@ def slow_optimizers(durations: Durations) -> list[SlowOptimizer]:
     return sorted(found, key=lambda one: -one.factor)
 
 
-def with_optimizers(worker: Candidate | None, durations: Durations) -> Candidate | None:
-    """The slow workers, with their optimizers; without slow computes, those of slow optimizers.
+def with_optimizers(worker: Candidate | None, durations: Durations) -> list[Candidate]:
+    """The slow workers with their optimizers, and the optimizers of workers with healthy computes.
 
     Args:
         worker: workers whose computes are slow; None without any.
         durations: as measured.
     """
     slow = slow_optimizers(durations)
-    if worker is None:
-        return _of_optimizers(slow, durations) if slow else None
-    named = {(int(dp), int(stage)) for dp, stage in worker.where["workers"]}
-    slow = [one for one in slow if (one.dp, one.stage) in named]
-    if not slow:
-        return worker
-    scaled = (*worker.effect.scaled, *(one.repair for one in slow))
-    return replace(
-        worker,
-        evidence={**worker.evidence, **_evidence(slow)},
-        effect=replace(worker.effect, scaled=scaled),
-    )
+    named = set[tuple[int, int]]()
+    if worker is not None:
+        named = {(int(dp), int(stage)) for dp, stage in worker.where["workers"]}
+    own = [one for one in slow if (one.dp, one.stage) in named]
+    others = [one for one in slow if (one.dp, one.stage) not in named]
+    if worker is not None and own:
+        scaled = (*worker.effect.scaled, *(one.repair for one in own))
+        too = f", its optimizer {own[0].factor:.2f}x" if len(named) == 1 else ""
+        worker = replace(
+            worker,
+            text=worker.text + too,
+            evidence={**worker.evidence, **_evidence(own)},
+            effect=replace(worker.effect, scaled=scaled),
+        )
+    optimizers = _of_optimizers(others, durations) if others else None
+    return [candidate for candidate in (worker, optimizers) if candidate is not None]
 
 
 def _of_optimizers(slow: Sequence[SlowOptimizer], durations: Durations) -> Candidate:
@@ -151,6 +158,7 @@ def _of_optimizers(slow: Sequence[SlowOptimizer], durations: Durations) -> Candi
         {"steps": "all", "pattern": pattern, **_evidence(slow)},
         Effect(scaled=tuple(one.repair for one in slow), rebalanced=False),
         _SHARDS if sharded else "",
+        part=OPTIMIZER,
     )
 
 

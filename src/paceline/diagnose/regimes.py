@@ -57,8 +57,8 @@ def with_slower_part(
     found = _of_slower_part(whole, _slower(times), durations, steps, patterns)
     if durations.graph.n_dp == 1:
         return found
-    slow = [candidate for candidate in found if candidate.cause == "worker"]
-    others = [candidate for candidate in found if candidate.cause != "worker"]
+    slow = [candidate for candidate in found if candidate.id == "worker"]
+    others = [candidate for candidate in found if candidate.id != "worker"]
     lasting, apparent = slowness(fit_computes(durations))
     n_tests = 1 if slow else lasting.size - len(lasting)  # two workers have one ratio
     # Without a slow worker, the one that comes nearest. On a ramp, replicas have no sure level.
@@ -78,7 +78,7 @@ def with_slower_part(
             return []
         return [worker]
 
-    of_all = [candidate for candidate in whole if candidate.cause == "worker"] or slow
+    of_all = [candidate for candidate in whole if candidate.id == "worker"] or slow
     return others + _of_slower_part(of_all, own, durations, steps, of_worker)
 
 
@@ -119,13 +119,13 @@ def _of_slower_part(
     begun = patterns(durations.of_steps(slower), steps[slower])
     if not begun:
         return list(whole)
-    lasting = {found.cause for found in patterns(durations.of_steps(faster), steps[faster])}
-    begun = [found for found in begun if found.cause not in lasting]
-    replaced = {found.cause for found in begun}
+    lasting = {found.id for found in patterns(durations.of_steps(faster), steps[faster])}
+    begun = [found for found in begun if found.id not in lasting]
+    replaced = {found.id for found in begun}
     evidence: dict[str, Any] = {"steps": steps[slower].tolist()}
     if slower[-1] < faster[-1]:
         evidence["healthy_since"] = int(steps[slower[-1] + 1])
-    return [found for found in whole if found.cause not in replaced] + [
+    return [found for found in whole if found.id not in replaced] + [
         replace(
             found,
             text=f"{found.text} {when(slow, steps)}",

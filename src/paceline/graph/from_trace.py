@@ -15,7 +15,7 @@ from paceline.graph.graph import Durations, StepGraph
 from paceline.graph.late import settle_late_ends
 from paceline.graph.overlaps import Overlaps, find_overlaps, join_overlaps, share_out
 from paceline.graph.replica import ReplicaOps
-from paceline.graph.step_gaps import step_gaps
+from paceline.graph.step_gaps import AllSteps, step_gaps
 from paceline.graph.structure import find_structure
 from paceline.trace import Job, OpKind, Trace
 from paceline.trace.kinds import LOCAL_KINDS
@@ -59,6 +59,7 @@ class Measured:
             NaN = unknown.
         data_wait_s: [step, dp, pp] seconds in which a worker waited for its data loader since the
             step before, NaN = unknown. None: unknown for all steps.
+        all_steps: times of steps without operations, too; None: unknown, or there are none.
         left_out: step number -> why it is not in use.
         clamped: "transfer" and "launch_delay" -> kind label -> values below -10 ms, set to 0.
         clocks: estimated clock offsets, and whether they were corrected.
@@ -85,6 +86,7 @@ class Measured:
     programs: tuple[ReplicaOps, ...] = ()
     places: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     data_wait_s: npt.NDArray[np.float64] | None = None
+    all_steps: AllSteps | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -154,6 +156,7 @@ def from_trace(trace: Trace, *, keep_clocks: bool = False, by_rules: bool = Fals
         idle_before_s=gaps.idle_s[structure.kept],
         pause_s=np.maximum(gaps.gap_s[structure.kept], 0.0),
         data_wait_s=None if waits is None else waits[structure.kept],
+        all_steps=gaps.of_all_steps(),
         left_out=dict(sorted(left_out.items())),
         clamped=clamped,
         clocks=clocks,

@@ -25,6 +25,24 @@ MOST = 0.9
 LONG = 1.5
 
 
+@dataclass(frozen=True, eq=False)
+class AllSteps:
+    """Times of all recorded steps, where a trace has operations of some of them.
+
+    Attributes:
+        seconds: [step] seconds from step to step.
+        pause_share: share of this time that passes in pauses between the steps.
+    """
+
+    seconds: Array
+    pause_share: float
+
+    @property
+    def pause_s(self) -> float:
+        """Mean seconds of the pause before a step."""
+        return self.pause_share * float(self.seconds.mean())
+
+
 @dataclass(frozen=True)
 class StepGaps:
     """Seconds from the end of each step's predecessor to its own start.
@@ -77,8 +95,10 @@ class StepGaps:
         gap, traced = self.gap_s[known], self.traced_s[known]
         pause, overlap = np.maximum(gap, 0.0), np.maximum(-gap, 0.0)
         notes = []
-        numbers = self._of_all_steps()
-        if numbers is None:
+        every = self.of_all_steps()
+        if every is not None:
+            numbers = {"share": every.pause_share, "step_s": float(every.seconds.mean())}
+        else:
             numbers = {"share": float(pause.sum() / (traced.sum() + gap.sum()))}
             if known.sum() < MOST * (self.steps[-1] - self.steps[0]):
                 numbers["traced_only"] = 1.0
@@ -106,8 +126,8 @@ class StepGaps:
             notes.append(Warning(STEPS_OVERLAP, text, {"share": share}))
         return notes
 
-    def _of_all_steps(self) -> dict[str, float] | None:
-        """The share of pauses, and the mean seconds from step to step, with the steps between.
+    def of_all_steps(self) -> AllSteps | None:
+        """The times from step to step and the share of pauses, with the steps between.
 
         Pauses before traced steps are known, and the others are estimated from the times from step
         to step. A usual step between is no longer than a traced one but for a pause, of at most the
@@ -115,7 +135,7 @@ class StepGaps:
         steps is.
 
         Returns:
-            The numbers; None if few steps lie between the traced ones, or if their times are
+            The times; None if few steps lie between the traced ones, or if their times are
             unknown.
         """
         if self.periods is None or len(self.steps) < 2:
@@ -140,7 +160,7 @@ class StepGaps:
         excess_s = np.where(other_s > LONG * other_usual_s, other_s - other_usual_s, 0.0)
         others_pause_s = usual_pause_s * len(other_s) + paused * excess_s.sum()
         share = (pause_s.sum() + others_pause_s) / every.seconds.sum()
-        return {"share": float(share), "step_s": float(every.seconds.mean())}
+        return AllSteps(every.seconds, float(share))
 
 
 def step_gaps(trace: Trace, offset_s: Array | None = None) -> StepGaps:

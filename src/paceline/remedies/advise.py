@@ -21,7 +21,7 @@ class Advice:
     Attributes:
         diagnosis: causes, by share.
         fall: the waterfall.
-        remedies: remedies that answer findings, by gain, largest first.
+        remedies: remedies that answer findings, by gain, largest first; conditional ones last.
         not_applicable: remedy -> the reason why it does not apply.
         architecture: changes of the job's architecture, by gain.
         hints: options that would give Paceline more information.
@@ -79,7 +79,7 @@ def _masked(case: Case, proposed: Sequence[Remedy], repairs: Collection[str]) ->
 
 
 def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy], dict[str, str]]:
-    """Remedies by gain, and the reasons why the others do not apply.
+    """Remedies by gain, conditional ones last, and the reasons why the others do not apply.
 
     A job without findings gets only changes of its architecture, which need recorded programs.
     """
@@ -107,4 +107,4 @@ def propose_all(case: Case, kinds: tuple[RemedyKind, ...]) -> tuple[list[Remedy]
             refused[kind.name] = answer
         else:
             proposed.append(answer)
-    return sorted(proposed, key=lambda remedy: -remedy.gain), refused
+    return sorted(proposed, key=lambda remedy: remedy.rank), refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.diagnose import step_to_step_s
+from paceline.diagnose import usual_step_s
 from paceline.errors import NotApplicableError
 from paceline.remedies.outcome import needed_finding, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
@@ -22,7 +22,7 @@ def propose(case: Case) -> Remedy:
     finding = needed_finding(case, "data-loading", "time in which workers wait for data")
     if finding.cost_s is None:
         raise NotApplicableError("the waits of single steps are not known")
-    before_s = step_to_step_s(case.measured, case.result)
+    before_s = usual_step_s(case.measured, case.result)
     after_s = np.maximum(before_s - finding.cost_s, 0.0)
     places = finding.where.get("workers") or []
     names = "; ".join(case.measured.graph.worker_name(*place) for place in places[:MAX_NAMED])

@@ -46,6 +46,7 @@ def outcome(
     *,
     notes: Sequence[str] = (),
     causes: Collection[str] | None = None,
+    findings: tuple[str, ...] | None = None,
     before: Prediction | None = None,
     otherwise: Sequence[Prediction] = (),
     margin: float = 0.0,
@@ -60,6 +61,7 @@ def outcome(
         change: the change in a form for JSON.
         notes: limits and assumptions.
         causes: causes whose findings the remedy answers; None: all causes of the kind.
+        findings: ids of the findings it answers; None: those of ``causes``.
         before: step times to compare with; None: the case's own.
         otherwise: step times under other readings of the trace; they widen the interval.
         margin: error of such predictions besides the noise of steps, as a gain. It widens the
@@ -86,10 +88,12 @@ def outcome(
         f"a step takes {least}{seconds(after.mean_s)} instead of {seconds(before.mean_s)} "
         f"(saves {most}{gain:.1%} of the step)"
     )
+    if findings is None:
+        findings = answered_findings(case, kind.causes if causes is None else frozenset(causes))
     remedy = Remedy(
         remedy=kind.name,
         text=f"{action}: {effect}",
-        findings=answered_findings(case, kind.causes if causes is None else frozenset(causes)),
+        findings=findings,
         step_time_s=after.mean_s,
         gain=gain,
         interval=(low, high),
@@ -136,8 +140,9 @@ def beyond_s(slowdown: float, diagnosis: Diagnosis, remedies: Sequence[Remedy]) 
 
 
 def finding_of(case: Case, cause: str) -> Finding | None:
-    """The case's finding of a cause; None without one."""
-    return next((f for f in case.diagnosis.findings if f.cause == cause), None)
+    """The case's finding of a cause, first the one of that id; None without one."""
+    found = [f for f in case.diagnosis.findings if f.cause == cause]
+    return next((f for f in found if f.id == cause), found[0] if found else None)
 
 
 def needed_finding(case: Case, cause: str, description: str) -> Finding:

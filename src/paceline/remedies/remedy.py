@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose import Diagnosis
+from paceline.diagnose.optimizers import OPTIMIZER
 from paceline.errors import NotApplicableError
 from paceline.graph import Durations, Measured, StepGraph
 from paceline.graph.graph import Rows
@@ -195,6 +196,11 @@ class Remedy:
         """Whether ``gain`` holds under one reading of the trace, not the diagnosis's first one."""
         return bool(self.change.get("if_equal_stages"))
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Key of its place in lists: conditional remedies come last, the larger gain before."""
+        return self.is_conditional, -self.gain
+
     def to_mapping(self) -> dict[str, Any]:
         """The remedy in the form of the JSON output."""
         return {
@@ -296,5 +302,9 @@ def gain_of(
 
 
 def answered_findings(case: Case, causes: frozenset[str]) -> tuple[str, ...]:
-    """Ids of the case's findings whose cause is one of ``causes``."""
-    return tuple(f.id for f in case.diagnosis.findings if f.cause in causes)
+    """Ids of the case's findings whose cause is one of ``causes``.
+
+    Slow optimizers beside slow workers have a remedy of their own.
+    """
+    ids = [f.id for f in case.diagnosis.findings if f.cause in causes]
+    return tuple(i for i in ids if i != OPTIMIZER or "worker" not in ids)

@@ -11,16 +11,17 @@ import numpy.typing as npt
 from paceline.diagnose import Finding
 from paceline.diagnose.fit import fit_computes
 from paceline.diagnose.groups import group_causes
-from paceline.diagnose.optimizers import slow_optimizers
+from paceline.diagnose.optimizers import OPTIMIZER, slow_optimizers
 from paceline.diagnose.remove import scale_transfers
 from paceline.diagnose.stages import loads
 from paceline.errors import NotApplicableError, RemedyError
 from paceline.graph import Durations
 from paceline.graph.computes import computes_of
+from paceline.remedies.carried import carried
 from paceline.remedies.healthy import Worker, healthy_workers
 from paceline.remedies.links import heal_links
 from paceline.remedies.outcome import copy_of, finding_of, needed_finding, outcome
-from paceline.remedies.remedy import Case, Remedy, RemedyKind
+from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.trace import Job
 from paceline.trace.job import place_name
 from paceline.whatif import ideal_durations
@@ -88,28 +89,75 @@ def replace_worker(case: Case) -> Remedy:
         raise NotApplicableError(
             "with one replica (dp 1) a worker has no peers that show the speed of a healthy one"
         )
-    changed = copy_of(durations)
-    slow = np.flatnonzero(_slow_steps(case))
+    finding = None if "workers" in case.options else finding_of(case, "worker")
+    slow = np.flatnonzero(_slow_steps(case, finding))
     part = copy_of(durations.of_steps(slow))
-    for healthy in healthy_workers(part, computes_of(durations.graph), workers):
-        healthy.apply(part)
-    chosen = {tuple(place) for place in workers}
-    repairs = [one.repair for one in slow_optimizers(part) if (one.dp, one.stage) in chosen]
-    scale_transfers(part, repairs)
+    if finding is None or finding.id != OPTIMIZER:  # else the computes are healthy
+        for healthy in healthy_workers(part, computes_of(durations.graph), workers):
+            healthy.apply(part)
+    _mend_optimizers(part, workers)
+    changed = copy_of(durations)
     for variant, block in enumerate(part.blocks):
         changed.block(variant)[:, slow] = block
     noun = "worker" if len(workers) == 1 else f"{len(workers)} workers:"
+    before, after = _before_and_after(case, changed)
     return outcome(
         case,
         WORKER,
         f"replace {noun} {name_workers(case.measured.job, workers)}{_healthy_since(case)}",
-        case.predicted(changed),
+        after,
         {"workers": [list(worker) for worker in workers]},
+        before=before,
         notes=(
             "a healthy worker is assumed to be as fast as its peers: the median of the same op "
             "over the other data-parallel ranks, with the cost of its own microbatches",
         ),
     )
+
+
+def mend_optimizer(case: Case) -> Remedy:
+    """Make slow optimizers as fast as those of the peers, beside workers whose computes are slow.
+
+    Raises:
+        NotApplicableError: no optimizer is slow, or ``replace-worker`` mends it.
+    """
+    finding = next((f for f in case.diagnosis.findings if f.id == OPTIMIZER), None)
+    if finding is None or finding is finding_of(case, "worker"):
+        raise NotApplicableError(
+            "nothing to do: no optimizer is slow beside slow computes of another worker"
+        )
+    workers = [(int(dp), int(pp)) for dp, pp in finding.where["workers"]]
+    slow = np.flatnonzero(_slow_steps(case, finding))
+    part = copy_of(case.measured.durations.of_steps(slow))
+    _mend_optimizers(part, workers)
+    changed = copy_of(case.measured.durations)
+    for variant, block in enumerate(part.blocks):
+        changed.block(variant)[:, slow] = block
+    noun = "optimizer of worker" if len(workers) == 1 else "optimizers of workers"
+    before, after = _before_and_after(case, changed)
+    return outcome(
+        case,
+        OPTIMIZERS,
+        f"mend the slow {noun} {name_workers(case.measured.job, workers)} (work of its host in "
+        "each optimizer step, its memory), or replace it",
+        after,
+        {"workers": [list(worker) for worker in workers]},
+        findings=(finding.id,),
+        before=before,
+        notes=("it is assumed to take the median time of its peers' optimizers",),
+    )
+
+
+def _before_and_after(case: Case, changed: Durations) -> tuple[Prediction, Prediction]:
+    """The job as it is and with other durations; late ends are carried over where steps overlap."""
+    return carried(case, changed) or (case.before, case.predicted(changed))
+
+
+def _mend_optimizers(durations: Durations, workers: Sequence[Worker]) -> None:
+    """Scale the slow optimizers of some workers to their peers', in place."""
+    chosen = set(workers)
+    repairs = [one.repair for one in slow_optimizers(durations) if (one.dp, one.stage) in chosen]
+    scale_transfers(durations, repairs)
 
 
 def _worker_or_stage(case: Case) -> int | None:
@@ -149,16 +197,15 @@ def _replace_alone(case: Case, stage: int) -> Remedy:
     )
 
 
-def _slow_steps(case: Case) -> npt.NDArray[np.bool_]:
+def _slow_steps(case: Case, finding: Finding | None) -> npt.NDArray[np.bool_]:
     """[step] where the finding's workers are slow; all steps if it does not say it of all workers.
 
     The steps of a finding on several workers are those of the worst, unless all begin or end to be
-    slow at one step.
+    slow at one step. None: workers that the user names, in all steps.
     """
     every = np.ones(len(case.result.steps), dtype=bool)
-    if case.options.get("workers") is not None:
+    if finding is None:
         return every
-    finding = needed_finding(case, "worker", "slow worker")
     steps = finding.evidence.get("steps")
     if not isinstance(steps, list):
         return every
@@ -289,4 +336,12 @@ NIC = RemedyKind(
     whole_passes=False,
     repairs=True,
 )
-KINDS = (WORKER, LINK, NIC)
+OPTIMIZERS = RemedyKind(
+    "mend-optimizer",
+    "make slow optimizers as fast as their peers', beside slow computes of other workers",
+    frozenset({"worker"}),
+    mend_optimizer,
+    whole_passes=False,
+    repairs=True,
+)
+KINDS = (WORKER, OPTIMIZERS, LINK, NIC)

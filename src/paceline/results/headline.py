@@ -452,6 +452,7 @@ REASONS: Mapping[str, Callable[[JobReport, Finding], str]] = {
 
 #: Remedy -> the action as the subject of "gains".
 DOING = {
+    "mend-optimizer": "Mending it gains",
     "fix-nic": "Repairing it gains",
     "fix-peer-network": "Repairing its links gains",
     "balance-experts": "Balancing the experts gains",

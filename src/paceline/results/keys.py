@@ -119,7 +119,9 @@ _DIAGNOSIS = (
     ),
     Key("findings", optional(list_of(FINDING)), "causes, by share"),
     Key("waterfall", optional(WATERFALL), "from the actual step down to pure compute"),
-    Key("remedies", list_of(REMEDY), "changes that answer findings, by gain"),
+    Key(
+        "remedies", list_of(REMEDY), "changes that answer findings, by gain; with a condition last"
+    ),
     Key("architecture", list_of(REMEDY), "changes of the job's architecture, by gain"),
     Key("remedies_not_applicable", object_of(str, TEXT), "remedy -> reason", "not_applicable"),
     Key("hints", list_of(TEXT), "options that give Paceline more information"),

@@ -47,8 +47,8 @@ def details_html(sentences: Sequence[str]) -> str:
 
 
 def rank_remedies(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Remedies by gain, largest first; changes of the architecture come last."""
-    return sorted(remedies, key=lambda remedy: (remedy.architecture, -remedy.gain))
+    """Remedies by gain, conditional ones behind; changes of the architecture come last."""
+    return sorted(remedies, key=lambda remedy: (remedy.architecture, remedy.rank))
 
 
 def _card(finding: Finding, ranks: Sequence[int], report: JobReport) -> str:

@@ -39,6 +39,11 @@ def _replace_worker(change: Change) -> Phrases:
         yield f"{count(len(places), 'worker')} to replace: {workers(places, MAX_NAMED)}"
 
 
+def _mend_optimizer(change: Change) -> Phrases:
+    if places := change.get("workers"):
+        yield f"{count(len(places), 'optimizer')} to mend: {workers(places, MAX_NAMED)}"
+
+
 def _fix_link(change: Change) -> Phrases:
     if links := change.get("links"):
         names = several([link(ends) for ends in links], MAX_NAMED, "; ")
@@ -313,6 +318,7 @@ def _bucket_size(change: Change) -> Phrases:
 
 OF_REMEDY: Mapping[str, Callable[[Change], Phrases]] = {
     "replace-worker": _replace_worker,
+    "mend-optimizer": _mend_optimizer,
     "fix-link": _fix_link,
     "fix-nic": _fix_nic,
     "fix-peer-network": _fix_peers,
