@@ -33,6 +33,7 @@ from paceline.results.words.slowdown import (
     ideal_range,
     parts_text,
     slowdown_range,
+    step_overlaps,
     waste_range,
     without_passing,
 )
@@ -243,7 +244,7 @@ def _step_times(report: JobReport) -> str:
     judged = "over 5%" if report.doubtful else "fine"
     off = f"({report.discrepancy:.1%} off: {judged})"
     lasted = seconds(report.lasted_s)
-    overlaps = lasted != traced
+    overlaps = step_overlaps(report)
     text = (
         f"mean step: T_ideal {ideal_range(report)}, simulated T {simulated}, "
         f"{'from step to step' if overlaps else 'traced'} {lasted} {off}"

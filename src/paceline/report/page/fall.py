@@ -15,6 +15,7 @@ from paceline.results.words.slowdown import (
     bound_note,
     ideal_range,
     slowdown_range,
+    step_overlaps,
     waste_parts,
     waste_range,
 )
@@ -37,7 +38,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     of_gpus = f"{_range(report, _gpus(lost_gpus), _gpus(most_gpus))} of {gpus:,} GPUs"
     parts = (of_gpus + per_day, waste_parts(report), beside_waste(report))
     lasted, as_traced = seconds(report.lasted_s), "as traced"
-    if lasted != seconds(traced):
+    if step_overlaps(report):
         overlap = seconds(report.overlap_s)
         as_traced = f"from step to step; traced {seconds(traced)}, as {overlap} overlap"
     if between_steps(report):

@@ -6,6 +6,7 @@ from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.results.document import JobReport
 from paceline.results.words.names import cause_name
+from paceline.results.words.slowdown import step_overlaps
 from paceline.units import percent
 
 #: A cause's share of the loss is unknown if its interval is wider than the whole loss.
@@ -86,9 +87,10 @@ def size_of_loss(report: JobReport) -> str:
     lost = lost_s(report)
     of_step = percent(lost / report.lasted_s)
     of_simulated = percent(lost / float(report.simulated_s.mean()))
-    which = "from step to step" if report.overlaps else "of the traced one"
+    overlaps = step_overlaps(report)
+    which = "from step to step" if overlaps else "of the traced one"
     if of_simulated == of_step:
-        return f"{of_step} of the {'' if report.overlaps else 'traced '}step"
+        return f"{of_step} of the {'' if overlaps else 'traced '}step"
     return f"{of_simulated} of the simulated step, {of_step} {which}"
 
 

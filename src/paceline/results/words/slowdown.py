@@ -82,6 +82,11 @@ def ideal_range(report: JobReport) -> str:
     return f"at most {ideal}" if report.job.replicas == 2 and report.straggling else ideal
 
 
+def step_overlaps(report: JobReport) -> bool:
+    """Whether the step time from step to step differs from the traced one as both are told."""
+    return seconds(report.lasted_s) != seconds(float(report.traced_s.mean()))
+
+
 def slow_hardware(report: JobReport) -> str:
     """``workers``: the hardware that findings blame most."""
     causes = [finding.cause for finding in report.diagnosis.findings]
