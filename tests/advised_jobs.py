@@ -101,6 +101,10 @@ def _late_member(graph, durations) -> None:
     durations[ops, :, 3] += 2.6
 
 
+def _slow_optimizer(graph, durations) -> None:
+    durations[(graph.kind == int(OpKind.OPTIMIZER)) & (graph.pp == 2), :, 5] *= 4
+
+
 def _two_references(graph, durations) -> None:
     ops = np.isin(graph.kind, [int(kind) for kind in COLLECTIVES])
     durations[ops] *= np.where(np.arange(durations.shape[1]) % 2 == 0, 12, 1)[:, None]
@@ -157,6 +161,9 @@ JOBS: dict[str, Callable[[], Advised]] = {
     "worker": lambda: named(slow_workers=(SlowWorker(3, 1, 1.5),)),
     "workers": lambda: named(
         slow_workers=tuple(SlowWorker(dp, pp, 1.4) for dp, pp in ((0, 0), (3, 1), (7, 3)))
+    ),
+    "optimizer beside a worker": lambda: retimed(
+        _slow_optimizer, slow_workers=(SlowWorker(3, 1, 1.4),)
     ),
     "most of a stage": _most_of_a_stage,
     "stage": lambda: of(slow_last_stage=(2.07, 1.41)),
