@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import paceline.record as record
@@ -16,6 +17,7 @@ from installed import PACKAGES
 from paceline import load
 from paceline.blockfile import PROGRAM, TIMES, read_file, read_header
 from paceline.record import writer
+from paceline.record.recorder import is_drawn
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
 from recordings import SetClock, play, recorder
@@ -57,15 +59,25 @@ def test_importing_it_costs_nothing():
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 
-def test_every_tenth_step_and_all_step_times(tmp_path):
+def test_one_step_of_ten_and_all_step_times(tmp_path):
     rec = record.start(tmp_path)
     assert record.current() is rec
     loop(rec, range(25))
     rec.close()
-    assert load(tmp_path).steps.tolist() == [0, 10, 20]
+    assert load(tmp_path).steps.tolist() == [0, 16, 22]
     times = load_recorded_step_times(tmp_path)
     assert times.steps.tolist() == list(range(25))
     assert (times.duration_s > 0).all()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 10, 50])
+def test_profiled_steps_fall_evenly_on_what_recurs(every):
+    """An evaluation in each tenth step fell on all profiled steps, or on none (newcomer 15)."""
+    drawn = np.array([number for number in range(2000 * every) if is_drawn(number, every)])
+    assert (drawn // every).tolist() == list(range(2000))
+    for period in (2, 3, 7, 10, 20, 50):
+        shares = np.bincount(drawn % period, minlength=period) / len(drawn)
+        assert shares == pytest.approx(1 / period, rel=0.12)
 
 
 def test_chosen_steps(tmp_path):
@@ -339,13 +351,13 @@ def test_switching_while_it_runs(tmp_path):
     loop(rec, [1])
     switch(tmp_path, on=True, every=5)
     until(lambda: rec._on)
-    loop(rec, [2, 5])
+    loop(rec, [2, 8])
     switch(tmp_path, on=True)
     until(lambda: rec._every == 1)
-    loop(rec, [6])
+    loop(rec, [9])
     rec.close()
-    assert load(tmp_path).steps.tolist() == [0, 5, 6]
-    assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1, 2, 5, 6]
+    assert load(tmp_path).steps.tolist() == [0, 8, 9]
+    assert load_recorded_step_times(tmp_path).steps.tolist() == [0, 1, 2, 8, 9]
 
 
 def test_a_broken_control_file_changes_nothing(tmp_path):

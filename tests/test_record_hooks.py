@@ -70,7 +70,7 @@ def medians_ms(trace, kind, worker):
 @pytest.mark.parametrize(("kind", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
 def test_pipelining_schedules(jobs, kind, chunks):
     trace = load(jobs / kind)
-    assert trace.steps.tolist() == [0, 2, 4]
+    assert trace.steps.tolist() == [0, 3, 4]
     assert (trace.job.dp_size, trace.job.pp_size, trace.job.vpp_size) == (1, 2, chunks)
     computes = 4 * chunks
     received = [4 * (chunks - 1), computes]

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from paceline import SynthSpec, analyze, blockfile, load, synthesize
 from paceline.blockfile import KINDS, PEER_END, block
 from paceline.errors import TraceError
+from paceline.graph import from_trace
 from paceline.record.recorder import Recorder
 from paceline.sources import recording
 from paceline.sources.recording import load_recorded_step_times
 from paceline.sources.recording.files import read_files
 from paceline.trace import OpKind
+from paceline.trace.warning import UNLIKE_STEPS
 from recordings import SetClock, play, record_trace, recorder
 
 STEP = [("forward-compute", 0, 0, 10, 20), ("backward-compute", 0, 0, 20, 45)]
@@ -404,13 +406,14 @@ def test_a_clock_beyond_all_clocks_is_refused(whole_file, tmp_path):
 
 
 def alternating(folder, even_ms, odd_ms, steps=40):
-    """A rank whose even steps are profiled; their lengths, and those of the odd ones, in ms.
+    """A rank with even steps of one length, all profiled, and odd ones of another, in ms.
 
     Lengths are numbers, or [step].
     """
     even_ms, odd_ms = np.broadcast_to(even_ms, steps), np.broadcast_to(odd_ms, steps)
     clock = SetClock()
-    rec = Recorder(folder, every=2, flush_s=60, given={"rank": 0, "world": 1}, clock=clock)
+    even = range(0, steps, 2)
+    rec = Recorder(folder, steps=even, flush_s=60, given={"rank": 0, "world": 1}, clock=clock)
     at = 0
     for number in range(steps):
         end = at + round(1_000_000 * float((odd_ms if number % 2 else even_ms)[number]))
@@ -418,13 +421,14 @@ def alternating(folder, even_ms, odd_ms, steps=40):
         play(rec, clock, number, [*ops, ("backward-compute", 0, 0, end - 20, end)], (at, end))
         at = end
     rec.close()
-    return [text for text in load(folder).warnings if "profiled steps take" in text]
+    return [doubt for doubt in from_trace(load(folder)).doubts if doubt.code == UNLIKE_STEPS]
 
 
 def test_profiled_steps_that_are_unlike_the_others_are_told(tmp_path):
     """As of a Trainer whose even steps load three batches, and its odd ones two."""
-    (text,) = alternating(tmp_path / "unlike", 150, 100)
-    assert "profiled steps take 150 ms on average, all others 100 ms" in text
+    (doubt,) = alternating(tmp_path / "unlike", 150, 100)
+    assert "profiled steps take 150 ms on average, all others 100 ms" in doubt.text
+    assert doubt.numbers["all_s"] == pytest.approx(0.125, rel=0.01)
     assert alternating(tmp_path / "alike", 104, 100) == []
     assert alternating(tmp_path / "few", 150, 100, steps=14) == []
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.trace import Periods, Trace
-from paceline.trace.warning import BETWEEN_STEPS, STEPS_OVERLAP, Warning
+from paceline.trace.warning import BETWEEN_STEPS, STEPS_OVERLAP, UNLIKE_STEPS, Warning
 from paceline.units import seconds
 
 Array = npt.NDArray[np.float64]
@@ -23,6 +24,10 @@ MOST = 0.9
 #: A step without operations is long from this many times the usual one on. Its length may hold a
 #: pause, and noise of half a step is rare.
 LONG = 1.5
+
+#: Share, and standard errors, by which profiled steps may differ from the others; fewest steps of
+#: both; and steps that warm up.
+UNLIKE, UNLIKE_ERRORS, FEWEST, WARM_UP = 0.1, 3.0, 8, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +93,10 @@ class StepGaps:
         return max(0.0, float(self.traced_s.mean() - per_step_s.mean()))
 
     def notes(self) -> list[Warning]:
-        """Notes on the time between the steps."""
+        """Notes on the time between the steps, and on profiled steps that are unlike the others."""
+        return [*self._between(), *self._unlike()]
+
+    def _between(self) -> list[Warning]:
         known = np.isfinite(self.gap_s)
         if not known.any():
             return []
@@ -125,6 +133,33 @@ class StepGaps:
             )
             notes.append(Warning(STEPS_OVERLAP, text, {"share": share}))
         return notes
+
+    def _unlike(self) -> list[Warning]:
+        """A note where profiled steps take longer or shorter than the others.
+
+        The first steps are left out: they warm up. A difference within ``UNLIKE_ERRORS`` standard
+        errors is chance.
+        """
+        if self.periods is None or not len(self.steps):
+            return []
+        every = self.periods.within(self.steps)
+        warm = every.steps > every.steps.min(initial=0) + WARM_UP
+        is_profiled = np.isin(every.steps, self.steps)
+        both = [every.seconds[warm & of] for of in (is_profiled, ~is_profiled)]
+        if min(map(len, both)) < FEWEST:
+            return []
+        profiled_s, others_s = (float(side.mean()) for side in both)
+        error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
+        if abs(profiled_s - others_s) <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
+            return []
+        text = (
+            f"profiled steps take {seconds(profiled_s)} on average, all others "
+            f"{seconds(others_s)}: the analysis is of profiled steps only. An evaluation, a "
+            "checkpoint or logging may fall on them, or profiling slows them; record with every=1 "
+            "to tell. `paceline detect` reads the times of all steps"
+        )
+        all_s = float(every.seconds.mean())
+        return [Warning(UNLIKE_STEPS, text, {"profiled_s": profiled_s, "all_s": all_s})]
 
     def of_all_steps(self) -> AllSteps | None:
         """The times from step to step and the share of pauses, with the steps between.

@@ -85,7 +85,8 @@ def start(
 
     Args:
         folder: folder of the run; every rank writes its own file into it.
-        every: record the operations of one step in ``every``; step times are kept for all steps.
+        every: record the operations of one step in ``every``, at a place that changes; step times
+            are kept for all steps.
         steps: record the operations of these steps instead (any container with ``in``).
         rank: global rank.
         world: number of ranks.

@@ -23,6 +23,20 @@ from paceline.record.writer import FLUSH_S, Writer
 
 log = logging.getLogger("paceline.record")
 
+#: 2^64 over the golden ratio, the multiplier of Fibonacci hashing (Knuth, The Art of Computer
+#: Programming, vol. 3, section 6.4): its multiples modulo 2^64 lie evenly.
+_GOLDEN, _BITS = 0x9E3779B97F4A7C15, 64
+
+
+def is_drawn(number: int, every: int) -> bool:
+    """Whether a step is the profiled one among its ``every`` neighbours; the same on all ranks.
+
+    The place of the profiled step changes from neighbours to neighbours. So what recurs, such as an
+    evaluation in each tenth step, falls on profiled steps as often as on others.
+    """
+    block, place = divmod(number, every)
+    return place == (block * _GOLDEN % (1 << _BITS)) * every >> _BITS
+
 
 class Recorder:
     """Records times of one rank's steps and operations into a file.
@@ -319,7 +333,7 @@ class Recorder:
             return True
         if not self._on:
             return False
-        return number in self._steps if self._steps is not None else number % self._every == 0
+        return number in self._steps if self._steps is not None else is_drawn(number, self._every)
 
     def finish(self, step: Step, *, whole: bool) -> None:
         """End of a step; its block calls this. A step that raised is not kept."""

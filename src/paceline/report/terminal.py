@@ -26,6 +26,7 @@ from paceline.results.headline import (
     mostly_passing,
     passing_text,
     step_to_step_s,
+    unlike_text,
 )
 from paceline.results.words.job import size_and_steps
 from paceline.results.words.slowdown import (
@@ -217,6 +218,8 @@ def _verdict(report: JobReport, width: int) -> list[Text]:
             text += without_passing(report)
         style = "bold red" if report.largest_slowdown >= _SEVERE else "bold yellow"
     lines = wrap(text, width, style=style)
+    if unlike := unlike_text(report):
+        lines += wrap(unlike, width, style="bold yellow")
     if report.doubtful and not explained(report):
         text = "Doubtful: the simulation is more than 5% off the trace; see the warnings"
         if report.launch_slowdown > 1:

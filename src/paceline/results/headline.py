@@ -28,6 +28,7 @@ from paceline.results.words.waits import (
     traced_only,
     wait_text,
 )
+from paceline.trace.warning import UNLIKE_STEPS
 from paceline.units import count, percent, seconds
 from paceline.whatif import WhatIf
 
@@ -88,6 +89,18 @@ def overlap_text(report: JobReport) -> str:
     return (
         f"Steps overlap: from step to step the job takes {seconds(traced_s - report.overlap_s)}, "
         f"{percent(report.overlap_s / traced_s, 0)} less than the traced {seconds(traced_s)}"
+    )
+
+
+def unlike_text(report: JobReport) -> str:
+    """How much the profiled steps differ from all steps; empty if they stand for them."""
+    numbers = next((w.numbers for w in report.warnings if w.code == UNLIKE_STEPS), None)
+    if numbers is None:
+        return ""
+    profiled, every = seconds(numbers["profiled_s"]), seconds(numbers["all_s"])
+    return (
+        f"Profiled steps take {profiled}, all steps {every} on average: all shares below are of "
+        "the profiled steps"
     )
 
 
@@ -194,8 +207,8 @@ def little_text(report: JobReport) -> str:
 
 def details(report: JobReport) -> list[str]:
     """Sentences below the headline, with measured numbers and intervals."""
-    overlap = overlap_text(report)
-    return ([f"{overlap}."] if overlap else []) + _details(report)
+    about_steps = (unlike_text(report), overlap_text(report))
+    return [f"{text}." for text in about_steps if text] + _details(report)
 
 
 def _details(report: JobReport) -> list[str]:

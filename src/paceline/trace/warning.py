@@ -25,6 +25,8 @@ class Warning:
 STEPS_LEFT_OUT = "steps-left-out"
 #: Time lies between the steps, or steps overlap.
 BETWEEN_STEPS, STEPS_OVERLAP = "between-steps", "steps-overlap"
+#: Steps with recorded operations take longer or shorter than the others.
+UNLIKE_STEPS = "unlike-steps"
 #: Unobserved ends of communication were estimated.
 LATE_ENDS = "late-ends"
 #: Two computes of a worker run at once.

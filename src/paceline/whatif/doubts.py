@@ -51,7 +51,7 @@ def step_doubts(durations: Durations) -> list[Warning]:
     text = (
         f"only {steps} analysed: they do not show how much steps differ. Passing variation may "
         f"look lasting, and findings are less certain; record {ENOUGH_STEPS} steps or more "
-        "(a longer run; or every=2, PACELINE_RECORD_EVERY=2, which profile every second step)"
+        "(a longer run; or every=2, PACELINE_RECORD_EVERY=2, which profile one step of two)"
     )
     return [Warning(FEW_STEPS, text, {"steps": n_steps})]
 

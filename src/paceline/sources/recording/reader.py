@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paceline.blockfile import LATE, PEER_END
 from paceline.errors import TraceError
 from paceline.occurrence import count_in_runs
-from paceline.sources.recording.doubts import doubts, unlike_others
+from paceline.sources.recording.doubts import doubts
 from paceline.sources.recording.files import RankFile, read_files, torn_headers
 from paceline.sources.recording.periods import step_periods
 from paceline.sources.recording.places import recorded_places
@@ -72,7 +72,6 @@ def read_from(
     missing = _missing_ranks(starts[0], path, fatal=not whole)
     warnings = [*missing, *torn_headers(path), *doubts(files)]
     chosen, left_out = _with_or_without_programs(*_choose(whole, path), path)
-    warnings += unlike_others(starts[0]) if steps is None else []
     chosen = _of_steps(chosen, steps)
     counts = Counter[str]()
     n_rows = sum(int(np.diff(file.first_op)[index].sum()) for file, index in chosen)
