@@ -87,7 +87,7 @@ def data_parallel_job(folder, step_of, *, steps=24, ranks=4, every=1, meets=Fals
         step_of: (step, rank) -> its :class:`RankStep`.
         steps: of the job.
         ranks: of the job.
-        every: one step in this many is profiled.
+        every: each n-th step is profiled, as chosen by ``steps=``.
         meets: whether all ranks meet behind the loading, in a collective that is not recorded, as
             the Trainer of transformers does to count the tokens.
         measures: whether waits for data are recorded.
@@ -95,7 +95,7 @@ def data_parallel_job(folder, step_of, *, steps=24, ranks=4, every=1, meets=Fals
     clocks = [SetClock() for _ in range(ranks)]
     places = [{"rank": rank, "world": ranks, "dp": ranks} for rank in range(ranks)]
     recorders = [
-        Recorder(folder, every=every, flush_s=60, given=place, clock=clock)
+        Recorder(folder, steps=range(0, steps, every), flush_s=60, given=place, clock=clock)
         for place, clock in zip(places, clocks, strict=True)
     ]
     free = [1000.0] * ranks

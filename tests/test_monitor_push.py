@@ -296,7 +296,7 @@ class TestRecorder:
         assert client.steps("own")["step"] == list(range(20))
         [row] = client.sessions("own")
         found = client.wait(row["id"])
-        assert (found["status"], found["first_step"], found["last_step"]) == ("done", 0, 18)
+        assert (found["status"], found["first_step"], found["last_step"]) == ("done", 0, 19)
         log = (tmp_path / "run" / "push.log").read_text()
         assert "pushed 1 session and 20 step times of own" in log
         assert env["PACELINE_TOKEN"] not in log
