@@ -20,7 +20,7 @@ from paceline.report.terminal import screen
 from paceline.results.document import JobReport
 from paceline.results.headline import headline, step_to_step_s
 from paceline.sources.parquet_metadata import with_stored
-from paceline.trace.warning import BETWEEN_STEPS
+from paceline.trace.warning import BETWEEN_STEPS, UNLIKE_STEPS
 from paceline.whatif import analyze
 from recordings import MS, RankStep, SetClock, data_parallel_job, play
 
@@ -31,7 +31,8 @@ def recorded(folder, every, pause_ms=lambda number: 0, step_ms=lambda number: 10
     """A rank's run: a step begins where the one before ended, and its pause is within it."""
     clock = SetClock()
     given = {"rank": 0, "world": 1}
-    rec = Recorder(folder, every=every, flush_s=60, given=given, clock=clock)
+    steps = range(0, STEPS, every)
+    rec = Recorder(folder, steps=steps, flush_s=60, given=given, clock=clock)
     end = 0
     for number in range(STEPS):
         begin, first = end, end + pause_ms(number)
@@ -137,10 +138,27 @@ def test_impossible_times_in_a_file_are_ignored(tmp_path, stored):
 
 
 def test_a_pause_before_profiled_steps_is_named_as_what_makes_them_longer(tmp_path):
-    (text,) = [w for w in recorded(tmp_path, 10, each(20, 400)).warnings if "profiled steps" in w]
-    assert text.startswith("profiled steps take 300 ms on average, all others 100 ms: 6 profiled ")
-    assert "6 profiled steps wait about 400 ms before their first operation" in text
-    assert "Either profiling slows them" not in text
+    (doubt,) = unlike(recorded(tmp_path, 10, each(20, 400)))
+    assert doubt.text.startswith("profiled steps take 300 ms on average, all others 100 ms: ")
+    assert "An evaluation, a checkpoint or logging may fall on them" in doubt.text
+
+
+def test_long_steps_of_which_none_is_profiled_are_told(tmp_path):
+    """A job of 17% evaluations must not be called healthy for want of a profiled one."""
+    trace = recorded(tmp_path / "long", 10, each(20, 400, phase=7))
+    (doubt,) = unlike(trace)
+    assert doubt.text.startswith(
+        "16.7% of the time passes in 6 long steps (7, 27, 47, 67, 87 and 1 more)"
+    )
+    assert doubt.numbers == pytest.approx({"profiled_s": 0.1, "all_s": 0.12}, rel=0.01)
+    report = JobReport.of(paceline.analyze(from_trace(trace)))
+    shown = " ".join(" ".join(line.plain for line in screen(report, 200, colour=False)).split())
+    assert "Profiled steps take 100 ms, all steps 120 ms on average: all shares below are" in shown
+    assert unlike(recorded(tmp_path / "even", 10)) == []
+
+
+def unlike(trace):
+    return [doubt for doubt in from_trace(trace).doubts if doubt.code == UNLIKE_STEPS]
 
 
 def evaluated(folder, every, data_ms=0.0, evaluation_ms=400.0):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.trace import Periods, Trace
 from paceline.trace.warning import BETWEEN_STEPS, STEPS_OVERLAP, UNLIKE_STEPS, Warning
-from paceline.units import seconds
+from paceline.units import count, seconds, several
 
 Array = npt.NDArray[np.float64]
 
@@ -28,6 +28,9 @@ LONG = 1.5
 #: Share, and standard errors, by which profiled steps may differ from the others; fewest steps of
 #: both; and steps that warm up.
 UNLIKE, UNLIKE_ERRORS, FEWEST, WARM_UP = 0.1, 3.0, 8, 3
+
+#: Long steps that are listed.
+MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,26 +141,38 @@ class StepGaps:
         """A note where profiled steps take longer or shorter than the others.
 
         The first steps are left out: they warm up. A difference within ``UNLIKE_ERRORS`` standard
-        errors is chance.
+        errors is chance, unless long steps make it, of which none is profiled.
         """
         if self.periods is None or not len(self.steps):
             return []
         every = self.periods.within(self.steps)
         warm = every.steps > every.steps.min(initial=0) + WARM_UP
-        is_profiled = np.isin(every.steps, self.steps)
-        both = [every.seconds[warm & of] for of in (is_profiled, ~is_profiled)]
+        numbers, times_s = every.steps[warm], every.seconds[warm]
+        is_profiled = np.isin(numbers, self.steps)
+        both = [times_s[of] for of in (is_profiled, ~is_profiled)]
         if min(map(len, both)) < FEWEST:
             return []
         profiled_s, others_s = (float(side.mean()) for side in both)
         error_s = math.hypot(*(float(side.std(ddof=1)) / math.sqrt(len(side)) for side in both))
-        if abs(profiled_s - others_s) <= max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
+        usual_s = float(np.median(times_s))
+        is_long = times_s > LONG * usual_s
+        excess = float((times_s - usual_s)[is_long].sum() / times_s.sum())
+        if abs(profiled_s - others_s) > max(UNLIKE * others_s, UNLIKE_ERRORS * error_s):
+            text = (
+                f"profiled steps take {seconds(profiled_s)} on average, all others "
+                f"{seconds(others_s)}: the analysis is of profiled steps only. An evaluation, a "
+                "checkpoint or logging may fall on them, or profiling slows them"
+            )
+        elif excess >= MATTERS and not is_long[is_profiled].any():
+            shown = list(map(str, numbers[is_long].tolist()))
+            text = (
+                f"{excess:.1%} of the time passes in {count(int(is_long.sum()), 'long step')} "
+                f"({several(shown, MAX_SHOWN)}), and none of them is profiled: an "
+                "evaluation, a checkpoint or logging may fall on them"
+            )
+        else:
             return []
-        text = (
-            f"profiled steps take {seconds(profiled_s)} on average, all others "
-            f"{seconds(others_s)}: the analysis is of profiled steps only. An evaluation, a "
-            "checkpoint or logging may fall on them, or profiling slows them; record with every=1 "
-            "to tell. `paceline detect` reads the times of all steps"
-        )
+        text += "; record with every=1 to tell. `paceline detect` reads the times of all steps"
         all_s = float(every.seconds.mean())
         return [Warning(UNLIKE_STEPS, text, {"profiled_s": profiled_s, "all_s": all_s})]
 
