@@ -148,7 +148,7 @@ def test_long_steps_of_which_none_is_profiled_are_told(tmp_path):
     trace = recorded(tmp_path / "long", 10, each(20, 400, phase=7))
     (doubt,) = unlike(trace)
     assert doubt.text.startswith(
-        "16.7% of the time passes in 6 long steps (7, 27, 47, 67, 87 and 1 more)"
+        "17.0% of the time passes in 6 long steps (7, 27, 47, 67, 87 and 1 more)"
     )
     assert doubt.numbers == pytest.approx({"profiled_s": 0.1, "all_s": 0.12}, rel=0.01)
     report = JobReport.of(paceline.analyze(from_trace(trace)))
