@@ -43,6 +43,7 @@ from paceline.results.words.waits import (
     beside_waste,
     between_steps,
     first_pause,
+    lasted_name,
     traced_only,
     waits_share,
 )
@@ -247,12 +248,11 @@ def _step_times(report: JobReport) -> str:
     judged = "over 5%" if report.doubtful else "fine"
     off = f"({report.discrepancy:.1%} off: {judged})"
     lasted = seconds(report.lasted_s)
-    overlaps = step_overlaps(report)
     text = (
         f"mean step: T_ideal {ideal_range(report)}, simulated T {simulated}, "
-        f"{'from step to step' if overlaps else 'traced'} {lasted} {off}"
+        f"{lasted_name(report)} {lasted} {off}"
     )
-    if overlaps:
+    if step_overlaps(report):
         overlap = seconds(report.overlap_s)
         text += f"; traced {traced}, of which {overlap} overlap with the step before"
     if between_steps(report):

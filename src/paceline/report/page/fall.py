@@ -19,7 +19,7 @@ from paceline.results.words.slowdown import (
     waste_parts,
     waste_range,
 )
-from paceline.results.words.waits import beside_waste, between_steps, traced_only
+from paceline.results.words.waits import beside_waste, between_steps, lasted_name, traced_only
 from paceline.trace.warning import STEPS_OVERLAP
 from paceline.units import count, percent, seconds
 
@@ -40,7 +40,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     lasted, as_traced = seconds(report.lasted_s), "as traced"
     if step_overlaps(report):
         overlap = seconds(report.overlap_s)
-        as_traced = f"from step to step; traced {seconds(traced)}, as {overlap} overlap"
+        as_traced = f"{lasted_name(report)}; traced {seconds(traced)}, as {overlap} overlap"
     if between_steps(report):
         which = "to a traced step" if traced_only(report) else "from step to step"
         as_traced += f"; {seconds(step_to_step_s(report))} {which}"

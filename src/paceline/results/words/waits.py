@@ -11,6 +11,7 @@ from paceline.diagnose import Finding
 from paceline.results.document import JobReport
 from paceline.results.words.names import LIKELY, hedge, worker
 from paceline.results.words.shares import lost_s
+from paceline.results.words.slowdown import step_overlaps
 from paceline.trace.kinds import kind_name
 from paceline.trace.warning import BETWEEN_STEPS
 from paceline.units import count, percent, seconds
@@ -41,6 +42,13 @@ def between_steps(report: JobReport) -> float:
 def traced_only(report: JobReport) -> bool:
     """Whether the pauses are those before traced steps, and the others are unknown."""
     return "traced_only" in pause_numbers(report)
+
+
+def lasted_name(report: JobReport) -> str:
+    """The name of the step time that the simulation is compared with."""
+    if not step_overlaps(report):
+        return "traced"
+    return "without pauses and overlap" if between_steps(report) else "from step to step"
 
 
 def waits(report: JobReport) -> list[Finding]:
