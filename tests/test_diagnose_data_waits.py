@@ -243,7 +243,7 @@ def test_where_all_workers_wait_alike_a_collective_may_not_be_recorded(tmp_path,
     for part in (said, UNRECORDED):
         assert part in text
     assert f"P{UNRECORDED[1:]}." in details(report)
-    assert "(do logging, copies to the host and synchronisation there less often, or in a" in text
+    assert "log, copy to the host and synchronise less often before optimizer, or in a" in text
 
 
 @pytest.mark.parametrize("of_ms", [(5.0, 25.0, 25.0, 25.0), (25.0, 36.0, 25.0, 25.0)])

@@ -187,3 +187,29 @@ def test_the_command_tells_the_steps(tmp_path, capsys):
     assert document["slowdown"] == pytest.approx(124 / 104)
     assert run(["goodput", str(folder), "--slowdown", "1.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["slowdown"] == 1.5
+
+
+def test_a_fail_slow_by_waits_for_data_is_told_beside_its_row(tmp_path):
+    """A newcomer's ledger had no fail-slow, where `paceline detect` found 5.12 s of one.
+
+    From step 60 on, rank 1 waits 60 ms for its data, 55 ms more than before: 60 of 120 steps.
+    """
+    wait = {"wait_ms": lambda step, rank: 60.0 if rank and step >= 60 else 5.0, "steps": 120}
+    ledger = goodput(job(tmp_path / "slow", lambda *_: 100, **wait))
+    assert ledger.seconds["fail_slow"] == 0
+    told = [note for note in ledger.notes if "data waits" in note]
+    assert told == [
+        "3.3 s of the data waits are longer than usual and make a fail-slow since step 60; the row "
+        "fail-slow leaves waits out, paceline detect counts whole steps"
+    ]
+    even = {"wait_ms": lambda *_: 60.0, "steps": 120}
+    notes = goodput(job(tmp_path / "even", lambda *_: 100, **even)).notes
+    assert not any("data waits" in note for note in notes)
+
+
+def test_a_fail_slow_by_computes_beside_waits_for_data_has_its_own_row_only(tmp_path):
+    slow = {"wait_ms": lambda *_: 5.0, "steps": 120}
+    folder = job(tmp_path, lambda step, _: 160 if step >= 60 else 100, **slow)
+    ledger = goodput(folder)
+    assert ledger.seconds["fail_slow"] > 3
+    assert not any("data waits" in note for note in ledger.notes)

@@ -184,7 +184,7 @@ def test_an_unexplained_session_and_one_of_earlier_steps_name_nobody(world):
     world.happened("onset", 100)
     world.set_job(slow_since_step=100)
     world.session(1.6, cause="unexplained")
-    world.session(1.6, last_step=99)
+    world.session(1.6, last_step=99, cause="data-loading")
     assert world.rows()[0]["cause"] == "fail-slow"
     world.session(1.6, last_step=130)
     assert world.rows()[0]["cause"] == "worker"

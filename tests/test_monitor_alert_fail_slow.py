@@ -215,7 +215,7 @@ def test_a_place_names_runs_of_ranks(world):
 
 
 def test_a_trace_after_the_onset_names_the_cause(world):
-    world.session(1.4)
+    world.session(1.4, cause="data-loading")
     world.now += 1
     world.happened("onset", 100, ranks=range(64))
     world.set_job(slow_since_step=100)

@@ -12,7 +12,7 @@ from paceline.detect.event import Event
 from paceline.detect.job import job_events
 from paceline.monitor.store import events as event_rows
 from paceline.monitor.store import jobs
-from paceline.monitor.store.tables import events, sessions
+from paceline.monitor.store.tables import events, session_facts, sessions
 
 ONSET = {"start": 0, "kind": "onset", "step": 120, "since_step": 100, "factor": 1.5}
 ONSET |= {"lost_s": 60.0, "ranks": [0, 1], "text": "step 120: 1.50x slower since step 100"}
@@ -121,3 +121,18 @@ def test_the_monitors_text_leaves_out_what_a_session_tells():
     assert "who: unknown, run paceline validate --world-size 2 --run; " in event.explain()
     text = event.explain("by noon", says_unknown=False)
     assert text == "step 120: 1.50x slower since step 100; 60 s lost by noon"
+
+
+def test_a_cause_that_was_there_before_the_onset_is_not_named(site):
+    """A newcomer's job: one rank logs from the start on, another one's loader becomes slow."""
+    loader = {"cause": "data-loading", "place": "worker dp 2, stage 0", "gain": 0.4}
+    steps = {"step_s": 1.0, "cause_gain": 0.5}
+    add(site, sessions, **DONE, **steps, last_step=90, created_at=NOW - 500)
+    add(site, events, **ONSET, at=NOW - 400)
+    since = {**DONE, **steps, "sha256": "b", "last_step": 150, "created_at": NOW - 300}
+    number = add(site, sessions, **since)
+    assert whos(site) == [("onset", None, None)]
+    with site.service.engine.begin() as connection:
+        values = {"session_id": number, "facts": {"causes": [loader]}}
+        connection.execute(session_facts.insert().values(values))
+    assert whos(site) == [("onset", "worker dp 2, stage 0", number)]

@@ -268,3 +268,28 @@ def test_the_fleet_is_worked_out_anew_once_a_session_is_analysed_and_no_sooner(
         assert "Straggling" in ask("/fleet")[2]
         assert len(calls) == 2
     monitor.close()
+
+
+def test_a_session_of_one_step_says_so_at_the_top_and_links_the_one_before(tmp_path, made):
+    """A newcomer's page told the last step of his job, one that logged, as the job's state."""
+    monitor = Monitor(tmp_path)
+    cut = analysed(synthesize(SynthSpec(dp=4, pp=1, steps=1, launch_delay=(0.4, 0.5))))
+    number = monitor.add_job("cut")
+    longer = monitor.add_session(number, NOW - 100, made[0])
+    monitor.add_session(number, NOW - 50, None, status="failed", reason="odd")
+    monitor.add_session(number, NOW, cut)
+    alone = monitor.add_job("alone")
+    monitor.add_session(alone, NOW, cut)
+    with asking(app_of(monitor)) as ask:
+        html = ask("/jobs/cut")[2]
+        head, notice, rest = html.partition("<b>This session has only 1 step.</b>")
+        assert notice
+        assert f'href="/jobs/cut?session={longer}">Show session #{longer}</a>, of steps' in rest
+        assert "<h1" in head
+        assert "Possible (" not in head
+        assert "Possible (" in rest
+        assert "This session has only" not in ask(f"/jobs/cut?session={longer}")[2]
+        html = ask("/jobs/alone")[2]
+        assert "This session has only 1 step." in html
+        assert "Show session #" not in html
+    monitor.close()

@@ -1,13 +1,19 @@
 """Hiding launch delays: compared on the step with all delays."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from paceline.diagnose import diagnose
 from paceline.diagnose.delayed_ops import alike_s
 from paceline.errors import NotApplicableError, RemedyError
+from paceline.graph import from_trace
+from paceline.remedies import Case
 from paceline.remedies.hide_delays import propose
-from paceline.synth import SynthSpec
+from paceline.synth import SynthSpec, synthesize
+from paceline.whatif import analyze
 from remedy_cases import analysed, case_of
 from remedy_jobs import LayeredJob
 
@@ -25,6 +31,23 @@ def test_the_gain_is_right(dp, pp, seed, noise):
     assert remedy.change["hide"] == ["step-start"]
     assert "prefetch" in remedy.action
     assert remedy.findings == ("launch-delay",)
+
+
+HIDE = {"hide": "step-start"}
+
+
+@pytest.mark.parametrize(("wait_s", "is_data"), [(0.005, False), (0.4, True)])
+def test_prefetching_is_no_advice_where_recorded_waits_for_data_are_short(wait_s, is_data):
+    """A newcomer's step began 200 ms late, by a call that logs; its waits for data took 5 ms."""
+    spec = SynthSpec(dp=4, pp=1, microbatches=8, steps=6, launch_delay=(0.4, 0.5))
+    trace = synthesize(spec)
+    measured = from_trace(replace(trace, data_wait_s=np.full((6, 4, 1), wait_s)))
+    result = analyze(measured)
+    action = propose(Case(measured, result, diagnose(measured, result), options=HIDE)).action
+    assert ("prefetch" in action) == is_data
+    assert ("logging, checkpoints, synchronisation" in action) != is_data
+    if not is_data:
+        assert re.search(r"waits for data are [0-9.]+% of this delay\)$", action)
 
 
 SEVERAL = LayeredJob(

@@ -321,7 +321,7 @@ def test_a_wide_interval_of_a_gain_stands_beside_it(interval, told):
 
 def test_terminal_remedies_keep_the_name_that_the_command_takes():
     remedy = job("late member").advice.remedies[0]
-    assert "fix-nic" in remedy_lines(remedy, 100)[0].plain
+    assert "fix-nic" in remedy_lines(remedy, 100, 8)[0].plain
     assert remedy_name("fix-nic") == "Fix NIC"
 
 

@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
 
     console = standard_output()
     width, reduces = min(console.width, 120), case.measured.graph.all_reduces
-    print_lines(remedy_lines(remedy, width, all_reduces=reduces), console)
+    n_steps = len(case.result.steps)
+    print_lines(remedy_lines(remedy, width, n_steps, all_reduces=reduces), console)
     _print_warnings(case)
     return 0
 

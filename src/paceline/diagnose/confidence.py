@@ -19,6 +19,9 @@ from paceline.whatif import WhatIf
 #: Number of steps -> factor. Findings of few steps are less certain.
 FEW_STEPS = {1: 0.8, 2: 0.9, 3: 0.95}
 
+#: Causes whose findings tell how long a step waits. One step does not show that its wait returns.
+WAIT_CAUSES = ("launch-delay", "data-loading")
+
 #: Below this number of slow steps, Laplace's rule of succession lowers the confidence of slow
 #: groups: a pattern of all n steps returns in the next with a chance of (n + 1) / (n + 2). Other
 #: jobs slow a network or a host for some seconds, and a short trace may lie within such a time.
@@ -42,6 +45,17 @@ CLOCK_CAUSES = ("link", "dp-network")
 
 #: Causes whose evidence is the time of groups in a step.
 GROUP_CAUSES = ("dp-network", "peer-network")
+
+
+def of_few_waits(cause: str, confidence: float, n_steps: int) -> float:
+    """Confidence in a wait of few steps: at most the chance that the next step waits, too.
+
+    It is (n + 1) / (n + 2) by Laplace's rule of succession, as all n steps do. More steps than
+    those of :data:`FEW_STEPS` show it themselves, by their resamples.
+    """
+    if cause not in WAIT_CAUSES or n_steps not in FEW_STEPS:
+        return confidence
+    return min(confidence, (n_steps + 1) / (n_steps + 2))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose.confidence import of_few_waits
 from paceline.diagnose.data_waits import data_waits, with_data_waits
 from paceline.diagnose.delayed_ops import DelayedOps, alike_s, delayed_ops
 from paceline.diagnose.drift import MIN_STEPS, drift_left
@@ -84,6 +85,10 @@ def outside_causes(
         ]
     findings = [*([delays] if delays else []), *longer]
     findings = with_data_waits(findings, waits, measured, result)
+    n_steps = len(result.steps)
+    findings = [
+        replace(f, confidence=of_few_waits(f.cause, f.confidence, n_steps)) for f in findings
+    ]
     return sorted(findings, key=lambda f: -f.share_of_step)
 
 

@@ -15,6 +15,7 @@ from paceline.detect.event import counted
 from paceline.errors import DetectError, TraceError
 from paceline.ledger import episodes
 from paceline.ledger.categories import CATEGORIES, IN_STEPS, label
+from paceline.ledger.counted_elsewhere import waits_note
 from paceline.ledger.cover import Cover, cover
 from paceline.ledger.samples import Samples
 from paceline.ledger.straggling import Straggling, straggling
@@ -241,6 +242,9 @@ def ledger_of(
     notes = timeline.notes
     if events is None and any(change.factor > 1 for change in changes or ()):
         notes += (_FOUND,)
+    if events is None:
+        waits = waits_note(timeline.starts, samples, changes or [])
+        notes += (waits,) if waits else ()
     notes += (stragglers.note,) if stragglers.note else ()
     least = ROUNDING * total
     rows = {

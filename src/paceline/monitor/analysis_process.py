@@ -82,7 +82,7 @@ def analyse(path: Path, folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]
 def _summary(report: JobReport, durations: Durations) -> dict[str, Any]:
     """The columns of a session."""
     from paceline.diagnose import forward_backward_correlation
-    from paceline.results.causes import cause_place, cause_remedy
+    from paceline.results.causes import cause_facts, cause_place, cause_remedy
     from paceline.results.facts import best_gain, fleet_facts
     from paceline.results.headline import headline, named_cause
 
@@ -105,7 +105,10 @@ def _summary(report: JobReport, durations: Durations) -> dict[str, Any]:
         "cause_gain": None if remedy is None else float(remedy.gain),
         "gpus": report.job.world_size,
         "degrees": report.job.to_mapping(),
-        "facts": fleet_facts(report, forward_backward_correlation(durations)),
+        "facts": {
+            **fleet_facts(report, forward_backward_correlation(durations)),
+            "causes": cause_facts(report),
+        },
     }
 
 

@@ -30,8 +30,8 @@ _MOST_OVERLAP = 0.05
 #: Meanings of rows on the pages: the monitor has no log.
 MEANINGS = {
     **CATEGORIES,
-    "fail_slow": "what the levels of fail-slows cost these steps; an event has its slowest rank's "
-    "loss",
+    "fail_slow": "what the levels of fail-slows cost these steps, with waits for data; an event "
+    "has its slowest rank's loss",
     "other": "other pauses",
     "unknown": "time between steps of which the monitor knows nothing",
 }

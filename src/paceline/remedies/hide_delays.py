@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose import waits_in_steps_s
 from paceline.diagnose.late_starts import (
     LateStarts,
     begun_earlier,
@@ -20,6 +21,7 @@ from paceline.remedies.outcome import needed_finding, outcome
 from paceline.remedies.remedy import Case, Prediction, Remedy, RemedyKind
 from paceline.simulate import Rules, all_lanes, step_times
 from paceline.trace import OpKind
+from paceline.units import percent
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -42,6 +44,9 @@ HOW = "log, copy to the host and synchronise less often {place}, or in a thread"
 
 #: Places of sorts of delay that are no kind of operation.
 PLACES = {START: "at the start of steps", LATE: "at the start of late workers' steps"}
+
+#: Recorded waits for data explain the delay at the start of steps from this share of it on.
+DATA_SHARE = 0.5
 
 #: Sorts of delay that save less than this share of the step are left out of the sentence.
 MIN_NAMED = 0.005
@@ -94,7 +99,7 @@ def propose(case: Case) -> Remedy:
     return outcome(
         case,
         KIND,
-        _action(hide, gains, measured.graph, late),
+        _action(hide, gains, measured.graph, late, _data_share(case, saved[START])),
         _of(steps[hide]),
         {
             "hide": [name for name in masks if name != ALL] if hide == ALL else [hide],
@@ -184,8 +189,25 @@ def _kinds_at_start(
     return kinds
 
 
+def _data_share(case: Case, start_s: float) -> float | None:
+    """Recorded waits for data as a share of the delay at the start of steps; None: not recorded.
+
+    Args:
+        case: the job.
+        start_s: seconds of a step that hiding this delay saves.
+    """
+    waits_s = waits_in_steps_s(case.measured, case.result.lost_s)
+    if waits_s is None or start_s <= 0:
+        return None
+    return min(1.0, float(waits_s.mean()) / start_s)
+
+
 def _action(
-    hide: str, gains: Mapping[str, float], graph: StepGraph, late: LateStarts | None
+    hide: str,
+    gains: Mapping[str, float],
+    graph: StepGraph,
+    late: LateStarts | None,
+    data_share: float | None,
 ) -> str:
     """The advice, with the gain of each of its parts alone."""
     if hide == LATE and late is not None:
@@ -197,6 +219,11 @@ def _action(
             f"begin the steps of {of} {names}{others} with those of the peers: look for work of "
             "the host before the first operation, such as data loading, garbage collection or "
             "logging"
+        )
+    if hide == START and data_share is not None and data_share < DATA_SHARE:
+        return (
+            "look for work of the host before the first operation of the step (logging, "
+            f"checkpoints, synchronisation; waits for data are {percent(data_share)} of this delay)"
         )
     if hide == START:
         return "load the data of a step during the step before (prefetch)"

@@ -157,12 +157,10 @@ def diagnosis_lines(
     report: JobReport, width: int, gpu_hour_cost: float | None = None, *, every: bool = True
 ) -> list[Text]:
     """The whole diagnosis. Without ``every``, inapplicable remedies are named without reasons."""
-    low, high = report.diagnosis.slowdown_interval
+    s_interval = report.diagnosis.slowdown_interval
+    interval = interval_text(s_interval, len(report.steps), form="{:.3f}".format)
     parts, note = parts_text(report), bound_note(report)
-    head = (
-        f"S {slowdown_range(report, 3)} (90% interval {low:.3f} to {high:.3f}), "
-        f"waste {waste_range(report)}"
-    )
+    head = f"S {slowdown_range(report, 3)} ({interval}), waste {waste_range(report)}"
     if without := beside_waste(report):
         head += f" ({without})"
     lines = wrap(head, width, style="bold")
@@ -191,9 +189,9 @@ HEALTHY_TEXT = (
 def _finding_lines(finding: Finding, report: JobReport, width: int) -> list[Text]:
     cost = f"{percent(finding.share_of_step)} of the step"
     if finding.share is None:
-        cost += f" ({interval_text(finding)}); outside S"
+        cost += f" ({interval_text(finding.interval, len(report.steps))}); outside S"
     else:
-        cost += f", {share_text(finding)}"
+        cost += f", {share_text(finding, len(report.steps))}"
     if finding.part_of:
         cost = part_of(finding, report)
     sure = "" if finding.cause == "unexplained" else f"; {confidence_text(finding.confidence)}"
@@ -246,13 +244,14 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
     if not report.remedies:
         lines.append(Text("none applies"))
     for remedy in report.remedies:
-        lines += remedy_lines(remedy, width, share_of_loss(report, remedy), report.all_reduces)
+        of_loss = share_of_loss(report, remedy)
+        lines += remedy_lines(remedy, width, len(report.steps), of_loss, report.all_reduces)
     lines += _masked_lines(report, width)
     lines += _hint_lines(report, width)
     if report.architecture:
         lines += [Text(""), _title(ARCHITECTURE, NO_FAULT)]
     for remedy in report.architecture:
-        lines += remedy_lines(remedy, width, all_reduces=report.all_reduces)
+        lines += remedy_lines(remedy, width, len(report.steps), all_reduces=report.all_reduces)
     refused = report.not_applicable
     if refused and not every:
         names = f"{count(len(refused), 'remedy', 'remedies')} ({', '.join(refused)})"
@@ -267,11 +266,15 @@ def _remedy_lines(report: JobReport, width: int, *, every: bool) -> list[Text]:
 
 
 def remedy_lines(
-    remedy: Remedy, width: int, of_loss: float | None = None, all_reduces: bool = False
+    remedy: Remedy,
+    width: int,
+    n_steps: int,
+    of_loss: float | None = None,
+    all_reduces: bool = False,
 ) -> list[Text]:
     """One remedy: its saved shares, interval, action and notes."""
-    low, high = (percent(end) for end in remedy.interval)
-    saved = f"{shares(remedy.gain, of_loss)} (90%: {low} to {high} of the step)"
+    interval = interval_text(remedy.interval, n_steps, " of the step")
+    saved = f"{shares(remedy.gain, of_loss)} ({interval})"
     if remedy.is_bound:
         saved = f"at most {shares(remedy.gain, of_loss)}"
     text = f"{remedy.remedy}  saves {saved}; new mean step {seconds(remedy.step_time_s)}"

@@ -16,7 +16,7 @@ from paceline.results.facts import main_cause
 from paceline.results.words.more_steps import more_steps_text, no_reason
 from paceline.results.words.names import confidence_text, hedge, hosts, link, worker
 from paceline.results.words.readings import other_reading
-from paceline.results.words.shares import lost_s
+from paceline.results.words.shares import interval_text, lost_s
 from paceline.results.words.slowdown import waste_range
 from paceline.results.words.waits import (
     SMALL_SHARE,
@@ -229,8 +229,8 @@ def _details(report: JobReport) -> list[str]:
         sentences.append(_sentence(f"{reading[0].upper()}{reading[1:]}"))
     best = best_remedy(finding, report.every_remedy)
     if best is not None:
-        low, high = best.interval
-        saved = f"{percent(best.gain)} of the step, 90%: {percent(low)} to {percent(high)}"
+        interval = interval_text(best.interval, len(report.steps))
+        saved = f"{percent(best.gain)} of the step, {interval}"
         if best.is_bound:
             saved = f"at most {percent(best.gain)} of the step"
         sentences.append(

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.monitor.alerts.course import began_at
+from paceline.monitor.alerts.explanation import EXPLAINS, is_named
 from paceline.monitor.alerts.judgement import (
-    EXPLAINS,
     Alarm,
     Facts,
     final_headline,
     holds,
-    is_named,
     judge,
     passed,
     renewed,

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.detect.validation_command import validation_command
 from paceline.detect.who import name_ranks
 from paceline.monitor.alerts.course import Course, began_at, course_of, lost_so_far_s
+from paceline.monitor.alerts.explanation import Explanation, explanation_of, is_named, main_at
 from paceline.monitor.alerts.rule import DAY_S, Rule, time_in_words
 from paceline.monitor.loss_range import (
     data_share,
@@ -23,11 +24,6 @@ from paceline.monitor.loss_range import (
 )
 from paceline.units import duration, gpu_hours, moment, percent, seconds
 
-#: A session names the cause of a fail-slow if S - 1, or the same by the gain of the cause's remedy,
-#: is at least this share of its factor - 1.
-EXPLAINS = 0.5
-#: A larger gain counts as this one.
-_MAX_GAIN = 0.99
 #: A relief is news for an hour. So a new rule, or a first start, tells nothing of the days before.
 _NEWS_S = 3600.0
 
@@ -167,11 +163,6 @@ def what_lasts(row: Mapping[str, Any], *, is_over: bool = False) -> str:
     return "lasted or had a cause" if is_over else "lasts or has a cause"
 
 
-def is_named(cause: str | None) -> bool:
-    """Whether a session names a cause of a loss."""
-    return cause not in (None, "healthy", "unexplained")
-
-
 def _is_slow(session: Mapping[str, Any], least: float) -> bool:
     """Whether the loss that lasts may be high; a healthy session's is variation that passes."""
     slowdown = largest_lasting_loss(session)
@@ -251,18 +242,18 @@ def _course_of(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> Course | N
 
 def _alarm_of(rule: Rule, facts: Facts, course: Course) -> Alarm:
     """The alarm of fail-slows: the level of the last one, the cause of the told one."""
-    last, (row, session) = course.last, _told(facts, course)
+    last, (row, told) = course.last, _told(facts, course)
     cost = _cost(rule, facts, course) if course.goes_on else ""
-    place = _place(facts, row, session)
+    place = _place(facts, row, told)
     alarm = Alarm(
         course.headline(cost) + course.history(row, place),
         place=place,
-        since=_main_at(last),
+        since=main_at(last),
         began=began_at(last),
         level=last["factor"] if last.get("of_level") else None,
     )
-    if session is not None:
-        return replace(alarm, cause=session["cause"], session_id=session["id"])
+    if told is not None:
+        return replace(alarm, cause=told.cause, session_id=told.session["id"])
     ranks, n_ranks = tuple(row["ranks"]), _n_ranks(facts.job)
     share = 1 - 1 / row["factor"] if (row["factor"] or 0.0) > 1 else 0.0
     return replace(
@@ -273,35 +264,38 @@ def _alarm_of(rule: Rule, facts: Facts, course: Course) -> Alarm:
     )
 
 
-def _place(facts: Facts, row: Mapping[str, Any], session: Mapping[str, Any] | None) -> str | None:
+def _place(facts: Facts, row: Mapping[str, Any], told: Explanation | None) -> str | None:
     """The place of a fail-slow: that of its cause, else its ranks; None if unknown."""
-    if session is not None:
-        return None if session["place"] is None else str(session["place"])
+    if told is not None:
+        return told.place
     ranks = tuple(row["ranks"])
     if len(ranks) == _n_ranks(facts.job):
         return f"all {len(ranks):,} ranks" if ranks else None
     return name_ranks(ranks) if ranks else None
 
 
-def _told(facts: Facts, course: Course) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The fail-slow whose cause is told, and the session that names it; None without one.
+def _told(facts: Facts, course: Course) -> tuple[dict[str, Any], Explanation | None]:
+    """The fail-slow whose cause is told, and the cause; None without one.
 
     It is the costliest one of those whose cause a session names, else the costliest one.
     """
     by_cost = course.by_cost()
     for row in by_cost:
-        session = _session_of(facts.sessions, row)
-        if session is not None:
-            return row, session
+        told = _explanation_of(facts, row)
+        if told is not None:
+            return row, told
     return by_cost[0], None
 
 
-def _session_of(
-    sessions: Sequence[Mapping[str, Any]], row: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    """The session that names the cause of a fail-slow, which may be over."""
-    return session_that_explains(
-        sessions, row, row.get("relieved_at", math.inf), row.get("relieved_step")
+def _explanation_of(facts: Facts, row: Mapping[str, Any]) -> Explanation | None:
+    """The cause of a fail-slow, which may be over."""
+    return explanation_of(
+        facts.sessions,
+        row,
+        facts.episodes,
+        facts.job["healthy_s"],
+        row.get("relieved_at", math.inf),
+        row.get("relieved_step"),
     )
 
 
@@ -331,8 +325,8 @@ def final_headline(rule: Rule, facts: Facts, alert: Mapping[str, Any]) -> str | 
     course = _course_of(rule, facts, alert)
     if course is None:
         return None
-    row, session = _told(facts, course)
-    return course.headline() + course.history(row, _place(facts, row, session))
+    row, told = _told(facts, course)
+    return course.headline() + course.history(row, _place(facts, row, told))
 
 
 def _final_of_sessions(rule: Rule, facts: Facts) -> str | None:
@@ -358,11 +352,6 @@ def _latest_words(rule: Rule, session: Mapping[str, Any]) -> str:
     return f" The latest session{up_to} has S {_slowdown_words(session)}{healthy}."
 
 
-def _main_at(onset: Mapping[str, Any]) -> float:
-    """Time of the event that made the job slow for the most part."""
-    return float(onset.get("main_at", onset["at"]))
-
-
 def _next_act(n_slow: int, n_ranks: int) -> str:
     """The advice for a fail-slow: ranks that wait for a slow rank are equally slow.
 
@@ -375,48 +364,6 @@ def _next_act(n_slow: int, n_ranks: int) -> str:
         return f"take its host out of service, or run {command} to confirm it"
     which = "which of them" if n_slow and n_slow != n_ranks else "which rank"
     return f"a trace says {which} is slow, or run {command}"
-
-
-def session_that_explains(
-    sessions: Sequence[Mapping[str, Any]],
-    onset: Mapping[str, Any],
-    until: float = math.inf,
-    end_step: int | None = None,
-) -> Mapping[str, Any] | None:
-    """The latest session of a fail-slow whose cause explains :data:`EXPLAINS` of it.
-
-    Args:
-        sessions: analysed sessions of the job, the latest first.
-        onset: the event.
-        until: time of the relief, seconds since 1970.
-        end_step: first step after the relief; a session of earlier steps may come later.
-    """
-    for session in sessions:
-        if session["created_at"] < _main_at(onset):
-            return None
-        last_step = session["last_step"]
-        is_of_it = session["created_at"] < until
-        if end_step is not None and last_step is not None:
-            is_of_it |= last_step < end_step
-        if is_of_it and _explains(session, onset):
-            return session
-    return None
-
-
-def _explains(session: Mapping[str, Any], onset: Mapping[str, Any]) -> bool:
-    """Whether steps are so much longer by a session's cause.
-
-    S compares with the mean of all workers, the slow one among them. With few workers S is too low.
-    The upper end of its range, or the gain of the cause's remedy, then says more.
-    """
-    if not is_named(session["cause"]):
-        return False
-    last_step = session["last_step"]
-    if last_step is not None and last_step < onset.get("main_step", onset["since_step"]):
-        return False
-    gain = min(session["cause_gain"] or 0.0, _MAX_GAIN)
-    factor = max(largest_slowdown(session) or 1.0, 1 / (1 - gain))
-    return factor - 1 >= EXPLAINS * ((onset["factor"] or math.inf) - 1)
 
 
 def _n_ranks(job: Mapping[str, Any]) -> int:

@@ -52,10 +52,11 @@ def in_result(blobs: Blobs, alarm: Alarm, session_id: int) -> Where:
         return Where()
     if report is None:
         return Where()
-    cause, remedy = alarm.cause, cause_remedy(report, alarm.cause)
+    cause, at = alarm.cause, alarm.place
+    remedy = cause_remedy(report, cause, at)
     return Where(
-        cause_place(report, cause),
-        cause_hosts(report, cause),
+        cause_place(report, cause, at),
+        cause_hosts(report, cause, at),
         None if remedy is None else remedy.text,
     )
 

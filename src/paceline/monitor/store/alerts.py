@@ -34,6 +34,7 @@ from paceline.monitor.store.tables import (
     deliveries,
     events,
     jobs,
+    session_facts,
     sessions,
     silences,
 )
@@ -43,8 +44,8 @@ Row = dict[str, Any]
 #: Sessions of a job that the rules examine.
 _SESSIONS = 200
 _OF_SESSION = (
-    *("id", "created_at", "last_step", "slowdown", "slowdown_lasting", "slowdown_healthy"),
-    *("data_loading", "step_s"),
+    *("id", "created_at", "first_step", "last_step", "step_s", "data_loading"),
+    *("slowdown", "slowdown_lasting", "slowdown_healthy"),
     *("cause", "place", "cause_gain", "headline"),
 )
 #: Columns of an alert that later information may change.
@@ -457,20 +458,27 @@ def end_silence(engine: Engine, number: int, project: str, now: float, by: Actor
 
 
 def facts_of(connection: Connection, job_ids: Sequence[int]) -> dict[int, tuple[Row, list[Row]]]:
-    """Job -> its row and its latest analysed sessions, the latest first."""
+    """Job -> its row and its latest analysed sessions, the latest first.
+
+    ``causes`` of a session are those of :func:`paceline.results.causes.cause_facts`; None where an
+    older version analysed it.
+    """
     order = (sessions.c.created_at.desc(), sessions.c.id.desc())
     number = func.row_number().over(partition_by=sessions.c.job_id, order_by=order)
     # Without the meta column, which may name thousands of hosts.
     columns = [sessions.c[name] for name in _OF_SESSION]
     mine = sessions.c.job_id.in_(job_ids) & IS_DONE
     numbered = select(sessions.c.job_id, *columns, number.label("number")).where(mine).subquery()
-    latest = select(numbered).where(numbered.c.number <= _SESSIONS)
+    causes = session_facts.c.facts["causes"].label("causes")
+    latest = select(numbered, causes).where(numbered.c.number <= _SESSIONS)
+    latest = latest.outerjoin(session_facts, session_facts.c.session_id == numbered.c.id)
     latest = latest.order_by(numbered.c.job_id, numbered.c.number)
     query = select(jobs).where(jobs.c.id.in_(job_ids))
     rows = {row["id"]: dict(row) for row in connection.execute(query).mappings()}
     of_job: dict[int, list[Row]] = {job_id: [] for job_id in rows}
     for row in connection.execute(latest).mappings():
-        of_job.get(row["job_id"], []).append({name: row[name] for name in _OF_SESSION})
+        values = {name: row[name] for name in (*_OF_SESSION, "causes")}
+        of_job.get(row["job_id"], []).append(values)
     return {job_id: (row, of_job[job_id]) for job_id, row in rows.items()}
 
 

@@ -182,7 +182,8 @@ sessions = Table(
 #: SQLite would walk through every analysed session of the store.
 IS_DONE = sessions.c.status.concat("") == "done"
 
-#: Fields of a session for the fleet's figures (results/facts.py).
+#: Fields of a session for the fleet's figures (results/facts.py), and its causes for alerts
+#: (results/causes.py).
 session_facts = Table(
     "session_facts",
     metadata,

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from paceline.detect.event import SLOW_KINDS
-from paceline.monitor.alerts.judgement import session_that_explains
+from paceline.monitor.alerts.explanation import explanation_of
+from paceline.monitor.levels import LevelChanges
 from paceline.monitor.store.alerts import facts_of
 from paceline.monitor.store.events import level_events_of
 
@@ -22,17 +23,20 @@ def with_who(connection: Connection, events: Sequence[Row]) -> list[dict[str, An
     Both are None for other events and without such a session.
     """
     job_ids = sorted({event["job_id"] for event in events if event["kind"] == "onset"})
-    sessions = {job_id: rows for job_id, (_, rows) in facts_of(connection, job_ids).items()}
+    facts = facts_of(connection, job_ids)
     changes = dict(level_events_of(connection, job_ids))
+    episodes = {job_id: LevelChanges.of(rows).episodes for job_id, rows in changes.items()}
     found = []
     for event in events:
-        session = None
-        if event["kind"] == "onset" and event["factor"] is not None:
-            until = _relieved_at(event, changes.get(event["job_id"], ()))
-            session = session_that_explains(sessions.get(event["job_id"], ()), event, until)
-        names = {"who": None, "session_id": None}
-        if session is not None:
-            names = {"who": session["place"], "session_id": session["id"]}
+        told, job_id = None, event["job_id"]
+        if event["kind"] == "onset" and event["factor"] is not None and job_id in facts:
+            job, sessions = facts[job_id]
+            until = _relieved_at(event, changes.get(job_id, ()))
+            slow = episodes.get(job_id, ())
+            told = explanation_of(sessions, event, slow, job["healthy_s"], until)
+        names: dict[str, Any] = {"who": None, "session_id": None}
+        if told is not None:
+            names = {"who": told.place, "session_id": told.session["id"]}
         found.append({**event, **names})
     return found
 

@@ -40,6 +40,10 @@ def session_view(session_id: int, blobs: Blobs) -> SessionView:
     return SessionView(None if report is None else sections(report), has_report, has_perfetto)
 
 
+#: A session of fewer steps says so at the top of the page. Fewer steps do not show how much steps
+#: differ (as in ``remedies/outcome.py``).
+_ENOUGH_STEPS = 4
+
 #: Degrees that are always shown, and those shown above 1.
 _DEGREES, _MORE_DEGREES = ("dp", "pp"), ("tp", "cp", "dsp", "ep", "vpp")
 
@@ -63,6 +67,35 @@ def choose(sessions: Sequence[Row], number: str | None) -> Row | None:
         return next((s for s in sessions if str(s["id"]) == number), None)
     done = next((s for s in sessions if s["status"] == "done"), None)
     return done or next(iter(sessions), None)
+
+
+@dataclass(frozen=True)
+class FewSteps:
+    """A session of so few steps that they do not show how much steps differ.
+
+    Attributes:
+        n_steps: its number of steps.
+        longer: the latest analysed session before it over a longer range of steps; None: none.
+    """
+
+    n_steps: int
+    longer: Row | None
+
+
+def few_steps(sessions: Sequence[Row], selected: Row, view: SessionView | None) -> FewSteps | None:
+    """The notice on a session of few steps; None if it has enough.
+
+    Args:
+        sessions: the latest sessions of the job, the latest first.
+        selected: the session of the page.
+        view: its results.
+    """
+    if view is None or view.sections is None or view.sections.n_steps >= _ENOUGH_STEPS:
+        return None
+    length = selected["last_step"] - selected["first_step"]
+    earlier = (s for s in sessions if s["status"] == "done" and s["id"] < selected["id"])
+    longer = (s for s in earlier if (s["last_step"] or 0) - (s["first_step"] or 0) > length)
+    return FewSteps(view.sections.n_steps, next(longer, None))
 
 
 def step_times(steps: Any, job: Row, events: Sequence[Row]) -> Spec | None:

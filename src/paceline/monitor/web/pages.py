@@ -185,6 +185,7 @@ class Pages:
             selected=selected,
             current=job_page.choose(sessions, None),
             view=view,
+            few=None if selected is None else job_page.few_steps(sessions, selected, view),
             events=events,
             alerts=alert_views(alerts, silences, job, self.service.alerts.settings.runbook),
             cordons=cordon_commands(job, changes, meta),

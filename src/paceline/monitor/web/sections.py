@@ -26,6 +26,7 @@ class Sections:
         exact: whether the per-step heatmap is exact instead of estimated.
         healthy: whether there are only small findings.
         warnings: warnings about the numbers.
+        n_steps: steps analysed.
         loss: a sentence on the loss whose shares the findings have; "" if it is negligible.
     """
 
@@ -42,6 +43,7 @@ class Sections:
     exact: bool
     healthy: bool
     warnings: tuple[str, ...]
+    n_steps: int
     loss: str
 
 
@@ -66,6 +68,7 @@ def sections(report: JobReport) -> Sections:
         exact=report.by_worker_by_step is not None,
         healthy=is_healthy(report),
         warnings=report.warning_texts,
+        n_steps=len(report.steps),
         loss=_loss(report),
     )
 

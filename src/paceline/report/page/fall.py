@@ -10,6 +10,7 @@ from paceline.report.page.markup import bar, escape, foreign, table
 from paceline.results.document import JobReport
 from paceline.results.headline import step_to_step_s
 from paceline.results.words.names import OTHERS, cause_name
+from paceline.results.words.shares import interval_text
 from paceline.results.words.slowdown import (
     beside_s,
     bound_note,
@@ -27,7 +28,6 @@ from paceline.units import count, percent, seconds
 def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
     """The key figures."""
     gpus = report.job.world_size
-    low, high = report.diagnosis.slowdown_interval
     lost_gpus = report.waste * gpus
     most_gpus = (1 - 1 / report.largest_slowdown) * gpus
     costs = [
@@ -46,7 +46,7 @@ def key_numbers(report: JobReport, gpu_hour_cost: float | None) -> str:
         as_traced += f"; {seconds(step_to_step_s(report))} {which}"
     judged = "doubtful: over 5%" if report.doubtful else "fine: under 5%"
     items = (
-        ("Slowdown S", slowdown_range(report, 3), _beside_s(report, low, high)),
+        ("Slowdown S", slowdown_range(report, 3), _beside_s(report)),
         ("Waste", waste_range(report), "; ".join(filter(None, parts))),
         ("Mean step, actual", lasted, as_traced),
         (
@@ -71,9 +71,11 @@ def _range(report: JobReport, low: str, high: str) -> str:
     return f"{low} to {high}" if report.bounded and low != high else low
 
 
-def _beside_s(report: JobReport, low: float, high: float) -> str:
+def _beside_s(report: JobReport) -> str:
     """The interval of S, and the facts beside S."""
-    return "; ".join(filter(None, (f"90%: {low:.3f} to {high:.3f}", beside_s(report))))
+    s_interval = report.diagnosis.slowdown_interval
+    interval = interval_text(s_interval, len(report.steps), form="{:.3f}".format)
+    return "; ".join(filter(None, (interval, beside_s(report))))
 
 
 def _gpus(lost_gpus: float) -> str:

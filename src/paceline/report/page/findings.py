@@ -81,9 +81,9 @@ def _size(finding: Finding, report: JobReport) -> str:
         sure = escape(confidence_text(finding.confidence))
         return f'<p class="size">{link}; <strong>{sure}</strong></p>'
     of_step = finding.share_of_step
-    about = f"of the step ({interval_text(finding)}); outside S"
+    about = f"of the step ({interval_text(finding.interval, len(report.steps))}); outside S"
     if finding.share is not None:
-        about = f"of the step; {share_text(finding)}"
+        about = f"of the step; {share_text(finding, len(report.steps))}"
     sure = ""
     if finding.cause != "unexplained":
         sure = f"; <strong>{escape(confidence_text(finding.confidence))}</strong>"
@@ -163,7 +163,7 @@ def _cards(cards: Sequence[str]) -> str:
 
 
 def _remedy(rank: int, remedy: Remedy, report: JobReport, top: float) -> str:
-    low, high = remedy.interval
+    interval = interval_text(remedy.interval, len(report.steps), " of the step")
     causes = {f.id: cause_name(f.cause) for f in report.diagnosis.findings}
     of_loss = share_of_loss(report, remedy)
     loss = "" if of_loss is None else f", {percent(of_loss)} of the loss"
@@ -176,7 +176,7 @@ def _remedy(rank: int, remedy: Remedy, report: JobReport, top: float) -> str:
         f'<li class="card" id="remedy-{rank}">',
         f'<h3><span class="rank">{rank}</span> {foreign(remedy_name(remedy.remedy))}</h3>',
         f'<p class="size">saves {at_most}<strong class="number">{percent(remedy.gain)}</strong> of '
-        f"the step{loss} (90%: {percent(low)} to {percent(high)} of the step); "
+        f"the step{loss} ({interval}); "
         f"new mean step {seconds(remedy.step_time_s)}</p>",
         _gain_bar(remedy, top),
         f"<p>{_capital(remedy.action or remedy.text)}</p>",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.diagnose import Finding
 from paceline.remedies import Remedy
 from paceline.results.document import JobReport
@@ -31,16 +33,33 @@ def is_known(finding: Finding) -> bool:
     return high - low <= MAX_WIDTH
 
 
-def share_text(finding: Finding) -> str:
+def share_text(finding: Finding, n_steps: int) -> str:
     """``98.6% of the loss (90%: 90.1% to 99.5%)`` for a finding inside S."""
     if finding.share is None or not is_known(finding):
         return WHY_UNKNOWN
-    return f"{percent(finding.share)} of the loss ({interval_text(finding)})"
+    return f"{percent(finding.share)} of the loss ({interval_text(finding.interval, n_steps)})"
 
 
-def interval_text(finding: Finding) -> str:
-    """``90%: 90.1% to 99.5%``."""
-    return f"90%: {percent(finding.interval[0])} to {percent(finding.interval[1])}"
+def interval_text(
+    interval: tuple[float, float],
+    n_steps: int,
+    of: str = "",
+    form: Callable[[float], str] = percent,
+) -> str:
+    """``90%: 90.1% to 99.5%``, or ``90%: unknown from one step``.
+
+    One step has no resamples that differ, so that its interval has no width.
+
+    Args:
+        interval: both ends.
+        n_steps: steps analysed.
+        of: what the numbers are shares of, where that is said.
+        form: number -> text.
+    """
+    low, high = interval
+    if n_steps == 1 and low == high:
+        return "90%: unknown from one step"
+    return f"90%: {form(low)} to {form(high)}{of}"
 
 
 def part_of(finding: Finding, report: JobReport) -> str:
