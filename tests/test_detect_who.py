@@ -731,3 +731,48 @@ def test_profiled_steps_that_are_all_long_name_whom_the_others_cannot_wait_for(t
     line = long_line(tmp_path, capsys)
     assert "rank 0 (stage 0 of replica 0); host: it begins at least " in line
     assert float(line.split("at least ")[1].split()[0]) > 100
+
+
+def onset_of(folder, capsys):
+    run(["detect", str(folder), "--json"])
+    events = map(json.loads, capsys.readouterr().out.splitlines())
+    return next(event for event in events if event["kind"] == "onset")
+
+
+def test_waits_of_all_steps_name_a_loader_that_profiled_steps_hide(tmp_path, capsys):
+    """Newcomer 15: rank 0's log call in each profiled step hid rank 2's loader there."""
+
+    def step_of(number, rank):
+        waits = 49.0 if rank == 2 and number >= 127 else 4.6
+        return RankStep(waits, 200.0 * (rank == 0 and number % 20 == 0), 40, 70)
+
+    data_parallel_job(tmp_path, step_of, steps=280, every=20, ranks=3, measures=True)
+    onset = onset_of(tmp_path, capsys)
+    (suspect,) = onset["who"]
+    assert (suspect["kind"], suspect["ranks"], onset["since_step"]) == ("data-loading", [2], 127)
+    assert suspect["text"] == (
+        "in all 153 slow steps it waits 49.0 ms a step for data, 4.60 ms before; the job's step "
+        "rose by 44.4 ms"
+    )
+    assert suspect["share"] == pytest.approx(44.4 / 169.0, abs=1e-3)
+
+
+def test_waits_of_all_ranks_that_rise_together_name_all(tmp_path, capsys):
+    def step_of(number, _):
+        return RankStep(forward=40, backward=70, data=4.0 + 40.0 * (number >= 130))
+
+    data_parallel_job(tmp_path, step_of, steps=280, every=20, ranks=3, measures=True)
+    (suspect,) = onset_of(tmp_path, capsys)["who"]
+    assert (suspect["kind"], suspect["ranks"]) == ("data-loading", [0, 1, 2])
+    assert "they wait 44.0 ms a step for data, 4.00 ms before" in suspect["text"]
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_waits_that_stay_name_nobody(tmp_path, capsys, measures):
+    """All ranks compute longer; rank 2 waits 30 ms before and after."""
+
+    def step_of(number, rank):
+        return RankStep(forward=40 + 40 * (number >= 130), backward=70, data=30.0 * (rank == 2))
+
+    data_parallel_job(tmp_path, step_of, steps=280, every=10, ranks=3, measures=measures)
+    assert onset_of(tmp_path, capsys)["who"] == []

@@ -107,6 +107,7 @@ def _tell_events(
     from paceline.detect.episodes import are_shared, are_together, episodes_of, with_together
     from paceline.detect.event import counted
     from paceline.detect.job import JobEvent, job_events
+    from paceline.detect.who_data import with_data_suspects
     from paceline.detect.who_works import with_suspects
 
     n_ranks = len(times.ranks)
@@ -123,12 +124,12 @@ def _tell_events(
         merged = _of_median(times, detector, args, merged)
     elif args.input is not None and not together:
         merged = with_together(merged, times.duration_s, times.steps.tolist())
+    steps, ranks, duration_s = times.steps.tolist(), times.ranks.tolist(), times.duration_s
     if times.wait_s is not None:
-        duration_s, wait_s = times.duration_s, times.wait_s
-        merged = with_suspects(
-            merged, times.steps.tolist(), times.ranks.tolist(), duration_s, wait_s
-        )
+        merged = with_suspects(merged, steps, ranks, duration_s, times.wait_s)
     job_wide = _locate(args, merged, log, step_times)
+    if times.data_wait_s is not None:
+        job_wide = with_data_suspects(job_wide, steps, ranks, duration_s, times.data_wait_s)
     events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
     bursts = bursts_of(events)
     if args.json:
