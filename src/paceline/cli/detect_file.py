@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.detect.detector import Detector
     from paceline.detect.event import Event
     from paceline.detect.job import JobEvent
+    from paceline.detect.long_steps import LongSteps
     from paceline.detect.stacks import Stacks
     from paceline.detect.steps_of_calls import StepTimes
     from paceline.detect.who import Suspect
@@ -106,6 +107,7 @@ def _tell_events(
     from paceline.detect.episodes import are_shared, are_together, episodes_of, with_together
     from paceline.detect.event import counted
     from paceline.detect.job import JobEvent, job_events
+    from paceline.detect.who_data import with_data_suspects
     from paceline.detect.who_works import with_suspects
 
     n_ranks = len(times.ranks)
@@ -122,12 +124,12 @@ def _tell_events(
         merged = _of_median(times, detector, args, merged)
     elif args.input is not None and not together:
         merged = with_together(merged, times.duration_s, times.steps.tolist())
+    steps, ranks, duration_s = times.steps.tolist(), times.ranks.tolist(), times.duration_s
     if times.wait_s is not None:
-        duration_s, wait_s = times.duration_s, times.wait_s
-        merged = with_suspects(
-            merged, times.steps.tolist(), times.ranks.tolist(), duration_s, wait_s
-        )
+        merged = with_suspects(merged, steps, ranks, duration_s, times.wait_s)
     job_wide = _locate(args, merged, log, step_times)
+    if times.data_wait_s is not None:
+        job_wide = with_data_suspects(job_wide, steps, ranks, duration_s, times.data_wait_s)
     events: Sequence[Event | JobEvent] = rank_events if args.by_rank else job_wide
     bursts = bursts_of(events)
     if args.json:
@@ -219,8 +221,6 @@ def _tell_slow_ranks(args: argparse.Namespace, times: Table, job_wide: list[JobE
 
 def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
     """Say what single steps cost that are long again and again, unless their work may differ."""
-    from dataclasses import asdict
-
     import numpy as np
 
     from paceline.detect.long_steps import long_steps
@@ -231,23 +231,27 @@ def _tell_long_steps(args: argparse.Namespace, times: Table) -> None:
     found = long_steps(median_of_ranks(times.duration_s), times.steps_per_sample)
     if found is None:
         return
-    who = _who_in_long_steps(args, found.lost_share)
+    who = _who_in_long_steps(args, times, found)
     text = found.explain("" if who is None else who.explain())
-    mapping = {"kind": "long-steps", **asdict(found), "text": text}
+    mapping = {"kind": "long-steps", **found.to_mapping(), "text": text}
     if who is not None:
         mapping["who"] = [who.to_mapping()]
     print(json.dumps(mapping) if args.json else f"long steps: {text}")
 
 
-def _who_in_long_steps(args: argparse.Namespace, lost_share: float) -> Suspect | None:
+def _who_in_long_steps(args: argparse.Namespace, times: Table, found: LongSteps) -> Suspect | None:
     """The workers that the long steps wait for, if a trace shows them."""
-    from paceline.detect.who_host import who_in_long_steps
+    from paceline.detect.who_long_steps import who_in_long_steps
     from paceline.sources import load
 
     if args.trace is None:
         return None
+    numbers = times.steps[list(found.at)].tolist()
+    excess_s = dict(zip(numbers, found.excess_s, strict=True))
+    usual_s = dict(zip(numbers, found.usual_s, strict=True))
     with _unusable_recording(args):
-        return who_in_long_steps(load(args.trace, args.job), lost_share)
+        off_beat = times.steps[list(found.off_beat)].tolist()
+        return who_in_long_steps(load(args.trace, args.job), excess_s, usual_s, off_beat)
     return None
 
 

@@ -7,7 +7,8 @@ cost time. Common causes are evaluation, checkpoints, garbage collection and slo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,10 @@ class LongSteps:
         factor: median ratio of the long rows to their neighbours.
         lost_s: total excess over the neighbours' times, seconds.
         lost_share: ``lost_s`` as a share of the log's time.
+        at: [long row] their places in the log.
+        excess_s: [long row] seconds beyond the neighbours' time.
+        usual_s: [long row] their neighbours' time, seconds.
+        off_beat: places of further long rows, which do not have the period.
     """
 
     rows: int
@@ -64,6 +69,15 @@ class LongSteps:
     factor: float
     lost_s: float
     lost_share: float
+    at: tuple[int, ...] = ()
+    excess_s: tuple[float, ...] = ()
+    usual_s: tuple[float, ...] = ()
+    off_beat: tuple[int, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The totals as JSON values, without the single rows."""
+        of_rows = ("at", "excess_s", "usual_s", "off_beat")
+        return {name: value for name, value in asdict(self).items() if name not in of_rows}
 
     def explain(self, who: str = "") -> str:
         """The finding in words and numbers; the usual causes if it is not known ``who`` waits."""
@@ -135,6 +149,10 @@ def _beside(usual: Array, rows: Rows, duration_s: Array, steps_per_row: int) -> 
         factor=float(np.median(1 + excess[of_runs])),
         lost_s=float(lost_s.sum()) * steps_per_row,
         lost_share=float(lost_s.sum() / x.sum()),
+        at=tuple(rows[of_runs].tolist()),
+        excess_s=tuple((x - usual)[of_runs].tolist()),
+        usual_s=tuple(usual[of_runs].tolist()),
+        off_beat=tuple(rows[np.setdiff1d(np.flatnonzero(is_long), of_runs)].tolist()),
     )
 
 

@@ -14,18 +14,14 @@ from paceline.detect.who_trace import place_text, ranks_of
 from paceline.diagnose.data_waits import data_waits, step_to_step_s, waits_beyond_s
 from paceline.diagnose.delayed_ops import delayed_ops, delays_beyond_s
 from paceline.diagnose.late_starts import late_starts, lateness_s
-from paceline.graph import Measured, from_trace
-from paceline.trace import Trace
+from paceline.graph import Measured
 from paceline.units import seconds
-from paceline.whatif import WhatIf, analyze
+from paceline.whatif import WhatIf
 
 Array = npt.NDArray[np.float64]
 
 #: Least share of the time from step to step that a suspect costs.
 MIN_SHARE = 0.05
-
-#: Least share of the loss of long steps that a host must cost to be their reason.
-OF_LONG_STEPS = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +41,6 @@ def who_from_hosts(measured: Measured, result: WhatIf) -> Suspect | None:
     """The workers whose hosts make the job wait; None if they cost less than 5% of the time."""
     host = slow_host(measured, result)
     return None if host is None else host.suspect
-
-
-def who_in_long_steps(trace: Trace, lost_share: float) -> Suspect | None:
-    """The workers whose hosts make steps long again and again; None if they cost less than half.
-
-    Args:
-        trace: of the job.
-        lost_share: share of the time that the long steps cost.
-    """
-    measured = from_trace(trace)
-    suspect = who_from_hosts(measured, analyze(measured))
-    return suspect if suspect and suspect.share >= OF_LONG_STEPS * lost_share else None
 
 
 def slow_host(measured: Measured, result: WhatIf) -> SlowHost | None:

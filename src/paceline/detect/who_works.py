@@ -40,15 +40,29 @@ def with_suspects(
         duration_s: [step, rank] step times.
         wait_s: [step, rank] the part in which the rank waited for others.
     """
-    numbers, named = np.asarray(steps), []
+    named = []
     for place, event in enumerate(events):
         if event.kind == "onset":
-            before = np.flatnonzero(numbers < event.since_step)[-_STEPS:]
-            levels = _levels(event, events[place + 1 :], numbers)
-            after = _costliest(levels, before, duration_s)
+            before, after = levels_around(event, events[place + 1 :], steps, duration_s)
             event = replace(event, suspects=_suspects(duration_s, wait_s, ranks, before, after))
         named.append(event)
     return named
+
+
+def levels_around(
+    onset: JobEvent, later: Sequence[JobEvent], steps: Sequence[int], duration_s: Array
+) -> tuple[Rows, Rows]:
+    """Rows before a fail-slow, and those of its costliest level, some hundred of each at most.
+
+    Args:
+        onset: its begin.
+        later: the events behind it.
+        steps: [step] numbers.
+        duration_s: [step, rank] step times.
+    """
+    numbers = np.asarray(steps)
+    before = np.flatnonzero(numbers < onset.since_step)[-_STEPS:]
+    return before, _costliest(_levels(onset, later, numbers), before, duration_s)
 
 
 def _levels(onset: JobEvent, later: Sequence[JobEvent], numbers: Rows) -> list[Rows]:

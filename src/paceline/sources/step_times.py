@@ -51,6 +51,7 @@ class StepTimes:
         steps_per_sample: number of steps that a row stands for, if only some steps are logged.
         counts_lines: whether the log's lines have no step numbers, so that a "step" is a line.
         wait_s: [step, rank] seconds in which a rank waited for others; None if not given.
+        data_wait_s: [step, rank] seconds in which a rank waited for its data; None if not measured.
     """
 
     steps: Ints
@@ -61,6 +62,7 @@ class StepTimes:
     steps_per_sample: int = 1
     counts_lines: bool = False
     wait_s: Array | None = None
+    data_wait_s: Array | None = None
 
     def workload_of(self, row: int) -> dict[str, float] | None:
         """A step's work, by column; None if it is not known."""

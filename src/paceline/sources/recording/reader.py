@@ -140,7 +140,25 @@ def load_recorded_step_times(folder: Path) -> StepTimes:
     lost = sum(file.dropped[1] for file in files)
     if lost:
         warnings.append(f"{lost} step times were dropped because the disk was slow")
-    return StepTimes(steps.astype(np.int64), ranks.astype(np.int64), table, tuple(warnings))
+    return StepTimes(
+        steps.astype(np.int64),
+        ranks.astype(np.int64),
+        table,
+        tuple(warnings),
+        data_wait_s=_data_waits_of_ranks(files, steps, ranks),
+    )
+
+
+def _data_waits_of_ranks(files: Sequence[RankFile], steps: Ints, ranks: Ints) -> Floats | None:
+    """[step, rank] seconds of waits for data in every step; None: not measured."""
+    waits_s = np.full((len(steps), len(ranks)), np.nan)
+    for file in files:
+        numbers = np.array(list(file.data_ns), dtype=np.int64)
+        waited_s = np.array(list(file.data_ns.values()), dtype=np.int64) / 1e9
+        known = np.isin(numbers, steps)
+        row = np.searchsorted(steps, numbers[known])
+        waits_s[row, np.searchsorted(ranks, file.rank)] = waited_s[known]
+    return None if np.isnan(waits_s).all() else waits_s
 
 
 def _starts(files: Sequence[RankFile]) -> list[list[RankFile]]:
