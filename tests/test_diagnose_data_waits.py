@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from paceline.diagnose import diagnose
 from paceline.errors import NotApplicableError
 from paceline.graph import from_trace
 from paceline.ledger import goodput
-from paceline.remedies import REMEDIES, Case, advise
+from paceline.remedies import REMEDIES, Case, advise, hide_delays
 from paceline.remedies.load_ahead import propose
 from paceline.report.terminal import screen
 from paceline.results.document import JobReport
@@ -282,3 +283,65 @@ def test_goodput_of_a_recording_has_the_waits(tmp_path):
 def test_goodput_of_a_recording_without_waits(tmp_path):
     job(tmp_path, lambda *_: 0.0, gc_ms=lambda *_: 0.0)
     assert goodput(tmp_path).seconds["data_waits"] is None
+
+
+def slow_loader_and_stall(step, rank, loads=True, stalls=True):
+    """Rank 2 loads for 40 ms in half of the steps; rank 0 writes for 200 ms in each tenth one."""
+    data = 40.0 if loads and rank == 2 and step >= 50 else 1.0
+    return RankStep(data=data, host=200.0 * (stalls and rank == 0 and step % 10 == 9))
+
+
+def two_faults(folder, **which):
+    trace = data_parallel_job(
+        folder,
+        lambda n, rank: slow_loader_and_stall(n, rank, **which),
+        steps=100,
+        ranks=3,
+        measures=True,
+    )
+    return case_of(trace)
+
+
+def test_a_slow_loader_and_another_workers_stall_are_two_causes(tmp_path):
+    """Each has its worker, its cost and its remedy, and no second counts twice."""
+    case = two_faults(tmp_path / "both")
+    healthy_s, mean_s = (
+        float(two_faults(tmp_path / name, loads=loads, stalls=loads).result.lasted_s.mean())
+        for name, loads in (("healthy", False), ("again", True))
+    )
+    without_stall_s = float(two_faults(tmp_path / "loads", stalls=False).result.lasted_s.mean())
+    findings = {f.id: f for f in case.diagnosis.findings}
+    data, delay, odd = (findings[name] for name in ("data-loading", "launch-delay", "odd-steps"))
+    assert data.where == {"workers": [[2, 0]]}
+    assert delay.where["workers"] == [[0, 0]]
+    assert not data.part_of
+    assert not delay.part_of
+    assert delay.evidence["late_s"] == [pytest.approx(0.2, abs=1e-3)]
+    assert delay.evidence["late_steps"] == [10]
+    saved = (mean_s - without_stall_s) / mean_s
+    assert delay.evidence["late_share"] == pytest.approx(saved, abs=0.005)
+    assert data.share_of_step + delay.share_of_step == pytest.approx(
+        (mean_s - healthy_s) / mean_s, abs=0.02
+    )
+    assert odd.part_of == "launch-delay"
+    assert odd.where == {"workers": [[0, 0]]}
+    assert "10 of 100 steps wait for worker dp 0, stage 0, which begins late, " in odd.text
+    stall = hide_delays.propose(case)
+    assert stall.change["hide"] == ["late-workers"]
+    assert stall.gain == pytest.approx(saved, abs=0.005)
+    report = report_of(case)
+    assert headline(report).startswith("Data loading costs 18.0% of the step: dp 2, stage 0 waits")
+    load_ahead = next(r for r in report.remedies if r.remedy == "load-ahead")
+    assert load_ahead.gain <= data.share_of_step + 0.001
+    wide = hide_delays.propose(replace(case, options={"hide": "all"}))
+    assert any("waits for data, a finding of their own" in note for note in wide.notes)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_each_of_two_faults_alone_keeps_its_worker(tmp_path, loads):
+    case = two_faults(tmp_path, loads=loads, stalls=not loads)
+    waits = ("data-loading", "launch-delay")
+    first = next(f for f in case.diagnosis.findings if not f.part_of and f.cause in waits)
+    assert first.cause == ("data-loading" if loads else "launch-delay")
+    assert first.where["workers"] == [[2, 0] if loads else [0, 0]]
+    assert "beside" not in first.evidence

@@ -210,8 +210,8 @@ class Life(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def _no_late_worker(monkeypatch):
-    """These jobs have no graph; tests of late_starts and data_waits have jobs with one."""
-    for name in ("late_starts", "delayed_ops", "alike_s", "data_waits"):
+    """These jobs have no graph; tests of late_workers and data_waits have jobs with one."""
+    for name in ("late_workers", "delayed_ops", "alike_s", "data_waits"):
         monkeypatch.setattr(outside, name, lambda *_: None)
 
 

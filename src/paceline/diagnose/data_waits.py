@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.diagnose.finding import NOWHERE, Finding
-from paceline.diagnose.late_starts import begin_s, begun_late_s
+from paceline.diagnose.late_starts import LateStarts, begin_s, begun_late_s, late_starts
 from paceline.diagnose.levels import lower_median
 from paceline.diagnose.long_waits import ALL_STEPS, MIN_BEYOND, long_waits, not_by_chance
 from paceline.diagnose.step_runs import when
@@ -29,6 +29,9 @@ Mask = npt.NDArray[np.bool_]
 
 #: Least cost, as a share of the time from step to step.
 MIN_SHARE = 0.01
+
+#: Least cost of other late starts beside slow loaders, as a share of T: that of launch delays.
+MIN_BESIDE = 0.03
 
 
 def step_to_step_s(measured: Measured, result: WhatIf) -> Array:
@@ -167,6 +170,44 @@ def waits_beyond_s(measured: Measured) -> Array | None:
     return waits - lower_median(np.moveaxis(waits, 1, 0))[:, None, :]
 
 
+def late_workers(measured: Measured, result: WhatIf, waits: Finding | None) -> LateStarts | None:
+    """The workers that begin steps late, without known waits for data if that leaves others.
+
+    Args:
+        measured: the job.
+        result: its analysis.
+        waits: the finding on waits for data; None if there is none.
+    """
+    simulated_s = float(result.simulated_s.mean())
+    data_s = None if waits is None else _waits_of_named_s(measured, waits)
+    if data_s is not None:
+        late = late_starts(measured, simulated_s, data_s)
+        if late is not None and float(late.saved_s.mean()) >= MIN_BESIDE * simulated_s:
+            return late
+    return late_starts(measured, simulated_s)
+
+
+def _waits_of_named_s(measured: Measured, waits: Finding) -> Array | None:
+    """[step, dp, pp] waits of the named workers beyond those of their peers; None: none named."""
+    beyond_s, workers = waits_beyond_s(measured), waits.where.get("workers")
+    if beyond_s is None or not workers:
+        return None
+    of_named = np.zeros(beyond_s.shape)
+    for dp, pp in workers:
+        of_named[:, dp, pp] = beyond_s[:, dp, pp].clip(0)
+    return of_named
+
+
+def lost_beside_s(measured: Measured, result: WhatIf, waits: Finding) -> Array:
+    """[step] launch delays without those that the finding on waits for data counts."""
+    lost_s = np.maximum(result.lost_s, 0.0)
+    if waits.cost_s is None:
+        return lost_s
+    in_steps_s = np.maximum(waits.cost_s - np.nan_to_num(measured.pause_s), 0.0)
+    beside_s: Array = lost_s - np.minimum(in_steps_s, lost_s)
+    return beside_s
+
+
 def _when(longest: Array, long: Mask, steps: npt.NDArray[np.int64]) -> str:
     """The steps with long waits, as in `` from step 160 on``; empty for all steps."""
     if long.all():
@@ -193,10 +234,13 @@ def with_data_waits(
     """The findings and the one on data, which explains launch delays if it costs half of them.
 
     If it costs less, it is a part of them, so that no second counts twice. Waits before the first
-    operation of all workers lie between the steps. They are no part of a delay.
+    operation of all workers lie between the steps. They are no part of a delay. Delays that leave
+    out the waits for data stand beside them.
     """
     if waits is None:
         return found
+    if any(f.evidence.get("beside") == waits.id for f in found):
+        return [waits, *found]
     lost_s = float(np.maximum(result.lost_s, 0.0).mean())
     cost_s = 0.0 if waits.cost_s is None else float(waits.cost_s.mean())
     pause_s = _mean_pause_s(measured)

@@ -38,12 +38,14 @@ class LateStarts:
         late_s: [step, dp, pp] seconds by which these workers begin late; 0 for all others.
         saved_s: [step] seconds that the steps would lose if all of them began with their peers.
         chance: upper bound on the chance that noise names such a worker.
+        beside_data: whether known waits for data are taken off the lateness.
     """
 
     workers: tuple[tuple[int, int], ...]
     late_s: Array
     saved_s: Array
     chance: float
+    beside_data: bool = False
 
     def steps_of(self, worker: tuple[int, int]) -> Mask:
         """[step] whether the worker begins late."""
@@ -56,15 +58,19 @@ class LateStarts:
         return float(np.median(late_s[late_s > 0]))
 
 
-def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
+def late_starts(
+    measured: Measured, simulated_s: float, data_s: Array | None = None
+) -> LateStarts | None:
     """The workers whose late begins cost 1% of the step or more; None if none stands out.
 
     Args:
         measured: the job.
         simulated_s: T, its mean step without launch delays.
+        data_s: [step, dp, pp] seconds of lateness that are known waits for data; None: none.
     """
-    late_s = lateness_s(measured)
+    late_s = lateness_s(measured, data_s)
     late_s = np.where(late_s >= MIN_LATE * simulated_s, late_s, 0.0)
+    all_late_s = late_s
     chance = _chances(late_s > 0)
     if chance.min() > MAX_CHANCE:  # many short ones may hide the few long ones
         late_s = np.where(_is_long(late_s), late_s, 0.0)
@@ -73,6 +79,10 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
     if not named.any():
         return None
     late_s = np.where(named, late_s, 0.0)
+    rarely_s, rare_chance = _rarely_late(np.where(named, 0.0, all_late_s), named, simulated_s)
+    late_s = late_s + rarely_s
+    chance = np.where(named, chance, rare_chance)
+    named = chance <= MAX_CHANCE
     saved_s = step_s_with(measured) - step_s_with(measured, late_s)
     if float(saved_s.mean()) < MIN_LATE * simulated_s:
         return None
@@ -80,7 +90,29 @@ def late_starts(measured: Measured, simulated_s: float) -> LateStarts | None:
     order = np.argsort(-mean_s, axis=None, kind="stable")[: int(named.sum())]
     places = np.unravel_index(order, mean_s.shape)
     workers = tuple((int(dp), int(pp)) for dp, pp in zip(*places, strict=True))
-    return LateStarts(workers, late_s, saved_s, float(chance[named].max()))
+    of_named = float(chance[named].max())
+    return LateStarts(workers, late_s, saved_s, of_named, data_s is not None)
+
+
+def _rarely_late(late_s: Array, named: Mask, simulated_s: float) -> tuple[Array, Array]:
+    """Other workers that begin late in a few steps, much later than all but the named ones.
+
+    A worker that is late in half of the steps has most of all late begins, and so hides them.
+
+    Args:
+        late_s: [step, dp, pp] lateness of the others.
+        named: [dp, pp] the named workers.
+        simulated_s: T.
+
+    Returns:
+        [step, dp, pp] long lateness of those whose mean is 1% of T or more, and [dp, pp] chances.
+    """
+    if long_waits(late_s.max(axis=(1, 2))).all():
+        return np.zeros(late_s.shape), np.ones(named.shape)
+    late_s = np.where(_is_long(late_s), late_s, 0.0)
+    chance = np.minimum(2 * _chances(late_s > 0, ~named), 1.0)
+    chance = np.where(late_s.mean(axis=0) >= MIN_LATE * simulated_s, chance, 1.0)
+    return np.where(chance <= MAX_CHANCE, late_s, 0.0), chance
 
 
 def _is_long(late_s: Array) -> Mask:
@@ -156,14 +188,32 @@ def first_ops(graph: StepGraph) -> list[tuple[int, int, npt.NDArray[np.int64]]]:
     return found
 
 
-def lateness_s(measured: Measured) -> Array:
-    """[step, dp, pp] seconds by which each worker begins later than its stage's usual one."""
-    begin = begin_s(measured)
+def lateness_s(measured: Measured, data_s: Array | None = None) -> Array:
+    """[step, dp, pp] seconds by which each worker begins later than its stage's usual one.
+
+    Args:
+        measured: the job.
+        data_s: [step, dp, pp] seconds of waits for data that do not count; None: none.
+    """
+    begin, idle = begin_s(measured), measured.idle_before_s
     late_s = np.zeros(begin.shape)
     for stage in np.flatnonzero(np.isfinite(begin).all(axis=(0, 1))).tolist():
-        late_s[:, :, stage] = _beside_peers(begin[:, :, stage], measured.idle_before_s[:, :, stage])
+        begin_of, idle_of = begin[:, :, stage], idle[:, :, stage]
+        if data_s is not None:
+            begin_of = _without(begin_of, data_s[:, :, stage])
+            idle_of = _without(idle_of, data_s[:, :, stage])
+        late_s[:, :, stage] = _beside_peers(begin_of, idle_of)
     late: Array = np.fmin(late_s, begin)
     return late
+
+
+def _without(seconds: Array, data_s: Array) -> Array:
+    """[step, dp] times of begins without waits for data, at least those of the earliest worker.
+
+    A wait of a step may lie before its later microbatches, too.
+    """
+    earliest = np.fmin.reduce(seconds, axis=1)[:, None]
+    return np.where(data_s > 0, np.maximum(seconds - data_s, earliest), seconds)
 
 
 def _beside_peers(begin_s: Array, idle_s: Array) -> Array:
@@ -185,18 +235,23 @@ def _excess(seconds: Array) -> Array:
     return excess
 
 
-def _chances(late: Mask) -> Array:
+def _chances(late: Mask, may_be: Mask | None = None) -> Array:
     """[dp, pp] upper bounds on the chance that any worker is late as often as this one.
 
     By chance, those that are late in a step are any of the stage's workers.
+
+    Args:
+        late: [step, dp, pp] whether the worker begins late.
+        may_be: [dp, pp] the workers that may be late; None: all.
     """
     _, n_dp, n_pp = late.shape
     chance = np.ones((n_dp, n_pp))
     for stage in range(n_pp):
         of_step = late[:, :, stage].sum(axis=1)  # late workers of each step
         n_steps = int((of_step > 0).sum())
-        if n_steps and n_dp > 1:
-            share = float(of_step[of_step > 0].mean()) / n_dp
+        n_workers = n_dp if may_be is None else int(may_be[:, stage].sum())
+        if n_steps and n_workers > 1:
+            share = float(of_step[of_step > 0].mean()) / n_workers
             for dp, n_late in enumerate(late[:, :, stage].sum(axis=0).tolist()):
                 of_one = chance_of_count(n_late, n_steps, share)
                 chance[dp, stage] = min(1.0, n_dp * n_pp * of_one)

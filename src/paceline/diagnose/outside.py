@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.diagnose.data_waits import data_waits, with_data_waits
+from paceline.diagnose.data_waits import (
+    data_waits,
+    late_workers,
+    lost_beside_s,
+    with_data_waits,
+)
 from paceline.diagnose.delayed_ops import DelayedOps, alike_s, delayed_ops
 from paceline.diagnose.drift import MIN_STEPS, drift_left
 from paceline.diagnose.finding import NOWHERE, Finding
-from paceline.diagnose.late_starts import LateStarts, late_starts
+from paceline.diagnose.late_starts import LateStarts
 from paceline.diagnose.long_waits import ALL_STEPS
 from paceline.diagnose.passing import passing_worker
 from paceline.diagnose.slow_steps import longer_steps, of_changing_workers, with_worker
@@ -41,6 +46,9 @@ MIN_ODD_COST = 0.005
 #: Two causes are one if this share of the second one's time is time of the first one, too.
 AGREEING = 0.75
 
+#: Odd steps that only wait are told so.
+WAITING = "wait (checkpoint?)"
+
 #: The other explanation of such a delay.
 OVERLAP = (
     "some ranks still run the step before when others begin the step. Only profiled steps without "
@@ -60,7 +68,8 @@ def outside_causes(
     """
     unexplained = bool(inside) and all(finding.cause == "unexplained" for finding in inside)
     named = [worker for finding in inside for worker in finding.where.get("workers", ())]
-    delays = _delays(measured, result, resamples)
+    waits = data_waits(measured, result, resamples)
+    delays = _delays(measured, result, resamples, waits)
     drift, known = drift_left(result, resamples, inside)
     longer = [] if drift is None else [with_worker(drift, measured, result, known)]
     others = [_odd_steps(measured, result, resamples)]
@@ -74,12 +83,13 @@ def outside_causes(
         passing = passing_worker(measured, result, resamples)
         longer += [passing] if passing and passing.where["workers"][0] not in named else []
     longer = [_as_part(f, inside, result.steps) for f in longer]
-    waits = data_waits(measured, result, resamples)
     if waits is not None:  # it says all that the finding on the same waits does
         longer = [f for f in longer if f.part_of or not _is_time_of(f, waits.cost_s)]
     if delays is not None:
         longer = [
-            replace(f, part_of=delays.id) if not f.part_of and _is_time_of(f, result.lost_s) else f
+            _with_late(replace(f, part_of=delays.id), delays, measured)
+            if not f.part_of and _is_time_of(f, delays.cost_s)
+            else f
             for f in longer
         ]
     findings = [*([delays] if delays else []), *longer]
@@ -127,10 +137,32 @@ def _as_part(finding: Finding, inside: Sequence[Finding], steps: Ints) -> Findin
     return finding
 
 
-def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | None:
+def _with_late(finding: Finding, delays: Finding, measured: Measured) -> Finding:
+    """The finding on steps that wait, with the latest worker if it is late in most of them."""
+    late = delays.evidence.get("steps", []) if "late_s" in delays.evidence else []
+    steps = finding.evidence["steps"] if finding.evidence.get("waits") else []
+    n_both = len(set(steps) & set(late))
+    if not n_both or n_both < AGREEING * max(len(steps), len(late)):
+        return finding
+    place = delays.where["workers"][0]
+    in_these = f" in {n_both} of them" if n_both < len(steps) else ""
+    who = f"for worker {measured.graph.worker_name(*place)}, which begins late{in_these}"
+    cost = f"{finding.share_of_step:.1%} of the step (checkpoint, logging?)"
+    text = finding.text.replace(WAITING, f"wait {who}, {cost}")
+    return replace(finding, text=text, where={"workers": [place]})
+
+
+def _delays(
+    measured: Measured, result: WhatIf, resamples: Array, waits: Finding | None = None
+) -> Finding | None:
+    """The finding on launch delays; beside ``waits`` if other workers begin late, too."""
     lost_s = result.lost_s
     if float(lost_s.mean()) < MIN_DELAY_SHARE * float(result.simulated_s.mean()):
         return None
+    late = late_workers(measured, result, waits)
+    beside = waits is not None and late is not None and late.beside_data
+    if waits is not None and beside:
+        lost_s = lost_beside_s(measured, result, waits)
     of_step = (resamples @ lost_s) / (resamples @ result.lasted_s)
     by_kind = sorted(result.launch_delay.by_kind.items(), key=lambda item: -item[1])
     label, factor = by_kind[0]
@@ -138,7 +170,6 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     share = float(lost_s.mean() / result.lasted_s.mean())
     sure_s = float(lost_s.mean()) - measured.open_overlap_s
     simulated_s = float(result.simulated_s.mean())
-    late = late_starts(measured, simulated_s)
     is_open = sure_s < MIN_DELAY_SHARE * simulated_s
     may_overlap = is_open and (at_start or late is not None)
     confidence = float((of_step >= MIN_DELAY_SHARE / (1 + MIN_DELAY_SHARE)).mean())
@@ -157,7 +188,8 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
     return Finding(
         id="launch-delay",
         cause="launch-delay",
-        text=f"{share:.1%} of the step passes between operations, "
+        text=f"{share:.1%} of the step passes between operations"
+        + (", beside these waits for data, " if beside else ", ")
         + _delayed_place(measured, result, late or delayed, label, at_start, may_overlap)
         + (f", where all workers wait alike ({seconds(shared_s)} a step)" if shared_s else ""),
         share=None,
@@ -175,7 +207,9 @@ def _delays(measured: Measured, result: WhatIf, resamples: Array) -> Finding | N
             **_late_evidence(late, result),
             **_delayed_evidence(delayed, result),
             **({} if shared_s is None else {"alike_s": shared_s}),
+            **({"beside": waits.id} if waits is not None and beside else {}),
         },
+        cost_s=lost_s,
         ambiguous=OVERLAP if may_overlap else "",
     )
 
@@ -278,7 +312,7 @@ def _odd_steps(measured: Measured, result: WhatIf, resamples: Array) -> Finding 
     low, high = (float(x) for x in np.percentile(lost_share, (5, 95)))
     numbers_text = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
     waits = not working.any()
-    symptom = "wait (checkpoint?)" if waits else "compute longer (warm-up, evaluation?)"
+    symptom = WAITING if waits else "compute longer (warm-up, evaluation?)"
     return Finding(
         id="odd-steps",
         cause="drift",

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from paceline.diagnose.data_waits import late_workers
+from paceline.diagnose.finding import Finding
 from paceline.diagnose.late_starts import (
     LateStarts,
     begun_earlier,
     begun_late_s,
-    late_starts,
     step_s_with,
 )
 from paceline.errors import NotApplicableError, RemedyError
@@ -73,11 +74,12 @@ def propose(case: Case) -> Remedy:
     before = _of(step_s_with(measured) - overlap_s)
     masks = _masks(measured.graph)
     steps = {name: _hidden(measured, masks, mask, overlap_s) for name, mask in masks.items()}
-    late = late_starts(measured, float(case.result.simulated_s.mean()))
+    waits = next((f for f in case.diagnosis.findings if f.cause == "data-loading"), None)
+    late = late_workers(measured, case.result, waits)
     if late is not None:
         steps = {LATE: step_s_with(measured, late.late_s) - overlap_s, **steps}
     saved = {name: float((before.step_s - step_s).mean()) for name, step_s in steps.items()}
-    hide = _delays_to_hide(case, saved)
+    hide = _delays_to_hide(case, saved, finding)
     if saved[hide] <= 0:
         raise NotApplicableError(
             f"hiding these delays ({hide}) saves nothing: they coincide with other delays"
@@ -101,7 +103,9 @@ def propose(case: Case) -> Remedy:
             "alone": table,
             **({} if late is None else {"workers": [list(worker) for worker in late.workers]}),
         },
-        notes=_notes(hide) + ((f"the gain may be 0: {finding.ambiguous}",) if is_open else ()),
+        notes=_notes(hide)
+        + _covered(hide, finding)
+        + ((f"the gain may be 0: {finding.ambiguous}",) if is_open else ()),
         before=before,
         otherwise=(before,) if is_open else (),
     )
@@ -154,14 +158,17 @@ def _of(step_s: Array) -> Prediction:
     return Prediction(step_s, step_s)
 
 
-def _delays_to_hide(case: Case, saved: Mapping[str, float]) -> str:
+def _delays_to_hide(case: Case, saved: Mapping[str, float], finding: Finding) -> str:
+    """The sort of delay: the requested one, or the narrowest that answers the finding."""
     if (requested := case.options.get("hide")) is not None:
         if requested == LATE not in saved:
             raise NotApplicableError("no worker begins its steps later than its peers")
         if requested not in saved:
             raise NotApplicableError(f"the trace has no {requested} operations")
         return str(requested)
-    if saved.get(LATE, 0.0) >= LATE_SHARE * saved[ALL]:
+    # Waits for data that are a finding of their own have a remedy of their own.
+    beside = "beside" in finding.evidence
+    if LATE in saved and (beside or saved[LATE] >= LATE_SHARE * saved[ALL]):
         return LATE
     return next(name for name in saved if saved[name] >= NEARLY_ALL_SHARE * saved[ALL])
 
@@ -220,6 +227,15 @@ def _notes(hide: str) -> tuple[str, ...]:
         "the delay at the start of a step is data loading and everything else that Python does "
         "there",
     )
+
+
+def _covered(hide: str, finding: Finding) -> tuple[str, ...]:
+    """The other findings whose time a wider sort of delay holds, as a note."""
+    if hide == LATE or "late_share" not in finding.evidence:
+        return ()
+    beside = "beside" in finding.evidence
+    others = "waits for data, a finding of their own" if beside else "those of all workers"
+    return (f"the gain covers more than late starts: {others}",)
 
 
 KIND = RemedyKind(
