@@ -23,6 +23,7 @@ from paceline.results.document import JobReport
 from paceline.results.headline import details, headline
 from paceline.results.words.evidence import evidence_phrases
 from paceline.results.words.readings import UNRECORDED
+from paceline.results.words.shares import part_of
 from recordings import RankStep, data_parallel_job
 
 
@@ -168,6 +169,10 @@ def test_the_waits_explain_launch_delays(tmp_path):
     case = case_of(job(tmp_path, lambda _, rank: 60.0 * (rank == 2)))
     delay = next(f for f in case.diagnosis.findings if f.id == "launch-delay")
     assert delay.part_of == "data-loading"
+    data, report = data_finding(case), report_of(case)
+    for more, told in ((0.02, "most of it is the data loading above"), (-0.02, "part of the data")):
+        changed = replace(delay, share_of_step=data.share_of_step + more)
+        assert part_of(changed, report).startswith(told)
 
 
 def test_all_workers_that_wait_are_not_named(tmp_path):

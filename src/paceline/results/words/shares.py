@@ -63,11 +63,16 @@ def interval_text(
 
 
 def part_of(finding: Finding, report: JobReport) -> str:
-    """``part of the worker fault``: the finding that already counts the time of this one."""
-    causes = {f.id: f.cause for f in report.diagnosis.findings}
-    cause = causes.get(finding.part_of, finding.part_of)
+    """``part of the worker fault above``: the finding that already counts the time of this one.
+
+    Waits between operations may cost more than the waits for data that make most of them.
+    """
+    whole = next((f for f in report.diagnosis.findings if f.id == finding.part_of), None)
+    cause = finding.part_of if whole is None else whole.cause
     name = WAITS if cause == "launch-delay" else cause_name(cause)
-    return f"part of the {name[:1].lower()}{name[1:]} above"
+    is_more = whole is not None and finding.share_of_step > whole.share_of_step
+    of = "most of it is" if is_more and finding.cause == "launch-delay" else "part of"
+    return f"{of} the {name[:1].lower()}{name[1:]} above"
 
 
 def share_of_loss(report: JobReport, remedy: Remedy) -> float | None:
