@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import requires
+from paceline.detect import columns
 from paceline.detect.cycles import MAX_PERIOD, find_cycle
 from paceline.detect.detector import Detector
+from paceline.detect.refinement import Refinement
 
 
 def cycle_of(values, newest=100, known=0):
@@ -93,5 +95,58 @@ def test_the_usual_healthy_step_of_a_cycle_is_its_median(period, extra_s):
     detector = Detector(2)
     for step, of_ranks in enumerate(times):
         detector.update(step, of_ranks)
-    np.testing.assert_allclose(detector.usual_s, np.median(times, axis=0), rtol=0.01)
-    assert (detector.usual_s < detector.healthy_s).all() == (period > 1)
+    np.testing.assert_allclose(detector.healthy_s, np.median(times, axis=0), rtol=0.01)
+
+
+def with_stalls(every, seed):
+    """[step] 200 steps of 128.5 ms, 200 that wait 44.6 ms for data, 200 of 128.5 ms.
+
+    One step in ``every`` (0 = none) stalls for 200 ms, in which the wait for data passes, too.
+    """
+    rng = np.random.default_rng(seed)
+    times = 0.1285 * rng.lognormal(0, 0.01, 600)
+    times[200:400] += 0.0446
+    if every:
+        times[every // 2 :: every] = 0.3285 * rng.lognormal(
+            0, 0.01, len(times[every // 2 :: every])
+        )
+    return times
+
+
+@pytest.mark.parametrize("every", [0, 3, 4, 7, 10, 15, 50])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fail_slow_beside_stalls_has_the_ratio_of_medians_and_its_loss(every, seed):
+    """Newcomer 15: 1.31x (1.29 to 1.32) beside a stall in each tenth step; medians 1.349x."""
+    times = with_stalls(every, seed)
+    detector = Detector(1)
+    refinement = Refinement(detector)
+    for step, x in enumerate(times):
+        refinement.take(detector.update(step, [x]))
+    onset, relief = refinement.events()
+    slow, healthy = times[200:400], times[:200]
+    ratio = np.median(slow) / np.median(healthy)
+    assert (onset.kind, relief.kind) == ("onset", "relief")
+    assert abs(onset.since_step - 200) <= 1
+    assert abs(relief.since_step - 400) <= 1
+    assert onset.refined.low <= ratio <= onset.refined.high
+    assert onset.refined.factor == pytest.approx(ratio, rel=0.012)
+    # The healthy mean is that of the samples behind the warm-up, with another share of stalls.
+    assert relief.lost_s == pytest.approx((slow - healthy.mean()).sum(), rel=0.025)
+    assert relief.factor == pytest.approx(slow.mean() / healthy.mean(), rel=0.01)
+
+
+def test_a_state_of_version_5_goes_on_with_the_levels_of_its_cycle():
+    """Its levels were at the mean place of the cycle, and its mean was that of levelled samples."""
+    times = with_stalls(4, 0)
+    detector = Detector(1)
+    for step, x in enumerate(times[:150]):
+        detector.update(step, [x])
+    state = detector.state_dict()
+    floats, period = state["floats"].copy(), int(state["wholes"][0, columns.PERIOD])
+    cycle = floats[0, columns.CYCLE : columns.CYCLE + period]
+    assert period == 4
+    ratio = np.exp(np.median(cycle))
+    floats[0, [columns.HEALTHY_S, columns.LEVEL_S, columns.MIDDLE_S, columns.RISEN_FROM_S]] /= ratio
+    floats[0, columns.MEAN] *= ratio / np.exp(cycle).mean()
+    older = Detector.from_state_dict({**state, "version": 5, "floats": floats})
+    np.testing.assert_allclose(older.state_dict()["floats"], state["floats"], rtol=1e-12)

@@ -48,7 +48,7 @@ def test_a_state_is_a_copy():
     ("change", "said"),
     [
         ({"schema": "other"}, "this is no state of paceline-detector"),
-        ({"version": 1}, "paceline-detector has version 1, this Paceline reads 5"),
+        ({"version": 1}, "paceline-detector has version 1, this Paceline reads 6"),
         ({"version": True}, "has version True"),
         ({"more": 1}, "has unknown more"),
         ({"ranks": 10**12}, r"ring is float32\(2, 512\), not float32\(1000000000000, 512\)"),

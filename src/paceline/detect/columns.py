@@ -11,7 +11,7 @@ WINDOWS = (5, 7, 9, 17, 33, 65, 129, 257)
 RING = ANCHOR_STEPS
 
 # Columns of ``floats``, in seconds if the name ends in _S:
-# HEALTHY_S, LEVEL_S: the healthy level and the current one.
+# HEALTHY_S, LEVEL_S: the healthy level and the current one; of a cycle, those of its median place.
 # MIDDLE_S: recent median of the current level, or on a ramp the level of the last event.
 # LOST_S, SPENT_S: lost seconds of the episode, and its seconds at the healthy level.
 # ODD: logarithm of the ratio of odd steps to even ones.
@@ -20,7 +20,7 @@ RING = ANCHOR_STEPS
 # SWING: relative height of the highest swing.
 # STRAY: the first of a column for each window: relative spread of its median.
 # CYCLE: the first of MAX_PERIOD columns: logarithms of the cycle's places.
-# MEAN: mean of healthy samples relative to the level.
+# MEAN: mean of the healthy samples as they are, relative to the level.
 # SMALL_RISEN: relative height of a rise that gave no event and is not over, nan without one.
 (
     HEALTHY_S, LEVEL_S, MIDDLE_S, LOST_S, SPENT_S, ODD, QUANTUM_S, RISEN_FROM_S, RISEN, SWING,

@@ -46,7 +46,7 @@ _KINDS: tuple[Kind, ...] = ("onset", "worsening", "partial-relief", "relief", "f
 
 #: Name and version of the format of :meth:`Detector.state_dict`. A change of the fields, their
 #: meaning or the windows needs a new version, and a file of it in tests/golden.
-STATE_SCHEMA, STATE_VERSION = "paceline-detector", 5
+STATE_SCHEMA, STATE_VERSION = "paceline-detector", 6
 _STATE = {
     "ring": ArrayField("<f4", ("rank", columns.RING), nan=True, least=0.0),
     "number": ArrayField("<i8", ("rank", columns.RING)),
@@ -58,13 +58,16 @@ _STATE_NUMBERS = ("ranks", "threshold", "warm_up", "steps", "last_step", "expect
 
 
 def _from_older(state: object) -> object:
-    """Convert a state of version 2, 3 or 4 to this version; return any other unchanged.
+    """Convert a state of version 2 to 5 to this version; return any other unchanged.
 
     Version 2 has no columns for swings. Versions 2 and 3 have none for cycles and the mean. None of
-    them has columns for small rises, and their threshold was that of the evidence.
+    these and 4 has columns for small rises, and their threshold was that of the evidence. Up to
+    version 5 the level of a cycle was that of its mean place.
     """
-    if not (isinstance(state, Mapping) and state.get("version") in (2, 3, 4)):
+    if not (isinstance(state, Mapping) and state.get("version") in (2, 3, 4, 5)):
         return state
+    if state["version"] == 5:
+        return _with_median_places(state)
     floats, wholes, threshold = (state.get(name) for name in ("floats", "wholes", "threshold"))
     if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
         return state
@@ -80,13 +83,35 @@ def _from_older(state: object) -> object:
         floats = _widened(floats, columns.MEAN - columns.CYCLE, 0.0)
         floats = _widened(floats, 1, 1.0)
         wholes = _widened(wholes, 1, 0)
-    return {
-        **state,
-        "version": STATE_VERSION,
-        "threshold": threshold / levels.EVIDENCE,
-        "floats": _widened(floats, 1, np.nan),
-        "wholes": _widened(wholes, 1, 0),
-    }
+    return _with_median_places(
+        {
+            **state,
+            "threshold": threshold / levels.EVIDENCE,
+            "floats": _widened(floats, 1, np.nan),
+            "wholes": _widened(wholes, 1, 0),
+        }
+    )
+
+
+def _with_median_places(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state of version 5 with the levels of cycles at their median places."""
+    floats, wholes = state.get("floats"), state.get("wholes")
+    if not (isinstance(floats, np.ndarray) and isinstance(wholes, np.ndarray)):
+        return state
+    if floats.shape[1:] != (columns.N_FLOATS,) or wholes.shape != (
+        len(floats),
+        columns.N_WHOLES,
+    ):
+        return state
+    floats = floats.copy()
+    periods = wholes[:, columns.PERIOD].clip(0, MAX_PERIOD)
+    in_seconds = [columns.HEALTHY_S, columns.LEVEL_S, columns.MIDDLE_S, columns.RISEN_FROM_S]
+    for rank in np.flatnonzero(periods).tolist():
+        cycle = floats[rank, columns.CYCLE : columns.CYCLE + int(periods[rank])]
+        ratio = np.exp(np.median(cycle))
+        floats[rank, in_seconds] *= ratio
+        floats[rank, columns.MEAN] *= np.exp(cycle).mean() / ratio
+    return {**state, "version": STATE_VERSION, "floats": floats}
 
 
 def _widened(values: npt.NDArray[Any], count: int, value: float) -> npt.NDArray[Any]:
@@ -229,19 +254,6 @@ class Detector:
         """[rank] healthy step time for the last step's workload; nan during the warm-up."""
         healthy_s: Array = self._floats[:, columns.HEALTHY_S] * self._scale
         return healthy_s
-
-    @property
-    def usual_s(self) -> Array:
-        """[rank] median healthy step time, where steps repeat in a cycle; else ``healthy_s``.
-
-        The level of a cycle is no time of any of its steps: it lies between the short and the long.
-        """
-        usual_s = self.healthy_s
-        for rank, period in enumerate(self._wholes[:, columns.PERIOD].tolist()):
-            if period > 0:
-                cycle = self._floats[rank, columns.CYCLE : columns.CYCLE + period]
-                usual_s[rank] *= np.exp(np.median(cycle))
-        return usual_s
 
     @property
     def level_s(self) -> Array:

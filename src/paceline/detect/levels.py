@@ -39,6 +39,7 @@ from paceline.detect.columns import (
     OUT_RANK,
     OUT_SINCE,
     PAUSED,
+    PERIOD,
     QUANTUM_S,
     RING,
     SEEN,
@@ -144,7 +145,7 @@ def advance(
         out: [row, N_OUT] events.
     """
     n_out = 0
-    y = np.empty(RING)
+    y, raw = np.empty(RING), np.empty(RING)
     ok = np.empty(RING, dtype=np.uint8)
     place = np.empty(MAX_PERIOD)
     for rank in range(len(x)):
@@ -174,7 +175,8 @@ def advance(
         period = places(f, w, place)
         for k in range(n):  # y[0] is the newest
             row = (w[SEEN] - 1 - k) % RING
-            y[k] = float(ring[rank, row]) * place[number[rank, row] % period]
+            raw[k] = float(ring[rank, row])
+            y[k] = raw[k] * place[number[rank, row] % period]
             ok[k] = evidence[rank, row]
         if is_first:
             count = level_samples(y, n, threshold)
@@ -199,25 +201,25 @@ def advance(
             f[HEALTHY_S], w[INITIAL] = f[LEVEL_S], 1
         follow_level(y, n, is_first, is_evidence, f, w)
         if is_first:
-            f[MEAN] = mean_share(y[: n // 2], f[LEVEL_S])
+            f[MEAN] = mean_share(y[: n // 2], raw[: n // 2], f[LEVEL_S])
         elif w[SLOW] and y[0] <= PAUSE * f[LEVEL_S]:
-            f[LOST_S] += (y[0] - f[HEALTHY_S] * f[MEAN]) * scale
+            f[LOST_S] += (raw[0] - f[HEALTHY_S] * f[MEAN]) * scale
             f[SPENT_S] += f[HEALTHY_S] * f[MEAN] * scale
-        window = early_rise(y, n, threshold, f, w) if is_first else 0
+        window = early_rise(y, raw, n, threshold, f, w) if is_first else 0
         if not is_first or window != 0:
             kind, was_ramp = -1, w[INITIAL] == ON_RAMP
             if not is_first:
                 window = changed(y, ok, n, threshold, f, w)
             if not is_first and (w[SEEN] % LEVEL_EVERY == 0 or (window > 0 and not w[SLOW])):
                 factor, before = find_ramp(
-                    y, n, threshold, threshold / EVIDENCE, scale, number[rank], f, w
+                    y, raw, n, threshold, threshold / EVIDENCE, scale, number[rank], f, w
                 )
                 if factor > 0:
                     kind, since, window = ONSET, w[SINCE_STEP], 0
             if window != 0:
                 was_slow = w[SLOW]
                 kind, since, factor, before = change(
-                    window, y, n, threshold, scale, number[rank], f, w
+                    window, y, raw, n, threshold, scale, number[rank], f, w
                 )
                 is_rise = is_ramp(y, n, w[AGE]) or (was_ramp and goes_on(y, n, w[AGE], w))
                 if kind == WORSENING and is_rise:  # one event, at the ramp's end
@@ -329,7 +331,7 @@ def changed(y: Floats, ok: Any, n: int, threshold: float, f: Any, w: Any) -> int
             return window
         is_low = (i == 2 and below >= LOW) or (i > 2 and below >= half)
         count = first_of(False, window, y, age, threshold, level) if is_low else 0
-        if count >= LOW_OF // 2 and is_sure_fall(middle_mean(y[:count]), threshold, f, w):
+        if count >= LOW_OF // 2 and is_sure_fall(fallen(y[:count], w), threshold, f, w):
             return -window
     return 0
 
@@ -338,6 +340,14 @@ def is_sure_fall(new: float, threshold: float, f: Any, w: Any) -> bool:
     """Whether a fall ends the episode, or is as large as a rise must be."""
     ends = w[SLOW] and new <= f[HEALTHY_S] * (1 + near_healthy(threshold, f))
     return bool(ends or new <= f[LEVEL_S] / (1 + threshold / EVIDENCE))
+
+
+def fallen(y: Floats, w: Any) -> float:
+    """The level of the samples behind a fall.
+
+    A cycle that was learned on a slow level takes too little off the long steps behind it.
+    """
+    return float(np.median(y)) if w[PERIOD] > 0 else middle_mean(y)
 
 
 def near_healthy(threshold: float, f: Any) -> float:
@@ -356,7 +366,7 @@ def has_melted(threshold: float, f: Any, w: Any) -> bool:
     return bool(is_due and f[LEVEL_S] < f[MIDDLE_S] / (1 + threshold))
 
 
-def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
+def early_rise(y: Floats, raw: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
     """Number of samples since a certain slowdown within the warm-up; 0 without any.
 
     The samples before the slowdown then give the healthy level and its noise.
@@ -377,7 +387,7 @@ def early_rise(y: Floats, n: int, threshold: float, f: Any, w: Any) -> int:
     if not is_apart or late < early * (1 + max(threshold + SURE[0] * stray, STRAYS[0] * stray)):
         return 0
     f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = early
-    f[MEAN] = mean_share(y[count:n], early)
+    f[MEAN] = mean_share(y[count:n], raw[count:n], early)
     w[AGE] = n - count
     learn_noise(y[count:n], n - count, True, f, w)
     w[AGE] = n
@@ -412,6 +422,7 @@ def is_sure(window: int, y: Floats, n: int, threshold: float, up: float, f: Any,
 def change(
     window: int,
     y: Floats,
+    raw: Floats,
     n: int,
     threshold: float,
     scale: float,
@@ -423,7 +434,8 @@ def change(
 
     Args:
         window: length of the window, negative for a fall.
-        y: samples, the newest first.
+        y: samples on a common level, the newest first.
+        raw: the same as they are.
         n: number of samples.
         threshold: least relative change of a level.
         scale: relative expected time of the step.
@@ -440,7 +452,7 @@ def change(
     level, healthy, age = f[LEVEL_S], f[HEALTHY_S], min(n, w[AGE])
     count = first_of(is_up, length, y, age, threshold, level)
     since = number[(w[SEEN] - count) % RING]
-    new = middle_mean(y[:count])
+    new = middle_mean(y[:count]) if is_up else fallen(y[:count], w)
     # On a ramp, the previous level is that of the last event.
     before = new / (f[MIDDLE_S] if w[INITIAL] == ON_RAMP else level)
     is_initial, is_trial = w[INITIAL] == 1, w[INITIAL] == ON_TRIAL
@@ -462,8 +474,9 @@ def change(
             if is_initial and n_healthy >= 2 * EARLY:
                 n_healthy -= EARLY  # the warm-up of the job
             if n_healthy > 0 and (is_initial or n_healthy >= MIDDLE_EVERY):
-                f[MEAN] = mean_share(y[count : count + n_healthy], level)
-            begin_loss(y[:count], new, scale, f)
+                end = count + n_healthy
+                f[MEAN] = mean_share(y[count:end], raw[count:end], level)
+            begin_loss(y[:count], raw[:count], new, scale, f)
         w[SLOW] = 1
         return kind, since, new / healthy, before
     if w[SLOW] and new > healthy * (1 + near_healthy(threshold, f)):
@@ -476,10 +489,10 @@ def change(
     if was_slow and new > healthy / (1 + threshold):
         f[LEVEL_S] = f[MIDDLE_S] = healthy
         w[AGE] = min(count, LOW)
-        end_loss(y[:count], level, scale, f)
+        end_loss(y[:count], raw[:count], level, scale, f)
         return RELIEF, since, 1 + f[LOST_S] / max(f[SPENT_S], 1e-300), before
     if was_slow:
-        end_loss(y[:count], level, scale, f)
+        end_loss(y[:count], raw[:count], level, scale, f)
     w[INITIAL] = ON_TRIAL
     return FASTER, since, new / healthy, before
 
@@ -525,6 +538,7 @@ def compiled_advance() -> Callable[..., int]:
         *(
             mean_share,
             has_melted,
+            fallen,
             is_sure_fall,
             near_healthy,
             early_rise,

@@ -16,32 +16,34 @@ from paceline.detect.limits import PAUSE
 Floats = npt.NDArray[np.float64]
 
 
-def begin_loss(slow: Floats, level: float, scale: float, f: Any) -> None:
+def begin_loss(slow: Floats, raw: Floats, level: float, scale: float, f: Any) -> None:
     """Begin an episode with the samples that are slow already; a pause counts in part.
 
     Args:
-        slow: these samples.
+        slow: these samples, on a common level.
+        raw: the same as they are.
         level: their level.
         scale: relative expected time of the step.
         f: the rank's row of ``floats``.
     """
     mean_s = f[HEALTHY_S] * f[MEAN]
     f[LOST_S] = f[SPENT_S] = 0.0
-    for value in slow:
-        f[LOST_S] += (min(value, PAUSE * level) - mean_s) * scale
+    for k in range(len(slow)):
+        value = raw[k] if slow[k] <= PAUSE * level else PAUSE * level
+        f[LOST_S] += (value - mean_s) * scale
         f[SPENT_S] += mean_s * scale
 
 
-def end_loss(after: Floats, level: float, scale: float, f: Any) -> None:
-    """Take the samples ``after`` the end of an episode out of its loss.
+def end_loss(after: Floats, raw: Floats, level: float, scale: float, f: Any) -> None:
+    """Take the samples ``after`` the end of an episode, as :func:`begin_loss`, out of its loss.
 
     Fast steps make no slow ones good.
     """
     lost, spent = f[LOST_S], f[SPENT_S]
     mean_s = f[HEALTHY_S] * f[MEAN]
-    for value in after:
-        if value <= PAUSE * level:
-            lost -= (value - mean_s) * scale
+    for k in range(len(after)):
+        if after[k] <= PAUSE * level:
+            lost -= (raw[k] - mean_s) * scale
             spent -= mean_s * scale
     if spent >= mean_s * scale / 2:  # steps of different scale cannot be subtracted
         f[LOST_S], f[SPENT_S] = lost, spent

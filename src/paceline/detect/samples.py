@@ -44,9 +44,12 @@ def is_step(y: Floats, n: int, count: int, early: float) -> bool:
     return bool(jump > 0.5 * (np.median(y[:FEWEST]) - early))
 
 
-def mean_share(y: Floats, level: float) -> float:
-    """Mean of the samples relative to their level, without pauses."""
-    return float(np.mean(y[y <= PAUSE * level]) / level)
+def mean_share(y: Floats, raw: Floats, level: float) -> float:
+    """Mean of the ``raw`` samples relative to their level, without pauses.
+
+    ``y`` are the same on a common level: a long step of a cycle is no pause.
+    """
+    return float(np.mean(raw[y <= PAUSE * level]) / level)
 
 
 def burst_period(y: Floats, n: int, is_running: bool, bar: float) -> tuple[int, int, int]:

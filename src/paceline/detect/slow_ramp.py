@@ -114,14 +114,23 @@ def hinge(y: Floats, n: int) -> tuple[int, float, float]:
 
 
 def find_ramp(
-    y: Floats, n: int, threshold: float, least: float, scale: float, number: Any, f: Any, w: Any
+    y: Floats,
+    raw: Floats,
+    n: int,
+    threshold: float,
+    least: float,
+    scale: float,
+    number: Any,
+    f: Any,
+    w: Any,
 ) -> tuple[float, float]:
     """Look for a steady rise of the samples of a level, and follow it.
 
     On the first level it begins an episode; on the level of an episode it is no event.
 
     Args:
-        y: samples, the newest first.
+        y: samples on a common level, the newest first.
+        raw: the same as they are.
         n: number of samples.
         threshold: least relative change of a window's median.
         least: least relative change of a level.
@@ -144,11 +153,11 @@ def find_ramp(
     n = min(n, w[AGE]) - FIRST
     if w[INITIAL] != 1 or not is_steady(y, n, threshold):
         return 0.0, 0.0
-    return early_ramp(y, n, least, scale, number, f, w)
+    return early_ramp(y, raw, n, least, scale, number, f, w)
 
 
 def early_ramp(
-    y: Floats, n: int, least: float, scale: float, number: Any, f: Any, w: Any
+    y: Floats, raw: Floats, n: int, least: float, scale: float, number: Any, f: Any, w: Any
 ) -> tuple[float, float]:
     """Begin an episode with the ramp of ``n`` samples on the first level, as :func:`find_ramp`.
 
@@ -162,12 +171,13 @@ def early_ramp(
     previous = f[LEVEL_S]
     f[LEVEL_S] = f[HEALTHY_S] = f[MIDDLE_S] = healthy
     at = np.arange(n - 1, -1, -1).astype(np.float64)
-    level = y[:n] * healthy / (healthy + slope * np.maximum(at - before, 0.0))
+    flat = healthy / (healthy + slope * np.maximum(at - before, 0.0))
+    level = y[:n] * flat
     f[STRAY : STRAY + len(WINDOWS)] = np.nan
-    f[MEAN] = mean_share(level, healthy)
+    f[MEAN] = mean_share(level, raw[:n] * flat, healthy)
     w[AGE] = n
     learn_noise(level, n, True, f, w)
-    begin_loss(y[:count], new, scale, f)
+    begin_loss(y[:count], raw[:count], new, scale, f)
     w[SINCE], w[SINCE_STEP] = w[SEEN] - count, number[(w[SEEN] - count) % len(number)]
     w[SLOW], w[INITIAL], w[AGE] = 1, ON_RAMP, NEWEST
     f[LEVEL_S], f[MIDDLE_S] = np.median(y[:NEWEST]), new

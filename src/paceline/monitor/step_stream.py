@@ -407,7 +407,7 @@ class Stream:
         """Median healthy step time, median of the ranks; nan while unknown."""
         if self.ongoing is not None:
             return self.ongoing.healthy_s
-        healthy_s = np.zeros(0) if self.detector is None else self.detector.usual_s
+        healthy_s = np.zeros(0) if self.detector is None else self.detector.healthy_s
         healthy_s = healthy_s[~np.isnan(healthy_s)]
         return float(np.median(healthy_s)) if len(healthy_s) else float("nan")
 
