@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -316,3 +317,15 @@ def test_the_tile_and_the_stars_of_a_page_are_those_of_its_line():
     assert f"<dt>On the front</dt><dd>{on_line}</dd>" in text
     assert "no other plan is faster and needs less memory" in text
     assert len(re.findall(r"<th[^>]*>\d+\*</th>|<td[^>]*>\d+\*</td>", text)) == on_line
+
+
+@pytest.mark.parametrize("expandable", [None, True])
+def test_a_fit_by_expandable_segments_alone_says_so(found, expandable):
+    prediction = predict(found.llm, found.plan(0), found.cluster)
+    gpu = found.cluster.gpu
+    full = replace(gpu, memory_bytes=max(prediction.memory_bytes) / 0.85)
+    rules = MemoryRules(expandable_segments=expandable)
+    tight = predict(found.llm, found.plan(0), replace(found.cluster, gpu=full), rules=rules)
+    assert "memory: fits ONLY with PYTORCH_CUDA_ALLOC_CONF" in _text(
+        prediction_report.lines(tight, 120)
+    )

@@ -86,6 +86,10 @@ def outside_causes(
     longer = [_as_part(f, inside, result.steps) for f in longer]
     if waits is not None:  # it says all that the finding on the same waits does
         longer = [f for f in longer if f.part_of or not _is_time_of(f, waits.cost_s)]
+        longer = [
+            replace(f, part_of=waits.id, ambiguous="") if _in_longer(f, waits.cost_s) else f
+            for f in longer
+        ]
     if delays is not None:
         longer = [
             _with_late(replace(f, part_of=delays.id), delays, measured)
@@ -112,6 +116,21 @@ def _is_time_of(finding: Finding, cost_s: Array | None) -> bool:
     if finding.cost_s is None or cost_s is None:
         return False
     beyond_s = np.maximum(cost_s - np.median(cost_s), 0.0)
+    shared_s = float(np.minimum(beyond_s, finding.cost_s).sum())
+    return shared_s >= AGREEING * float(finding.cost_s.sum())
+
+
+def _in_longer(finding: Finding, cost_s: Array | None) -> bool:
+    """Whether most of the finding's time is what a cause costs in these steps beyond the others.
+
+    Half of the steps may be longer ones, so that the median of all is theirs.
+    """
+    if finding.part_of or finding.cost_s is None or cost_s is None:
+        return False
+    others = finding.cost_s == 0
+    if not others.any():
+        return False
+    beyond_s = np.maximum(cost_s - np.median(cost_s[others]), 0.0)
     shared_s = float(np.minimum(beyond_s, finding.cost_s).sum())
     return shared_s >= AGREEING * float(finding.cost_s.sum())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -186,7 +186,11 @@ def _memory(prediction: Prediction, width: int) -> list[Text]:
     terms = ", ".join(f"{k} {gib(v)}" for k, v in fullest.parts.items() if v > 5e7)
     rules, fit = prediction.rules, prediction.fit
     beside = _beside(rules, rules.least_reserve)
-    if fit == "yes":
+    if fit == "yes" and replace(rules, expandable_segments=False).fit(max(total), room) == "no":
+        spare = in_gib(rules.room(room) - max(total))
+        verdict = f"memory: fits ONLY with {EXPANDABLE_SEGMENTS}, which counts as set; {spare} to "
+        verdict, style = f"{verdict}spare {_beside(rules, rules.safe_reserve)}", "yellow"
+    elif fit == "yes":
         spare = in_gib(rules.room(room) - max(total))
         beside = _beside(rules, rules.safe_reserve)
         verdict, style = f"memory: fits, {spare} to spare {beside}", "green"
