@@ -114,7 +114,7 @@ def test_a_median_that_says_otherwise_is_said(fixed) -> None:
     unsure = with_time(fixed, 0.3, -0.2, 0.9)
     notes = words.notes(replace(unsure, median=median, odd_steps=((), (7, 9))))
     assert notes == [
-        "the median step became 10.0% shorter (90%: 9.0 to 11.0%); odd steps dominate the mean "
+        "the median step became 10.0% shorter (90%: 9.0 to 11.0%); unusual steps dominate the mean "
         "(7, 9 after): they cost GPU time, but leave them out (--steps) if they do not belong to "
         "the comparison"
     ]

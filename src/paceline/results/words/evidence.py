@@ -411,8 +411,8 @@ def _odd(evidence: Evidence) -> Phrases:
         yield f"a typical step takes {seconds(typical)}"
         if bar is not None:
             yield (
-                f"a step is odd if it computes {times(bar)} as long as the typical one, or waits "
-                f"{percent(bar - 1, 0)} of a step longer"
+                f"a step is unusual if it computes {times(bar)} as long as the typical one, or "
+                f"waits {percent(bar - 1, 0)} of a step longer"
             )
     fast, slow = _number(evidence, "fast_s"), _number(evidence, "slow_s")
     if fast is not None and slow is not None:
