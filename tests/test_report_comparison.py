@@ -88,6 +88,16 @@ def test_the_verdict_in_words(fixed, change, low, high, said) -> None:
     assert words.verdict(with_time(fixed, change, low, high)) == said
 
 
+def test_more_steps_are_no_advice_where_steps_change_together(fixed) -> None:
+    """A newcomer's jobs both became slow at one step: "Record more steps" was no help."""
+    told = with_time(fixed, 0.02, -0.08, 0.19)
+    n = len(told.after.result.steps)
+    together = replace(told, after=replace(told.after, effective_steps=0.04 * n))
+    said = words.verdict(together)
+    assert said.endswith("compare those before and those behind the change (--steps).")
+    assert "Record more steps" not in said
+
+
 def test_verdicts_that_lack_an_interval_or_any_difference(fixed) -> None:
     few = compare(synthesize(replace(SLOW, steps=2)), synthesize(replace(BASE, seed=1)))
     said = words.verdict(few)

@@ -474,6 +474,8 @@ def change(
             if is_initial and n_healthy >= 2 * EARLY:
                 n_healthy -= EARLY  # the warm-up of the job
             if n_healthy > 0 and (is_initial or n_healthy >= MIDDLE_EVERY):
+                if w[PERIOD] > 0 and n_healthy > w[PERIOD]:
+                    n_healthy -= n_healthy % w[PERIOD]  # whole cycles
                 end = count + n_healthy
                 f[MEAN] = mean_share(y[count:end], raw[count:end], level)
             begin_loss(y[:count], raw[:count], new, scale, f)

@@ -55,7 +55,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _what_helps(comparison: Comparison) -> str:
-    """What makes the interval narrower: more steps hardly do where the steps change together."""
+    """The advice that makes the interval narrower. More steps do little if they change together."""
     sides = (comparison.before, comparison.after)
     if any(side.effective_steps < MIN_OWN * len(side.result.steps) for side in sides):
         return (
@@ -248,6 +248,6 @@ def _worth(side: Side) -> str:
     if n < MIN_STEPS or side.effective_steps > 0.95 * n:
         return steps
     return (
-        f"{steps} (they change together, so that they tell as much as "
+        f"{steps} (neighbours are alike, so that they tell as much as "
         f"{side.effective_steps:.1f} independent ones)"
     )
