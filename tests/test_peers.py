@@ -125,7 +125,7 @@ def job():
 def test_a_slow_worker_is_named_with_its_peer(job):
     assert job.measured.job == APART
     finding = diagnose(job.measured, job.result).findings[0]
-    assert finding.text == "worker dp 1, stage 1, peer 1 is 1.50x slow"
+    assert finding.text == "worker dp 1, stage 1, peer 1 is 1.50x slow, its optimizer 1.50x"
     assert finding.where == {"workers": [[3, 1]]}
     assert plain_finding(finding, APART).where == {"workers": [[1, 1, 1]]}
     assert job.measured.graph.worker_name(3, 1) == "dp 1, stage 1, peer 1"
